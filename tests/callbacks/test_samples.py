@@ -126,7 +126,7 @@ def test_pictures_of_a_folder_are_called_by_their_files(tmp_path: Path, fold: tu
     assert len({round(row["loss"], 6) for row in page["worst"]}) == page["samples"]
     assert len({row["file"] for row in page["worst"]}) == len(page["worst"]) == page["samples"]
     html = (path / "samples" / "val.html").read_text()
-    shown = set(re.findall(r"<figcaption>(.*?)<br>", html))
+    shown = set(re.findall(r"<figcaption><b>(.*?)</b>", html))
     assert shown == {escape(row["file"]) for row in page["worst"] + page["random"]}
     assert "<i>" not in html
 

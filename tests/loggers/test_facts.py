@@ -1,6 +1,4 @@
-"""What a run is stands in every logger: its configuration under dotted keys, its directory, its tags; secrets do
-not.
-"""
+"""Every logger gets the chosen groups and typed overrides first, then the configuration; secrets are hidden."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from support.runs import SMALL, new_run
 from support.wandb_file import read_wandb
 
 from lathe.config.composed import flatten
-from lathe.loggers import run_facts
+from lathe.loggers import main_facts, run_facts
 from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
@@ -25,7 +23,7 @@ def run_of(cfg: dict[str, Any]) -> Path:
     return Path(cfg["paths"]["run_dir"])
 
 
-def test_tensorboard_has_the_configuration_as_hparams(tmp_path: Path) -> None:
+def test_tensorboards_hparams_are_the_chosen_groups_and_what_was_typed(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -38,8 +36,11 @@ def test_tensorboard_has_the_configuration_as_hparams(tmp_path: Path) -> None:
     told = HParamsPluginData.FromString(content).session_start_info.hparams
     assert told["optimizer.lr"].number_value == 0.1
     assert told["model.net.width"].number_value == 16
-    assert told["test"].number_value == 1
-    assert told["paths.run_dir"].string_value == str(run_of(cfg))
+    assert [told[key].string_value for key in ("model", "scheduler")] == ["mlp", "constant"]
+    assert told["seed"].number_value == 42
+    assert told["run_dir"].string_value == str(run_of(cfg))
+    assert not [key for key in told if key.startswith(("callbacks.checkpoint", "paths.", "logger"))]
+    assert len(told) < 24
     assert told["tags"].string_value == "['baseline', 'seed test']"
     assert [event.value for event in events.Scalars("result/objective")] == pytest.approx([result["objective"]])
     assert [event.step for event in events.Scalars("result/test/loss")] == [result["steps"]]
@@ -69,8 +70,9 @@ def test_wandbs_offline_file_has_configuration_tags_and_result(
     assert package.run is None
     found = read_wandb(run_of(cfg))
     told, summary, run = found.config, found.summary, found.run
-    assert (told["optimizer.lr"], told["model.net.width"]) == (0.1, 16)
-    assert told["paths.run_dir"] == str(run_of(cfg))
+    assert (told["model"], told["optimizer.lr"], told["model.net.width"]) == ("mlp", 0.1, 16)
+    assert told["run_dir"] == told["config"]["paths.run_dir"] == str(run_of(cfg))
+    assert "callbacks.checkpoint._target_" in told["config"].keys() - told.keys()
     assert set(run.tags) >= {"mine"}
     assert (run.run_id, run.run_group, run.entity) == (run_of(cfg).name, "many", "lab")
     assert summary["result/test/accuracy"] == result["test/accuracy"]
@@ -134,6 +136,7 @@ def test_mlflow_has_the_configuration_and_a_longer_continuation_does_not_contrad
     told = run.data.params
     assert run.data.metrics["result/test/accuracy"] == result["test/accuracy"]
     assert run.info.status == "FINISHED"
+    assert (told["model"], told["run_dir"]) == ("mlp", str(run_of(cfg)))
     assert (told["optimizer.lr"], told["model.net.width"], told["trainer.max_epochs"]) == ("0.1", "16", "1")
     assert told["paths.run_dir"] == str(run_of(cfg))
     assert len(told["data.class_names"]) == 6000
@@ -177,4 +180,39 @@ def test_secrets_are_hidden() -> None:
         "data.header": "hidden",
         "data.list": ["postgres://hidden@h/x", {"secret": "hidden"}],
         "data.plain": "word",
+    }
+
+
+def test_main_facts_are_choices_and_typed_values() -> None:
+    facts = {
+        "seed": 1,
+        "paths.run_dir": "/logs/a",
+        "model.net.depth": 20,
+        "optimizer.lr": 0.1,
+        "optimizer.momentum": 0.9,
+        "optimizer.nesterov": True,
+        "callbacks.checkpoint.mode": "max",
+        "compression.qat.bits": {"a": 4},
+        "logger.hub.api_key": "hidden",
+    }
+    typed = [
+        "model=mlp",
+        "optimizer={_target_: mine.Opt, token: abc}",
+        "callbacks=[default,ema]",
+        "+optimizer.momentum=0.9",
+        "compression.qat.bits={a: 4}",
+        "logger.hub.api_key=abc",
+        "~callbacks.ema",
+        "scheduler=null",
+    ]
+    assert main_facts(facts, {"model": "resnet20", "data": "digits", "launch": "slurm"}, typed) == {
+        "model": "mlp",
+        "data": "digits",
+        "optimizer": "custom",
+        "callbacks": "[default,ema]",
+        "seed": 1,
+        "optimizer.lr": 0.1,
+        "optimizer.momentum": 0.9,
+        "compression.qat.bits": {"a": 4},
+        "run_dir": "/logs/a",
     }

@@ -14,6 +14,7 @@ from support.runs import SMALL, config, new_run
 from lathe import export, trust
 from lathe.errors import UserError
 from lathe.receipt import measured, write
+from lathe.receipt.page import figure
 from lathe.runs import score
 from lathe.runs.rundir import RunDir
 from lathe.verbs.receipt import receipt
@@ -285,3 +286,14 @@ def test_values_and_labels_have_receipts_too(tmp_path: Path, no_onnx: None, kind
     assert (agreement["share"] is None) == (kind == "regression")
     assert made["warnings"] == []
     assert (run.path / "receipt.md").read_text().count("| dense | eager |") >= 2
+
+
+def test_a_net_has_one_colour_in_both_panels_of_the_figure() -> None:
+    scores = [{"of": of, "backend": "eager", "split": "test", "figures": {"accuracy": 0.9}} for of in ("this", "dense")]
+    times = [{"of": of, "backend": of, "batch": 1, "threads": 1, "median_ms": 1.0} for of in ("this", "dense")]
+    sizes = [{"of": of, "target": of, "bytes": 1000} for of in ("dense", "this")]  # in the other order
+    given = {"metric": "accuracy", "split": "test", "figures": scores, "latency": times, "files": sizes}
+    drawn = figure(given)
+    dots = re.findall(r'fill="(#\w+)"><title>(this|dense):', drawn)
+    assert len(dots) == 4
+    assert len(set(dots)) == len({colour for colour, _ in dots}) == 2

@@ -39,7 +39,9 @@ def test_the_rates_rise_by_equal_ratios_and_the_losses_say_which_train(tmp_path:
     kept = json.loads((tmp_path / "out" / "lr_find.json").read_text())
     assert kept == {key: told[key] for key in ("suggestion", "steepest", "lowest", "diverged")}
     assert kept["suggestion"] == float(f"{told['steepest']:.1e}")
-    assert (tmp_path / "out" / "lr_find.svg").read_text().count("<polyline") == 2
+    drawn = (tmp_path / "out" / "lr_find.svg").read_text()
+    assert drawn.count("<polyline") == 2
+    assert f"suggested: {kept['suggestion']:g}</text>" in drawn
 
 
 def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:

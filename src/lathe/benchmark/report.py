@@ -66,7 +66,9 @@ def scaling(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
         "peak, MiB",
     ]
     title = "Speed-up over one process of the same strategy"
-    return [table(head, rows)], plot.lines(title, "processes", "speed-up", lines, diagonal=True)
+    ticks = sorted({x for points in lines.values() for x, *_ in points}) or [1.0]
+    ends = (ticks[0], ticks[-1])
+    return [table(head, rows)], plot.lines(title, "processes", "speed-up", lines, diagonal=ends, ticks=ticks)
 
 
 def memory(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:

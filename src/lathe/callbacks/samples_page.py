@@ -1,4 +1,4 @@
-"""The page of single predictions: one HTML file that needs nothing beside it, and its numbers as JSON."""
+"""The page of single predictions, one HTML file, and its numbers as JSON."""
 
 import base64
 import io
@@ -15,17 +15,12 @@ from PIL import Image
 from torch import Tensor
 
 from lathe.files import write_atomically
+from lathe.html_page import figure, page, section, table
 from lathe.measure.plot import lines
 
 SIDE = 96  # pixels of a shown image at least: small ones are enlarged whole times, without smoothing
 MATRIX = 30  # classes up to which the whole matrix is shown
 PAIRS = 30  # confusions that are listed, the most frequent first
-STYLE = (
-    "body{font:14px/1.4 system-ui,sans-serif;margin:2em;max-width:75em}figure{display:inline-block;margin:.4em;"
-    "width:9.5em;vertical-align:top}img{image-rendering:pixelated;display:block;max-width:100%}figcaption{font-size:12px;overflow-wrap:anywhere}"
-    "table{border-collapse:collapse;margin:.6em 0}td,th{border:1px solid #ccc;padding:.15em .5em;text-align:right}"
-    "th{font-weight:600}.wrong{color:#b00020}"
-)
 
 
 class Shown(NamedTuple):
@@ -96,37 +91,55 @@ def _numbers(gathered: Gathered) -> dict[str, Any]:
 
 
 def _html(gathered: Gathered) -> str:
-    numbers = _numbers(gathered)
+    numbers, split = _numbers(gathered), gathered.split
     points = [(row["probability"], row["accuracy"]) for row in numbers["calibration"]]
-    plot = lines("calibration", "probability", "accuracy", {gathered.split: points}, diagonal=True)
-    parts = [
-        f"<h1>{gathered.split}: {numbers['samples']:,} samples</h1>",
-        f"<p>accuracy {numbers['accuracy']:.4f}, expected calibration error {numbers['calibration_error']:.4f}</p>",
-        f"<p>{escape(gathered.note)}</p>" if gathered.note else "",
-        "<h2>Largest loss</h2>",
-        *(_figure(sample, gathered) for sample in gathered.worst),
-        "<h2>At random</h2>",
-        *(_figure(sample, gathered) for sample in gathered.random),
-        "<h2>Confusion</h2>",
-        _pairs(gathered),
-        _matrix(gathered) if len(gathered.names) <= MATRIX else "",
-        "<h2>Calibration</h2>",
-        plot,
+    plot = lines("Calibration", "probability of the predicted class", "accuracy", {split: points}, diagonal=(0.0, 1.0))
+    error = f"{numbers['calibration_error']:.4f}"
+    confused = [_pairs(gathered), _matrix(gathered) if len(gathered.names) <= MATRIX else ""]
+    sections = [
+        section(
+            "Largest loss",
+            f"The {len(gathered.worst)} samples of the largest loss.",
+            _gallery(gathered.worst, gathered),
+        ),
+        section("At random", f"{len(gathered.random)} samples, drawn at random.", _gallery(gathered.random, gathered)),
+        section(
+            "Confusion",
+            "Classes that were predicted in place of others.",
+            f'<div class="row">{"".join(confused)}</div>',
+        ),
+        section(
+            "Calibration",
+            f"Expected calibration error {error}.",
+            figure(plot, "Accuracy of the samples in each bin of probability. On the dashed line, both are equal."),
+        ),
     ]
-    title = f"{gathered.split} samples"
-    head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-    return f"{head}</head><body>{''.join(parts)}</body></html>\n"
+    facts = [
+        f"{numbers['samples']:,} samples",
+        f"accuracy {numbers['accuracy']:.4f}",
+        f"expected calibration error {error}",
+        "weights of best.ckpt",
+    ]
+    return page(f"Predictions on {split}", facts, [gathered.note] if gathered.note else [], sections)
+
+
+def _gallery(samples: Sequence[Shown], gathered: Gathered) -> str:
+    return f'<div class="samples">{"".join(_figure(sample, gathered) for sample in samples)}</div>'
 
 
 def _figure(sample: Shown, gathered: Gathered) -> str:
-    name = escape(gathered.names[sample.label])
-    found = escape(gathered.names[sample.predicted])
-    image = "" if sample.pixels is None else f'<img alt="{name}" src="data:image/png;base64,{_png(sample, gathered)}">'
+    name, found = gathered.names[sample.label], gathered.names[sample.predicted]
+    image = ""
+    if sample.pixels is not None:
+        image = f'<img alt="{escape(name)}" src="data:image/png;base64,{_png(sample, gathered)}">'
     verdict = "" if sample.label == sample.predicted else ' class="wrong"'
-    number = "" if sample.number is None else f"#{sample.number} "
-    file = "" if sample.file is None else f"{escape(sample.file)}<br>"
-    told = f"{file}{number}{name}<br><span{verdict}>{found} {sample.probability:.1%}</span><br>loss {sample.loss:.3g}"
-    return f"<figure>{image}<figcaption>{told}</figcaption></figure>"
+    rows = [("true", name, ""), ("predicted", f"{found}, {sample.probability:.1%}", verdict)]
+    rows.append(("loss", f"{sample.loss:.3g}", ""))
+    if sample.number is not None:
+        rows.append(("sample", str(sample.number), ""))
+    listed = "".join(f"<dt>{key}</dt><dd{kind}>{escape(value)}</dd>" for key, value, kind in rows)
+    file = "" if sample.file is None else f"<b>{escape(sample.file)}</b>"
+    return f'<figure class="card">{image}<figcaption>{file}<dl>{listed}</dl></figcaption></figure>'
 
 
 def _png(sample: Shown, gathered: Gathered) -> str:
@@ -149,26 +162,33 @@ def _pairs(gathered: Gathered) -> str:
     """The most frequent confusions."""
     wrong = gathered.confusion.clone().fill_diagonal_(0)
     values, places = wrong.flatten().topk(min(PAIRS, wrong.numel()))
-    names, of = [escape(name) for name in gathered.names], gathered.confusion.sum(dim=1)
+    names, of = gathered.names, gathered.confusion.sum(dim=1)
     rows = [
-        f"<tr><td>{names[label]}</td><td>{names[found]}</td><td>{n:,}</td><td>{n / int(of[label]):.1%}</td></tr>"
+        (names[label], names[found], f"{n:,}", f"{n / int(of[label]):.1%}")
         for n, (label, found) in zip(values.tolist(), (divmod(p, len(names)) for p in places.tolist()), strict=True)
         if n
     ]
     if not rows:
-        return "<p>None.</p>"
-    return (
-        f"<table><tr><th>class</th><th>predicted</th><th>samples</th><th>of the class</th></tr>{''.join(rows)}</table>"
-    )
+        return '<p class="says">None.</p>'
+    return table(("true", "predicted", "samples", "of the class"), rows, texts=2)
 
 
 def _matrix(gathered: Gathered) -> str:
-    """Rows are classes, columns what was predicted; darker is a larger share of the class."""
+    """The confusion matrix, coloured by shares of the class."""
     names = [escape(name) for name in gathered.names]
     head = "".join(f"<th>{name}</th>" for name in names)
     rows = []
-    for name, row in zip(names, gathered.confusion.tolist(), strict=True):
+    for label, (name, row) in enumerate(zip(names, gathered.confusion.tolist(), strict=True)):
         total = max(sum(row), 1)
-        cells = "".join(f'<td style="background:rgba(0,114,178,{n / total:.2f})">{n or ""}</td>' for n in row)
+        cells = ""
+        for predicted, n in enumerate(row):
+            colour, share = "accent" if predicted == label else "bad", 60 * n / total
+            style = f' style="background: color-mix(in srgb, var(--{colour}) {share:.0f}%, transparent)"' if n else ""
+            cells += f"<td{style}>{n or ''}</td>"
         rows.append(f"<tr><th>{name}</th>{cells}</tr>")
-    return f"<table><tr><th>class \\ predicted</th>{head}</tr>{''.join(rows)}</table>"
+    top = f"<thead><tr><th>true \\ predicted</th>{head}</tr></thead>"
+    long = " long" if max(map(len, gathered.names)) > 3 else ""  # names of columns are turned then
+    drawn = f'<table class="matrix{long}">{top}<tbody>{"".join(rows)}</tbody></table>'
+    return figure(
+        drawn, "Samples by class (row) and prediction (column). The stronger the colour, the larger the share."
+    )

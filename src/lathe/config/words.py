@@ -39,6 +39,16 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").split("=", 1)[0].split("@", 1)[0]
 
 
+def short_names(keys: Sequence[str]) -> list[str]:
+    """The shortest endings of dotted keys by which they differ: `lr` for `optimizer.lr`."""
+    names = []
+    for key in keys:
+        parts = key.split(".")
+        ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
+        names.append(next((end for end in ends if sum(f".{other}".endswith(f".{end}") for other in keys) == 1), key))
+    return names
+
+
 def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     """The arguments that Hydra is to get. `groups` are the script's groups with their choices, and its keys at the root
     with none.

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.loggers.csv import CSVLogger
-from lathe.loggers.facts import LOGIN, log_facts, run_facts
+from lathe.loggers.facts import LOGIN, log_facts, main_facts, run_facts
 from lathe.loggers.pages import log_page
 from lathe.loggers.result import log_result
 from lathe.loggers.run_log import run_log
@@ -32,6 +32,7 @@ __all__ = [
     "log_facts",
     "log_page",
     "log_result",
+    "main_facts",
     "mlflow",
     "run_facts",
     "run_log",

@@ -1,4 +1,4 @@
-"""What a run is, for loggers: its resolved configuration under flat dotted keys, its directory and its tags."""
+"""Run metadata for loggers: the chosen groups, the typed overrides, the resolved configuration, tags."""
 
 import os
 import re
@@ -8,6 +8,15 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
+from lathe.config.words import key_of
+
+# The groups whose choices describe a run, the most important first.
+GROUPS = [
+    *("experiment", "model", "data", "task", "optimizer", "scheduler", "compression"),
+    *("strategy", "precision", "compile", "performance", "trainer", "callbacks", "debug"),
+]
+ALWAYS = ("seed", "optimizer.lr", "data.batch_size", "trainer.max_epochs")  # also where they were not typed
+WHERE = ("paths", "launch", "logger")  # keys of where a run is kept and started
 HIDDEN = "hidden"
 LEFT_OUT = ("hydra", "resume", "trusted")  # of the command, not of the run
 SECRET = {"token", "password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey"}
@@ -24,6 +33,20 @@ def run_facts(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.env
     name has, addresses that callbacks post to, and logins in addresses."""
     secrets = _of_environment(environment)
     return {key: _shown(key, value, secrets) for key, value in leaves.items() if key.partition(".")[0] not in LEFT_OUT}
+
+
+def main_facts(facts: Mapping[str, Any], choices: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
+    """The few of `facts` in which runs differ: the chosen groups, `ALWAYS`, what the overrides `typed` set, and the run
+    directory. `choices` are those of Hydra; of a node that was typed in full, only that it was."""
+    words = {key_of(word): word.partition("=")[2] for word in typed}
+    chosen = {group: str(words.get(group, choices.get(group) or "null")) for group in GROUPS}
+    keys = [key for key in words if key not in GROUPS and key.partition(".")[0] not in WHERE]
+    return {
+        **{group: "custom" if "{" in value else value for group, value in chosen.items() if value != "null"},
+        **{key: facts[key] for key in ALWAYS if key in facts},
+        **{leaf: facts[leaf] for key in keys for leaf in facts if leaf == key or leaf.startswith(f"{key}.")},
+        "run_dir": facts.get("paths.run_dir"),
+    }
 
 
 def secrets_in(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> set[str]:
@@ -59,17 +82,23 @@ def _shown(key: str, value: Any, secrets: set[str]) -> Any:
 
 @rank_zero_only
 def log_facts(
-    logger: Logger, facts: Mapping[str, Any], tags: Sequence[str], start_step: int, metric: str | None
+    logger: Logger,
+    facts: Mapping[str, Any],
+    main: Mapping[str, Any],
+    tags: Sequence[str],
+    start_step: int,
+    metric: str | None,
 ) -> None:
-    """Hands a logger the run's facts and tags. A continued run, which starts at `start_step`, neither repeats nor
-    contradicts what it has told before. `metric` is what TensorBoard's table of runs shows beside them, if any."""
+    """Logs the `main` facts first, then all `facts`: nested under `config`; in MLflow as flat parameters; in
+    TensorBoard not at all, as config.yaml has them. A resumed run, which starts at `start_step`, logs nothing twice.
+    `metric` is shown by TensorBoard's table of runs."""
     if isinstance(logger, MLFlowLogger):
-        _to_mlflow(logger, facts, tags)
+        _to_mlflow(logger, {**main, **facts}, tags)
     elif isinstance(logger, TensorBoardLogger):
         if start_step == 0:  # its files are added to, and hold what the run began with
-            _to_tensorboard(logger, facts, metric)
+            _to_tensorboard(logger, main, metric)
     else:
-        logger.log_hyperparams(dict(facts))
+        logger.log_hyperparams({**main, "config": dict(facts)})
         if isinstance(logger, WandbLogger) and tags:
             experiment: Any = logger.experiment
             experiment.tags = tuple(dict.fromkeys((*(experiment.tags or ()), *tags)))

@@ -1,67 +1,111 @@
-"""Plots as SVG, written by hand: a plotting library is not worth its weight for lines and points."""
+"""Plots as SVG files in the colours of style.css, light and dark: no plotting library writes SVG without a browser."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from html import escape
 
-LEFT, TOP, BOTTOM, ROW = 64, 40, 52, 16
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")  # Okabe and Ito 2008
+from lathe.html_page import style_sheet
+
+LEFT, TOP, BOTTOM, ROW = 68, 48, 54, 18
+DOTS = 40  # points of a line up to which each has a dot
 DASHES = ("", "6 3", "2 3", "8 3 2 3")  # more series than colours take other strokes
+FONT = "system-ui, -apple-system, Segoe UI, Roboto, Liberation Sans, sans-serif"
 
 Scale = Callable[[float], float]
 Point = tuple[float, ...]  # x, y, and where a bar shows them the lowest and the highest y
 
 
-def lines(title: str, x_name: str, y_name: str, series: Mapping[str, Sequence[Point]], diagonal: bool = False) -> str:
-    """An SVG with one line for each name in `series`, through its points, whose bars stand beside each other. Points
-    that are not finite are left out. With `diagonal` the dashed line y = x lies behind them, and x is marked where
-    points are."""
+def _colours() -> dict[str, tuple[str, str]]:
+    """The light and the dark value of each colour in the style sheet."""
+    pairs = re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", style_sheet())
+    return {name: (light, dark) for name, light, dark in pairs}
+
+
+INK = {name: light for name, (light, _) in _colours().items()}
+COLOURS = tuple(light for name, light in INK.items() if name.startswith("series-"))
+
+
+@cache
+def _dark_style() -> str:
+    """Replaces each colour of a plot where the viewer prefers a dark scheme; other viewers keep the light one."""
+    names = ("card", "text", "quiet", "line", "grid", "accent")
+    pairs = [pair for name, pair in _colours().items() if name in names or name.startswith("series-")]
+    rules = [f'[{key}="{light}"]{{{key}:{dark}}}' for light, dark in pairs for key in ("fill", "stroke")]
+    return f"<style>:root{{color-scheme:light dark}}@media (prefers-color-scheme: dark){{{''.join(rules)}}}</style>"
+
+
+def lines(
+    title: str,
+    x_name: str,
+    y_name: str,
+    series: Mapping[str, Sequence[Point]],
+    diagonal: tuple[float, float] | None = None,
+    ticks: Sequence[float] | None = None,
+    marks: Mapping[str, float] | None = None,
+    log_x: bool = False,
+) -> str:
+    """An SVG with one line for each name in `series`, through its points; points that are not finite are left out.
+    `diagonal` are the ends of a dashed line y = x, `ticks` the labelled values of x (None: round ones), and `marks`
+    values of x with a labelled vertical line each."""
+    marks = marks or {}
     series = {name: [point for point in some if all(map(math.isfinite, point))] for name, some in series.items()}
     points = [(point[0], y) for some in series.values() for point in some for y in point[1:]]
-    xs = sorted({x for x, _ in points})
-    frame = _Frame([*points, *((x, x) for x in xs if diagonal)], list(series))
+    some_y = points[0][1] if points else 0.0
+    points += [(x, some_y) for x in marks.values()] + [(x, x) for x in diagonal or ()]
+    frame = _Frame(points, list(series), log_x)
     parts = []
-    if diagonal and xs:
-        ends = [
-            f'{at}{i}="{scale(x):.1f}"'
-            for i, x in ((1, xs[0]), (2, xs[-1]))
-            for at, scale in (("x", frame.x), ("y", frame.y))
-        ]
-        parts.append(f'<line {" ".join(ends)} stroke="#999" stroke-dasharray="4 4"/>')
+    if diagonal is not None:
+        low, high = diagonal
+        parts.append(_line(frame.x(low), frame.y(low), frame.x(high), frame.y(high), INK["quiet"], "4 4"))
     for i, (name, some) in enumerate(series.items()):
         colour, dash = COLOURS[i % len(COLOURS)], DASHES[i // len(COLOURS) % len(DASHES)]
         way = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y, *_ in some)
-        stroke = f'stroke="{colour}" stroke-width="1.5"' + (f' stroke-dasharray="{dash}"' if dash else "")
-        parts.append(f'<polyline points="{way}" fill="none" {stroke}/>')
+        stroke = f'stroke="{colour}" stroke-width="1.8"' + (f' stroke-dasharray="{dash}"' if dash else "")
+        parts.append(f'<polyline points="{way}" fill="none" stroke-linejoin="round" {stroke}/>')
         for x, y, *bar in some:
             if bar:
                 at, (low, high) = frame.x(x) + 3 * i, map(frame.y, bar)
-                parts.append(f'<line x1="{at:.1f}" y1="{low:.1f}" x2="{at:.1f}" y2="{high:.1f}" stroke="{colour}"/>')
-            parts.append(_dot(frame, x, y, colour, name, radius=2.5))
+                parts.append(_line(at, low, at, high, colour))
+            if len(some) <= DOTS:
+                parts.append(_dot(frame, x, y, colour, name, radius=3))
         top = TOP + ROW * i
         parts.append(f'<line x1="{frame.right + 16}" y1="{top}" x2="{frame.right + 36}" y2="{top}" {stroke}/>')
         parts.append(frame.key(i, name))
-    return frame.svg(title, x_name, y_name, parts, xs if diagonal else None)
+    for name, x in marks.items():
+        at = frame.x(x)
+        side, end = (-6, "end") if at > (LEFT + frame.right) / 2 else (6, "start")
+        parts.append(_line(at, frame.bottom, at, TOP - 6, INK["accent"], "5 3"))
+        words = f'text-anchor="{end}" font-weight="600" fill="{INK["accent"]}"'
+        parts.append(f'<text x="{at + side:.1f}" y="{TOP + 4}" {words}>{escape(name)}</text>')
+    return frame.svg(title, x_name, y_name, parts, ticks)
 
 
-def scatter(title: str, x_name: str, y_name: str, points: Sequence[tuple[str, float, float, str]]) -> str:
-    """An SVG with a dot for each (name, x, y, group): names beside the dots, a colour for each group, which the key
-    explains. Points that are not finite are left out."""
+def scatter(
+    title: str,
+    x_name: str,
+    y_name: str,
+    points: Sequence[tuple[str, float, float, str]],
+    groups: Sequence[str],
+    log_x: bool = False,
+) -> str:
+    """An SVG with a labelled dot for each (name, x, y, group), in the colour that the group has by its place in
+    `groups`. Points that are not finite are left out."""
     points = [point for point in points if math.isfinite(point[1]) and math.isfinite(point[2])]
-    groups = list(dict.fromkeys(group for _, _, _, group in points))
-    frame = _Frame([(x, y) for _, x, y, _ in points], groups)
+    frame = _Frame([(x, y) for _, x, y, _ in points], groups, log_x)
     parts = [frame.key(i, group, COLOURS[i % len(COLOURS)]) for i, group in enumerate(groups)]
-    taken: list[tuple[float, float, float]] = []  # left, right and height of names that are placed already
-    for name, x, y, group in sorted(points, key=lambda point: -point[2]):
-        parts.append(_dot(frame, x, y, COLOURS[groups.index(group) % len(COLOURS)], name, radius=4))
-        width = 6.2 * len(name)
-        # A name to the right of its dot, or to the left where the figure ends.
-        left = frame.x(x) + 8 if frame.x(x) + 8 + width <= frame.right else frame.x(x) - 8 - width
-        at = frame.y(y) + 4
-        while any(left < end and start < left + width and abs(at - other) < 11 for start, end, other in taken):
-            at += 11
-        taken.append((left, left + width, at))
-        parts.append(f'<text x="{left:.1f}" y="{at:.1f}" font-size="11">{escape(name)}</text>')
+    taken = [(frame.x(x) - 5, frame.y(y) - 5, frame.x(x) + 5, frame.y(y) + 5) for _, x, y, _ in points]
+    for name, x, y, group in sorted(points, key=lambda point: (-point[2], point[1])):
+        at, middle = frame.x(x), frame.y(y)
+        parts.append(_dot(frame, x, y, COLOURS[groups.index(group) % len(COLOURS)], name, radius=4.5))
+        left, top = frame.free_place(at, middle, 6.4 * len(name), taken)
+        taken.append((left, top, left + 6.4 * len(name), top + 12))
+        if abs(top + 6 - middle) > 8:  # away from its dot
+            near = min(max(at, left), left + 6.4 * len(name))
+            parts.append(_line(at, middle, near, top if top > middle else top + 12, INK["quiet"]))
+        words = f'font-size="11" fill="{INK["text"]}"'
+        parts.append(f'<text x="{left:.1f}" y="{top + 10:.1f}" {words}>{escape(name)}</text>')
     return frame.svg(title, x_name, y_name, parts)
 
 
@@ -86,7 +130,7 @@ def stacks(title: str, y_name: str, series: Mapping[str, Mapping[str, float]]) -
 
 
 def shares(parts: Mapping[str, float], unit: str, width: int = 800, height: int = 28) -> str:
-    """An SVG with one bar of `parts` beside each other, each as wide as its share; the pointer shows name and value."""
+    """An SVG with one bar, cut into `parts` by their shares; the pointer shows name and value."""
     total, left, pieces = sum(parts.values()) or 1.0, 0.0, []
     for i, (name, value) in enumerate(parts.items()):
         size = width * value / total
@@ -95,18 +139,25 @@ def shares(parts: Mapping[str, float], unit: str, width: int = 800, height: int 
         pieces.append(f'<rect {place} fill="{COLOURS[i % len(COLOURS)]}"><title>{words}</title></rect>')
         left += size
     box = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="shares" {box}>{"".join(pieces)}</svg>'
+    drawn = f"{_dark_style()}{''.join(pieces)}"
+    return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="shares" {box}>{drawn}</svg>'
 
 
 def beside(plots: Sequence[str]) -> str:
-    """Plots beside each other in one SVG."""
+    """Plots next to each other in one SVG."""
     sizes = [[int(plot.split(f'{side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height")] for plot in plots]
     parts, left = [], 0
     for plot, (width, _) in zip(plots, sizes, strict=True):
         parts.append(plot.replace("<svg ", f'<svg x="{left}" ', 1))
         left += width
     height = max((height for _, height in sizes), default=0)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{left}" height="{height}">\n{"".join(parts)}</svg>\n'
+    box = f'width="{left}" height="{height}" viewBox="0 0 {left} {height}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>\n{"".join(parts)}</svg>\n'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str, dash: str = "") -> str:
+    dashes = f' stroke-dasharray="{dash}"' if dash else ""
+    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"{dashes}/>'
 
 
 def _dot(frame: "_Frame", x: float, y: float, colour: str, name: str, radius: float) -> str:
@@ -116,63 +167,84 @@ def _dot(frame: "_Frame", x: float, y: float, colour: str, name: str, radius: fl
 
 
 class _Frame:
-    """Axes around points, with room at the right for a key of these names."""
+    """Axes around points, with a key of these names at the right."""
 
-    def __init__(self, points: Sequence[tuple[float, float]], names: Sequence[str]) -> None:
-        points = points or [(0.0, 0.0)]
+    def __init__(self, points: Sequence[tuple[float, float]], names: Sequence[str], log_x: bool = False) -> None:
+        points = points or [(1.0, 0.0)]
         longest = max((len(name) for name in names), default=0)
         self.height = max(420, TOP + BOTTOM + ROW * len(names))
         self.right = LEFT + 500
         self.width = self.right + 60 + round(6.6 * longest)
         self.bottom = self.height - BOTTOM
-        self.x_range, self.y_range = (_range([point[i] for point in points]) for i in (0, 1))
-        self.x = _scale(self.x_range, LEFT, self.right)
+        xs = [point[0] for point in points]
+        self.x_range = _range([math.log10(x) for x in xs], False) if log_x else _range(xs)
+        self.y_range, self.log_x = _range([point[1] for point in points]), log_x
+        x = _scale(self.x_range, LEFT, self.right)
+        self.x: Scale = (lambda value: x(math.log10(value))) if log_x else x
         self.y = _scale(self.y_range, self.bottom, TOP)
 
     def key(self, i: int, name: str, colour: str = "none") -> str:
-        """Line `i` of the key, behind a dot of this colour."""
+        """Line `i` of the key, with a dot of this colour."""
         top = TOP + ROW * i
-        dot = f'<circle cx="{self.right + 26}" cy="{top}" r="4" fill="{colour}"/>'
-        return f'{dot}<text x="{self.right + 42}" y="{top + 4}">{escape(name)}</text>'
+        dot = f'<circle cx="{self.right + 26}" cy="{top}" r="4.5" fill="{colour}"/>'
+        return f'{dot}<text x="{self.right + 42}" y="{top + 4}" fill="{INK["text"]}">{escape(name)}</text>'
+
+    def free_place(
+        self, x: float, y: float, width: float, taken: Sequence[tuple[float, float, float, float]]
+    ) -> tuple[float, float]:
+        """Left and top of the free place for a text of this width that is nearest to its dot at (x, y); the place to
+        the right of the dot if there is none. `taken` are boxes of left, top, right, bottom."""
+        tops = [y - 6 + 13 * row for step in range(14) for row in ((step, -step) if step else (0,))]
+        places = [(left, top) for top in tops for left in (x + 9, x - 9 - width, x - width / 2)]
+        for left, top in places:
+            inside = left >= LEFT + 2 and left + width <= self.right and top >= TOP - 12 and top + 12 <= self.bottom
+            if inside and not any(
+                left < right and start < left + width and top < low and high < top + 12
+                for start, high, right, low in taken
+            ):
+                return left, top
+        return places[0]
 
     def svg(
         self, title: str, x_name: str, y_name: str, inside: Sequence[str], ticks: Sequence[float] | None = None
     ) -> str:
-        """The whole figure; `ticks` are the marked values of x, None for round ones."""
-        middle = (TOP + self.bottom) // 2
+        """The whole figure; `ticks` are the labelled values of x, None for round ones."""
+        middle, quiet = (TOP + self.bottom) // 2, f'fill="{INK["quiet"]}"'
         marks = []
-        for value in round_values(*self.x_range) if ticks is None else ticks:
+        if ticks is None:
+            ticks = log_values(*self.x_range) if self.log_x else round_values(*self.x_range)
+        for value in ticks:
             at = self.x(value)
-            marks.append(
-                f'<line x1="{at:.1f}" y1="{self.bottom}" x2="{at:.1f}" y2="{self.bottom + 4}" stroke="black"/>'
-            )
-            marks.append(f'<text x="{at:.1f}" y="{self.bottom + 18}" text-anchor="middle">{value:g}</text>')
+            marks.append(_line(at, self.bottom, at, self.bottom + 4, INK["quiet"]))
+            marks.append(f'<text x="{at:.1f}" y="{self.bottom + 18}" text-anchor="middle" {quiet}>{value:g}</text>')
         for value in round_values(*self.y_range):
             at = self.y(value)
-            marks.append(f'<line x1="{LEFT}" y1="{at:.1f}" x2="{self.right}" y2="{at:.1f}" stroke="#ddd"/>')
-            marks.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{value:g}</text>')
-        size = f'width="{self.width}" height="{self.height}"'
+            marks.append(_line(LEFT, at, self.right, at, INK["grid"]))
+            marks.append(f'<text x="{LEFT - 8}" y="{at + 4:.1f}" text-anchor="end" {quiet}>{value:g}</text>')
+        size = f'width="{self.width}" height="{self.height}" viewBox="0 0 {self.width} {self.height}"'
         centre, turned = (LEFT + self.right) / 2, f'transform="rotate(-90 14 {middle})"'
+        strong = f'font-size="14" font-weight="600" fill="{INK["text"]}"'
         lines = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
-            '<rect width="100%" height="100%" fill="white"/>',
-            f'<text x="{LEFT}" y="20" font-size="14">{escape(title)}</text>',
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" {size} font-family="{FONT}" font-size="12">',
+            _dark_style(),
+            f'<rect width="100%" height="100%" fill="{INK["card"]}"/>',
+            f'<text x="{LEFT}" y="22" {strong}>{escape(title)}</text>',
             *marks,
             *inside,
-            f'<line x1="{LEFT}" y1="{self.bottom}" x2="{self.right}" y2="{self.bottom}" stroke="black"/>',
-            f'<line x1="{LEFT}" y1="{TOP}" x2="{LEFT}" y2="{self.bottom}" stroke="black"/>',
-            f'<text x="{centre:.0f}" y="{self.height - 12}" text-anchor="middle">{escape(x_name)}</text>',
-            f'<text x="14" y="{middle}" text-anchor="middle" {turned}>{escape(y_name)}</text>',
+            _line(LEFT, self.bottom, self.right, self.bottom, INK["quiet"]),
+            f'<text x="{centre:.0f}" y="{self.height - 14}" text-anchor="middle" {quiet}>{escape(x_name)}</text>',
+            f'<text x="14" y="{middle}" text-anchor="middle" {quiet} {turned}>{escape(y_name)}</text>',
             "</svg>",
         ]
         return "\n".join(lines) + "\n"
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    """From a little below the lowest, or from 0, to a little above the highest value; never empty."""
+def _range(values: Sequence[float], zero: bool = True) -> tuple[float, float]:
+    """From a little below the lowest value, or with `zero` from 0 if that is the lowest, to a little above the highest;
+    never empty."""
     low, high = min(values), max(values)
     room = 0.05 * (high - low) or 0.05 * abs(high) or 0.5
-    return low - room if low else 0.0, high + room
+    return low - room if low or not zero else 0.0, high + room
 
 
 def _scale(values: tuple[float, float], start: float, end: float) -> Scale:
@@ -185,3 +257,15 @@ def round_values(low: float, high: float) -> list[float]:
     size = 10.0 ** math.floor(math.log10(high - low))
     step = next(size * m for m in (0.1, 0.2, 0.25, 0.5, 1, 2) if (high - low) / (size * m) <= 8)
     return [round(i * step, 12) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def log_values(low: float, high: float) -> list[float]:
+    """Round values between 10 ** `low` and 10 ** `high`: powers of ten, with their double and fivefold where the range
+    is short, else those that `round_values` finds."""
+    exponents = range(math.floor(low), math.ceil(high) + 1)
+    for factors in ((1,), (1, 2, 5)):
+        found = [float(f"{factor}e{exponent}") for exponent in exponents for factor in factors]
+        found = [value for value in found if 10**low <= value <= 10**high]
+        if len(found) >= 3:
+            return found[:: math.ceil(len(found) / 10)]
+    return round_values(10**low, 10**high)

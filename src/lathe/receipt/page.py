@@ -16,6 +16,7 @@ from lathe.runs.places import shown
 
 Rows = Sequence[Sequence[str]]
 RUNTIMES = "Runtimes"
+NETS = ("this net", "dense")
 
 
 def markdown(receipt: Mapping[str, Any]) -> str:
@@ -234,9 +235,10 @@ def figure(receipt: Mapping[str, Any]) -> str:
         (row["target"], row["bytes"] / 1e6, _score(scores, row["of"], row["target"]), _of(row))
         for row in receipt["files"]
     ]
+    title = f"{split}/{metric} against {{}}"
     plots = [
-        scatter(f"{split}/{metric} against latency", f"ms, batch {least}, 1 thread", metric, points),
-        scatter(f"{split}/{metric} against size", "MB of the file", metric, sizes),
+        scatter(title.format("latency"), f"ms, batch {least}, 1 thread (log scale)", metric, points, NETS, log_x=True),
+        scatter(title.format("size"), "MB of the file (log scale)", metric, sizes, NETS, log_x=True),
     ]
     return beside(plots)
 
@@ -253,7 +255,7 @@ def _measured(section: Mapping[str, Any]) -> str:
 
 
 def _of(row: Mapping[str, Any]) -> str:
-    return "this net" if row["of"] == "this" else "dense"
+    return NETS[row["of"] != "this"]
 
 
 def _score(scores: Mapping[tuple[str, str], float | None], of: str, backend: str) -> float:

@@ -2,18 +2,21 @@
 (val_accuracy); and which way is better. Imports no torch."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from lathe.config.direction import lower_is_better
 from lathe.config.splits import SPLIT, split_of
 
 __all__ = [
     "bare",
+    "best_of",
     "data_keys",
     "directions",
     "is_cost",
     "is_curve",
     "loss_keys",
+    "objective_name",
     "on_test",
     "split_of",
     "told_direction",
@@ -77,8 +80,26 @@ def directions(task: Any, monitor: str | None, mode: str) -> dict[str, str]:
     return found | ({} if monitor is None else {bare(monitor): mode})
 
 
-def told_direction(result: dict[str, Any], name: str) -> str | None:
+def told_direction(result: Mapping[str, Any], name: str) -> str | None:
     """What result.json says of a metric's direction: max, min, or None where it says nothing, as in older runs."""
     told = result.get("directions")
     way = told.get(bare(name)) if isinstance(told, dict) else None
     return way if way in ("max", "min") else None
+
+
+def objective_name(result: Mapping[str, Any], typed: Sequence[str]) -> str:
+    """The metric that a run is judged by: `objective=` if it was typed, else the monitor; "" if neither is known."""
+    value = result.get("objective")
+    name = next((word.partition("=")[2] for word in typed if word.startswith("objective=")), result.get("monitor"))
+    if value is not None and result.get(name or "") != value:  # an experiment's file names another
+        metrics = (key for key, at in result.items() if at == value and ("/" in key or split_of(key) is not None))
+        name = next(metrics, name)
+    return str(name or "")
+
+
+def best_of(values: Sequence[float | None], name: str, result: Mapping[str, Any]) -> int | None:
+    """The index of the best of two or more values of a metric, in the direction that `result` or its name says."""
+    known = [at for at, value in enumerate(values) if value is not None]
+    way = told_direction(result, name) or ("min" if lower_is_better(name) else "max")
+    ordered = sorted(known, key=lambda at: values[at] or 0.0, reverse=way == "max")
+    return ordered[0] if len(known) > 1 else None

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from hydra.core.hydra_config import HydraConfig
+
 from lathe import trust
 from lathe.config.composed import GROUPS as PARTS
 from lathe.config.schema import current
@@ -235,7 +237,8 @@ def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: 
             cfg["paths"]["run_dir"] = str(path)
             RunDir(making).save_config(cfg)
             write_atomically(making / "overrides.yaml", as_yaml(overrides))
-            write_atomically(making / "environment.json", json.dumps(describe_environment(launch_id), indent=2) + "\n")
+            environment = describe_environment(launch_id) | {"choices": _chosen_groups()}
+            write_atomically(making / "environment.json", json.dumps(environment, indent=2) + "\n")
     except OSError as error:
         with suppress(OSError):
             parent.rmdir()
@@ -244,6 +247,12 @@ def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: 
             raise
         raise UserError(sentence) from error
     return RunDir(path)
+
+
+def _chosen_groups() -> dict[str, str]:
+    """The choice of each group of the command that is running; empty outside of one."""
+    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else {}
+    return {group: str(choice) for group, choice in choices.items() if choice is not None and "/" not in group}
 
 
 def point_latest(log_dir: Path, target: Path) -> None:

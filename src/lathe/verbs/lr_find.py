@@ -173,12 +173,14 @@ def write(folder: Path, found: dict[str, Any]) -> None:
     rows = list(zip(found["rates"], found["losses"], found["smoothed"], strict=True))
     folder.mkdir(parents=True, exist_ok=True)
     files.write_atomically(folder / "lr_find.csv", csv_text(["lr", "loss", "smoothed"], rows))
-    shown = [(math.log10(rate), loss, smooth) for rate, loss, smooth in rows if loss <= 2 * rows[0][1]]
+    shown = [row for row in rows if row[1] <= 2 * rows[0][1]]
     series = {
         "loss": [(rate, loss) for rate, loss, _ in shown],
         "smoothed": [(rate, smooth) for rate, _, smooth in shown],
     }
-    plot = lines("Learning-rate range test", "log10 of the learning rate", "training loss", series)
+    marks = {f"suggested: {found['suggestion']:g}": found["suggestion"]}
+    title = "Learning-rate range test"
+    plot = lines(title, "learning rate (log scale)", "training loss", series, marks=marks, log_x=True)
     files.write_atomically(folder / "lr_find.svg", plot)
     kept = {key: found[key] for key in ("suggestion", "steepest", "lowest", "diverged")}
     files.write_atomically(folder / "lr_find.json", json.dumps(kept, indent=2) + "\n")

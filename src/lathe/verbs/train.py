@@ -22,7 +22,7 @@ from lathe.config.composed import flatten
 from lathe.config.schema.trainer import with_keys
 from lathe.config.stages import methods
 from lathe.errors import UserError, require
-from lathe.loggers import CSVLogger, ended_on_error, log_facts, log_page, log_result, run_facts, run_log
+from lathe.loggers import CSVLogger, ended_on_error, log_facts, log_page, log_result, main_facts, run_facts, run_log
 from lathe.runs import rundir, summary
 from lathe.runs.attached import make_callbacks, make_loggers, trial_report
 from lathe.runs.build import make_data, make_task
@@ -174,11 +174,14 @@ class Start(Callback):
         if self.begun:
             return
         self.begun = True
+        facts, tags = run_facts(flatten(self.cfg)), self.cfg.get("tags") or []
+        stages = ",".join(methods(self.cfg.get("compression") or {}))  # a list's choices are not in Hydra's record
+        choices = {"compression": stages or None} | self.run.environment.get("choices", {})
+        main = main_facts(facts, choices, self.run.overrides)
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
                 logger.begin()
-            tags = self.cfg.get("tags") or []
-            log_facts(logger, run_facts(flatten(self.cfg)), tags, self.first_step, self.monitor)
+            log_facts(logger, facts, main, tags, self.first_step, self.monitor)
         if trainer.is_global_zero:
             self.keep_names(getattr(trainer.datamodule, "class_names", None))  # type: ignore[attr-defined]
             log_dir = Path(self.cfg["paths"]["log_dir"])

@@ -1,6 +1,7 @@
 """Which jobs a sweep has, and where they run."""
 
 import io
+import json
 import re
 import time
 from pathlib import Path
@@ -134,9 +135,20 @@ def test_the_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_ends_with_how_every_job_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Screen(tmp_path, 2, 3)
+    screen = Screen(tmp_path, 2, 4)
     screen.console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
-    jobs = [Job(0, [], "seed=1", "complete", objective=0.5, seconds=61), Job(1, [], "seed=2", "running"), Job(2, [])]
+    runs = [tmp_path / name for name in ("a", "b")]
+    for run, loss in zip(runs, (0.5, 0.25), strict=True):
+        run.mkdir()
+        (run / "result.json").write_text(
+            json.dumps({"monitor": "val/loss", "objective": loss, "val/loss": loss, "seconds": 1.0, "steps": 2})
+        )
+    jobs = [
+        Job(0, [], "optimizer.lr=0.1 seed=1", "complete", str(runs[0]), objective=0.5, seconds=61),
+        Job(1, [], "optimizer.lr=0.1 seed=2", "running"),
+        Job(2, []),
+        Job(3, [], "seed=3", "complete", str(runs[1]), objective=0.25, seconds=61),
+    ]
     with screen:
         screen.update(jobs, {1: time.monotonic()}, force=True)
         jobs[1].state, jobs[1].sentence = "failed", "no luck"
@@ -145,13 +157,15 @@ def test_the_table_ends_with_how_every_job_has_ended(tmp_path: Path, monkeypatch
     shown = screen.console.file.getvalue()  # type: ignore[attr-defined]
     first, last = shown[: shown.index("Error")], shown[shown.rindex("┏") :]
     assert "running" in first
-    assert "1 running, 1 complete, 0 pruned, 0 failed of 3; about 1 min 01 s left" in first
-    assert "Error: job 1 (seed=2): no luck" in shown
-    assert [line.split("│")[1:4:2] for line in last.splitlines() if line.startswith("│")] == [
-        ["   0 ", " complete "],
-        ["   1 ", " failed   "],
+    assert "1 running, 2 complete, 0 pruned, 0 failed of 4; about 1 min 01 s left" in first
+    assert "Error: job 1 (optimizer.lr=0.1 seed=2): no luck" in shown
+    assert last.splitlines()[1].replace("┃", " ").split() == ["job", "lr", "seed", "state", "val/loss", "time"]
+    assert [line.replace("│", " ").split()[:-2] for line in last.splitlines() if line.startswith("│")] == [
+        ["0", "0.1", "1", "complete", "0.5", "1", "min"],
+        ["1", "0.1", "2", "failed"],
+        ["3", "3", "complete", "0.25", "*", "1", "min"],
     ]
-    assert "0 running, 1 complete, 0 pruned, 1 failed of 3" in last
+    assert "0 running, 2 complete, 0 pruned, 1 failed of 4" in last
 
 
 def test_values_of_the_sweeper_that_are_none_by_key_are_refused() -> None:

@@ -45,7 +45,10 @@ def test_the_study_is_told_the_mean_of_a_trials_runs(tmp_path: Path) -> None:
     assert [trial.value for trial in trials] == pytest.approx([sum(reached[:2]) / 2, sum(reached[2:]) / 2])
     best = max(trials, key=lambda trial: trial.value)
     first = 2 * best.number
-    assert f"Best, {best.value:.4g}: trial {best.number}, mean of 2, jobs {first} to {first + 1}, " in done.stdout
+    assert (
+        f"Best val/accuracy, {best.value:.4g}: trial {best.number}, mean of 2, jobs {first} to {first + 1}, "
+        in done.stdout
+    )
 
 
 def test_a_trial_that_falls_behind_is_cut_short(tmp_path: Path) -> None:

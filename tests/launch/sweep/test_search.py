@@ -42,7 +42,10 @@ def test_each_trial_is_a_run_and_its_number_the_runs_own(tmp_path: Path) -> None
         assert made.config["model"]["net"]["width"] == trial.params["model.net.width"]
         assert [made.result["val/accuracy"]] == trial.values == job["values"]
     best = max(trials, key=lambda trial: trial.value)  # of an accuracy more is better
-    assert f"Best, {best.value:.4g}: job {best.number}, optimizer.lr={best.params['optimizer.lr']} " in done.stdout
+    assert (
+        f"Best val/accuracy, {best.value:.4g}: job {best.number}, optimizer.lr={best.params['optimizer.lr']} "
+        in done.stdout
+    )
     check(run(*SEARCH, "sweep.trials=4", "paths.log_dir=again", cwd=tmp_path))
     assert points(sweeps(tmp_path / "again")[0]) == points(sweep)  # its seed draws the same
 
@@ -107,7 +110,7 @@ def test_a_grid_ends_when_all_of_it_was_run_and_several_objectives_have_several_
     assert [trial.values[1] for trial in study.trials] == [
         RunDir(job["run_dir"]).result["parameters"] for job in jobs(sweep)
     ]
-    assert done.stdout.count("Best, ") == len(study.best_trials)
+    assert done.stdout.count("Best ") == len(study.best_trials)
 
 
 @pytest.mark.slow

@@ -47,11 +47,14 @@ def test_a_row_says_what_a_run_is(logs: Path, cli: Cli, capfd: pytest.CaptureFix
 
 def test_the_printed_list_has_a_line_for_each_run(logs: Path, tmp_path: Path) -> None:
     done = check(run(cwd=tmp_path, script="scripts/runs.py"))
-    head, a, b, c, summary = done.stdout.splitlines()
-    assert head.split() == ["run", "state", "metric", "objective", "steps", "seed", "tags", "size", "typed"]
-    assert a.split()[:2] == ["logs/digits/2026-11-20_10-00-00_aaaaaa", "complete"]
-    assert b.endswith("model=mlp optimizer.lr=0.2 seed=7")
-    assert c.split()[1:4] == ["pruned", "val/accuracy", "0.25"]
+    head, a, b, c, shared, summary = done.stdout.splitlines()
+    assert head.split() == ["run", "state", "val/accuracy", "lr", "steps", "seed", "tags", "size"]
+    value = RunDir(run_dirs(logs)[0]).result["val/accuracy"]
+    best = [["*"], []] if value > 0.25 else [[], ["*"]]
+    assert a.split()[:-5] == ["logs/digits/2026-11-20_10-00-00_aaaaaa", "complete", f"{value:.6g}", *best[0], "0.1"]
+    assert b.split()[1:3] == ["unfinished", "0.2"]
+    assert c.split()[1:-5] == ["pruned", "0.25", *best[1], "0.1"]
+    assert shared == "Overrides of every run: model=mlp"
     assert summary.startswith("3 runs (1 complete, 1 pruned, 1 unfinished), ")
     short = check(run("limit=1", cwd=tmp_path, script="scripts/runs.py")).stdout.splitlines()
     assert short[1].split()[0] == "logs/other/2026-11-20_12-00-00_cccccc"
@@ -219,14 +222,15 @@ def test_jobs_of_a_sweep_are_listed_and_say_that_they_failed(logs: Path, tmp_pat
 
 def test_what_a_stranger_wrote_is_shown_and_not_obeyed(logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
     a, b, _ = run_dirs(logs)
-    (b / "overrides.yaml").write_text('- "name=\\e[2Jx"\n')
+    (b / "overrides.yaml").write_text('- "model=\\e[2Jx"\n- "m\\e[2Jx=1"\n')
     (a / "config.yaml").write_text("name: [torn")
     (a / "result.json").write_text("{")
     assert names(listed(cli, capfd)) == ["aaaaaa", "bbbbbb", "cccccc"]
     code = cli(script="scripts/runs.py")
     assert code == (0, "")
     done = run(cwd=logs.parent, script="scripts/runs.py")
-    assert "name=?[2Jx" in done.stdout
+    assert "?[2Jx" in done.stdout.splitlines()[0]
+    assert "?[2Jx" in done.stdout.splitlines()[2]
     assert "\x1b" not in done.stdout
 
 

@@ -23,7 +23,8 @@ class Source(Protocol):
     """Where jobs come from: a list, or a search."""
 
     total: int | None
-    names: Sequence[str]  # of what a search looks for
+    names: Sequence[str]  # the objectives of a search, and for each max or min
+    directions: Sequence[str]
     again: bool  # whether a job that failed under an earlier command is tried again
 
     def more(self, folder: SweepDir) -> Job | None:
@@ -86,7 +87,8 @@ def run_here(
     imported("lathe.verbs.train")  # what every job would import is there before the first of them is forked
     sweep = _Sweep(folder, source, options["retries"])
     queue = Jobs(folder, slots, lambda job: lambda: context.run(folder, job), options["silence"])
-    with _heard() as received, Screen(folder.path, len(slots), source.total, sweep.done, source.names) as screen:
+    shown = Screen(folder.path, len(slots), source.total, sweep.done, source.names, source.directions)
+    with _heard() as received, shown as screen:
         passed_on, idle_until = 0, 0.0
         while True:
             while queue.free and not received and time.monotonic() >= idle_until:

@@ -1,6 +1,7 @@
-"""What a search looks for, and what a run has reached of it."""
+"""The objectives of a sweep, and the values that its runs reached."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from lathe.config.direction import objective_of
@@ -9,6 +10,7 @@ from lathe.config.stages import methods
 from lathe.errors import UserError, did_you_mean, require
 from lathe.launch.sweep.place import Job
 from lathe.runs.cost import COSTS, cost_of
+from lathe.runs.metric_names import bare, best_of, objective_name
 from lathe.runs.rundir import RunDir
 
 OF_RECEIPT = (*COSTS, "latency")
@@ -85,3 +87,28 @@ def _told(job: Job) -> dict[str, Any]:
     run = RunDir(job.run_dir)
     costs = cost_of(run.receipt if (run.path / "receipt.json").exists() else {})
     return {**(run.result if run.complete else {}), **costs, "latency": costs["latency_ms"]}
+
+
+def metric_of(jobs: Sequence[Job]) -> list[str]:
+    """The name of the metric that the first complete job's run is judged by; empty without one."""
+    done = next((job for job in jobs if job.state == "complete"), None)
+    name = objective_name(_result(done), done.overrides) if done is not None else ""
+    return [name] if name else []
+
+
+def best_job(jobs: Sequence[Job], names: Sequence[str], directions: Sequence[str] = ()) -> Job | None:
+    """The best of two or more complete jobs, where they have one objective. Without `directions`, their runs say which
+    way is better."""
+    done = [job for job in jobs if job.state == "complete"]
+    if len(names) != 1 or not done:
+        return None
+    result = {"directions": {bare(names[0]): directions[0]}} if directions else _result(done[0])
+    at = best_of([job.values[0] if job.values else job.objective for job in done], names[0], result)
+    return None if at is None else done[at]
+
+
+def _result(job: Job) -> Mapping[str, Any]:
+    """The result.json of a job's run; empty where it can't be read."""
+    with suppress(UserError, OSError):
+        return RunDir(job.run_dir).result if job.run_dir is not None else {}
+    return {}

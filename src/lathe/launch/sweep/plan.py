@@ -12,6 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from lathe.config.typed import as_typed
 from lathe.config.words import key_of
 from lathe.errors import did_you_mean, require
+from lathe.launch.sweep.objectives import best_job, metric_of
 from lathe.launch.sweep.place import Job, SweepDir
 
 MANY = 1000  # jobs whose files take seconds to write
@@ -86,6 +87,7 @@ class Listed:
 
     again = True
     names: Sequence[str] = ()
+    directions: Sequence[str] = ()
 
     def __init__(self, jobs: Sequence[list[str]]) -> None:
         self.jobs = jobs
@@ -95,6 +97,7 @@ class Listed:
 
     def prepare(self, folder: SweepDir) -> None:
         """Writes down those jobs that are not there yet."""
+        self.folder = folder
         if len(self.jobs) > MANY:
             print(f"{len(self.jobs)} jobs are written down in {folder.path}, which takes a while.", flush=True)
         with folder.adding():
@@ -116,7 +119,12 @@ class Listed:
         return 0
 
     def concluded(self) -> None:
-        """Nothing is to be said beside how the jobs have ended."""
+        """Prints the best job."""
+        jobs = self.folder.jobs()
+        names = metric_of(jobs)
+        best = best_job(jobs, names)
+        if best is not None:
+            print(f"Best {names[0]}, {best.objective:.4g}: job {best.number}, {best.label}")
 
 
 def _variants(words: Sequence[str], options: Mapping[str, Any]) -> list[list[str]]:

@@ -1,7 +1,6 @@
-"""What a sweep shows while it runs: one table on a terminal that is brought up to date, elsewhere a line for each job
-that ended.
-"""
+"""Progress of a sweep: a live table on a terminal, else a line for each job that ended."""
 
+import re
 import statistics
 import sys
 import time
@@ -13,17 +12,29 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from lathe.config.words import short_names
+from lathe.launch.sweep.objectives import best_job, metric_of
 from lathe.launch.sweep.place import ENDED, Job
 
 ROWS = 24  # of a table; above it, jobs that wait and those that ended first are counted
+COLUMNS = 6  # keys that have a column each; where jobs differ in more, one column holds them all
 
 
 class Screen:
-    """Shows the jobs of the sweep in `folder`, `slots` of which run at a time; `total` is None where nobody knows;
-    `names` are of what a search looks for."""
+    """Shows the jobs of the sweep in `folder`: `slots` at a time, `total` in all if that is known. `names` and
+    `directions` are the objectives of a search."""
 
-    def __init__(self, folder: Path, slots: int, total: int | None, done: int = 0, names: Sequence[str] = ()) -> None:
-        self.folder, self.slots, self.total, self.names = folder, slots, total, names
+    def __init__(
+        self,
+        folder: Path,
+        slots: int,
+        total: int | None,
+        done: int = 0,
+        names: Sequence[str] = (),
+        directions: Sequence[str] = (),
+    ) -> None:
+        self.folder, self.slots, self.total = folder, slots, total
+        self.names, self.directions = names, directions
         self.console = Console(stderr=False, highlight=False)
         self.live: Live | None = None
         self.shown, self.done = 0.0, done
@@ -47,7 +58,8 @@ class Screen:
             print(line, file=sys.stderr if error else sys.stdout, flush=True)
 
     def ended(self, job: Job, again: bool = False) -> None:
-        """A job has come to an end, or is tried `again`."""
+        """Reports a job that ended, or that is tried `again`."""
+        self.names = self.names or metric_of([job])
         if job.state == "failed":
             self.done += not again
             self.say(f"Error: job {job.number} ({job.label}): {job.sentence}", error=True)
@@ -67,14 +79,21 @@ class Screen:
         running = [job for job in jobs if job.number in began]
         rest = [job for job in jobs if job.number not in began and job.state != "waiting"]
         rows = sorted([*running, *rest[-(ROWS - len(running)) :]], key=lambda job: job.number)
-        table = Table()
-        reached = ", ".join(self.names) or "objective"
-        for column in ("job", "values", "state", reached, "time"):
+        self.names = self.names or metric_of(jobs)
+        table, reached = Table(), ", ".join(self.names) or "objective"
+        values = {job.number: settings(job) for job in jobs}
+        keys = list(dict.fromkeys(key for own in values.values() for key in own))
+        titles = short_names(keys) if 0 < len(keys) <= COLUMNS else ["values"]
+        for column in ("job", *titles, "state", reached, "time"):
             table.add_column(column, justify="right" if column in ("job", reached, "time") else "left")
+        best = best_job(jobs, self.names, self.directions)
         for job in rows:
             seconds = job.seconds + (time.monotonic() - began[job.number] if job.number in began else 0)
             state = "running" if job.number in began else job.state
-            table.add_row(str(job.number), job.label, state, ", ".join(_reached(job)), _time(seconds))
+            own = [job.label] if titles == ["values"] else [values[job.number].get(key, "") for key in keys]
+            number = ", ".join(_reached(job)) + (" *" if job is best else "  ")
+            style = "bold" if job is best else None
+            table.add_row(str(job.number), *own, state, number, _time(seconds), style=style)
         return table
 
     def _left(self, jobs: Sequence[Job], began: dict[int, float]) -> str:
@@ -86,8 +105,14 @@ class Screen:
         return f"{line}; about {_time(statistics.mean(times) * left / self.slots)} left" if times and left else line
 
 
+def settings(job: Job) -> dict[str, str]:
+    """The values by key in a job's label, which holds the overrides that differ between jobs."""
+    words = re.split(r" (?=[^\s=]+=)", job.label)
+    return {key: value for key, equals, value in (word.partition("=") for word in words) if equals}
+
+
 def outcome(job: Job, names: Sequence[str] = ()) -> str:
-    """How a job ended, and where its run is. Of a search, `names` are those of what it has reached."""
+    """The state of a job that ended, the values of the metrics `names`, its time and its run directory."""
     if job.state == "pruned" and job.run_dir is None:
         return f"pruned, {job.sentence}"
     found = _reached(job)
@@ -98,7 +123,7 @@ def outcome(job: Job, names: Sequence[str] = ()) -> str:
 
 
 def _reached(job: Job) -> list[str]:
-    """What a search was told of the job, else the run's own objective."""
+    """The values that a search got for the job, else the run's own objective."""
     values: Sequence[float | None] = job.values or [job.objective]
     return [f"{value:.4g}" for value in values if value is not None]
 

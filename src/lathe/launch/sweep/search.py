@@ -66,6 +66,7 @@ class Search:
         cfg = resolve(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
         check_objectives(options["objectives"] or [], cfg, self.space)
         self.names: Sequence[str]
+        self.directions: Sequence[str]
         self.names, self.directions = objectives_of(options, cfg)
         sampler_of(options, 0)
         require(
@@ -233,13 +234,13 @@ class Search:
         return None
 
     def concluded(self) -> None:
-        """Says which trials were the best."""
+        """Prints the best trials, and how many failed."""
         told = [trial for trial in self._trials() if trial.state.name == "COMPLETE"]
         best = [] if not told else self.study.best_trials if len(self.directions) > 1 else [self.study.best_trial]
         for trial in best[:5]:
             values = ", ".join(f"{value:.4g}" for value in trial.values)
-            best_words = (word(key, value, self.space.get(key)) for key, value in trial.params.items())
-            print(f"Best, {values}: {self._named(trial.number)}, {' '.join(best_words)}")
+            words = " ".join(word(key, value, self.space.get(key)) for key, value in trial.params.items())
+            print(f"Best {', '.join(self.names)}, {values}: {self._named(trial.number)}, {words}")
         failed = [trial.number for trial in self._trials() if trial.state.name == "FAIL"]
         if failed and told:
             print(

@@ -9,7 +9,7 @@ from typing import Any
 
 from lathe.config.help import default_choices
 from lathe.config.schema import shown
-from lathe.config.words import key_of
+from lathe.config.words import key_of, short_names
 from lathe.errors import did_you_mean, require
 from lathe.runs.rundir import NOT_THE_EXPERIMENT
 from lathe.verbs.report.collect import SEEDS, Run, finite, harmless
@@ -78,16 +78,6 @@ def value_text(value: Any) -> str:
 def without_noise(text: str) -> str:
     """A number as it was meant, without what floating-point sums leave in its last digits: 0.3 of 0.1 + 0.2."""
     return f"{float(text):.12g}" if _LONG.fullmatch(text) else text
-
-
-def short_names(keys: Sequence[str]) -> list[str]:
-    """The keys by as few of their last parts as tell them apart."""
-    names = []
-    for key in keys:
-        parts = key.split(".")
-        ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
-        names.append(next((end for end in ends if sum(f".{other}".endswith(f".{end}") for other in keys) == 1), key))
-    return names
 
 
 def titles(keys: Sequence[str]) -> list[str]:

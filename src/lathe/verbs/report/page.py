@@ -18,6 +18,7 @@ from typing import Any
 
 from lathe.errors import require, uninstalled
 from lathe.files import whole
+from lathe.html_page import style_sheet
 from lathe.verbs.report.curves import FORMS, packed
 from lathe.verbs.report.importance import importance
 
@@ -53,7 +54,7 @@ def page(data: dict[str, Any]) -> str:
     parts = {
         "POLICY": POLICY.format(scripts=f"{_hash(script)} {_hash(plotly)}"),
         "TITLE": html.escape(str(data["title"])),
-        "STYLE": _file("page.css"),
+        "STYLE": style_sheet() + _file("page.css"),
         "SCRIPT": script,
         "PLOTLY": _packed_library(),
     }

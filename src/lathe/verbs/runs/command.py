@@ -104,11 +104,10 @@ def show_list(request: dict[str, Any], found: list[Any]) -> None:
     limit = request["limit"]
     shown = found if limit is None else found[-limit:]
     if shown:
-        print(table.show(table.rows(shown, request["columns"]), request["columns"]))
-        print(table.summary(found, len(shown)))
-        lost = table.unread(found)
-        if lost is not None:
-            print(lost)
+        print(table.show(shown, request["columns"]))
+        for line in (table.shared(shown), table.summary(found, len(shown)), table.unread(found)):
+            if line is not None:
+                print(line)
     gone = count_gone(request["runs"])
     if gone:
         print(f"{table.many(gone, 'job')} of the sweep besides: the run directory was moved or removed.")

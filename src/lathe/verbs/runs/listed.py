@@ -12,7 +12,7 @@ from typing import Any
 
 from lathe.config.composed import flatten
 from lathe.files import open_plain
-from lathe.runs.metric_names import split_of
+from lathe.runs.metric_names import objective_name
 from lathe.runs.places import shown
 from lathe.runs.rundir import RunDir
 from lathe.runs.state import Standing, age, busy, held, standing, without_run
@@ -115,11 +115,9 @@ class Listed:
     def objective(self) -> tuple[str, float | None]:
         """The name of the metric that the run is judged by, and its value."""
         value = self.result.get("objective", self.job.get("objective"))
-        chosen = next((word.partition("=")[2] for word in self.typed if word.startswith("objective=")), None)
-        name = chosen or self.result.get("monitor")
-        if value is not None and self.result.get(name or "") != value:  # an experiment's file has chosen another
-            name = next((key for key, at in self.result.items() if at == value and _is_metric(key)), name)
-        return str(name or ""), value if isinstance(value, (int, float)) and math.isfinite(value) else None
+        return objective_name(self.result, self.typed), value if isinstance(value, (int, float)) and math.isfinite(
+            value
+        ) else None
 
     @cached_property
     def steps(self) -> int | None:
@@ -159,10 +157,6 @@ class Listed:
         yield from self.result
         yield from self.leaves
         yield from (word.partition("=")[0] for word in self.typed)
-
-
-def _is_metric(key: str) -> bool:
-    return "/" in key or split_of(key) is not None
 
 
 COLUMNS = ("name", "date", "state", "seed", "tags", "objective", "steps", "size")

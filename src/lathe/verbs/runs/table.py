@@ -1,4 +1,4 @@
-"""Rows of runs as text for a terminal, and as CSV or JSON for everything else."""
+"""Tables of runs, as text for a terminal and as CSV or JSON."""
 
 import json
 import shutil
@@ -9,13 +9,25 @@ from pathlib import Path
 from typing import Any
 
 from lathe import files
+from lathe.config.words import key_of, short_names
 from lathe.errors import require
 from lathe.runs.cells import csv_text
+from lathe.runs.metric_names import best_of
 from lathe.runs.state import STATES
 from lathe.verbs.runs.listed import Listed
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
 NAMED = 5  # runs that can't be read and are told one by one
+NOT_SHOWN = (
+    "name",
+    "paths",
+    "launch",
+    "logger",
+    "hydra",
+    "resume",
+    "seed",
+    "tags",
+)  # have a column, or change no result
 NUMBERS = ("seed", "steps", "size")  # columns that end at the right
 
 
@@ -33,25 +45,61 @@ def rows(runs: Sequence[Listed], columns: Sequence[str] | None) -> list[dict[str
     return found
 
 
-def show(found: Sequence[dict[str, Any]], columns: Sequence[str] | None) -> str:
-    """A line for each row. On a terminal what was typed is cut at its edge; elsewhere lines are as long as they are."""
-    keys = ["run", "state", *(["metric", "objective"] if columns is None else columns), "steps", "seed", "tags", "size"]
-    keys = [key for key in dict.fromkeys(keys) if key != "tags" or any(row["tags"] for row in found)]
-    cells = [[cell(row, key) for key in keys] for row in found]
-    widths = [max(map(len, column)) for column in zip(keys, *cells, strict=True)]
+def show(runs: Sequence[Listed], columns: Sequence[str] | None) -> str:
+    """A line for each run: its state, its metric, and the overrides that differ, or the `columns` that were asked for.
+    A star marks the best value. On a terminal, lines are cut at its edge."""
+    found, differ = rows(runs, columns), differing(runs) if columns is None else {}
+    for at, row in enumerate(found):
+        row |= {key: values[at] for key, values in differ.items() if key not in row}
+    keys = ["run", "state", *(["metric", "objective"] if columns is None else columns), *differ]
+    keys = list(dict.fromkeys([*keys, "steps", "seed", "tags", "size"]))
+    titles = {key: short for key, short in zip(keys, short_names(keys), strict=True) if key in differ}
+    names = {row.get("metric") for row in found} - {"", None}
+    best = None
+    if len(names) == 1:
+        titles["objective"] = name = str(*names)
+        best = best_of([row["objective"] for row in found], name, next(run.result for run in runs if run.result))
+    same = {
+        "state": all(row["state"] == "complete" for row in found),
+        "metric": len(names) == 1,
+        "tags": not any(row["tags"] for row in found),
+    }
+    keys = [key for key in keys if not same.get(key)]
+    cells = [[printable(titles.get(key, key)) for key in keys], *([cell(row, key) for key in keys] for row in found)]
+    if best is not None:
+        for at, line in enumerate(cells[1:]):
+            line[keys.index("objective")] += " *" if at == best else "  "
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     right = [key in NUMBERS or any(_is_number(row[key]) for row in found) for key in keys]
     lines = []
-    for line, typed in zip([keys, *cells], ["typed", *(cell(row, "typed") for row in found)], strict=True):
+    for line in cells:
         parts = (
             text.rjust(width) if end else text.ljust(width)
             for text, width, end in zip(line, widths, right, strict=True)
         )
-        lines.append(_cut("  ".join([*parts, typed]).rstrip()))
+        lines.append(_cut("  ".join(parts).rstrip()))
     return "\n".join(lines)
 
 
+def differing(runs: Sequence[Listed]) -> dict[str, list[Any]]:
+    """The values of each key that was typed for a run and differs between runs, the most typed first."""
+    typed = Counter(key for run in runs for key in {key_of(word): None for word in run.typed} if _is_setting(key))
+    values = {key: [run.value(key) for run in runs] for key, _ in typed.most_common()}
+    return {key: some for key, some in values.items() if any(value != some[0] for value in some)}
+
+
+def shared(runs: Sequence[Listed]) -> str | None:
+    """The overrides that every run was started with; None if there are none."""
+    words = [word for word in runs[0].typed if _is_setting(word) and all(word in run.typed for run in runs)]
+    return printable(f"Overrides of {'every' if len(runs) > 1 else 'this'} run: {' '.join(words)}") if words else None
+
+
+def _is_setting(word: str) -> bool:
+    return key_of(word).partition(".")[0] not in NOT_SHOWN
+
+
 def summary(runs: Sequence[Listed], shown: int) -> str:
-    """How many runs there are, by state, and what they weigh."""
+    """The number of runs by state, and their size."""
     states = Counter(run.state for run in runs)
     parts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     last = "the last is shown" if shown == 1 else f"the last {shown} are shown"

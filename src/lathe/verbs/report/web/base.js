@@ -110,12 +110,9 @@ const COSTS = [
   { key: "parameters", title: "parameters", of: (run) => run.parameters, text: count },
 ];
 
-// Okabe and Ito's colours, told apart by colour-blind readers, darkened or lightened to stand on either ground; with a
-// dash and a symbol each, so that colour is not the only difference.
-const COLOURS = {
-  light: ["#0072b2", "#c44e00", "#00845f", "#b3568c", "#8a6d00", "#2d8fc4", "#4a4a4a", "#7a4fbf"],
-  dark: ["#5aa9e6", "#f08a4b", "#34c49a", "#e592c0", "#e3c33d", "#8fd0f5", "#c9c9c9", "#b79af0"],
-};
+// The series' colours of the style sheet, with a dash and a symbol each, so that colour is not the only difference.
+const pairs = Array.from({ length: 8 }, (_, i) => getComputedStyle(document.documentElement).getPropertyValue(`--series-${i + 1}`).match(/#\w+/g));
+const COLOURS = { light: pairs.map((pair) => pair[0]), dark: pairs.map((pair) => pair[1]) };
 const DASHES = ["solid", "dash", "dot"];
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star"];
 // the same symbols for the legend, around 0 0
