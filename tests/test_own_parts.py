@@ -1,4 +1,4 @@
-"""Each recipe of docs/own_parts.md trains as it is printed there, by the real command in a clone with its files."""
+"""Each recipe of docs/own_parts.md works as it is printed there, by the real command in a clone with its files."""
 
 import json
 import os
@@ -14,6 +14,7 @@ import pytest
 from support.commands import environment, forget, in_process
 from support.runs import ROOT, SMALL, column, rows, runs
 
+import lathe
 from lathe.runs.rundir import RunDir
 
 PAGE = (ROOT / "docs" / "own_parts.md").read_text()
@@ -26,6 +27,10 @@ def blocks(kind: str, text: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
+def on_path(clone: Path) -> dict[str, str]:
+    return environment(PYTHONPATH=os.pathsep.join([str(clone / "src"), os.environ.get("PYTHONPATH", "")]))
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The page's files beside the configurations that ship, and importable."""
@@ -33,7 +38,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     shutil.copytree(ROOT / "configs", folder / "configs", ignore=shutil.ignore_patterns("__pycache__", "local"))
     for _, text in RECIPES:
         for block in [*blocks("python", text), *blocks("yaml", text)]:
-            name = re.match(r"# ((?:src/mine|configs)/\S+)\n", block)
+            name = re.match(r"# ((?:src/mine|configs|scripts)/\S+)\n", block)
             assert name, block
             (folder / name[1]).parent.mkdir(parents=True, exist_ok=True)
             (folder / name[1]).write_text(block)
@@ -45,10 +50,10 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     forget("mine")
 
 
-def test_there_are_ten_of_two_files_at_most() -> None:
-    assert [name for name, _ in RECIPES] == [*TEN, "Lightning"]
+def test_a_part_has_two_files_at_most() -> None:
+    assert [name for name, _ in RECIPES] == [*TEN, "Target", "Command", "Lightning"]
     for name, text in RECIPES:
-        assert len(blocks("python", text)) == 1, name
+        assert len(blocks("python", text)) == 1 + (name == "Command"), name
         assert len(blocks("yaml", text)) <= 1, name
         assert len(blocks("bash", text)) == 1, name
 
@@ -75,14 +80,55 @@ def test_a_recipe_trains(clone: Path, name: str, tmp_path: Path, capsys: pytest.
         assert RunDir(run).config["model"]["net"]["width"] == 32
 
 
+def test_a_command_runs_on_a_run(clone: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process(str(clone / "train.py"), *SMALL, f"paths.log_dir={tmp_path}", "logger=none") == 0
+    (command,) = blocks("bash", dict(RECIPES)["Command"])
+    script, run, *typed = shlex.split(command)[1:]
+    assert run == "run=logs/latest"
+    capsys.readouterr()
+    assert in_process(str(clone / script), f"run={tmp_path}/latest", *typed) == 0
+    printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (made,) = runs(tmp_path)
+    state = lathe.load(made).net.state_dict()
+    assert len(printed) == 3
+    assert [float(norm) for norm, _ in printed] == sorted((float(norm) for norm, _ in printed), reverse=True)
+    for norm, name in printed:
+        assert float(norm) == pytest.approx(float(state[name].norm()), abs=1e-3)
+    for wrong, key in (("launch.threads=many", "launch.threads=many"), ("topp=3", "topp")):
+        assert in_process(str(clone / script), f"run={tmp_path}/latest", wrong) == 1
+        assert capsys.readouterr().err.startswith(f"Error: {key}: ")
+
+
+@pytest.mark.slow
+def test_a_target_passes_its_comparison(clone: Path, tmp_path: Path) -> None:
+    for folder in ("src/lathe", "scripts"):
+        shutil.copytree(ROOT / folder, clone / folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    assert in_process("train.py", *SMALL, f"paths.log_dir={tmp_path}", "logger=none") == 0
+    (command,) = blocks("bash", dict(RECIPES)["Target"])
+    script, _, *typed = shlex.split(command)[1:]
+
+    def export(*words: str) -> subprocess.CompletedProcess[str]:
+        line = [sys.executable, script, f"run={tmp_path}/latest", *typed, *words]
+        return subprocess.run(line, cwd=clone, env=on_path(clone), capture_output=True, text=True, timeout=300)
+
+    done = export()
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "latest/exports/npz"
+    found = json.loads((folder / "parity.json").read_text())["held_out"]
+    assert (found["n"], found["largest"]) == (297, 0.0)
+    assert json.loads((folder / "manifest.json").read_text())["options"] == {"compressed": False}
+    done = export("+target.npy.compressed=true")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Error: target.npy: there is no such key in target; ")
+
+
 @pytest.mark.slow
 def test_a_strategy_spreads_over_two_processes(clone: Path) -> None:
     (command,) = blocks("bash", dict(RECIPES)["Strategy"])
-    path = os.pathsep.join([str(clone / "src"), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, *shlex.split(command)[1:], "model=mlp", "trainer.max_epochs=1"],
         cwd=clone,
-        env=environment(PYTHONPATH=path),
+        env=on_path(clone),
         capture_output=True,
         text=True,
         timeout=300,

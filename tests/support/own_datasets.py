@@ -29,6 +29,15 @@ def labels(n: int = 200) -> TensorDataset:
     return TensorDataset(x, (y > 0).long())
 
 
+def normalised(mean: list[float], std: list[float], n: int = 40, gamma: float = 1.0) -> TensorDataset:
+    """All 256 values of a pixel in each channel, as torchvision's `ToTensor` and `Normalize` compute them."""
+    pixels = (torch.arange(256).view(1, 1, 16, 16) + torch.arange(n).view(n, 1, 1, 1)).remainder(256)
+    x = (pixels.float().div(255) ** gamma).repeat(1, len(mean), 1, 1)
+    return TensorDataset(
+        x.sub_(torch.tensor(mean)[:, None, None]).div_(torch.tensor(std)[:, None, None]), pixels[:, 0, 0, 0] % 2
+    )
+
+
 class Pictures(Dataset[Any]):
     """Images and class numbers, with what `odd` names done to number 5."""
 

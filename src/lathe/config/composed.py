@@ -17,12 +17,13 @@ from lathe.config.class_folders import class_names
 from lathe.config.schema import (
     CLASHES,
     CONTRADICTIONS,
-    TRAINING,
+    TRAIN,
     Problem,
     Together,
     current,
     follows,
     kind_of,
+    places_of,
     problems,
     rules,
     shown,
@@ -179,7 +180,7 @@ def check(
     configuration, which an older version may have taken, some may be missing, and what a job on a run directory
     (`parts`) does not build is left out.
     """
-    training, old = verb in TRAINING, saved is not None
+    training, old = TRAIN.keys() <= places_of(verb, cfg).keys(), saved is not None
     keys = {key: value for key, value in cfg.items() if saved != "parts" or key in READ_AGAIN}
     followed = follows(raw)
     read = None if raw is None else {name.split(".")[0] for names in followed.values() for name in names}

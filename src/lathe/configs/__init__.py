@@ -6,8 +6,9 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parent
+SOURCE: Path | None = None  # `src/` of a clone, which holds the user's packages next to this one
 _CLONE = FOLDER.parents[2]
 if FOLDER.parent.parent.name == "src" and (_CLONE / "configs" / "train.yaml").is_file():
-    FOLDER = _CLONE / "configs"
+    SOURCE, FOLDER = _CLONE / "src", _CLONE / "configs"
     # importlib.resources, and so Hydra, looks for a package's files beside the file that its loader names
     __spec__.loader = SourceFileLoader(__name__, str(FOLDER / "__init__.py"))

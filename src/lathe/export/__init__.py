@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
+from lathe.config.schema.targets import own_targets
 from lathe.errors import UserError
 
 # A file's module is only imported when its target is asked for.
@@ -22,6 +23,7 @@ TARGETS = {
     "safetensors": "lathe.export.targets.safetensors",
     "weights": "lathe.export.targets.weights",
 }
+TARGETS = own_targets() | TARGETS
 
 
 # Files of these are programs, which run when they are loaded: machine code, or TorchScript, which PyTorch asks to treat

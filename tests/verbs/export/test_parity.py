@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import math
+import re
 import shutil
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from support.exports import made, request
 from support.runs import SMALL
 from torch import nn
 
+from lathe import trust
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.runs.shippable import open_shippable
@@ -43,14 +45,43 @@ def test_large_pictures_come_in_smaller_batches(mlp: RunDir) -> None:
     assert [len(x) for x in parity.odd_inputs(ready)] == [1, 1, 2, 2, 3]
 
 
-def test_pixels_that_training_has_not_seen_are_told(mlp: RunDir) -> None:
-    ready = open_shippable(mlp.path)
-    ready.data.std = [0.3]
-    with pytest.raises(
-        UserError,
-        match=r"^target\.preprocess=true: the run's pixels, normalised again, are not what the net was trained",
-    ):
-        parity.held_out(ready, "test", None)
+@pytest.mark.parametrize(
+    ("mean", "std"), [([0.0], [1.0]), ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]), ([0.1307], [0.3081])]
+)
+def test_a_dataset_may_divide_as_torchvision_does(
+    here: None, mean: list[float], std: list[float], tmp_path: Path
+) -> None:
+    run = normalised(tmp_path, mean, std)
+    held = parity.held_out(open_shippable(run.path), "test", None)
+    assert torch.cat(held.inputs).unique().tolist() == list(range(256))
+    assert held.batches[0][0].unique().numel() > 250
+    report = ship(request(run, "target=onnx"))["onnx"]
+    assert report["held_out"]["n"] == held.n
+    assert report["figures"]["file"] == pytest.approx(report["figures"]["trained"], rel=1e-4)
+
+
+def test_data_that_are_not_normalised_pixels(here: None, tmp_path: Path) -> None:
+    run = normalised(tmp_path, [0.5], [0.25], gamma=1.2)
+    with pytest.raises(UserError) as error:
+        parity.held_out(open_shippable(run.path), "test", None)
+    assert re.fullmatch(r"target\.preprocess=true: the data differ by 0\.00\d+ from .*", str(error.value))
+    assert ship(request(run, "target=onnx", "target.preprocess=false"))["onnx"]["held_out"]["n"] == 4
+
+
+def normalised(folder: Path, mean: list[float], std: list[float], gamma: float = 1.0) -> RunDir:
+    """A run on `own_datasets.normalised`."""
+    trust.allow({"trusted": ["support"]})
+    node = f"{{_target_: support.own_datasets.normalised, mean: {mean}, std: {std}, gamma: {gamma}}}"
+    facts = [
+        f"data.channels={len(mean)}",
+        "data.image_size=16",
+        "data.num_classes=2",
+        f"data.mean={mean}",
+        f"data.std={std}",
+    ]
+    return made(
+        folder, "data=dataset", f"data.train={node}", *facts, "model=mlp", "trainer.max_epochs=1", "data.batch_size=8"
+    )
 
 
 def test_odd_inputs(mlp: RunDir) -> None:

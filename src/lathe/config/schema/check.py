@@ -18,8 +18,9 @@ from lathe.config.schema.optim import OPTIMIZER, OPTIMIZERS, PLAN, PLATEAU, SCHE
 from lathe.config.schema.places import Keys, Part, Parts, Place
 from lathe.config.schema.rule import Rule, flag, path, shown, text, word
 from lathe.config.schema.strategies import STRATEGIES
+from lathe.config.schema.targets import own_targets
 from lathe.config.schema.trainer import FILLED_IN, TRAINER
-from lathe.config.schema.verbs import VERBS
+from lathe.config.schema.verbs import TRAIN, VERBS
 from lathe.errors import did_you_mean
 
 CLASSES: dict[str, dict[str, Rule]] = {
@@ -61,6 +62,18 @@ def _kind(part: Mapping[str, Any]) -> str:
     return str(kind.get("path")) if isinstance(kind, Mapping) else ""
 
 
+def places_of(verb: str, cfg: Mapping[str, Any]) -> Mapping[str, Place]:
+    """The keys of a command. The user's own has those of train.py if it has all of them; else its keys are free but for
+    those that the launch reads."""
+    if verb in VERBS:
+        return VERBS[verb]
+    return (
+        TRAIN
+        if TRAIN.keys() <= cfg.keys()
+        else {key: TRAIN[key] for key in ("launch", "strategy", "trusted") if key in cfg}
+    )
+
+
 Problem = tuple[str, str]  # a key, and the sentence that says what is wrong there
 
 
@@ -73,13 +86,13 @@ def problems(
     `read` are keys at the root that others interpolate; None where that is not known. A `saved` configuration, which an
     older version may have written, may lack keys.
     """
-    tree = VERBS[verb]
+    tree = places_of(verb, cfg)
     for key, value in cfg.items():
         if key in tree:
             yield from _place(tree[key], key, value, saved)
         elif key in WHOLE:
             yield key, f"{key}: the file that was chosen sets no key of the run; it begins with the line `{GLOBAL}`."
-        elif read is not None and key not in read:
+        elif verb in VERBS and read is not None and key not in read:
             yield key, f"{key}: there is no such key, and nothing reads it; {did_you_mean(key, tree)}"
     for key, place in tree.items():
         if key not in cfg and not saved and not _may_be_absent(place):
@@ -108,9 +121,10 @@ def rules(cfg: Mapping[str, Any], verb: str) -> dict[str, Rule]:
             elif isinstance(item, Mapping) and "_target_" in item:
                 visit(Part(), f"{key}.{name}", item)
 
+    tree = places_of(verb, cfg)
     for key, value in cfg.items():
-        if key in VERBS[verb]:
-            visit(VERBS[verb][key], key, value)
+        if key in tree:
+            visit(tree[key], key, value)
     return found
 
 
@@ -160,7 +174,7 @@ def _keys(place: Keys, key: str, value: Mapping[str, Any], saved: bool) -> Itera
         below = f"{key}.{name}"
         if name in place.keys:
             yield from _place(place.keys[name], below, item, saved)
-        else:
+        elif key != "target" or name not in own_targets():
             way = f"there is no such key in {key}; {did_you_mean(name, place.keys)}"
             yield below, _filled_in(below, item) or f"{below}: {way}"
     if not saved:

@@ -12,7 +12,6 @@ from lathe.config.schema import rules
 from lathe.config.schema.check import takes
 from lathe.config.schema.described import Written, choices, comments, headings, plain, written
 from lathe.config.schema.rule import Rule
-from lathe.config.schema.verbs import VERBS
 from lathe.errors import UserError, did_you_mean
 
 # groups whose choices act side by side, and what a further one is written behind
@@ -40,7 +39,7 @@ class Page:
         self.chosen: dict[str, Any] = dict(self.cfg.hydra.runtime.choices)
         tree: Any = OmegaConf.to_container(self.cfg, resolve=False)
         self.tree = {key: value for key, value in tree.items() if key != "hydra"}
-        self.rules: Mapping[str, Rule] = rules(self.tree, verb) if verb in VERBS else {}
+        self.rules: Mapping[str, Rule] = rules(self.tree, verb)
         self.found = written(folder)
         self.groups = {group: files for group, files in choices(self.found).items() if group in self.chosen}
         self.headings = headings(folder)

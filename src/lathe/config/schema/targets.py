@@ -1,6 +1,7 @@
 """Options of the targets of an export."""
 
 from lathe.config.schema.rule import Rule, count, flag, null, text, whole, word
+from lathe.configs import SOURCE
 
 _integers: dict[str, Rule] = {"integers": flag | None}
 _pixels, _samples = whole(1, 2**31).of("pixels"), whole(1, 2**20).of("samples")
@@ -33,3 +34,9 @@ TARGETS: dict[str, dict[str, Rule]] = {
         "max_pixels": _pixels,
     },
 }
+
+
+def own_targets() -> dict[str, str]:
+    """Modules of the user's export targets, `src/<package>/targets/<name>.py`, by name."""
+    files = sorted(SOURCE.glob("*/targets/[!_]*.py")) if SOURCE else []
+    return {file.stem: ".".join(file.with_suffix("").parts[-3:]) for file in files}

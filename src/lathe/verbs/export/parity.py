@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from lathe.data.order import IGNORE
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.files import disk_reason, scratch
 from lathe.measure import AgreementMeter
 from lathe.runs.shippable import Shippable, make_preprocess
@@ -25,6 +25,7 @@ LOGITS = 2**25  # of the held-out data at most, 128 MiB: enough for any image da
 BYTES = 2**26  # of one batch at most, where pictures of another size are large
 INPUTS = 2**30  # bytes of all held-out inputs at most, which lie in memory and in the folder for temporary files
 BATCHES = (1, 2, 3, 7, 16, 33)  # besides those of the data
+STEP = 1e-3  # of a pixel: what dividing by 255 and std in float32 may differ from multiplying by their inverse
 SECONDS = 600  # in which the fresh process has to answer
 
 
@@ -45,7 +46,7 @@ def held_out(ready: Shippable, split: str, samples: int | None) -> Held:
     batch; pictures are scaled to the size that the file takes.
 
     Raises:
-        UserError: normalising the pixels gives other values than training saw.
+        UserError: the data are not pixels normalised by the run's mean and std.
     """
     held = Held([], [])
     size, logits, inputs = ready.other_size, 0, 0
@@ -60,12 +61,13 @@ def held_out(ready: Shippable, split: str, samples: int | None) -> Held:
                 continue
             x = ready.inputs_of(part[0])
             if x.dtype == torch.uint8:
-                own = make_preprocess(ready.cfg)  # the bits that training saw
-                if not torch.equal(own(x), part[0]):
-                    raise UserError(
-                        "target.preprocess=true: the run's pixels, normalised again, are not what the net was trained "
-                        "on; export with target.preprocess=false."
-                    )
+                own = make_preprocess(ready.cfg)
+                off = (own(x) - part[0]).abs()
+                require(
+                    bool((off <= STEP * own.scale).all()),
+                    f"target.preprocess=true: the data differ by {off.max():.2g} from (pixel / 255 - data.mean) / "
+                    "data.std. Set target.preprocess=false.",
+                )
                 if size is not None:
                     x = inside(x, size)
             held.batches.append(part)
