@@ -284,9 +284,3 @@ def test_a_whole_part_that_is_typed_twice_is_the_later(key: str, capsys: pytest.
     assert capsys.readouterr().out == f"{first} is replaced by {second}, which was typed later.\n"
     assert translate([second, second], GROUPS) == translate([second], GROUPS)
     assert capsys.readouterr().out == ""
-
-
-def test_the_groups_that_take_several_are_those_that_say_so() -> None:
-    maps = [path.read_text(encoding="utf-8") for path in (ROOT / "configs").glob("*.yaml")]
-    said = {name for text in maps for name in re.findall(r"^  - (\w+): .* \1=\[", text, flags=re.MULTILINE)}
-    assert said == set(BESIDE)

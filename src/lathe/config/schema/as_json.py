@@ -151,6 +151,9 @@ def schema(folder: Path) -> Json:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Lathe's configuration files; written by `python scripts/schema.py`",
+        "files": sorted(
+            path.relative_to(folder).as_posix() for path in folder.rglob("*.yaml") if "local" not in path.parts
+        ),
         "anyOf": files,
         "$defs": defs,
     }
