@@ -226,6 +226,7 @@ def with_others(choice: str) -> list[str]:
     return experiments[:1] or [LISTED.get(group, f"{group}={{}}").format(name), *of_text(choice)]
 
 
+@pytest.mark.filterwarnings("ignore")  # a first step warns of little: of its length, of your parts
 @pytest.mark.parametrize("choice", [choice for choice in YOURS if choice.partition("=")[0] in STEPS])
 def test_a_choice_of_your_own_makes_a_step(choice: str, tmp_path: Path) -> None:
     """Where it needs a certain net, data set or value, write a configs/experiment/<name>.yaml that names them all: its

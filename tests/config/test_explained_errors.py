@@ -59,7 +59,7 @@ GROUPS = {
             "logger.wandb: the run has no wandb among its logger: add it by logger=[csv,wandb].",
         ),
         ("model.optimizer.lr=1", "model.optimizer: there is no such key in model; did you mean optimizer?"),
-        ("debug=default", "debug=default: there is no such choice; choose one of anomaly, "),
+        ("debug=default", "debug=default: there is no such choice; choose one of "),
         ("model=not/there", "model=not/there: there is no such choice"),
         ("experiment=sub/example", "experiment=sub/example: there is no such choice"),
         ("optimizer.lr=[1", "'optimizer.lr=[1' can't be read as an override: write key=value, and quote"),
