@@ -65,11 +65,14 @@ def clone(tmp_path: Path) -> Path:
     return folder
 
 
+def own_environment(clone: Path) -> dict[str, str]:
+    return environment(PYTHONPATH=os.pathsep.join([str(clone / "src"), os.environ.get("PYTHONPATH", "")]))
+
+
 def run_tests(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """`python -m pytest` as the user runs it there."""
-    path = os.pathsep.join([str(clone / "src"), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "--show-capture=no", *words]
-    return subprocess.run(command, cwd=clone, env=environment(PYTHONPATH=path), capture_output=True, text=True)
+    return subprocess.run(command, cwd=clone, env=own_environment(clone), capture_output=True, text=True)
 
 
 @pytest.mark.slow
@@ -79,6 +82,13 @@ def test_a_clone_with_parts_of_the_users_own_passes(clone: Path) -> None:
     step = "PASSED tests/config/test_choices.py::test_a_choice_of_your_own_makes_a_step"
     for choice in ("model=odd", "model=wide", "data=bars", "callbacks=largest", "strategy=patient", "optimizer=adam"):
         assert f"{step}[{choice}]" in done.stdout
+    made = subprocess.run([sys.executable, "scripts/schema.py"], cwd=clone, env=own_environment(clone))
+    assert made.returncode == 0
+    assert '"model/odd.yaml"' in (clone / "configs" / "schema.json").read_text()
+    done = run_tests(
+        clone, *(name for name in ENUMERATING if "as_json" in name or "choices" in name or "trust" in name)
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
     (clone / "configs" / "model" / "wrong.yaml").write_text("net: {_target_: mine.odd.odd, channels: 1}\n")
     done = run_tests(clone, "tests/config/test_choices.py", "-k", "of_your_own and wrong")
     failed = re.findall(r"FAILED \S+\[(\S+)\]", done.stdout)

@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lathe.config.schema import rules
 from lathe.config.schema.check import takes
-from lathe.config.schema.described import Written, choices, comments, headings, plain, written
+from lathe.config.schema.described import Written, choices, comments, headings, plain, roots, written
 from lathe.config.schema.rule import Rule
 from lathe.config.schema.verbs import VERBS
 from lathe.errors import UserError, did_you_mean
@@ -41,7 +41,7 @@ class Page:
         self.tree = {key: value for key, value in tree.items() if key != "hydra"}
         self.rules: Mapping[str, Rule] = rules(self.tree, verb) if verb in VERBS else {}
         self.found = written(folder)
-        self.groups, self.headings = choices(self.found), headings(folder)
+        self.groups, self.headings = choices(self.found), headings(roots(folder))
         self.comments = comments([item for item in self.found if item.file == f"configs/{verb}.yaml"] + self.found)
 
     def of(self, key: str) -> str:

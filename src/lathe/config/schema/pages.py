@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lathe.config.schema.as_json import BUILDER
 from lathe.config.schema.check import CLASSES, GLOBAL
-from lathe.config.schema.described import Written, choices, comments, headings, parts, written
+from lathe.config.schema.described import Written, choices, comments, files_of, headings, parts, written
 from lathe.config.schema.names import canonical
 from lathe.config.schema.optim import OPTIMIZERS
 from lathe.config.schema.places import Keys, Parts, Place
@@ -22,8 +22,9 @@ class Book:
     """What the tables and the files in `folder` say."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.found = folder, written(folder)
-        self.groups, self.headings = choices(self.found), headings(folder)
+        files = files_of(folder)
+        self.folder, self.found = folder, written(folder, files)
+        self.groups, self.headings = choices(self.found), headings([path for path in files if path.parent == folder])
         self.said, self.built = comments(self.found), parts(self.found)
 
     def pages(self) -> dict[str, str]:
