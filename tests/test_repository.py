@@ -1,6 +1,6 @@
 """Types, layers and style of Lathe's own packages, pins, and the page of errors.
 
-Scripts and tests are read as well until files of your own lie among them.
+Scripts and tests are included until you add files to the clone.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ def test_style(command: str) -> None:
 
 
 def test_types_hold() -> None:
-    """What mypy has read of the packages is kept for all checkouts, of which one uses it at a time."""
+    """All checkouts share the cache of mypy, one at a time."""
     kept = Path(os.environ["XDG_STATE_HOME"], "mypy")
     kept.mkdir(parents=True, exist_ok=True)
     paths = ["src/lathe", "benchmarks", "train.py"] if SHARED else []  # else those of pyproject.toml

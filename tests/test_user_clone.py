@@ -1,4 +1,4 @@
-"""The tests pass in a clone that has parts of the user's own, and try those."""
+"""The tests pass in a clone with a user's parts, and try these parts."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from support.commands import environment
 from support.documented import blocks
 from support.runs import ROOT
 
-# What looks at every file of a folder, or at the choices in messages.
+# Tests that read every file of a folder, or the choices in messages.
 ENUMERATING = [
     *("tests/test_repository.py", "tests/test_docs.py", "tests/test_portable.py", "tests/test_mine.py"),
     *("tests/config/test_as_json.py", "tests/config/test_choices.py", "tests/config/test_words.py"),
@@ -76,7 +76,7 @@ def run_tests(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_a_clone_with_parts_of_the_users_own_passes(clone: Path) -> None:
+def test_a_clone_with_a_users_parts_passes(clone: Path) -> None:
     done = run_tests(clone, *ENUMERATING)
     assert done.returncode == 0, done.stdout[-6000:]
     step = "PASSED tests/config/test_choices.py::test_a_choice_of_your_own_makes_a_step"

@@ -1,4 +1,4 @@
-"""The choices in configs/: those that ship, and those of the user's own, which stand there among them."""
+"""The choices in configs/: those that ship, and those that a user has added."""
 
 import json
 import re
@@ -21,15 +21,13 @@ def packages() -> list[str]:
 
 
 def named_by(text: str) -> set[str]:
-    """The choices that the defaults of a file name, as far as they are choices of files."""
+    """The choices in the defaults of a file."""
     found = re.findall(r"^ *- (?:override )?/?(\w+)(?:@\S+)?: *\[?([\w., -]+)", text, flags=re.MULTILINE)
     return {f"{group}={name}" for group, names in found for name in re.split("[, ]+", names)}
 
 
 def _yours() -> list[str]:
-    """The choices that schema.json does not list, and those that build a part of a package of the user's, or name a
-    choice that does.
-    """
+    """The choices that schema.json does not list, that build a class of a user's package, or name such a choice."""
     part = re.compile(rf"(?:_target_|path)[\"']?: *[\"']?(?:{'|'.join(map(re.escape, packages())) or '(?!)'})\.")
     found = {
         choice for choice, text in ALL.items() if f"{choice.replace('=', '/')}.yaml" not in SHIPPED or part.search(text)
@@ -41,7 +39,7 @@ def _yours() -> list[str]:
 
 YOURS = _yours()
 OURS = [choice for choice in ALL if choice not in YOURS]
-# Whether files of the user's own lie among ours.
+# True in a clone with a user's parts.
 SHARED = bool(packages() or YOURS)
 
 
