@@ -131,16 +131,16 @@ def _code(text: str) -> str:
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
-def files() -> dict[Path, str]:
-    """The text of every file that is made from tables, checks and the comments in configs/."""
-    pages = {ROOT / "docs" / "reference" / name: text for name, text in Book(FOLDER).pages().items()}
+def files(folder: Path = FOLDER) -> dict[Path, str]:
+    """The text of every file that is made from tables, checks and the comments in a folder of configurations."""
+    pages = {ROOT / "docs" / "reference" / name: text for name, text in Book(folder).pages().items()}
     errors = errors_page(ERRORS.read_text(encoding="utf-8"))
-    return {FOLDER / "schema.json": as_json.text(FOLDER), **pages, ERRORS: errors}
+    return {FOLDER / "schema.json": as_json.text(folder), **pages, ERRORS: errors}
 
 
-def stale() -> dict[Path, str]:
-    """The files that are not there, or not what they would be, and what they would be."""
-    made = files().items()
+def stale(folder: Path = FOLDER) -> dict[Path, str]:
+    """The files that are missing or out of date, with their current text."""
+    made = files(folder).items()
     return {path: text for path, text in made if not path.is_file() or path.read_text(encoding="utf-8") != text}
 
 

@@ -8,7 +8,9 @@ import torch
 from support.documented import blocks, commands, mistakes
 from support.runs import ROOT
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+# Those that the first page lists; a page of yours is yours.
+LISTED = re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs" / "README.md").read_text())
+PAGES = sorted(ROOT / "docs" / name for name in {"README.md", *LISTED})
 WITH_CODE = [page for page in PAGES if "lathe.compression" in page.read_text() or "lathe.measure" in page.read_text()]
 CODE = [page for page in WITH_CODE if blocks(page, "python")]
 
@@ -40,6 +42,12 @@ def test_commands_on_the_page_compose(page: str, command: str, tmp_path: Path, m
         command = command.replace(f"data.folder={folder}", f"data.folder={folder.lstrip('/')}")
     monkeypatch.chdir(tmp_path)
     assert mistakes(command) == []
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    for page in PAGES:
+        links = re.findall(r"\]\((?!http)([^)#]+)", page.read_text())
+        assert [link for link in links if not (page.parent / link).is_file()] == [], page.name
 
 
 def test_the_pages_show_code_and_commands() -> None:

@@ -13,10 +13,11 @@ from types import ModuleType
 import pytest
 
 import lathe.callbacks.preemption
+from lathe.config.schema.verbs import VERBS
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = [path for path in (ROOT / "scripts").glob("*.py") if not path.name.startswith("bench_")]  # maintainers' tools
-FILES = sorted([*(ROOT / "src").rglob("*.py"), *SCRIPTS, ROOT / "train.py"])
+SCRIPTS = [ROOT / "scripts" / f"{verb}.py" for verb in VERBS if verb != "train"]
+FILES = sorted([*(ROOT / "src" / "lathe").rglob("*.py"), *SCRIPTS, ROOT / "train.py"])
 SIGNALS = {"SIGTERM", "SIGINT", "SIGABRT", "SIGFPE", "SIGILL", "SIGSEGV", "SIGBREAK"}  # that Windows has
 MODULES = {"fcntl", "grp", "pwd", "resource", "termios", "tty", "pty"}
 

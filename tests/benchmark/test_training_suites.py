@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.choices import names
 from support.runs import ROOT, config
 
 from lathe.benchmark import suites, training
@@ -35,9 +36,7 @@ def test_cases_compose(suite: str, device: str) -> None:
 
 def test_every_precision_and_every_way_to_compile_has_a_row() -> None:
     cases, full = plan("suite=precision", "accelerator=cpu", "batch_size=20")
-    files = {path.stem for path in (ROOT / "configs" / "precision").glob("*.yaml")} - {
-        "auto"
-    }  # which takes one of them
+    files = set(names("precision")) - {"auto"}  # which takes one of them
     assert cases[0].name == "32-true"
     assert {case.name for case in cases} == files
     assert "data.batch_size=20" in suites.overrides_of(cases[3], full)

@@ -1,16 +1,23 @@
-"""Every configuration that ships: its parts can be built, its keys have a rule, and its defaults fit."""
+"""Every choice that ships: its parts can be built, its keys have a rule, and its defaults fit.
+
+Every choice of your own in configs/ composes, and a run with it makes a step.
+"""
 
 import copy
 import functools
 import inspect
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.choices import ALL, CONFIGS, OURS, YOURS, named_by, names
 from support.own_lightning import LitNet
-from support.runs import ROOT, config
+from support.runs import config
 
+import lathe
 from lathe.config.composed import check, flatten
 from lathe.config.schema import problems, rules
 from lathe.config.stages import check_compression, methods
@@ -24,14 +31,10 @@ from lathe.runs.methods import make_methods
 from lathe.runs.nodes import make
 from lathe.tasks import ClassificationTask
 
-CONFIGS = ROOT / "configs"
-NOT_TRAINING = ("target", "hydra", "local", "sweep")
-GROUPS = sorted(path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name not in NOT_TRAINING)
-CHOICES = [f"{group}={path.stem}" for group in GROUPS for path in sorted((CONFIGS / group).glob("*.yaml"))]
-NO_KEYS = [
-    f"{group}={path.stem}" for group in ("hydra", "sweep") for path in sorted((CONFIGS / group).glob("*.yaml"))
-]  # of training
-FORMATS = sorted(path.stem for path in (CONFIGS / "target").glob("*.yaml"))
+NOT_TRAINING = ("target", "hydra", "sweep")
+CHOICES = [choice for choice in OURS if choice.partition("=")[0] not in NOT_TRAINING]
+NO_KEYS = [choice for choice in OURS if choice.startswith(("hydra=", "sweep="))]  # of training
+FORMATS = names("target")
 OWN = ("model=lightning", "task=lightning", "optimizer=none")  # a LightningModule has these for itself
 NEEDS = {  # values that have no default, or that go with another part
     "callbacks=alerts": ["callbacks.alerts.throughput_drop=null"],
@@ -70,18 +73,23 @@ def chosen(choice: str) -> dict[str, Any]:
 
 @functools.cache
 def _composed(choice: str) -> dict[str, Any]:
-    group, name = choice.split("=")
+    _group, _name = choice.split("=")
     if choice in NEEDS:
         return config(choice, *NEEDS[choice])
     if choice in OWN:
         return config("model=lightning", "model.net={_target_: support.own_lightning.LitNet}")
-    words = "vocab_size" in (CONFIGS / group / f"{name}.yaml").read_text()
     if choice == "data=dataset":
         facts = ["data.num_classes=2", "data.channels=1", "data.image_size=4", "data.class_names=[a,b]"]
         return config(choice, "data.train={_target_: support.own_datasets.Pictures}", *facts)
     if choice == "data=image_folder":  # no image is read
         return config(choice, f"data.folder={CONFIGS}")
-    return config(choice, *{"model": ["data=synthetic_tokens"], "data": ["model=gpt_nano"]}.get(group, [])[:words])
+    return config(choice, *of_text(choice))
+
+
+def of_text(choice: str) -> list[str]:
+    """The data of a net of text, and the net of such data."""
+    beside = {"model": ["data=synthetic_tokens"], "data": ["model=gpt_nano"]}.get(choice.partition("=")[0], [])
+    return beside if "vocab_size" in ALL[choice] else []
 
 
 def check_covers(cfg: dict[str, Any], verb: str) -> None:
@@ -124,12 +132,10 @@ def built(net: str, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.n
 @pytest.mark.parametrize("choice", [choice for choice in [*CHOICES, *NO_KEYS] if choice not in OWN])
 def test_every_choice_composes_and_its_parts_can_be_built(request: pytest.FixtureRequest, choice: str) -> None:
     """Everything that needs neither data nor a device; each net once."""
-    group, name = choice.split("=")
+    _group, name = choice.split("=")
     if name == "timm":
         request.getfixturevalue("timm")
     cfg = chosen(choice)
-    if group in ("experiment", "debug"):
-        assert cfg["name"] == (name if group == "experiment" else "debug")
     if choice == "performance=fast":
         assert (cfg["precision"]["name"], cfg["trainer"]["channels_last"]) == ("auto", "auto")
         assert (cfg["trainer"]["fused_optimizer"], cfg["launch"]["threads"]) == ("auto", "auto")
@@ -188,7 +194,7 @@ def test_scripts_that_make_things_compose(name: str) -> None:
 
 
 def test_every_target_has_a_choice_whose_options_it_takes() -> None:
-    assert sorted(path.stem for path in (CONFIGS / "target").glob("*.yaml")) == sorted(TARGETS)
+    assert set(TARGETS) <= set(FORMATS)
     for name in TARGETS:
         takes = inspect.signature(get(name).export).parameters
         options = config(f"target={name}", "run=logs/latest", name="export")["target"][name]
@@ -202,3 +208,41 @@ def test_the_other_verbs_compose(name: str) -> None:
     asked = ["run=logs/latest", *(["input=a.npy", "output=b.csv"] if name == "predict" else [])]
     cfg = config(*asked, name=name)
     assert (cfg["run"], cfg.get("checkpoint", "best"), cfg["trainer"]["devices"]) == ("logs/latest", "best", 1)
+
+
+# What one step needs; a run of your own choice is small, on one CPU, and keeps nothing.
+STEP = ["trainer.max_epochs=1", "trainer.max_steps=1", "trainer.limit_val_batches=1", "test=false"]
+STEP += ["trainer.accelerator=cpu", "trainer.devices=1", "trainer.num_sanity_val_steps=0", "compression.receipt=none"]
+STEPS = {"data", "task", "optimizer", "scheduler", "model", "trainer", "strategy", "precision", "compile"}
+STEPS |= {"compression", "callbacks", "logger", "performance", "experiment", "debug"}  # the groups that a step shows
+LISTED = {"callbacks": "callbacks=[default,{}]", "compression": "compression=[{}]", "logger": "logger=[{}]"}
+MISSING = re.compile(r"a value has to be given|^paths\.data_dir=|^data\.folder=")
+
+
+def with_others(choice: str) -> list[str]:
+    """A choice of the user's own with what it goes with: the experiment that names it, if there is one."""
+    group, _, name = choice.partition("=")
+    experiments = [one for one in YOURS if one.startswith("experiment=") and choice in named_by(ALL[one])]
+    return experiments[:1] or [LISTED.get(group, f"{group}={{}}").format(name), *of_text(choice)]
+
+
+@pytest.mark.filterwarnings("ignore")  # a first step warns of little: of its length, of your parts
+@pytest.mark.parametrize("choice", [choice for choice in YOURS if choice.partition("=")[0] in STEPS])
+def test_a_choice_of_your_own_makes_a_step(choice: str, tmp_path: Path) -> None:
+    """Where it needs a certain net, data set or value, write a configs/experiment/<name>.yaml that names them all: its
+    choices are tried together. Skipped while a value is missing or the data are not here.
+    """
+    try:
+        run = lathe.train([*with_others(choice), *STEP, f"paths.log_dir={tmp_path}"])
+    except (UserError, OSError) as error:
+        causes = [error, error.__cause__, error.__context__]
+        if MISSING.search(str(error)) or any(isinstance(cause, OSError) for cause in causes):
+            pytest.skip(str(error))
+        raise
+    assert run.result["steps"] == 1
+
+
+@pytest.mark.parametrize("choice", [choice for choice in YOURS if choice.startswith(("sweep=", "launch=", "target="))])
+def test_a_choice_of_your_own_composes(choice: str) -> None:
+    verb = ["run=logs/latest"] if choice.startswith("target=") else []
+    config(choice, *verb, name="export" if verb else "train")

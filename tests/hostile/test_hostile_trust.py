@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from support.choices import ALL, OURS
 from support.commands import forget
 from support.hostile_runs import plant, put
-from support.runs import ROOT
 
 from lathe import trust
 from lathe.config.schema import current
@@ -125,6 +125,7 @@ def test_packages_under_src_are_known_by_their_files(tmp_path: Path, monkeypatch
     (tmp_path / "src" / "torch" / "mine.py").write_text("")
     monkeypatch.setattr(own, "source_folder", lambda: tmp_path / "src")
     monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    forget("mine")
     assert [own.stands_in_src(name) for name in ("mine.nets.Net", "mine.Net", "mine.deep.part.f")] == [True] * 3
     refused = (
         "mine",
@@ -146,20 +147,16 @@ def test_packages_under_src_are_known_by_their_files(tmp_path: Path, monkeypatch
 
 def test_all_that_ships_may_be_built_again() -> None:
     """Every choice of every group, as a run that takes it saves it."""
-    for group in sorted(
-        path for path in (ROOT / "configs").iterdir() if path.is_dir() and path.name not in ("local", "target", "hydra")
-    ):
-        for file in sorted(group.glob("*.yaml")):
-            text = file.read_text()
-            if "_target_" not in text:
-                continue
-            content = yaml.safe_load(text)
-            tree = (
-                {key: content.get(key) for key in ("callbacks", "model", "data") if key in content}
-                if group.name in ("debug", "experiment")
-                else {group.name: content}
-            )
-            assert list(findings(tree, [], {})) == [], file
+    for choice in OURS:
+        group, content = choice.partition("=")[0], yaml.safe_load(ALL[choice])
+        if group in ("target", "hydra") or "_target_" not in ALL[choice]:
+            continue
+        tree = (
+            {key: content.get(key) for key in ("callbacks", "model", "data") if key in content}
+            if group in ("debug", "experiment")
+            else {group: content}
+        )
+        assert list(findings(tree, [], {})) == [], choice
 
 
 OLD = Path(__file__).parent / "names_of_old_runs.yaml"

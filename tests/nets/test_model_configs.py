@@ -50,11 +50,6 @@ def sample(name: str, batch: int, **facts: int) -> Tensor:
     return torch.rand(batch, facts["channels"], facts["image_size"], facts["image_size"])
 
 
-def test_every_file_is_listed_here() -> None:
-    elsewhere = ["lightning", "timm"]  # tests/tasks/test_lightning_module.py, test_timm.py
-    assert sorted(path.stem for path in FOLDER.glob("*.yaml")) == sorted([*COUNTS, *elsewhere])
-
-
 @pytest.mark.parametrize("name", COUNTS)
 def test_config_builds_its_net(name: str) -> None:
     config = read(name)

@@ -40,13 +40,6 @@ def read(group: str, name: str, *overrides: str) -> DictConfig:
         return compose(overrides=[f"+{group}={name}", *facts, *overrides])[group]
 
 
-@pytest.mark.parametrize(("group", "table"), [("optimizer", OPTIMIZERS), ("scheduler", SCHEDULERS)])
-def test_every_file_is_listed_here(group: str, table: dict) -> None:
-    waits = {"plateau"} if group == "scheduler" else set()  # for a metric: tests/tasks/test_scheduler.py
-    found = sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
-    assert found == sorted({*table, *waits, "none"})
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name: str) -> None:
     net = CifarResNet(depth=8, width=4)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe.config.schema.check import CLASSES
-from lathe.config.schema.described import comments, parts, written
+from lathe.config.schema.described import comments, files_of, parts, written
 from lathe.config.schema.optim import OPTIMIZERS
 from lathe.config.schema.places import Part, Parts, Place
 from lathe.config.schema.rule import Rule
@@ -89,7 +89,8 @@ def named(name: str) -> str:
 
 def schema(folder: Path) -> Json:
     """The schema of every file in a folder of configurations: any of those of a verb or a group."""
-    found = written(folder)
+    files = files_of(folder)
+    found = written(folder, files)
     built = {key: [name for name in names if name in CLASSES] for key, names in parts(found).items()}
     everything = comments(found)
     defs = dict(DEFS)
@@ -147,11 +148,12 @@ def schema(folder: Path) -> Json:
     for key, place in groups.items():
         defs[f"{key}/*.yaml"] = of(place, key, everything, inside=False)
     defs["hydra/*.yaml"] = {"type": "object", "required": ["output_subdir"]}  # Hydra's own keys
-    files = [_file(name) for name in defs if name.endswith(".yaml")]
+    kinds = [_file(name) for name in defs if name.endswith(".yaml")]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Lathe's configuration files; written by `python scripts/schema.py`",
-        "anyOf": files,
+        "files": [path.relative_to(folder).as_posix() for path in files if path.parent.name != "local"],
+        "anyOf": kinds,
         "$defs": defs,
     }
 

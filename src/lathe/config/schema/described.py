@@ -10,6 +10,7 @@ import yaml
 
 from lathe.config.schema.check import GLOBAL
 from lathe.config.schema.names import canonical
+from lathe.config.schema.verbs import VERBS
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast
 NOT_GROUPS = ("hydra", "local")  # Hydra's own keys, and files that no clone has
@@ -32,13 +33,22 @@ class Written:
         return self.key.rpartition(".")[2]
 
 
-def written(folder: Path) -> list[Written]:
-    """Every key of every file in a folder of configurations: first those of files at the root, then group by group."""
+def files_of(folder: Path) -> list[Path]:
+    """The files of Lathe's commands, and of the groups that these name: not a user's own command or group."""
+    commands = [path for path in roots(folder) if path.stem in VERBS]
+    groups = headings(commands)
+    return [*commands, *(path for path in sorted(folder.glob("*/*.yaml")) if path.parent.name in groups)]
+
+
+def roots(folder: Path) -> list[Path]:
+    """The files of commands, train.yaml first."""
+    return sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != "train", path))
+
+
+def written(folder: Path, files: list[Path] | None = None) -> list[Written]:
+    """Every key of `files`, or of all files in a folder of configurations: those at the root, then group by group."""
     found: list[Written] = []
-    for path in [
-        *sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != "train", path)),
-        *sorted(folder.glob("*/*.yaml")),
-    ]:
+    for path in files or [*roots(folder), *sorted(folder.glob("*/*.yaml"))]:
         group = path.parent.name if path.parent != folder else ""
         if group not in NOT_GROUPS:
             found += _keys_of(path, f"configs/{path.relative_to(folder).as_posix()}", group)
@@ -119,10 +129,10 @@ def parts(found: list[Written]) -> dict[str, list[str]]:
     return built
 
 
-def headings(folder: Path) -> dict[str, str]:
-    """What each group is for, as the lists of defaults in the files at the root say."""
+def headings(files: list[Path]) -> dict[str, str]:
+    """The purpose of each group, from the lists of defaults in the files at the root."""
     said: dict[str, str] = {}
-    for path in [folder / "train.yaml", *sorted(folder.glob("*.yaml"))]:
+    for path in files:
         for group, comment in re.findall(
             r"^  - (?:optional )?(\w+): \S+ +# (.+)", path.read_text(encoding="utf-8"), flags=re.MULTILINE
         ):

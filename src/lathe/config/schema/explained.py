@@ -10,7 +10,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lathe.config.schema import rules
 from lathe.config.schema.check import takes
-from lathe.config.schema.described import Written, choices, comments, headings, plain, written
+from lathe.config.schema.described import Written, choices, comments, headings, plain, roots, written
 from lathe.config.schema.rule import Rule
 from lathe.errors import UserError, did_you_mean
 
@@ -42,7 +42,7 @@ class Page:
         self.rules: Mapping[str, Rule] = rules(self.tree, verb)
         self.found = written(folder)
         self.groups = {group: files for group, files in choices(self.found).items() if group in self.chosen}
-        self.headings = headings(folder)
+        self.headings = headings(roots(folder))
         self.comments = comments([item for item in self.found if item.file == f"configs/{verb}.yaml"] + self.found)
 
     def of(self, key: str) -> str:

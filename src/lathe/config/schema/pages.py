@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lathe.config.schema.as_json import BUILDER
 from lathe.config.schema.check import CLASSES, GLOBAL
-from lathe.config.schema.described import Written, comments, headings, parts, written
+from lathe.config.schema.described import Written, comments, files_of, headings, parts, written
 from lathe.config.schema.names import canonical
 from lathe.config.schema.optim import OPTIMIZERS
 from lathe.config.schema.places import Keys, Parts, Place
@@ -23,8 +23,9 @@ class Book:
     """What the tables and the files in `folder` say."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.found = folder, written(folder)
-        self.headings = headings(folder)
+        files = files_of(folder)
+        self.folder, self.found = folder, written(folder, files)
+        self.headings = headings([path for path in files if path.parent == folder])
         self.said, self.built = comments(self.found), parts(self.found)
 
     def pages(self) -> dict[str, str]:

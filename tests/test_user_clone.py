@@ -1,0 +1,95 @@
+"""The tests pass in a clone with a user's parts, and try these parts."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.commands import environment
+from support.documented import blocks
+from support.runs import ROOT
+
+# Tests that read every file of a folder, or the choices in messages.
+ENUMERATING = [
+    *("tests/test_repository.py", "tests/test_docs.py", "tests/test_portable.py", "tests/test_mine.py"),
+    *("tests/config/test_as_json.py", "tests/config/test_choices.py", "tests/config/test_words.py"),
+    *("tests/hostile/test_hostile_trust.py", "tests/config/test_help.py", "tests/benchmark/test_suites.py"),
+]
+# In a style that is not ours, without comments, and of another kind than our files in each place.
+FILES = {
+    "src/mine/odd.py": """import os, fcntl
+from torch import *
+import torch.nn as nn
+class odd( nn.Module ):
+  def __init__(self,channels,num_classes,image_size,width = 16) :
+      super().__init__()
+      self.a=nn.Linear(channels*image_size**2,width); self.b=nn.Linear(width,num_classes)
+  def forward( self,x ): return self.b( self.a(x.flatten(1)).relu() )
+def unused(l = []): raise ValueError("a sentence that the page of errors does not have")
+""",
+    "configs/model/odd.yaml": "net: {_target_: mine.odd.odd, channels: '${data.channels}', width: 8, "
+    "num_classes: '${data.num_classes}', image_size: '${data.image_size}'}\n",
+    "configs/experiment/a_mine.yaml": "# @package _global_\ndefaults: \n  - override /model: odd\n"
+    "  - override /callbacks: [default, largest]\nname: whatever\n",
+    "configs/mine.yaml": "how_many: 3\n",
+    "scripts/mine.py": "import hydra,os\nx : int = 'a'\nos.rename\n",
+    "tests/test_mine.py": "import mine.odd, torch\ndef test_mine( ) :\n  mine.odd.odd(1,2,8)( torch.zeros(3,1,8,8) )\n",
+    "tests/helper_of_mine.py": "x=1\n",
+    "docs/mine.md": "[that](nowhere.md), `python train.py model=nosuch`\n",
+    "configs/student/small.yaml": "net: {_target_: lathe.nets.MLP}\n",
+}
+COPIED = {"optimizer/adam": "optimizer/adamw", "compression/a_prune": "compression/prune", "data/pets": "data/digits"}
+COPIED |= {"target/a_onnx": "target/onnx", "debug/a_limit": "debug/limit", "precision/mine": "precision/bf16-mixed"}
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """Committed code and configurations that are not yet."""
+    folder = tmp_path / "clone"
+    left = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "logs", "data", "*.egg-info", ".venv*")
+    shutil.copytree(ROOT, folder, ignore=lambda path, names: left(path, names) if Path(path) == ROOT else [])
+    page = ROOT / "docs" / "own_parts.md"
+    parts = {re.match(r"# (\S+)\n", text)[1]: text for text in blocks(page, "python", "yaml")}  # type: ignore[index]
+    own = {**parts, **FILES}
+    for name in sorted(own, key=lambda name: name.startswith("configs")):
+        if name.startswith("configs") and not (folder / ".git").exists():
+            for words in ("init -q", "add -A", "-c user.name=me -c user.email=me@here commit -qm mine"):
+                subprocess.run(["git", *words.split()], cwd=folder, check=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(own[name])
+    for new, old in COPIED.items():
+        shutil.copy(folder / "configs" / f"{old}.yaml", folder / "configs" / f"{new}.yaml")
+    return folder
+
+
+def own_environment(clone: Path) -> dict[str, str]:
+    return environment(PYTHONPATH=os.pathsep.join([str(clone / "src"), os.environ.get("PYTHONPATH", "")]))
+
+
+def run_tests(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """`python -m pytest` as the user runs it there."""
+    command = [sys.executable, "-m", "pytest", "-q", "-rA", "--show-capture=no", *words]
+    return subprocess.run(command, cwd=clone, env=own_environment(clone), capture_output=True, text=True)
+
+
+@pytest.mark.slow
+def test_a_clone_with_a_users_parts_passes(clone: Path) -> None:
+    done = run_tests(clone, *ENUMERATING)
+    assert done.returncode == 0, done.stdout[-6000:]
+    step = "PASSED tests/config/test_choices.py::test_a_choice_of_your_own_makes_a_step"
+    for choice in ("model=odd", "model=wide", "data=bars", "callbacks=largest", "strategy=patient", "optimizer=adam"):
+        assert f"{step}[{choice}]" in done.stdout
+    made = subprocess.run([sys.executable, "scripts/schema.py"], cwd=clone, env=own_environment(clone))
+    assert made.returncode == 0
+    assert '"model/odd.yaml"' in (clone / "configs" / "schema.json").read_text()
+    done = run_tests(
+        clone, *(name for name in ENUMERATING if "as_json" in name or "choices" in name or "trust" in name)
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    (clone / "configs" / "model" / "wrong.yaml").write_text("net: {_target_: mine.odd.odd, channels: 1}\n")
+    done = run_tests(clone, "tests/config/test_choices.py", "-k", "of_your_own and wrong")
+    failed = re.findall(r"FAILED \S+\[(\S+)\]", done.stdout)
+    assert failed == ["model=wrong"]
