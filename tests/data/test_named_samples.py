@@ -135,7 +135,13 @@ def test_more_samples_than_were_asked_for_are_no_items_fault() -> None:
 def test_one_that_is_not_finite_is_named_where_it_stops_the_run(tmp_path: Any, workers: int) -> None:
     kind = f"{__name__}.Numbered"
     words = (f"data.train={{_target_: {kind}, odd: infinite}}", f"data.val={{_target_: {kind}, n: 20}}")
-    own = ("data=dataset", *words, "data.test=${data.val}", f"data.num_workers={workers}", "data.num_classes=2")
+    own = (
+        "data=dataset",
+        *words,
+        f"data.test={{_target_: {kind}, n: 20}}",
+        f"data.num_workers={workers}",
+        "data.num_classes=2",
+    )
     shape = ("data.channels=1", "data.image_size=4", "data.batch_size=60", "trainer.log_every_n_steps=1")
     with pytest.raises(UserError, match=rf"holds inf \(batch\[0\], in row \d+ of 60: data\.train: item {BAD}\)"):
         train(new_run(tmp_path, *own, *SMALL, *shape))

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -36,8 +35,8 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         monkeypatch.setattr(cores_of_machine, "QUOTA", tmp_path / "cpu.max")
         for module in (cores_of_machine, threads):
             monkeypatch.setattr(module, "allowed", lambda: set(range(cpus)))
-        times = [SimpleNamespace(idle=100 - 100 * min(1, max(0, used - cpu))) for cpu in range(cpus)]
-        monkeypatch.setattr(psutil, "cpu_times_percent", lambda *_, **__: times)
+        percents = [100 * min(1.0, max(0.0, used - cpu)) for cpu in range(cpus)]
+        monkeypatch.setattr(psutil, "cpu_percent", lambda *_, **__: percents)
         monkeypatch.setattr(psutil, "getloadavg", lambda: (load, load, load))
 
     return has

@@ -87,7 +87,7 @@ def test_a_configuration_builds_one_and_follows_the_data(timm: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"name": "resnet10"}, "name=resnet10: timm has no such net; did you mean resnet10t?"),
+        ({"name": "resnet10"}, "name=resnet10: timm has no such net; did you mean resnet101?"),
         ({"name": "hf-hub:timm/resnet18"}, "name=hf-hub:timm/resnet18: expected a name that timm lists, got"),
         (
             {"name": "resnet10t.no_such"},
@@ -112,7 +112,7 @@ def test_what_is_no_net_is_refused(options: dict[str, Any], sentence: str) -> No
 @pytest.mark.parametrize(
     ("typed", "sentence"),
     [
-        ("model.name=resnet10", "model.net.name=resnet10: timm has no such net; did you mean resnet10t?"),
+        ("model.name=resnet10", "model.net.name=resnet10: timm has no such net; did you mean resnet101?"),
         ("model.name=convnext_atto", "model.net.name=convnext_atto is no net for images of 1 x 8 x 8 (Calculated"),
         ("model.net.patch_size=4", "model.net.patch_size: resnet18 takes no such option: leave it null."),
         ("model.net.global_pool=no", "model.net.name=resnet18 is no net for images of 1 x 8 x 8 (Invalid pool"),

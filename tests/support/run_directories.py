@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from copy import deepcopy
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ def write_run(
     (path / "config.yaml").write_text(as_yaml(cfg))
     typed = [*SMALL, *words, f"seed={seed}"]
     (path / "overrides.yaml").write_text(as_yaml(typed))
-    (path / "environment.json").write_text(json.dumps(ENVIRONMENT | (environment or {})))
+    began = {"started": (datetime(2026, 11, 23, tzinfo=UTC) + timedelta(seconds=number)).isoformat()}
+    (path / "environment.json").write_text(json.dumps(ENVIRONMENT | began | (environment or {})))
     rows = ["step,train/loss,val/accuracy", *(f"{step},{2 / step},{'' if step % 2 else step / 100}" for step in (1, 2))]
     (path / "metrics.csv").write_text("\n".join(rows) + "\n")
     if accuracy is not None:

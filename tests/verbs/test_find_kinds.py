@@ -206,7 +206,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], list[str], str]] = {
         f"{what} for {verb.__name__}": (verb, words, sentence)
         for verb in (batch, rate)
         for what, words, sentence in (
-            ("no batch", own("Empty"), "data: there is no training batch: look whether its source is empty, "),
+            ("no batch", own("Empty"), "data: train_dataloader has no batch in epoch 1"),
             ("none of them", [*own("Sized"), "trainer.limit_train_batches=0"], "data: there is no training batch: "),
             ("two optimizers", lit("Both"), "Lightning refuses this run: "),
             (

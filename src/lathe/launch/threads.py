@@ -47,10 +47,10 @@ def _load_of_others() -> float:
     """
     import psutil  # not needed for a command that is refused
 
-    cpus = psutil.cpu_times_percent(SAMPLE_S, percpu=True)
-    used = sum(100 - cpu.idle - getattr(cpu, "iowait", 0) for number, cpu in enumerate(cpus) if number in allowed())
+    percents = psutil.cpu_percent(SAMPLE_S, percpu=True)
+    used = sum(percent for number, percent in enumerate(percents) if number in allowed()) / 100
     load: float = psutil.getloadavg()[0]
-    return load if used > 90 * len(allowed()) else min(load, used / 100)
+    return load if used > 0.9 * len(allowed()) else min(load, used)
 
 
 @contextmanager

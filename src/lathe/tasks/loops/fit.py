@@ -71,10 +71,8 @@ class FitLoop(_FitLoop):
         if seen.ready == 0:
             super().advance()
         if seen.ready == 0:
-            raise UserError(
-                f"data: train_dataloader has no batch in epoch {self.trainer.current_epoch + 1}. Return an object that "
-                "starts again at each iter()."
-            )
+            way = "Return an object that starts again at each iter()." if self.trainer.current_epoch else "Is it empty?"
+            raise UserError(f"data: train_dataloader has no batch in epoch {self.trainer.current_epoch + 1}. {way}")
 
     def on_advance_end(self) -> None:
         super().on_advance_end()
