@@ -1,5 +1,5 @@
-"""What ran on GPUs, from the acceptance's own record: python scripts/gpu_column.py writes the GPU column of README.md
-and the table of docs/gpu.md out of docs/gpu_results.json (with --check, says what is stale)
+"""Write the GPU columns of README.md and the table of docs/gpu.md from docs/gpu_results.json, the record of the GPU
+tests: python scripts/gpu_column.py (with --check it names the stale files and exits with code 1)
 """
 
 import json
@@ -11,8 +11,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "gpu_results.json"
-NOT_YET = "written, not yet run"
-# Rows of README's table by what they begin with, and the file of tests/gpu that proves each; null: none does.
+# Rows of README's table of features by how they begin, and the file of tests/gpu for each; null: there is none.
 ROWS: dict[str, str | None] = {
     "`strategy=`": "test_gpu_strategies.py",
     "`precision=`": "test_gpu_precision.py",
@@ -21,7 +20,6 @@ ROWS: dict[str, str | None] = {
     "`target=`": "test_gpu_targets.py",
     "several machines": None,
 }
-NOTES = {"`precision=`": "; refused where the GPU lacks it"}
 AREAS = {
     "test_gpu_strategies.py": "strategies, on one GPU and on two",
     "test_gpu_precision.py": "number formats, the scaler, TF32, channels last",
@@ -60,30 +58,34 @@ def where(facts: Mapping[str, Any]) -> str:
     return f"{', '.join(names)}, torch {facts['torch']}, {facts['day']}"
 
 
-def cell(file: str | None, facts: Mapping[str, Any] | None) -> str:
-    """What the column says of the tests of a file; a skipped test has not run, and counts as nothing."""
+def cells(file: str | None, facts: Mapping[str, Any] | None) -> tuple[str, str]:
+    """The tests of a file that ran on a GPU, and those that could not run there."""
     tests = tests_of(file, facts) if facts else {}
     ran = {name: test for name, test in tests.items() if test["outcome"] != "skipped"}
-    if facts is None or not ran:
-        return NOT_YET
+    if not ran:
+        return "no", "all of it"
     failed = [name for name, test in ran.items() if test["outcome"] != "passed"]
-    text = f"{len(ran) - len(failed)} of {len(ran)} tests passed on {where(facts)}"
+    text = f"{len(ran) - len(failed)} of {len(ran)} tests passed"
     left = len(tests) - len(ran)
-    text += f"; {left} more could not run there" if left else ""
-    return f"{text}; failed: {', '.join(f'`{name}`' for name in failed)}" if failed else text
+    return text + "".join(f"; failed: `{name}`" for name in failed), f"{left} tests" if left else ""
 
 
 def readme(text: str, facts: Mapping[str, Any] | None) -> str:
-    """README with its GPU column as the record has it. Raises ValueError where the table has another form."""
+    """README with its GPU columns as in the record. Raises ValueError where the table has another form."""
     lines, found = text.splitlines(keepends=True), []
     for number, line in enumerate(lines):
-        cells = line.rstrip("\n").split(" | ")
-        start = next((start for start in ROWS if cells[0].startswith(f"| {start}")), None)
-        if start is not None and len(cells) == 3:
+        row = [part.strip() for part in line.strip().split("|")[1:-1]]
+        start = next((start for start in ROWS if row and row[0].startswith(start)), None)
+        if row[:2] == ["", "runs on CPU"]:
+            row[2] = f"ran on GPU ({where(facts)})" if facts else "ran on GPU"
+        elif start is not None and len(row) == 4:
             found.append(start)
-            lines[number] = f"{cells[0]} | {cells[1]} | {cell(ROWS[start], facts)}{NOTES.get(start, '')} |\n"
+            row[2:] = cells(ROWS[start], facts)
+        else:
+            continue
+        lines[number] = f"| {' | '.join(row)} |\n"
     if found != list(ROWS):
-        raise ValueError(f"README's table of support has the rows {found}, expected {list(ROWS)}")
+        raise ValueError(f"README's table of features has the rows {found}, expected {list(ROWS)}")
     return "".join(lines)
 
 

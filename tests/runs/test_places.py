@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from support.run_directories import write_run, write_sweep
 
+from lathe.config.composed import pinned
 from lathe.runs.places import below, is_run, jobs_by_run, jobs_of
+from lathe.runs.rundir import open_run
 from lathe.verbs.report.collect import collect
 from lathe.verbs.runs.find import find
 
@@ -87,3 +89,12 @@ def test_runs_that_moved_with_their_sweep_are_found_there(tmp_path: Path) -> Non
     assert listed.path == moved
     assert [place.path for place in below(tmp_path / "after", passed=("sweeps",))] == [moved]
     assert is_run(moved)
+
+
+def test_the_folder_of_a_name_is_the_run_that_began_last(tmp_path: Path) -> None:
+    for number, day in enumerate(("2026-01-02_00-00-00_aaaaaa", "2026-01-01_23-00-00_bbbbbb")):  # in two time zones
+        newest = write_run(tmp_path / "logs", number, 0.9, ["name=a"]).rename(tmp_path / "logs" / "a" / day)
+        os.utime(newest / "environment.json", (number, number))
+    assert open_run("logs/a", "run").path == newest
+    kept = pinned({"ckpt_path": "logs/a", "compression": {"distill": {"teacher": ["logs/a"]}}})
+    assert (kept["ckpt_path"], kept["compression"]["distill"]["teacher"]) == (str(newest), [str(newest)])

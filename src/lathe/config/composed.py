@@ -3,6 +3,7 @@ at once.
 """
 
 import copy
+import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -263,7 +264,14 @@ def _real(value: Any) -> Any:
         return [_real(item) for item in value]
     if isinstance(value, dict) and "weights" in value:
         return {**value, "weights": _real(value["weights"])}
-    return os.path.realpath(value) if isinstance(value, str) and value != "ema" and os.path.exists(value) else value
+    real = isinstance(value, str) and value != "ema" and os.path.exists(value)
+    return os.path.realpath(newest_run(value)) if real else value
+
+
+def newest_run(path: str) -> str:
+    """Return the run directory in a folder of runs, such as logs/<name>, that began last; any other path as it is."""
+    began = glob.glob(f"{glob.escape(path)}/????-??-??_??-??-??_*/environment.json")  # written when a run begins
+    return os.path.dirname(max(began, key=lambda file: (os.path.getmtime(file), file))) if began else path
 
 
 def changes(saved: dict[str, Any], asked: dict[str, Any], own: str, ignore: Sequence[str]) -> list[str]:

@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from lathe import trust
 from lathe.config.composed import GROUPS as PARTS
+from lathe.config.composed import newest_run
 from lathe.config.schema import current
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, remove, require_plain, sweep, whole, write_atomically
@@ -280,7 +281,7 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
     if not isinstance(path, (str, Path)) or not str(path).strip():
         raise UserError(f"{key}={path}: expected the path of a run directory; logs/latest is the newest run.")
     try:
-        run = RunDir(Path(path).resolve(), f"{key}={path}")
+        run = RunDir(Path(newest_run(str(path))).resolve(), f"{key}={path}")
         there = run.path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long or with a null byte
         why = str(error.strerror if isinstance(error, OSError) else error)[:200]
