@@ -16,7 +16,6 @@ from support.runs import ROOT, SMALL, new_run, runs
 
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
-from lathe.trust.document import is_signed
 from lathe.verbs.reproduce import compared
 from lathe.verbs.reproduce.code import Code, code_of
 from lathe.verbs.reproduce.command import begin, report, show
@@ -65,10 +64,10 @@ def test_a_run_is_made_again_in_a_process_of_its_own(made: Path, tmp_path: Path)
 
 def test_only_a_run_of_this_user_is_made_again_under_a_signature(copy: RunDir, tmp_path: Path) -> None:
     request = {"paths": {"log_dir": tmp_path / "again"}, "data": {"folder": None}}
-    assert is_signed(begin(copy, request, HERE).path)
+    assert begin(copy, request, HERE).signed
     with (copy.path / "config.yaml").open("a") as file:
         file.write("\n")
-    assert not is_signed(begin(copy, request, HERE).path)
+    assert not begin(copy, request, HERE).signed
 
 
 def test_what_differs_is_told(made: Path, copy: RunDir) -> None:

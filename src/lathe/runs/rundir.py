@@ -24,7 +24,7 @@ from lathe.runs.environment import describe_environment
 from lathe.runs.lock import locked
 from lathe.runs.results import checked
 from lathe.runs.typed import with_ends
-from lathe.trust.document import as_yaml, read_mapping, read_yaml
+from lathe.trust.document import as_yaml, is_signed, read_mapping, read_yaml
 from lathe.trust.signing import signed_config
 
 # What every configuration of a run has, as groups of keys.
@@ -146,6 +146,11 @@ class RunDir:
             way = f"; {key}={there[-1]} takes that" if key and there else ""
             raise UserError(f"{self.path} has no checkpoint {name!r}: it has {', '.join(there) or 'none at all'}{way}.")
         return path
+
+    @property
+    def signed(self) -> bool:
+        """Whether config.yaml is as this user's own command wrote it."""
+        return is_signed(self.path)
 
     def save_config(self, cfg: dict[str, Any], signed: bool = True) -> None:
         """Writes config.yaml, `signed` where all that it names was typed or trusted by this user."""

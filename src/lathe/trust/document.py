@@ -59,7 +59,7 @@ def read_signed(path: Path, where: str) -> tuple[Any, bool]:
 
 
 def is_signed(run: Path) -> bool:
-    """Whether this user has signed the config.yaml of a run directory; False if it can't be read."""
+    """As `read_signed`, of the config.yaml of a run directory; False if it can't be read."""
     with suppress(UserError, OSError):
         return is_signed_config(_bytes(run / "config.yaml", str(run), MAX_BYTES))
     return False

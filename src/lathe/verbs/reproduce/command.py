@@ -17,7 +17,6 @@ from lathe.loggers.lines import read_lines
 from lathe.runs import rundir
 from lathe.runs.environment import describe_environment
 from lathe.runs.rundir import RunDir
-from lathe.trust.document import is_signed
 from lathe.verbs.reproduce.code import Code, code_of
 from lathe.verbs.runs.places import differing_environments
 from lathe.verbs.runs.table import printable
@@ -95,7 +94,7 @@ def begin(run: RunDir, request: dict[str, Any], code: Code) -> RunDir:
     config["paths"]["log_dir"] = str(log_dir)
     data_at(config, request["data"]["folder"])
     typed = run.typed if (run.path / "overrides.yaml").is_file() else []
-    again = rundir.create(log_dir, config, typed, signed=is_signed(run.path))
+    again = rundir.create(log_dir, config, typed, signed=run.signed)
     environment = {**describe_environment(), "git_commit": code.commit, "git_diff": code.diff}
     files.write_atomically(again.path / "environment.json", json.dumps(environment, indent=2) + "\n")
     return again

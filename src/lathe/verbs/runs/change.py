@@ -11,7 +11,6 @@ from lathe import files
 from lathe.errors import UserError, refuse, require
 from lathe.runs.places import folders_in, jobs
 from lathe.runs.rundir import RunDir, point_latest
-from lathe.trust.document import is_signed
 from lathe.verbs.runs import table
 from lathe.verbs.runs.listed import Listed
 from lathe.verbs.runs.table import many, printable, size
@@ -46,7 +45,7 @@ def _tagged(run: RunDir, where: str, words: Sequence[str], without: Sequence[str
     tags = [word for word in dict.fromkeys((*found, *words)) if word not in without]
     changed = tags != (config.get("tags") or []) or (result is not None and tags != (result.get("tags") or []))
     if changed:
-        run.save_config({**config, "tags": tags}, signed=is_signed(run.path))
+        run.save_config({**config, "tags": tags}, signed=run.signed)
         if result is not None:
             run.finish({**{key: value for key, value in result.items() if key != "tags"}, **_named(tags)})
     return changed
