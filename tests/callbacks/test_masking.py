@@ -2,6 +2,7 @@
 process.
 """
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +11,14 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from lathe.callbacks.ema import EMA
+from lathe.callbacks.methods.lottery import Lottery
 from lathe.callbacks.methods.masking import Masking, checksum
+from lathe.callbacks.methods.pruning import Prune
+from lathe.callbacks.methods.pruning_patterns import PruneNM, PruneStructured
+from lathe.callbacks.methods.rigl import RigL
 from lathe.errors import UserError
 from lathe.strategies import precision_plugin
 
@@ -183,6 +189,38 @@ def test_layers_that_match_nothing_are_named_before_training(tiny: SimpleNamespa
     masking = At(5, layers=["1"], head=True)
     tiny.trainer(masking).fit(task, tiny.Loader())
     assert list(masking.masks) == ["1.weight"]
+
+
+LITTLE = {
+    "weight_norm": ([weight_norm(nn.Conv1d(4, 8, 3)), nn.Linear(6, 6), nn.Linear(6, 2)], 36 / (8 + 96 + 36 + 12), "1"),
+    "attention": ([nn.MultiheadAttention(8, 2), nn.Linear(8, 2)], 64 / (192 + 64 + 16), "0.out_proj"),
+    "gru": ([nn.GRU(8, 4), nn.Linear(4, 4), nn.Linear(4, 2)], 16 / (96 + 48 + 16 + 8), "1"),
+}
+
+
+@pytest.mark.parametrize("kind", LITTLE)
+@pytest.mark.parametrize("method", [Prune, PruneStructured, PruneNM, RigL, Lottery])
+def test_a_method_that_masks_less_than_half_of_the_weights_warns(tiny: SimpleNamespace, method: Any, kind: str) -> None:
+    layers, share, masked = LITTLE[kind]
+    groups = {"n": 1, "m": 2} if method is PruneNM else {}
+
+    def setup(**options: Any) -> None:
+        method(**groups, **options).setup(SimpleNamespace(callbacks=[]), tiny.Task(nn.Sequential(*layers)), "fit")
+
+    with pytest.warns(UserWarning, match=rf"^compression\.{method.name} masks only {share:.1%} of the weights: 0\."):
+        setup()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        setup(layers=[masked])  # all that was asked for
+
+
+def test_excluded_layers_count_as_asked_for(tiny: SimpleNamespace) -> None:
+    net = nn.Sequential(nn.Linear(5, 4), weight_norm(nn.Linear(4, 5)), nn.Linear(5, 2), nn.Linear(2, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        At(exclude=["1"]).setup(SimpleNamespace(callbacks=[]), tiny.Task(net), "fit")  # 30 of 34
+    with pytest.warns(UserWarning, match=rf"only {10 / (25 + 10 + 4):.1%} of the weights: 1\.parametrizations"):
+        At(exclude=["0"]).setup(SimpleNamespace(callbacks=[]), tiny.Task(net), "fit")
 
 
 def test_a_checkpoint_of_other_layers_is_refused(tiny: SimpleNamespace, tmp_path: Path) -> None:

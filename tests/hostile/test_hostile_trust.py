@@ -10,12 +10,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
 from support.choices import ALL, OURS
 from support.commands import forget
 from support.hostile_runs import plant, put
+from support.runs import SMALL, runs
 
 from lathe import trust
 from lathe.config.schema import current
@@ -27,6 +29,7 @@ from lathe.trust.own import BASES
 from lathe.trust.parts import CALLBACKS, LAYERS, LOGGERS, METRICS, OPTIMIZERS, SCHEDULERS, listed
 
 Refusal = Callable[[RunDir], str]
+Cli = Callable[..., tuple[int, str]]
 
 
 def test_trusted_names_hold_for_what_they_name(foreign: RunDir, refusal: Refusal) -> None:
@@ -70,6 +73,51 @@ def test_what_the_command_itself_names_may_stand_at_the_same_key(foreign: RunDir
     trust.allow({"trusted": [], "callbacks": {"net": node}})
     with pytest.raises(UserError, match="not a part"):
         open_run(foreign.path, "run")
+
+
+def test_a_run_that_this_user_trained_needs_no_trust(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a package in site-packages, by each command; and config.yaml stays signed where Lathe rewrites it."""
+    site = tmp_path / "site-packages"
+    (site / "installed").mkdir(parents=True)
+    (site / "installed" / "__init__.py").write_text("from lathe.nets import MLP\nclass Net(MLP): ...\n")
+    monkeypatch.syspath_prepend(str(site))
+    monkeypatch.delenv("LATHE_TRUSTED", raising=False)
+    np.save("images.npy", np.zeros((3, 8, 8), np.uint8))
+    net = "model.net._target_=installed.Net"
+    assert cli(*SMALL, net, "trainer.max_epochs=1") == (0, "")
+    (path,) = runs(tmp_path / "logs")
+    evaluate, predict = ("run=logs/latest", "trainer.accelerator=cpu"), ("input=images.npy", "output=out.csv")
+
+    def later() -> list[str]:
+        called = [
+            cli(*evaluate, script="scripts/evaluate.py"),
+            cli(*evaluate, *predict, script="scripts/predict.py"),
+            cli("resume=logs/latest"),
+        ]
+        return [sentence for code, sentence in called if code]
+
+    assert later() == []
+    assert cli("resume=logs/latest", "trainer.max_epochs=2")[0] == 0
+    assert cli("runs=logs", "tag=[good]", script="scripts/runs.py")[0] == 0
+    assert (RunDir(path).config["trainer"]["max_epochs"], RunDir(path).config["tags"]) == (2, ["good"])
+    assert later() == []
+    assert cli("runs=logs", "archive=moved", script="scripts/runs.py")[0] == 0
+    (path,) = runs(tmp_path / "moved")
+    assert RunDir(path).config["tags"] == ["good"]
+    path = path.rename(tmp_path / "logs" / "latest")
+    signed = (path / "config.yaml").read_bytes()
+
+    refusal = "names `installed.Net` at model.net, which is not a part that a saved configuration may build"
+    (path / "config.yaml").write_bytes(signed.replace(b"max_epochs: 2", b"max_epochs: 3"))
+    assert [refusal in sentence for sentence in later()] == [True] * 3
+    assert cli("runs=logs/latest", "tag=[mine]", script="scripts/runs.py")[0] == 0
+    assert len(later()) == 3  # a tag signs only what was signed before
+    (path / "config.yaml").write_bytes(signed)
+    assert later() == []
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))  # of another user, or on another machine
+    assert [refusal in sentence for sentence in later()] == [True] * 3
+    assert cli("resume=logs/latest", "trusted=[installed]", "trainer.max_epochs=3")[0] == 0
+    assert later() == []
 
 
 @pytest.mark.parametrize("trusted", ["timm", [1], ["a b"], ["os; system"], [""], {"a": 1}])

@@ -10,7 +10,6 @@ import yaml
 from support.runs import config, new_run
 
 from lathe import trust
-from lathe.errors import UserError
 from lathe.runs.rundir import RunDir, open_run
 from lathe.runs.summary import proposals
 from lathe.runs.typed import relied_on, run_command, typed_script
@@ -40,26 +39,25 @@ def opens(command: str, key: str, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("words", [(), (OWN,), (OWN, "model.net._target_=json.loads")], ids=len)
-def test_a_run_is_opened_by_the_commands_that_it_prints(words: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("signed", [True, False])
+def test_a_run_is_opened_by_the_commands_that_it_prints(words: tuple[str, ...], signed: bool, tmp_path: Path) -> None:
     cfg = typed(*words, tmp_path=tmp_path)
     run = RunDir(cfg["paths"]["run_dir"])
+    run.save_config(cfg, signed)
     commands = Start(run, cfg, 0, None).command, proposals(run, cfg)[0]
-    if words:
-        trust.allow({})
-        with pytest.raises(UserError, match="not a part that a saved configuration may build"):
-            open_run(run.path, "run")
     for command, key, verb in zip(commands, ("resume", "run"), ("train", "evaluate"), strict=True):
         trust.allow({})
-        assert ("trusted=" in command) == bool(words)
+        assert ("trusted=" in command) == (bool(words) and not signed)
         assert opens(command, key, verb)["callbacks"] == cfg["callbacks"]
 
 
 def test_only_what_this_process_may_build_is_named(tmp_path: Path) -> None:
     cfg = typed(OWN, tmp_path=tmp_path)
     trust.allow({})
-    assert relied_on(cfg) == []  # somebody else's run, read by a report
+    assert relied_on("logs/foreign", cfg) == []  # read by a report
     trust.allow({"trusted": ["lightning.pytorch"]})
-    assert relied_on(cfg) == [CHECKPOINT]
+    assert relied_on("logs/foreign", cfg) == [CHECKPOINT]
+    assert relied_on(cfg["paths"]["run_dir"], cfg) == []  # signed by this user
 
 
 def test_what_a_teacher_of_the_run_needs_is_named_too(tmp_path: Path) -> None:
@@ -70,7 +68,7 @@ def test_what_a_teacher_of_the_run_needs_is_named_too(tmp_path: Path) -> None:
     node = {"kind": "distill", "teacher": [str(teacher), str(other), {"net": None}, str(tmp_path / "gone"), "ema"]}
     trust.allow({"trusted": ["json"]})
     cfg: dict[str, Any] = {"compression": {"stages": None, "distill": node}}
-    assert relied_on(cfg) == ["json.dumps", "json.loads"]
+    assert relied_on("logs/a", cfg) == ["json.dumps", "json.loads"]
     assert run_command("train.py", "resume", "logs/a", cfg, "x=1") == (
         "python train.py resume=logs/a 'trusted=[json.dumps,json.loads]' x=1"
     )

@@ -18,7 +18,7 @@ from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.verbs.reproduce import compared
 from lathe.verbs.reproduce.code import Code, code_of
-from lathe.verbs.reproduce.command import report, show
+from lathe.verbs.reproduce.command import begin, report, show
 from lathe.verbs.train import train
 
 Cli = Callable[..., tuple[int, str]]
@@ -60,6 +60,14 @@ def test_a_run_is_made_again_in_a_process_of_its_own(made: Path, tmp_path: Path)
     kept = {key: value for key, value in old.config.items() if key not in ("paths", "launch")}
     assert {key: value for key, value in new.config.items() if key not in ("paths", "launch")} == kept
     assert new.config["paths"]["run_dir"] == str(again)
+
+
+def test_only_a_run_of_this_user_is_made_again_under_a_signature(copy: RunDir, tmp_path: Path) -> None:
+    request = {"paths": {"log_dir": tmp_path / "again"}, "data": {"folder": None}}
+    assert begin(copy, request, HERE).signed
+    with (copy.path / "config.yaml").open("a") as file:
+        file.write("\n")
+    assert not begin(copy, request, HERE).signed
 
 
 def test_what_differs_is_told(made: Path, copy: RunDir) -> None:

@@ -25,7 +25,8 @@ from lathe.runs.environment import describe_environment
 from lathe.runs.lock import locked
 from lathe.runs.results import checked
 from lathe.runs.typed import with_ends
-from lathe.trust.document import as_yaml, read_mapping, read_yaml
+from lathe.trust.document import as_yaml, is_signed, read_mapping, read_yaml
+from lathe.trust.signing import signed_config
 
 # What every configuration of a run has, as groups of keys.
 GROUPS = ("paths", *PARTS)
@@ -147,9 +148,15 @@ class RunDir:
             raise UserError(f"{self.path} has no checkpoint {name!r}: it has {', '.join(there) or 'none at all'}{way}.")
         return path
 
-    def save_config(self, cfg: dict[str, Any]) -> None:
-        """Writes config.yaml."""
-        write_atomically(self.path / "config.yaml", as_yaml(cfg))
+    @property
+    def signed(self) -> bool:
+        """Whether config.yaml is as this user's own command wrote it."""
+        return is_signed(self.path)
+
+    def save_config(self, cfg: dict[str, Any], signed: bool = True) -> None:
+        """Writes config.yaml, `signed` where all that it names was typed or trusted by this user."""
+        text = as_yaml(cfg)
+        write_atomically(self.path / "config.yaml", signed_config(text) if signed else text)
 
     @property
     def begun(self) -> bool:
@@ -219,9 +226,11 @@ class RunDir:
             return True
 
 
-def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: str | None = None) -> RunDir:
+def create(
+    log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: str | None = None, signed: bool = True
+) -> RunDir:
     """Makes a fresh directory `<log_dir>/<name>/<date>_<time>_<short id>`, and writes what is known at the start.
-    `launch_id` is what an outer launcher (torchrun, SLURM) calls this run.
+    `launch_id` is what an outer launcher (torchrun, SLURM) calls this run, `signed` as in `RunDir.save_config`.
 
     Raises:
         UserError: the place can't be written to. Nothing is left behind then.
@@ -236,7 +245,7 @@ def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: 
         with whole(path) as making:  # a kill leaves no run directory without its files
             making.mkdir()
             cfg["paths"]["run_dir"] = str(path)
-            RunDir(making).save_config(cfg)
+            RunDir(making).save_config(cfg, signed)
             write_atomically(making / "overrides.yaml", as_yaml(overrides))
             environment = describe_environment(launch_id) | {"choices": _chosen_groups()}
             write_atomically(making / "environment.json", json.dumps(environment, indent=2) + "\n")

@@ -15,7 +15,7 @@ from lathe.config.typed import as_typed
 from lathe.errors import UserError
 from lathe.trust import carried
 from lathe.trust.check import findings
-from lathe.trust.document import read_yaml
+from lathe.trust.document import is_signed, read_yaml
 
 ENDS = ("max_epochs", "max_steps", "max_time")  # of a trainer
 CONFIG_DIR = "LATHE_CONFIG_DIR"  # the folder of further configuration files that this command was given
@@ -38,13 +38,13 @@ def train_words() -> list[str]:
     return ["python", typed_script("train.py"), *(["--config-dir", folder] if folder else [])]
 
 
-def relied_on(config: Mapping[str, Any]) -> list[str]:
-    """What of a run's `config` a later command has to name in `trusted`, since this process may build it for no other
-    reason than that its own command names or trusts it. What has not been allowed here is not among them: who is shown
-    somebody else's run decides that for himself."""
+def relied_on(run: str | Path, config: Mapping[str, Any]) -> list[str]:
+    """The names in the `config` of the directory `run`, and in those of its teachers, that a later command has to list
+    in `trusted`: this user has not signed them, and this process builds them only because its own command names or
+    trusts them. Names that have not been allowed here are not among them."""
     trusted, typed = carried()
     names = set()
-    for read in (config, *_teachers(config)):
+    for read in (*([] if is_signed(Path(run)) else [config]), *_teachers(config)):
         if asked := list(findings(read, [], {})):  # of a run of Lathe's own parts nothing is
             refused = {(found.key, found.name) for found in findings(read, trusted, typed)}
             names |= {found.name for found in asked if (found.key, found.name) not in refused}
@@ -57,15 +57,15 @@ def _teachers(config: Mapping[str, Any]) -> Iterator[Any]:
         teachers = node.get("teacher")
         for path in teachers if isinstance(teachers, list) else [teachers]:
             file = Path(str(path)) / "config.yaml"
-            with suppress(UserError, OSError):  # which is told where the teacher is opened
-                if isinstance(path, str) and file.is_file():
+            with suppress(UserError, OSError):  # an error is raised where the teacher is opened
+                if isinstance(path, str) and file.is_file() and not is_signed(file.parent):
                     yield current(read_yaml(file, str(path)))
 
 
 def run_words(key: str, run: str | Path, config: Mapping[str, Any]) -> list[str]:
     """The overrides, not yet quoted for a shell, by which a command takes `run`, a directory with this `config`, at
     `key`."""
-    names = relied_on(config)
+    names = relied_on(run, config)
     return [f"{key}={value_typed(str(run))}", *([f"trusted=[{','.join(map(value_typed, names))}]"] if names else [])]
 
 

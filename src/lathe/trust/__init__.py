@@ -17,7 +17,7 @@ from lathe.config.schema import current
 from lathe.errors import UserError
 from lathe.trust import own
 from lathe.trust.check import GETTERS, KINDS, Finding, findings, kind_at, names_in
-from lathe.trust.document import read_json, read_yaml, shown
+from lathe.trust.document import read_json, read_signed, read_yaml, shown
 
 __all__ = ["allow", "allow_program", "ask", "carried", "checked_config", "checked_overrides", "read_json", "tell_owner"]
 
@@ -105,7 +105,8 @@ def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]
         OSError: it can't be read.
     """
     words = f"{where}: its config.yaml"
-    config = current(read_yaml(path, words))  # first of all: what is checked is what will be built
+    content, signed = read_signed(path, words)
+    config = current(content)  # first of all: what is checked is what will be built
     if not isinstance(config, dict):
         raise UserError(f"{words} can't be read as a configuration.")
     if not isinstance(config.get("name", "x"), str) or not _plain(config.get("name", "x")):
@@ -113,6 +114,8 @@ def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]
             f"{words} has name={shown(repr(config['name']))}, which is no name of a folder: it is not read."
         )
     trusted, typed = carried()
+    if signed:  # this user's own command named these
+        typed = typed | names_in(config)
     found = list(findings(config, trusted, typed))
     for finding in found:
         if not finding.mend:
@@ -120,7 +123,7 @@ def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]
             raise UserError(f"{words} names {there}, {finding.why}: take a run directory as Lathe has written it.")
     if found:
         _ask_for(found, words)
-        trusted, typed = carried()
+        trusted, _ = carried()
     if kinds:
         _check_kinds(config, words, trusted, typed)
     config.pop("trusted", None)

@@ -4,6 +4,7 @@ a file has; and writing such YAML.
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 from omegaconf._utils import get_omega_conf_dumper, get_yaml_loader
 
 from lathe.errors import UserError
+from lathe.trust.signing import is_signed_config
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 40
@@ -48,6 +50,19 @@ def read_yaml(path: Path, where: str) -> Any:
         OSError: it can't be read at all.
     """
     return _parsed(_bytes(path, where, MAX_BYTES), where)
+
+
+def read_signed(path: Path, where: str) -> tuple[Any, bool]:
+    """As `read_yaml`, and whether this user has signed the file (lathe.trust.signing)."""
+    data = _bytes(path, where, MAX_BYTES)
+    return _parsed(data, where), is_signed_config(data)
+
+
+def is_signed(run: Path) -> bool:
+    """As `read_signed`, of the config.yaml of a run directory; False if it can't be read."""
+    with suppress(UserError, OSError):
+        return is_signed_config(_bytes(run / "config.yaml", str(run), MAX_BYTES))
+    return False
 
 
 def read_mapping(path: Path, where: str, known: dict[str, Any]) -> Any:

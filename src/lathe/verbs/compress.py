@@ -198,6 +198,7 @@ def prune_once(method: Any, net: Any, datamodule: Any) -> Metrics:
     )
     chosen = method.choose(net)
     require(bool(chosen), f"{key} finds nothing to mask: {HEAD_RULE}")
+    method.warn_if_few(net, chosen)
     method.parameters = chosen
     masks = make_masks(
         method.scores(net, 0),

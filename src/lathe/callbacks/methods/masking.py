@@ -15,7 +15,7 @@ from lathe.callbacks.lean import EachStep
 from lathe.callbacks.methods.base import Compression, compressions
 from lathe.compression.channels.slices import staying
 from lathe.compression.masks.masks import Masks, make_masks
-from lathe.compression.masks.parameters import HEAD_RULE, maskable
+from lathe.compression.masks.parameters import HEAD_RULE, maskable, weights_of
 from lathe.errors import UserError
 from lathe.measure.processes import everyones, processes
 from lathe.measure.shards import is_sharded, local, parameters_of, part_of
@@ -75,6 +75,17 @@ class Masking(EachStep, Compression):
 
     def check(self, net: nn.Module) -> None:
         self.choose(net)
+
+    def warn_if_few(self, net: nn.Module, chosen: dict[str, nn.Parameter]) -> None:
+        """Warn where less than half of the weights that were asked for are masked."""
+        weights = {name: p.numel() for name, p in weights_of(net, self.layers, self.exclude).items()}
+        left = sorted(weights.keys() - chosen.keys(), key=lambda name: (-weights[name], name))
+        share = 1 - sum(weights[name] for name in left) / max(sum(weights.values()), 1)
+        if share < 0.5 and {"linear", "conv"} & set(self.types):
+            rank_zero_warn(
+                f"compression.{self.name} masks only {share:.1%} of the weights: {left[0]} stays dense. List in layers "
+                "what to mask."
+            )
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         """Called once before the first optimizer step (0) and once after each (from 1), when masks have been
@@ -148,6 +159,7 @@ class Masking(EachStep, Compression):
         chosen = self.choose(net)
         if not chosen:
             raise UserError(f"compression.{self.name} finds nothing to mask: {HEAD_RULE}")
+        self.warn_if_few(net, chosen)
         self._chosen = list(chosen)
         # Without learned steps of fake quantization, which a resumed run's net has already and a new one's does not.
         self._shapes = {name: tuple(p.shape) for name, p in net.named_parameters() if "_quantizer." not in name}

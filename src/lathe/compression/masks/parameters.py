@@ -70,6 +70,25 @@ def maskable(
     return found
 
 
+def weights_of(
+    net: nn.Module, layers: Sequence[str] | None = None, exclude: Sequence[str] = ()
+) -> dict[str, nn.Parameter]:
+    """The weights of the net, or of the modules that match `layers`, without modules that match `exclude`, by name.
+
+    A weight is a parameter of two dimensions or more; what begins with a dimension of 1, such as learned positions, is
+    added to a batch and counts as a bias.
+    """
+    found = {}
+    for name, parameter in net.named_parameters():
+        parts = name.split(".")  # conv.parametrizations.weight.original1 is a weight of conv
+        modules = [".".join(parts[:end]) for end in range(len(parts))]
+        wanted = layers is None or any(_matches(module, layers) for module in modules)
+        wanted &= not any(_matches(module, exclude) for module in modules)
+        if wanted and parameter.dim() > 1 and parameter.shape[0] > 1:
+            found[name] = parameter
+    return found
+
+
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from lathe.compression.masks.parameters import weights_of
 from lathe.compression.quantization.layers import QuantAdd, QuantLayer, quantized_class, weighted
 from lathe.errors import UserError, did_you_mean
 
@@ -88,21 +89,11 @@ def choose(
 
 def left_in_float(net: nn.Module, excluded: Iterable[str] = ()) -> tuple[float, list[str]]:
     """Which share of the numbers in the weights of a quantized `net` stays in float, and the names of these parameters,
-    the largest first.
-
-    A weight is a parameter of two dimensions or more; what begins with a dimension of 1, such as learned positions, is
-    added to a batch and counts as a bias. Parameters of modules that match one of the patterns `excluded` are asked for
-    and don't count as left.
+    the largest first. Those of modules that match one of the patterns `excluded` are asked for and don't count as left.
     """
-    patterns = list(excluded)
     rounded = {id(layer.weight) for layer in weighted(net).values() if layer.weight_quantizer is not None}
-    weights = {name: p for name, p in net.named_parameters() if p.dim() > 1 and p.shape[0] > 1}
-    left = {
-        name: p.numel()
-        for name, p in weights.items()
-        if id(p) not in rounded and not any(fnmatchcase(name.rpartition(".")[0], pattern) for pattern in patterns)
-    }
-    share = sum(left.values()) / max(sum(p.numel() for p in weights.values()), 1)
+    left = {name: p.numel() for name, p in weights_of(net, exclude=list(excluded)).items() if id(p) not in rounded}
+    share = sum(left.values()) / max(sum(p.numel() for p in weights_of(net).values()), 1)
     return share, sorted(left, key=lambda name: -left[name])
 
 

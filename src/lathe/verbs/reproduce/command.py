@@ -93,7 +93,8 @@ def begin(run: RunDir, request: dict[str, Any], code: Code) -> RunDir:
     log_dir = Path(request["paths"]["log_dir"]).absolute()
     config["paths"]["log_dir"] = str(log_dir)
     data_at(config, request["data"]["folder"])
-    again = rundir.create(log_dir, config, run.typed if (run.path / "overrides.yaml").is_file() else [])
+    typed = run.typed if (run.path / "overrides.yaml").is_file() else []
+    again = rundir.create(log_dir, config, typed, signed=run.signed)
     environment = {**describe_environment(), "git_commit": code.commit, "git_diff": code.diff}
     files.write_atomically(again.path / "environment.json", json.dumps(environment, indent=2) + "\n")
     return again

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
 from lathe import files
 from lathe.errors import UserError, refuse, require
 from lathe.runs.places import folders_in, jobs
@@ -47,8 +45,7 @@ def _tagged(run: RunDir, where: str, words: Sequence[str], without: Sequence[str
     tags = [word for word in dict.fromkeys((*found, *words)) if word not in without]
     changed = tags != (config.get("tags") or []) or (result is not None and tags != (result.get("tags") or []))
     if changed:
-        text = OmegaConf.to_yaml(OmegaConf.create({**config, "tags": tags}))
-        files.write_atomically(run.path / "config.yaml", text)
+        run.save_config({**config, "tags": tags}, signed=run.signed)
         if result is not None:
             run.finish({**{key: value for key, value in result.items() if key != "tags"}, **_named(tags)})
     return changed

@@ -1,8 +1,8 @@
-"""Which exports this user has made on this machine: their manifests carry a keyed hash, whose key lies in the user's
-own folder.
+"""Signatures of exports and run directories that this user has made on this machine: keyed hashes, whose key lies in
+the user's own folder.
 
-Some files that are exported are programs: loading one runs it, and no check of it can tell a net from an attack. So one
-from elsewhere is loaded only if it is trusted.
+Some exports are programs, and a run's config.yaml may name any class: loading either runs code, and no check can tell a
+net from an attack. So files that this user has not signed are loaded only if they are trusted.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from typing import Any
 
 FALLBACK = "LATHE_EXPORT_KEY"  # for this process and those that it starts, where the user's folder can't be written to
 LENGTH = 32
+MARK = b"# signature: "  # begins the last line of a config.yaml
 
 
 def signature(target: str, file: str, hashes: Any) -> str:
@@ -28,6 +29,21 @@ def made_here(manifest: dict[str, Any]) -> bool:
     found = manifest.get("made")
     own = signature(manifest["target"], manifest["file"], manifest["files"])
     return isinstance(found, str) and hmac.compare_digest(found.encode(), own.encode())
+
+
+def signed_config(text: str) -> str:
+    """The text of a config.yaml with a keyed hash of it as its last line, a comment."""
+    return text + (MARK + _config_hash(text.encode())).decode() + "\n"
+
+
+def is_signed_config(data: bytes) -> bool:
+    """Whether the bytes of a config.yaml are as this user's own command wrote them."""
+    text, mark, found = data.rpartition(MARK)
+    return bool(mark) and hmac.compare_digest(found, _config_hash(text) + b"\n")
+
+
+def _config_hash(text: bytes) -> bytes:
+    return hmac.new(_key(), b"config.yaml\n" + text, hashlib.sha256).hexdigest().encode()
 
 
 def _key() -> bytes:
