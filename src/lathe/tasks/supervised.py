@@ -3,6 +3,7 @@
 import copy
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -111,11 +112,9 @@ class SupervisedTask(Task):
         """
         sizes = _image_size(facts)
         for mode in (False, True)[: 1 + train] if sizes and self.takes_pairs else ():
-            try:
-                with torch.random.fork_rng(devices=[]), torch.no_grad():
-                    answer = copy.deepcopy(self.net).train(mode)(torch.zeros(2, *sizes))
-            except Exception:
-                continue  # as in `_answer`
+            answer: Any = torch.empty(0)
+            with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():  # as in `_answer`
+                answer = copy.deepcopy(self.net).train(mode)(torch.zeros(2, *sizes))
             if not isinstance(answer, Tensor):
                 hook = functools.partial(logits_of, classes=facts.get("num_classes"))
                 hook(self.net, (torch.zeros(2),), answer)
