@@ -1,4 +1,4 @@
-"""Two nets with the same weights and answers, of which one has a habit, get the same figures on every path."""
+"""A net with habits, such as writing into its input, gets the same figures as its plain twin on every path."""
 
 import random
 from collections.abc import Callable
@@ -102,7 +102,7 @@ def fit(net: nn.Module, batches: list[Any], callback: Any) -> None:
 
 
 def teacher(net: Net, batches: list[Any]) -> Any:
-    """What a teacher answers and a student's layers give, the student being the net as well."""
+    """Answers of a teacher, and captured outputs of a student's layers; the net is both."""
     teachers = Teachers("ema", None, 0.9, 0)
     teachers.nets = [frozen(deepcopy(net))]
     capture = Capture(net, ["stem", "blocks.0", "mid.input"][: 2 + ("functional" not in net.habits)], False)

@@ -67,8 +67,8 @@ def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) ->
 
 
 def _tied(net: nn.Module, groups: list[Group]) -> list[Group]:
-    """The groups, of which those that share a tied weight are one. What cuts a computed weight (a parametrization), or
-    one of several uses of a tied weight alone, is left out.
+    """Joins groups that share a tied weight. Leaves out those that cut a computed weight (a parametrization), or only
+    some uses of a tied one.
     """
     tensors = {**dict(net.named_parameters(remove_duplicate=False)), **dict(net.named_buffers())}
     uses = Counter(id(p) for module in net.modules() for p in module.parameters(recurse=False))
@@ -88,7 +88,7 @@ def _tied(net: nn.Module, groups: list[Group]) -> list[Group]:
             slices, sizes = sum((one.slices for one in every), ()), sum((one.sizes for one in every), ())
             joined.append(replace(every[0], slices=slices, sizes=sizes))
     joined = [group for group in joined if all(count == uses[key[0]] for key, count in tied(group).items())]
-    names = {name for name, _ in [*net.named_parameters(), *net.named_buffers()]}  # a tied tensor's first name alone
+    names = {name for name, _ in [*net.named_parameters(), *net.named_buffers()]}  # of a tied tensor only the first
     return [replace(group, slices=tuple(part for part in group.slices if part.name in names)) for group in joined]
 
 
