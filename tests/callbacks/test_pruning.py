@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from support.prune_fit import WEIGHTS, Task, Watch, fit
 from torch import Tensor, nn
 
@@ -175,3 +175,22 @@ def test_a_run_that_ends_early_is_told() -> None:
         match=r"^compression\.prune: training ended at step 7, before compression\.prune\.end, at sparsity 0\.",
     ):
         fit(Prune(sparsity=0.5), Stops())
+
+
+def test_wanda_needs_layers_that_are_called() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(nn.functional.linear(x, self.inner.weight))
+            return out
+
+    loader: Any = [(torch.randn(8, 4), torch.randint(0, 3, (8,)))] * 4
+    trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=[Prune(0.5, criterion="wanda")], logger=False)
+    data = LightningDataModule()
+    data.train_dataloader = data.val_dataloader = lambda: loader  # type: ignore[method-assign]
+    with pytest.raises(UserError, match=r"inner\.weight.*exclude"):
+        trainer.fit(Task(Net()), data)
+    assert trainer.global_step == 0

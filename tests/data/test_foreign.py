@@ -236,3 +236,10 @@ def test_evaluate_takes_the_split_that_is_asked_for(tmp_path: Path) -> None:
         found = evaluate({**cfg, "request": request})
         assert found[f"{split}/loss"] == pytest.approx(result[f"{split}/loss"], rel=1e-6)
     assert result["test/loss"] != pytest.approx(result["val/loss"], rel=1e-3)
+
+
+def test_an_empty_dataset_is_refused() -> None:
+    module = Table()
+    module.train_dataloader = lambda: DataLoader(TensorDataset(torch.empty(0, 4)), 4)  # type: ignore[method-assign]
+    with pytest.raises(UserError, match="empty"):
+        shared(1, 0, module).train_dataloader()

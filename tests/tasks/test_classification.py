@@ -1,7 +1,7 @@
 """Cross-entropy and accuracy against values by hand."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -118,3 +118,34 @@ def test_one_step_through_the_net() -> None:
     loss = it.training_step((x, y), 0)
     torch.testing.assert_close(loss, nn.functional.cross_entropy(it.net(x), y))
     assert torch.equal(it(x), it.net(x))
+
+
+@pytest.mark.parametrize("kind", ["dict", "named tuple", "tuple", "two of the shape"])
+def test_a_net_may_return_more_than_logits(kind: str) -> None:
+    class Output(NamedTuple):
+        logits: Tensor
+        aux: Tensor
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, x: Tensor) -> Any:
+            y = self.head(x.flatten(1))
+            if kind == "dict":
+                return {"hidden": x, "logits": y}
+            more = Output(y, y + 1) if kind == "named tuple" else (x, y) if kind == "tuple" else (y, y)
+            return more if self.training else y
+
+    it: Any = ClassificationTask(Net())
+    facts = {"channels": 1, "image_size": 2, "num_classes": 3}
+    if kind == "two of the shape":
+        with pytest.raises(UserError, match="Return logits"):
+            it.take_logits(facts, train=True)
+        return
+    it.take_logits(facts, train=True)
+    batch = (torch.randn(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1]))
+    expected = nn.functional.cross_entropy(it.net.head(batch[0].flatten(1)), batch[1])
+    assert torch.equal(it.train().training_step(batch, 0), expected)
+    assert it.eval()(batch[0]).shape == (5, 3)

@@ -9,9 +9,11 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from lathe.callbacks.bad_rows import bad_batch, bad_rows, blame, kind_of, names_of
 from lathe.callbacks.driven import net_of, task_of
+from lathe.compression.modes import copy_input
 from lathe.config.schema.held import held
 from lathe.config.splits import split_of
 from lathe.errors import UserError, require
@@ -56,6 +58,8 @@ class NanGuard(Callback):
         self._ends: list[int] = []  # for each optimizer step since the last reading, the number of losses up to it
         self._batch: Any = None
         self._batch_idx = 0
+        self._given: Any = None  # the first input, which the net may write into; `_batch` holds a copy
+        self._copying: RemovableHandle | None = None
         self._told = False  # whether a validation that is not finite was looked at
         self._at_once = False
 
@@ -67,6 +71,7 @@ class NanGuard(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._losses, self._ends = [], []
+        self._first = True
         self._at_once = trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu"
         found = [bad for bad in everyones(_first_bad_state(net_of(pl_module))) if bad]
         require(
@@ -77,8 +82,19 @@ class NanGuard(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._batch, self._batch_idx = batch, batch_idx
+        if self._first and isinstance(batch, list | tuple) and isinstance(batch[0], Tensor):
+            self._given, self._batch = batch[0], (batch[0].clone(), *batch[1:])
+        self._first = False
+
+    def _keep_inputs(self, pl_module: LightningModule) -> None:
+        """Gives the net copies of its inputs from now on, where it has written into the first one."""
+        given, self._given = self._given, None
+        if not torch.equal(given, self._batch[0]):
+            self._copying = net_of(pl_module).register_forward_pre_hook(copy_input)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if self._given is not None:
+            self._keep_inputs(pl_module)
         if not self._at_once:
             self._losses.append(loss.detach())
         elif not math.isfinite(loss.item()):
@@ -92,6 +108,8 @@ class NanGuard(Callback):
 
     def on_whole_step(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """In the place of the two before, where a step is one compiled function: its weights have followed already."""
+        if self._given is not None:
+            self._keep_inputs(pl_module)
         self._losses.append(loss)
         self._ends.append(len(self._losses))
         if len(self._ends) >= self.every_n_steps or (self._at_once and not math.isfinite(loss.item())):
@@ -121,6 +139,10 @@ class NanGuard(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._look(trainer, pl_module, gradients=False, state=True)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._copying is not None:
+            self._copying.remove()
 
     def _look(self, trainer: Trainer, pl_module: LightningModule, gradients: bool, state: bool = False) -> None:
         scaler = getattr(trainer.precision_plugin, "scaler", None)

@@ -27,7 +27,7 @@ from torch.utils.data import (
 from lathe.data.base import ExactDataModule, replicas_of
 from lathe.data.prefetch import go_ahead
 from lathe.data.shared import SharedLoader, parts_in_order, reader_over
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 
 HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
 
@@ -122,6 +122,7 @@ def _train_loader(loader: Any, datamodule: Any, seed: int) -> Any:
     replicas, rank = replicas_of(datamodule.trainer)
     reason = _reason(loader)
     if reason is None:
+        require(len(loader.dataset) > 0, "data: the dataset of train_dataloader is empty. Check where it reads from.")
         _check_divided(loader, datamodule, replicas)
         overfit = getattr(datamodule.trainer, "overfit_batches", 0)
         limit = None if datamodule.trainer is None else datamodule.trainer.limit_train_batches

@@ -64,17 +64,22 @@ def run(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
 def recomputed(blocks: Sequence[nn.Module], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`function(*args, **kwargs)`, of whose activations none is kept: the backward pass calls `function` again.
 
-    Random numbers and autocast are those of the first call, and so are the buffers of `blocks`: without that, a
+    The first argument is copied within, so that a block which writes into it finds it as it was the second time. Random
+    numbers and autocast are those of the first call, and so are the buffers of `blocks`: without that, a
     BatchNorm would count each batch twice.
     """
+
+    def copied(x: Any, *rest: Any, **kwargs: Any) -> Any:
+        return function(x.clone() if isinstance(x, Tensor) else x, *rest, **kwargs)
+
     if torch.compiler.is_compiling() or not any(True for block in blocks for _ in block.buffers()):
         # a compiler recomputes within its graph, in which the update of a buffer stands once
-        return checkpoint(function, *args, use_reentrant=False, **kwargs)
+        return checkpoint(copied, *args, use_reentrant=False, **kwargs)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
         return nullcontext(), _BuffersOf(blocks)
 
-    return checkpoint(function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+    return checkpoint(copied, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
 
 class _BuffersOf(AbstractContextManager[None]):

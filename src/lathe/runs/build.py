@@ -54,7 +54,9 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     if "net" in parts:
         _check_steps(parts["net"], task.func, cfg["task"]["_target_"])
     if not train:
-        return _called(task, **parts)
+        built = _called(task, **parts)
+        built.take_logits(cfg["data"], train)
+        return built
     optimizer = make_optimizer(cfg) if cfg["optimizer"] else None
     scheduler = make_schedule(cfg["scheduler"]) if cfg.get("scheduler") else None
     built = _called(task, **parts, optimizer=optimizer, scheduler=scheduler)
@@ -74,6 +76,7 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
                 "scheduler.monitor waits for a validation, and trainer.limit_val_batches=0 leaves them out: drop one "
                 "of the two.",
             )
+    built.take_logits(cfg["data"], train)
     return built
 
 

@@ -89,7 +89,7 @@ def outputs_of(forward: Forward, batches: Iterable[Any]) -> Tensor:
     """What `forward` answers to the inputs of all batches, one behind the other along the first dimension, in float32
     or wider.
     """
-    found = [torch.as_tensor(forward(batch[0])) for batch in batches]
+    found = [torch.as_tensor(forward(batch[0].clone())) for batch in batches]  # a net may write into its input
     return torch.cat([part.to(torch.promote_types(part.dtype, torch.float32)) for part in found])
 
 
@@ -105,7 +105,7 @@ def score(task: Task, forward: Forward, batches: Iterable[Any]) -> dict[str, flo
     meters = None if task.meters is None else task.meters.fresh()
     total: Tensor | None = None
     for batch in batches:
-        outputs = torch.as_tensor(forward(batch[0]))
+        outputs = torch.as_tensor(forward(batch[0].clone()))
         loss = torch.stack(list(task.losses(outputs, batch).values())).sum()
         sums = task.reduce(outputs, batch, loss).double()
         total = sums if total is None else total + sums

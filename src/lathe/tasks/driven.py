@@ -33,6 +33,9 @@ class Driven(FromCheckpoint):
         touched.
         """
 
+    def take_logits(self, facts: Mapping[str, Any], train: bool) -> None:
+        """Reduces what the net returns to logits, in a task that takes these alone."""
+
     def check_training(self) -> None:
         """Raises UserError where it can't be trained with what it was given."""
 

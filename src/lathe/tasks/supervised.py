@@ -1,6 +1,9 @@
 """Tasks of inputs and targets, whose loss and metrics may be the user's own."""
 
+import copy
+import functools
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.compression.modes import evaluated
+from lathe.errors import UserError
 from lathe.nets.init import apply_init
 from lathe.tasks.base import Task
 from lathe.tasks.loss import OwnLoss
@@ -100,9 +104,26 @@ class SupervisedTask(Task):
         if self.meters is not None:
             self.meters.check(*self.scored(trial, (None, targets)))
 
+    def take_logits(self, facts: Mapping[str, Any], train: bool) -> None:
+        """Reduces what the net returns to logits, where a copy of it returns more on two empty images.
+
+        Raises:
+            UserError: it is not clear which tensor they are.
+        """
+        sizes = _image_size(facts)
+        for mode in (False, True)[: 1 + train] if sizes and self.takes_pairs else ():
+            answer: Any = torch.empty(0)
+            with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():  # as in `_answer`
+                answer = copy.deepcopy(self.net).train(mode)(torch.zeros(2, *sizes))
+            if not isinstance(answer, Tensor):
+                hook = functools.partial(logits_of, classes=facts.get("num_classes"))
+                hook(self.net, (torch.zeros(2),), answer)
+                self.net.register_forward_hook(hook)
+                return
+
     def _answer(self, facts: Mapping[str, Any]) -> Any:
-        sizes: list[Any] = [facts.get(name) for name in ("channels", "image_size", "image_size")]
-        if not all(isinstance(size, int) for size in sizes):
+        sizes = _image_size(facts)
+        if not sizes:
             return None
         try:
             with evaluated(self.net):
@@ -150,6 +171,29 @@ class SupervisedTask(Task):
                 f"that {self.trainer.world_size} processes train on a slightly other loss than one; "
                 "task.class_weights do not."
             )
+
+
+def _image_size(facts: Mapping[str, Any]) -> list[int]:
+    sizes = [facts.get(name) for name in ("channels", "image_size", "image_size")]
+    return [size for size in sizes if isinstance(size, int)] if all(isinstance(size, int) for size in sizes) else []
+
+
+def logits_of(net: nn.Module, args: Any, outputs: Any, classes: Any = None) -> Tensor:
+    """Forward hook for a net that returns a dict or named tuple with `logits`, or a tuple in which one tensor is
+    [batch, classes].
+    """
+    if isinstance(outputs, Tensor):
+        return outputs
+    found = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    if isinstance(outputs, tuple | list) and found is None:
+        shape = (len(args[0]), classes)
+        fitting = [one for one in outputs if isinstance(one, Tensor) and one.shape == shape]
+        found = fitting[0] if len(fitting) == 1 else None
+    if not isinstance(found, Tensor):
+        raise UserError(
+            f"model.net: {type(net).__name__} returns a {type(outputs).__name__}. Return logits, or a dict with logits."
+        )
+    return found
 
 
 def monitored(own: str, reported: tuple[str, ...]) -> str:

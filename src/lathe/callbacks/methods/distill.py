@@ -15,6 +15,7 @@ from lathe.callbacks.methods.distill_layers import KEY, Capture, probe
 from lathe.callbacks.methods.distill_teachers import Teachers, validation
 from lathe.callbacks.methods.distill_terms import FEATURES, Comparison, Settings, counted, weights_of
 from lathe.callbacks.methods.teachers import OpenRun
+from lathe.compression.modes import copy_input
 from lathe.config.schema.held import held
 from lathe.errors import ArgumentError, UserError
 from lathe.measure.processes import everyones_tensors
@@ -143,6 +144,7 @@ class Distill(Compression):
         net: nn.Module = task.get_submodule("net")
         example = next(iter(validation(trainer)))[0][:2].to(next(net.parameters()).device)
         self.teachers.open(net, self.open_run)
+        self._undo.append(net.register_forward_pre_hook(copy_input).remove)  # the teachers read the batch afterwards
         student = probe(net, example)
         for index, teacher in enumerate(self.teachers.nets):
             found = self.teachers.probed(index, example, student)

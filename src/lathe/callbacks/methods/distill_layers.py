@@ -149,11 +149,11 @@ class Capture:
 
             def before(module: nn.Module, inputs: Any, name: str = name) -> None:
                 if module.training or not training_only:
-                    found[name] = inputs[0]
+                    found[name] = inputs[0].clone()  # the layer may write into it
 
             def after(module: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
                 if module.training or not training_only:
-                    found[name] = output
+                    found[name] = output.clone()  # the next layer may write into it
 
             if inner != name:
                 self._handles.append(module.register_forward_pre_hook(before))

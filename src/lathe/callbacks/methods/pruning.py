@@ -5,16 +5,19 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lathe.callbacks.methods.masking import Masking
+from lathe.callbacks.methods.samples import an_input
 from lathe.compression.masks import criteria
 from lathe.compression.masks.masks import check_options, divides
 from lathe.compression.masks.sparsity_schedules import SparsitySchedule
-from lathe.compression.modes import evaluated
+from lathe.compression.modes import copy_input, evaluated
+from lathe.compression.trace import uncompiled
 from lathe.config.schema.held import held
-from lathe.errors import ArgumentError, UserError
+from lathe.errors import ArgumentError, UserError, require
 from lathe.measure.flops import net_input
 from lathe.measure.shards import joined, local, part_of, whole
 
@@ -161,6 +164,8 @@ class Prune(Masking):
         if stage == "fit":
             # Only where it is used: each hook costs each step a call.
             self._begun = False
+            if self.criterion == "wanda":
+                self._check_wanda(trainer, pl_module)
             if self.criterion in GRADIENT_CRITERIA:
                 self.on_before_optimizer_step = self._add_gradients  # type: ignore[method-assign]
 
@@ -209,6 +214,28 @@ class Prune(Masking):
         return self.schedule is not None and self._step >= self.schedule.last
 
     # -- what criteria gather over steps
+
+    def _check_wanda(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Has the net leave its batches as they are, which are measured after the step.
+
+        Raises:
+            UserError: a layer is not called as a module, so that its input is not seen.
+        """
+        net = pl_module.get_submodule("net")
+        self._handles.append(net.register_forward_pre_hook(copy_input))
+        try:
+            x = an_input(trainer, pl_module, 2).to(next(net.parameters()).device)
+        except MisconfigurationException:  # no validation data
+            return
+        chosen = self.choose(net)
+        with criteria.input_squares(net, chosen) as seen, evaluated(net), torch.no_grad(), uncompiled(net):
+            net(x)
+        unseen = [name for name in chosen if name not in seen]
+        require(
+            not unseen,
+            f"compression.{self.name}.criterion=wanda: the net uses {''.join(unseen[:1])} without calling its layer. "
+            "Name the layer in exclude.",
+        )
 
     def _add_gradients(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         assert self.schedule is not None

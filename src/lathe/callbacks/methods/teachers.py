@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lathe.callbacks.averaging import MovingAverage
+from lathe.compression.modes import copy_input
 from lathe.compression.quantization.net import describe
 from lathe.compression.structure import apply_structure
 from lathe.errors import UserError
@@ -66,6 +67,7 @@ def open_teacher(spec: Any, open_run: OpenRun | None) -> nn.Module:
 
 
 def frozen(net: nn.Module) -> nn.Module:
+    net.register_forward_pre_hook(copy_input)
     return net.eval().requires_grad_(False)
 
 

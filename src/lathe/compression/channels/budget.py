@@ -117,7 +117,9 @@ def skeleton(net: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
     get: they count no multiply-adds and change no shape, and torch takes most of the time for what it does with their
     shapes.
     """
-    bare = copy.deepcopy(net).to("meta")
+    shapes: dict[int, Tensor] = {id(tensor): tensor.detach().to("meta") for tensor in net.buffers()}
+    shapes |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in net.parameters()}
+    bare = copy.deepcopy(net, shapes)  # `to("meta")` would part tied weights
     for module in bare.modules():
         if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
             module.forward = _unchanged  # type: ignore[method-assign,assignment]

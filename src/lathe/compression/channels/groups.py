@@ -4,7 +4,9 @@ positions.
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from lathe.compression.channels.fade import silence
 from lathe.compression.channels.heads import PROJECTIONS, attentions, head_groups
 from lathe.compression.channels.slices import Group, Slice, remove
+from lathe.compression.modes import copy_input
 from lathe.errors import ArgumentError, UserError, uninstalled
 
 
@@ -43,6 +46,7 @@ def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) ->
     require_packages()
     example = example[:2].detach().cpu()
     twin = copy.deepcopy(net).cpu().float().eval().requires_grad_(True)
+    twin.register_forward_pre_hook(copy_input)
     _scatter(twin)
     found = [*_dependencies(twin, example), *head_groups(twin)]
     for pattern in exclude:
@@ -50,6 +54,7 @@ def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) ->
             raise ArgumentError(
                 f"exclude={pattern} matches no layer of the net: write a name such as {_some_name(found)} or a pattern."
             )
+    found = _tied(twin, found)
     groups = [
         group for group in found if not any(fnmatchcase(name, pattern) for name in layers(group) for pattern in exclude)
     ]
@@ -59,6 +64,32 @@ def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) ->
         )
     _prove(twin, groups, example)
     return groups
+
+
+def _tied(net: nn.Module, groups: list[Group]) -> list[Group]:
+    """Joins groups that share a tied weight. Leaves out those that cut a computed weight (a parametrization), or only
+    some uses of a tied one.
+    """
+    tensors = {**dict(net.named_parameters(remove_duplicate=False)), **dict(net.named_buffers())}
+    uses = Counter(id(p) for module in net.modules() for p in module.parameters(recurse=False))
+
+    def tied(group: Group) -> Counter[tuple[int, int]]:
+        return Counter((id(tensors[s.name]), s.dim) for s in group.slices if uses[id(tensors[s.name])] > 1)
+
+    joined: list[Group] = []
+    for group in groups:
+        if not all(part.name in tensors for part in group.slices):
+            continue
+        sharing = [other for other in joined if tied(other).keys() & tied(group).keys()]
+        for other in sharing:
+            joined.remove(other)
+        if all(other.units == group.units for other in sharing):
+            every = [*sharing, group]
+            slices, sizes = sum((one.slices for one in every), ()), sum((one.sizes for one in every), ())
+            joined.append(replace(every[0], slices=slices, sizes=sizes))
+    joined = [group for group in joined if all(count == uses[key[0]] for key, count in tied(group).items())]
+    names = {name for name, _ in [*net.named_parameters(), *net.named_buffers()]}  # of a tied tensor only the first
+    return [replace(group, slices=tuple(part for part in group.slices if part.name in names)) for group in joined]
 
 
 def layers(group: Group) -> list[str]:
@@ -170,6 +201,8 @@ def _scatter(net: nn.Module) -> None:
 def _prove(net: nn.Module, groups: list[Group], example: Tensor) -> None:
     """Raises UserError unless removing every other unit of each group gives the outputs that silencing them gives."""
     chosen = {group.name: list(range(1, group.units, 2)) for group in groups}
+    with torch.no_grad():
+        net(example)  # older weight_norm and spectral_norm keep a weight with its graph, which can't be copied
     silent, small = copy.deepcopy(net), copy.deepcopy(net)
     silence(silent, groups, chosen)
     remove(small, groups, chosen)

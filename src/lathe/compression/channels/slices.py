@@ -139,7 +139,9 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
         tensor = named[name]
         if id(tensor) not in new:
             new[id(tensor)] = _like(tensor, tensor.detach()[tuple(slice(size) for size in shape)].clone())
-        _put(net, name, new[id(tensor)])
+    for name, tensor in named.items():  # a tied tensor has several names
+        if id(tensor) in new:
+            _put(net, name, new[id(tensor)])
     for path, attributes in modules.items():
         for attribute, value in attributes.items():
             setattr(net.get_submodule(path), attribute, value)

@@ -1,0 +1,215 @@
+"""A net with habits, such as writing into its input, gets the same figures as its plain twin on every path."""
+
+import random
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lathe.callbacks.methods.distill_layers import Capture
+from lathe.callbacks.methods.distill_teachers import Teachers
+from lathe.callbacks.methods.pruning import Prune
+from lathe.callbacks.methods.teachers import frozen
+from lathe.callbacks.nan_guard import NanGuard
+from lathe.compression.batchnorm import reestimate_batchnorm
+from lathe.compression.channels.prune import prune_channels
+from lathe.compression.masks.sensitivity import scan
+from lathe.compression.modes import evaluated
+from lathe.compression.quantization.ptq import quantize_static
+from lathe.errors import UserError
+from lathe.nets.recompute import apply
+from lathe.runs.score import score
+from lathe.tasks import ClassificationTask
+
+HABITS = ("input", "activation", "view", "functional", "tied", "parametrized")
+
+
+class Double(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * 2
+
+
+class Net(nn.Module):
+    """`habits` change how it computes; without them the answers are the same."""
+
+    def __init__(self, width: int, habits: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self.mid: Any
+        self.habits, inplace = habits, "activation" in habits
+        self.stem, self.norm = nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width)
+        blocks: Any = nn.ModuleList(
+            nn.Sequential(nn.ReLU(inplace), nn.Conv2d(width, width, 3, padding=1, bias=False)) for _ in range(2)
+        )
+        self.blocks = blocks
+        self.mid, self.head = nn.Conv2d(width, width, 1), nn.Linear(width, 4)
+        if "tied" in habits:
+            blocks[1][1].weight = blocks[0][1].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.mul_(2).sub_(0.5) if "input" in self.habits else x * 2 - 0.5
+        x = self.norm(self.stem(x))
+        for block in self.blocks:
+            x = block(x)
+        x = F.conv2d(x, self.mid.weight, self.mid.bias) if "functional" in self.habits else self.mid(x)
+        scale = torch.linspace(0.5, 1, x.shape[-1], device=x.device)
+        if "view" in self.habits:
+            x.view_as(x).mul_(scale)
+        else:
+            x = x * scale
+        return self.head(x.relu().mean((2, 3)))
+
+
+def twins(seed: int, *names: str) -> tuple[Any, Any, list[Any]]:
+    """A plain net, its twin with these habits or drawn ones, and batches."""
+    draw = random.Random(seed)
+    habits = names or tuple(draw.sample(HABITS[:3], draw.randint(1, 3)))
+    width = draw.choice((4, 6, 8))
+    torch.manual_seed(seed)
+    plain: Any = Net(width, tuple({"tied"} & set(habits)))
+    other = Net(width, habits)
+    other.load_state_dict(plain.state_dict())
+    if "tied" in habits:  # the plain one's weights are equal, in two parameters
+        plain.blocks[1][1].weight = nn.Parameter(plain.blocks[0][1].weight.detach().clone())
+    if "parametrized" in habits:
+        nn.utils.parametrize.register_parametrization(other.mid, "weight", Double())
+        with torch.no_grad():
+            other.mid.parametrizations.weight.original.div_(2)
+    return plain, other, [(torch.randn(8, 3, 6, 6), torch.randint(0, 4, (8,))) for _ in range(4)]
+
+
+class Fit(LightningModule):
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def fit(net: nn.Module, batches: list[Any], callback: Any) -> None:
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback], enable_model_summary=False, **quiet)
+    loader: Any = torch.utils.data.DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+    trainer.fit(Fit(net), loader)
+
+
+def teacher(net: Net, batches: list[Any]) -> Any:
+    """Answers of a teacher, and captured outputs of a student's layers; the net is both."""
+    teachers = Teachers("ema", None, 0.9, 0)
+    teachers.nets = [frozen(deepcopy(net))]
+    capture = Capture(net, ["stem", "blocks.0", "mid.input"][: 2 + ("functional" not in net.habits)], False)
+    answers = [teachers.answers(batches[0][0]) for _ in range(2)]
+    with evaluated(net):
+        net(batches[0][0])
+    return [*answers, *(capture.take(name).detach() for name in ("stem", "blocks.0"))]
+
+
+def static(net: Net, batches: list[Any]) -> Any:
+    inputs = [x for x, _ in batches]
+    quantize_static(net, inputs, observer="percentile", bias_correction=True)
+    return [net.eval()(batches[0][0].clone())]
+
+
+def rows(net: Net, batches: list[Any]) -> Any:
+    task = ClassificationTask(net.eval())
+    inputs = [x for x, _ in batches[:2]]
+    found = scan(
+        net, ["stem", "head"], sparsities=[0.5], bits=[4], score=lambda: score(task, net, batches), batches=inputs
+    )
+    return [torch.tensor(v["loss"]) for layer in found.values() for kind in layer.values() for v in kind.values()]
+
+
+def statistics(net: Net, batches: list[Any]) -> Any:
+    for _ in range(2):
+        reestimate_batchnorm(net, [x for x, _ in batches])
+    return [net.norm.running_mean, net.norm.running_var]
+
+
+def removed(net: Net, batches: list[Any]) -> Any:
+    kept = prune_channels(net, batches[0][0], share=0.6, round_to=1, min_channels=1)
+    return [torch.tensor(list(kept.values())), net.eval()(batches[0][0].clone())]
+
+
+def wanda(net: Net, batches: list[Any]) -> Any:
+    prune = Prune(0.5, criterion="wanda", schedule="one_shot", start=0.5)
+    fit(net, batches, prune)
+    return [mask.float() for mask in prune.masks.values()]
+
+
+def recomputed(net: Net, batches: list[Any]) -> Any:
+    apply(net, "blocks")
+    F.cross_entropy(net(batches[0][0]), batches[0][1]).backward()
+    return [net.stem.weight.grad, net.head.weight.grad]
+
+
+def nan(net: Net, batches: list[Any]) -> Any:
+    """The row of a bad batch, in the first step and in a later one."""
+    found = []
+    for index in (0, 2):
+        spoilt = [(x.clone(), y) for x, y in batches]
+        spoilt[index][0][3, 1] = torch.nan
+        with pytest.raises(UserError) as caught:
+            fit(deepcopy(net), spoilt, NanGuard())
+        found.append(str(caught.value))
+    return found
+
+
+PATHS = (teacher, static, rows, statistics, removed, wanda, recomputed, nan)
+
+
+def check(path: Callable[[Net, list[Any]], Any], plain: Net, other: Net, batches: list[Any]) -> None:
+    copies = [[(x.clone(), y) for x, y in batches] for _ in range(2)]
+    expected, found = path(plain, copies[0]), path(other, copies[1])
+    assert len(expected) == len(found) > 0
+    for mine, theirs in zip(expected, found, strict=True):
+        if isinstance(mine, Tensor):
+            torch.testing.assert_close(theirs, mine, rtol=1e-4, atol=1e-5)
+        else:
+            assert theirs == mine
+    for (x, _), (y, _) in zip(copies[1], batches, strict=True):
+        assert path in (wanda, nan, recomputed) or torch.equal(x, y), "the batches are changed"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("path", PATHS)
+def test_habits_change_no_figure(path: Any, seed: int) -> None:
+    check(path, *twins(seed))
+
+
+@pytest.mark.parametrize(
+    ("path", "habit"),
+    [
+        *((path, habit) for path in (teacher, statistics, recomputed, rows, nan) for habit in HABITS),
+        (static, "tied"),
+    ],
+)
+def test_each_habit(path: Any, habit: str) -> None:
+    if (path, habit) == (recomputed, "tied"):
+        pytest.skip("shared gradients differ from separate ones by definition")
+    check(path, *twins(7, habit))
+
+
+def test_channels_of_tied_layers_go_together() -> None:
+    _, net, batches = twins(3, "tied")
+    removed(net, batches)
+    assert net.blocks[0][1].weight is net.blocks[1][1].weight
+    assert net.blocks[0][1].weight.shape[0] == net.stem.out_channels < 8
+
+
+@pytest.mark.parametrize("habit", ["parametrized", "older"])
+def test_channels_of_computed_weights_stay(habit: str) -> None:
+    _, net, batches = twins(1, "parametrized")
+    if habit == "older":
+        nn.utils.parametrize.remove_parametrizations(net.mid, "weight")
+        nn.utils.spectral_norm(net.mid)
+    before = net.stem.out_channels
+    prune_channels(net, batches[0][0], share=0.9, round_to=1, min_channels=1)
+    assert net.stem.out_channels < before == net.mid.out_channels
