@@ -31,6 +31,9 @@ class Sums:
         self._ends: list[int] = []  # of logged windows among those that wait
         self._ended: list[Tensor] = []  # sums of such windows
         self._begun = False  # whether sums of training have been looked at
+        self.step_counts: list[Tensor] | None = (
+            None  # counted samples of the batch, where gradients are weighted by them
+        )
 
     def reduce(self, outputs: Any, batch: Any, loss: Tensor) -> Tensor:
         """See `Task`."""
@@ -59,13 +62,17 @@ class Sums:
 
     def add_training(self, outputs: Any, batch: Any, loss: Tensor) -> None:
         """Adds the metrics of a batch that is trained on; `loss` without its graph."""
-        kept = self.reduce_later(outputs, batch) if self._begun else None
+        counts = self.step_counts
+        kept = self.reduce_later(outputs, batch) if self._begun and counts is None else None
         if kept is not None:
             self._wait(outputs.detach(), kept, loss)
         else:
             self._settle()
-            self._add("train", self.reduce(outputs, batch, loss))
+            sums = self.reduce(outputs, batch, loss)
+            self._add("train", sums)
             self._begun = True
+            if counts is not None:
+                counts.append(sums[-1])
         if self.meters is not None:
             self.meters.update("train", *self.scored(outputs.detach(), batch))
 

@@ -209,6 +209,8 @@ class Pipeline(DDPStrategy):
             p.grad = gradient
         if not cut.last:
             task.add_nothing("train")
+        if task.step_counts:
+            task.step_counts.clear()  # which other stages do not know: batches are weighted by their length
         loss = torch.stack(losses).mean() if cut.last else torch.zeros((), dtype=torch.float32, device=self.root_device)
         dist.broadcast(loss, dist.get_global_rank(self._groups["stages"], self.axes.stages - 1), self._groups["stages"])
         return loss
@@ -221,7 +223,10 @@ class Pipeline(DDPStrategy):
         assert task is not None
         self.pre_backward(closure_loss)
         scaled = self.precision_plugin.pre_backward(closure_loss, task)
+        window = task.trainer.fit_loop.epoch_loop.window  # type: ignore[attr-defined]
         for p, gradient in self._new.items():
+            if gradient is not None and window is not None:
+                gradient.mul_(window.weight.to(gradient.device))
             if p.grad is None:
                 p.grad = gradient
             elif gradient is not None:
