@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lathe.config.schema.held import held
 from lathe.data.order import IGNORE
 from lathe.errors import ArgumentError, UserError
+from lathe.tasks.sums import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 MOST_LOGITS = 2**14  # of a batch whose metrics wait for those of the next
@@ -136,13 +137,12 @@ class ClassificationTask(SupervisedTask):
         count = (target != IGNORE).sum()
         if self._named is None:
             correct = (outputs.argmax(dim=1) == target).sum()
-            return torch.stack((loss.float() * count, correct.float(), count.float()))
+            return stacked(loss, [correct], count)
         found = {"accuracy": (outputs.argmax(dim=1) == target).sum()} if "accuracy" in self._named else {}
         if "top5_accuracy" in self._named:
             top = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
             found["top5_accuracy"] = (top == target.unsqueeze(1)).sum()
-        sums = [found[name].float() for name in self._named]
-        return torch.stack((loss.float() * count, *sums, count.float()))
+        return stacked(loss, [found[name] for name in self._named], count)
 
     def reduce_later(self, outputs: Tensor, batch: Any) -> Tensor | None:
         """The targets, where `reduce` is this class's own and has class numbers and few logits, on the CPU: elsewhere
@@ -161,9 +161,10 @@ class ClassificationTask(SupervisedTask):
         outputs, kept, losses = zip(*waiting, strict=True)
         targets = torch.stack(kept).numpy()
         found = torch.stack(outputs).float().numpy().argmax(axis=2)
-        count = (targets != IGNORE).sum(axis=1).astype(np.float32)
-        rows = np.empty((len(waiting), 3), np.float32)
-        rows[:, 0] = torch.stack(losses).float().numpy() * count
+        dtype = np.float64 if self._sums_dtype == torch.float64 else np.float32
+        count = (targets != IGNORE).sum(axis=1).astype(dtype)
+        rows = np.empty((len(waiting), 3), dtype)
+        rows[:, 0] = torch.stack(losses).to(self._sums_dtype).numpy() * count
         rows[:, 1], rows[:, 2] = (found == targets).sum(axis=1), count
         return rows
 

@@ -209,11 +209,16 @@ class Pipeline(DDPStrategy):
             p.grad = gradient
         if not cut.last:
             task.add_nothing("train")
-        if task.step_counts:
-            task.step_counts.clear()  # which other stages do not know: batches are weighted by their length
-        loss = torch.stack(losses).mean() if cut.last else torch.zeros((), dtype=torch.float32, device=self.root_device)
-        dist.broadcast(loss, dist.get_global_rank(self._groups["stages"], self.axes.stages - 1), self._groups["stages"])
-        return loss
+        counts = task.step_counts or [torch.zeros((), dtype=torch.float32, device=self.root_device)]
+        shared = torch.zeros(2, dtype=torch.float32, device=self.root_device)
+        if cut.last:
+            shared = torch.stack((torch.stack(losses).mean(), torch.stack(counts).sum().float()))
+        dist.broadcast(
+            shared, dist.get_global_rank(self._groups["stages"], self.axes.stages - 1), self._groups["stages"]
+        )
+        if task.step_counts is not None:
+            task.step_counts[:] = [shared[1]]
+        return shared[0]
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Adds what `training_step` put aside; after the last batch of an optimizer step, gradients are reduced between

@@ -60,19 +60,17 @@ class Window:
             length = min(every, self.trainer.num_training_batches - done // every * every)
             return loss if loss is None or length == every else loss * (every / length)
         count = self._count(batch) if loss is not None else torch.zeros_like(self.weight)
-        first = self.count is None or done % every == 0
+        earlier = None if done % every == 0 else self.count
         last = every == 1 or not self.loop._should_accumulate()
-        if first:
-            self.count = count
+        if earlier is None:
             self.reference = _positive(count if last else self._over_replicas(count) / self.replicas)
-        else:
-            self.count = self.count + count
+        self.count = count if earlier is None else earlier + count
         self.weight = count / self.reference
         if last:
             total = _positive(self._over_replicas(self.count))
             scale = every * self.reference * self.replicas / total
             self.weight = self.weight * scale
-            if not first:
+            if earlier is not None:
                 self._scale_gradients(scale)
             self.count = None
         return None if loss is None else loss * self.weight.to(loss.device, loss.dtype)
