@@ -275,7 +275,7 @@ def collate(samples: list[tuple[Tensor, Tensor]]) -> Any:
 
 
 class Uneven(LightningDataModule):
-    """Batches of samples in their order, some of which the collate function leaves out."""
+    """Batches in stored order with a collate function that drops samples."""
 
     def __init__(self, samples: list[Any], batch: int) -> None:
         super().__init__()
@@ -286,7 +286,7 @@ class Uneven(LightningDataModule):
 
 
 class Plain(LightningModule):
-    """A user's module, of which only the length of a batch is known."""
+    """A user's module: only the length of a batch is known."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

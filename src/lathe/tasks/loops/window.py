@@ -20,6 +20,7 @@ class Window:
 
     Until the last batch, losses are weighted relative to the first one. Before the last backward pass the total is
     known: the accumulated gradients and the last loss are scaled by it. Even full windows are scaled by exactly 1.
+    DeepSpeed's engine keeps the gradients, so that accumulated batches count equally there.
 
     Samples are counted as the task counts them for its metrics, else as the length of the batch. Nothing here waits
     for the device.
@@ -30,8 +31,8 @@ class Window:
         self.loop, self.trainer, self.module = loop, trainer, trainer.lightning_module
         self.device = trainer.strategy.root_device
         self.dtype = torch.float32 if self.device.type == "mps" else torch.float64
-        self.replicas = trainer.world_size if uneven else 1  # among which counts are summed
-        self.by_number = isinstance(trainer.strategy, DeepSpeedStrategy)  # whose engine keeps the gradients
+        self.replicas = trainer.world_size if uneven else 1  # 1 also where all have the same count
+        self.by_number = isinstance(trainer.strategy, DeepSpeedStrategy)  # its engine keeps the gradients
         self.weight = self.reference = torch.ones((), dtype=self.dtype, device=self.device)
         self.count: Tensor | None = None  # samples of the window so far
         if isinstance(self.module, Sums):
@@ -41,33 +42,33 @@ class Window:
     def needed(cls, loop: Any) -> "Window | None":
         """None where each step is of one batch, and even on all replicas."""
         trainer = loop.trainer
-        module, many = trainer.lightning_module, trainer.world_size > 1
+        module, several = trainer.lightning_module, trainer.accumulate_grad_batches > 1
         if isinstance(module, Sums):
             module.step_counts = None
-        uneven = many and not getattr(trainer.train_dataloader, "even", False)
-        if not module.automatic_optimization or (trainer.accumulate_grad_batches == 1 and not uneven):
-            return None
-        if uneven and isinstance(trainer.strategy, DeepSpeedStrategy):
-            rank_zero_warn("strategy=deepspeed: batches with fewer samples count as much as others. Use strategy=ddp.")
-        return cls(loop, uneven)
+        uneven = not getattr(trainer.train_dataloader, "even", False)
+        if several and uneven and isinstance(trainer.strategy, DeepSpeedStrategy):
+            rank_zero_warn(
+                "strategy=deepspeed: accumulated batches count equally. Use strategy=fsdp if they are uneven."
+            )
+        uneven = uneven and trainer.world_size > 1
+        return cls(loop, uneven) if module.automatic_optimization and (several or uneven) else None
 
     def weigh(self, loss: Tensor | None, batch: Any) -> Tensor | None:
         """The batch's part of the step's loss, whose backward pass comes next; `loss` is divided by
         `trainer.accumulate_grad_batches`. None: the batch does not count.
         """
         every, done = self.trainer.accumulate_grad_batches, self.loop.batch_progress.current.ready - 1
-        if self.by_number:
-            length = min(every, self.trainer.num_training_batches - done // every * every)
-            return loss if loss is None or length == every else loss * (every / length)
         count = self._count(batch) if loss is not None else torch.zeros_like(self.weight)
-        earlier = None if done % every == 0 else self.count
-        last = every == 1 or not self.loop._should_accumulate()
+        earlier = None if self.by_number or done % every == 0 else self.count
+        last = self.by_number or every == 1 or not self.loop._should_accumulate()
         if earlier is None:
             self.reference = _positive(count if last else self._over_replicas(count) / self.replicas)
         self.count = count if earlier is None else earlier + count
         self.weight = count / self.reference
         if last:
             total = _positive(self._over_replicas(self.count))
+            if self.by_number:
+                every /= min(every, self.trainer.num_training_batches - done // every * every)
             scale = every * self.reference * self.replicas / total
             self.weight = self.weight * scale
             if earlier is not None:
