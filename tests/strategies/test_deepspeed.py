@@ -16,6 +16,7 @@ from lathe.errors import UserError
 from lathe.optim import Muon
 from lathe.strategies.deepspeed import strategy as room
 from lathe.strategies.deepspeed.strategy import DeepSpeed
+from lathe.tasks import logged
 
 if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)
@@ -42,12 +43,16 @@ class Regression(LightningModule):
         return Muon([p for p in self.parameters() if p.ndim == 2], lr=0.01)
 
 
-def batches(rank: int, count: int = 5) -> list[tuple[Tensor, Tensor]]:
+def batches(rank: int, count: int = 5, size: int = 8) -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(rank)
-    return [(torch.randn(8, 64, generator=generator), torch.randn(8, 64, generator=generator)) for _ in range(count)]
+    shape = (count, size, 64)
+    x, y = torch.randn(shape, generator=generator), torch.randn(shape, generator=generator)
+    return list(zip(x, y, strict=True))
 
 
-def fit(strategy: Any, optimizer: str, rank: int, devices: int = 2, **arguments: Any) -> tuple[Trainer, Regression]:
+def fit(
+    strategy: Any, optimizer: str, rank: int, devices: int = 2, size: int = 8, **arguments: Any
+) -> tuple[Trainer, Regression]:
     trainer = Trainer(
         accelerator="cpu",
         devices=devices,
@@ -60,7 +65,8 @@ def fit(strategy: Any, optimizer: str, rank: int, devices: int = 2, **arguments:
         **{"max_epochs": 1, **arguments},
     )
     task = Regression(optimizer)
-    trainer.fit(task, DataLoader(batches(rank), batch_size=None))
+    logged.install(trainer)
+    trainer.fit(task, DataLoader(batches(rank, size=size), batch_size=None))
     return trainer, task
 
 
@@ -97,6 +103,9 @@ def smaller_things(rank: int) -> dict[str, Any]:
     found["window"] = [
         fit(strategy, "sgd", rank, accumulate_grad_batches=3, max_epochs=3)[1].seen
         for strategy in ("ddp", DeepSpeed(stage=2))
+    ]
+    found["uneven"] = [
+        fit(strategy, "sgd", rank, size=8 - 6 * rank, max_epochs=3)[1].seen for strategy in ("ddp", DeepSpeed(stage=2))
     ]
     found["imported"] = [name for name in ("mlflow", "torch._inductor.compile_fx") if name in sys.modules]
     found["refused"] = {}
@@ -142,6 +151,11 @@ def test_bf16_true_follows_float32(small: dict[str, Any]) -> None:
 def test_an_unfinished_window_ends_with_its_epoch(small: dict[str, Any]) -> None:
     """Five batches in windows of three: the last two are a step of their own, under DeepSpeed as well."""
     ddp, zero = small["window"]
+    assert zero == pytest.approx(ddp, rel=1e-5)
+
+
+def test_replicas_count_by_their_samples(small: dict[str, Any]) -> None:
+    ddp, zero = small["uneven"]
     assert zero == pytest.approx(ddp, rel=1e-5)
 
 

@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.loggers.logger import DummyLogger
+from support.ranks import on_ranks
+from support.regression import trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.data import DataLoader, default_collate
 
-from lathe.tasks import logged
+from lathe.data.foreign import share
+from lathe.strategies import DDP
+from lathe.tasks import ClassificationTask, logged
 from lathe.tasks.loops.step import HOOKS
 
 CASES, BATCHES = 40, 12
@@ -238,3 +243,129 @@ def test_all_that_is_seen_of_a_run_is_what_lightnings_own_steps_show(seed: int, 
         found = run(case, per_call, kind(batches()), tmp_path)
         for key, value in expected.items():
             assert found[key] == value, (key, case, per_call)
+
+
+def plain_loop(case: dict[str, Any], samples: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The weights after two epochs in plain torch, where each step takes the mean over all its samples that count."""
+    net = linear()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9)
+    size = case["batch"] * case["accumulate"]
+    for _ in range(2):
+        for first in range(0, len(samples), size):
+            x, y = zip(*(sample for sample in samples[first : first + size] if not dropped(sample)), strict=True)
+            optimizer.zero_grad()
+            F.cross_entropy(net(torch.stack(x)), torch.stack(y)).backward()
+            if case["clip"]:
+                nn.utils.clip_grad_norm_(net.parameters(), case["clip"])
+            optimizer.step()
+    return torch.cat([value.detach().flatten() for value in net.parameters()])
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(4, 3).double()
+
+
+def dropped(sample: tuple[Tensor, Tensor]) -> bool:
+    return bool(sample[0][0] > 9)
+
+
+def collate(samples: list[tuple[Tensor, Tensor]]) -> Any:
+    return default_collate([sample for sample in samples if not dropped(sample)])
+
+
+class Uneven(LightningDataModule):
+    """Batches in stored order with a collate function that drops samples."""
+
+    def __init__(self, samples: list[Any], batch: int) -> None:
+        super().__init__()
+        self.samples, self.batch = samples, batch
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.samples, self.batch, collate_fn=collate)  # type: ignore[arg-type]
+
+
+class Plain(LightningModule):
+    """A user's module: only the length of a batch is known."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return F.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
+
+
+def uneven(seed: int) -> tuple[dict[str, Any], list[tuple[Tensor, Tensor]]]:
+    draw = random.Random(seed)
+    case = {
+        "task": seed % 2 == 0,
+        "batch": draw.choice([4, 8]),
+        "accumulate": draw.choice([1, 2, 3, 5, 30]),
+        "clip": draw.choice([None, 0.3]),
+        "calls": draw.choice([None, 1]),
+    }
+    count = 4 * draw.randint(3, 12)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 4, generator=generator, dtype=torch.float64)
+    y = torch.randint(0, 3, (count,), generator=generator)
+    for odd in range(1, count, 2):  # so that each replica keeps a sample of each batch
+        if draw.random() < 0.4:
+            x[odd, 0] = 10
+        elif draw.random() < 0.4:
+            y[odd] = -100 if case["task"] else y[odd]
+    return case, list(zip(x, y, strict=True))
+
+
+def trained(seed: int, devices: int = 1) -> Tensor:
+    case, samples = uneven(seed)
+    data, net = Uneven(samples, case["batch"]), linear()
+    share(data, 0)
+    module = ClassificationTask(net, lambda net: torch.optim.SGD(net.parameters(), lr=0.5, momentum=0.9))
+    run, _ = trainer(
+        max_epochs=2,
+        precision="64-true",
+        accumulate_grad_batches=case["accumulate"],
+        gradient_clip_val=case["clip"],
+        use_distributed_sampler=False,
+        **({"devices": 2, "strategy": DDP()} if devices == 2 else {}),
+    )
+    logged.install(run)
+    run.fit_loop.epoch_loop.steps_per_call = case["calls"]  # type: ignore[attr-defined]
+    run.fit(module if case["task"] else Plain(net), datamodule=data)
+    return torch.cat([value.detach().flatten() for value in net.parameters()])
+
+
+SEEDS = range(10)
+
+
+def trained_on_two(rank: int) -> list[Tensor]:
+    warnings.simplefilter("ignore")
+    return [trained(seed, devices=2) for seed in SEEDS]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_each_step_takes_the_mean_over_its_samples_that_count() -> None:
+    """However many of them its batches and replicas have, and however many batches the last step of an epoch has."""
+    both = on_ranks(trained_on_two)
+    for seed in SEEDS:
+        expected = plain_loop(*uneven(seed))
+        for found in (trained(seed), *(rank[seed] for rank in both)):
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13, msg=str(uneven(seed)[0]))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_full_windows_of_equal_batches_have_the_digits_of_lightnings_own_loop() -> None:
+    digits = []
+    for install in (True, False):
+        torch.manual_seed(0)
+        module = Plain(nn.Linear(4, 3))
+        run, _ = trainer(max_epochs=2, accumulate_grad_batches=3)
+        if install:
+            logged.install(run)
+        run.fit(module, Sized(batches()))
+        digits.append([value.tolist() for value in module.parameters()])
+    assert digits[0] == digits[1]

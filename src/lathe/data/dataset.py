@@ -261,7 +261,11 @@ class DatasetDataModule(ExactDataModule[Items]):
 
         def made(workers: int) -> Any:
             reader = self._reader(split, size, train, workers)
-            return ItemLoader(reader, labels=self._classes(split), **order) if train else InOrder(reader, **order)
+            if not train:
+                return InOrder(reader, **order)
+            loader = ItemLoader(reader, labels=self._classes(split), **order)
+            loader.even = self.collate_fn is None and self._takes_pairs
+            return loader
 
         def read(workers: int, lists: Iterable[list[int]]) -> Iterable[Any]:
             reader = self._reader(split, size, train, workers, stay=False)

@@ -51,6 +51,7 @@ class EpochLoader(ABC):
     """
 
     goes_ahead = False
+    even = True  # as many samples count on each rank
 
     def __init__(
         self,

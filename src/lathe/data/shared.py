@@ -137,6 +137,7 @@ class SharedLoader(EpochLoader):
             selection=selection,
         )
         self.rest = rest // world_size
+        self.even = False  # the user's collate_fn may drop samples, and labels of -100 do not count
         if rest:
             self._length += 1
             allowed = int(self._length * limit) if isinstance(limit, float) else limit

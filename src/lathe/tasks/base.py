@@ -288,6 +288,6 @@ class Task(Sums, Driven):
 
     def on_train_start(self) -> None:
         for kind, rows in self._restored.items():
-            self._tables[kind]["train"] = ranks.own_sums(rows, self.trainer, self.device)
+            self._tables[kind]["train"] = ranks.own_sums(rows, self.trainer, self._nothing())
         ranks.restore_logs(self._restored_log, self.trainer, self)
         self._restored, self._restored_log = {}, []

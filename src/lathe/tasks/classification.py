@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lathe.config.schema.held import held
 from lathe.data.order import IGNORE
 from lathe.errors import ArgumentError, UserError
+from lathe.tasks.sums import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 MOST_LOGITS = 2**14  # of a batch whose metrics wait for those of the next
@@ -65,7 +66,6 @@ class ClassificationTask(SupervisedTask):
             if not weights.sum() > 0:
                 raise ArgumentError("class_weights: expected one above 0, got zeros alone.")
             self._weights = weights * (len(weights) / weights.sum())
-        self._sizes: dict[tuple[int, torch.device], Tensor] = {}
         self._waits: torch.Size | None = None  # of logits whose sums may wait
 
     def check_answer(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
@@ -134,16 +134,15 @@ class ClassificationTask(SupervisedTask):
         if target.is_floating_point():
             target = target.argmax(dim=1)
         outputs = outputs.detach()
-        count = self._size(target) if self.training else (target != IGNORE).sum()
+        count = (target != IGNORE).sum()
         if self._named is None:
             correct = (outputs.argmax(dim=1) == target).sum()
-            return torch.stack((loss.float() * count, correct.float(), count.float()))
+            return stacked(loss, [correct], count)
         found = {"accuracy": (outputs.argmax(dim=1) == target).sum()} if "accuracy" in self._named else {}
         if "top5_accuracy" in self._named:
             top = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
             found["top5_accuracy"] = (top == target.unsqueeze(1)).sum()
-        sums = [found[name].float() for name in self._named]
-        return torch.stack((loss.float() * count, *sums, count.float()))
+        return stacked(loss, [found[name] for name in self._named], count)
 
     def reduce_later(self, outputs: Tensor, batch: Any) -> Tensor | None:
         """The targets, where `reduce` is this class's own and has class numbers and few logits, on the CPU: elsewhere
@@ -162,9 +161,10 @@ class ClassificationTask(SupervisedTask):
         outputs, kept, losses = zip(*waiting, strict=True)
         targets = torch.stack(kept).numpy()
         found = torch.stack(outputs).float().numpy().argmax(axis=2)
-        count = np.float32(targets.shape[1])
-        rows = np.empty((len(waiting), 3), np.float32)
-        rows[:, 0] = torch.stack(losses).float().numpy() * count
+        dtype = np.float64 if self._sums_dtype == torch.float64 else np.float32
+        count = (targets != IGNORE).sum(axis=1).astype(dtype)
+        rows = np.empty((len(waiting), 3), dtype)
+        rows[:, 0] = torch.stack(losses).to(self._sums_dtype).numpy() * count
         rows[:, 1], rows[:, 2] = (found == targets).sum(axis=1), count
         return rows
 
@@ -174,12 +174,3 @@ class ClassificationTask(SupervisedTask):
     def scored(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         outputs, targets = self._counting(self.aligned(outputs, batch[1]), batch[1])
         return outputs.softmax(dim=1), targets.argmax(dim=1) if targets.is_floating_point() else targets
-
-    def _size(self, target: Tensor) -> Tensor:
-        """The number of rows as a tensor beside `target`; made once for each batch size."""
-        key = (len(target), target.device)
-        if key not in self._sizes:
-            self._sizes[key] = torch.tensor(
-                float(key[0]), dtype=torch.float32, device=key[1]
-            )  # the default may be less
-        return self._sizes[key]

@@ -17,6 +17,7 @@ from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.nets.init import apply_init
 from lathe.tasks.base import Task
+from lathe.tasks.sums import stacked
 
 CHUNK = 2**24  # logits whose log-probabilities exist at the same time in evaluation: 64 MiB of float32
 
@@ -87,10 +88,8 @@ class LanguageModellingTask(Task):
 
     def reduce(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
         correct = (outputs.detach().argmax(dim=-1) == batch[1]).sum()
-        count = self._count(batch)
         # A batch of nothing but filling rows has the sums 0, 0 and 0, although its loss was divided by 1.
-        counted = count if len(batch) > 2 else (batch[1] != IGNORE).sum()
-        return torch.stack((loss.detach().float() * count, correct.float(), counted.float()))
+        return stacked(loss, [correct], batch[2] if len(batch) > 2 else (batch[1] != IGNORE).sum())
 
     def compute(self, means: dict[str, float]) -> dict[str, float]:
         """Perplexity from the mean loss; both without the split before their names."""

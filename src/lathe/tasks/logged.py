@@ -27,7 +27,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lathe.data.steps import reached
-from lathe.tasks.loops import EvaluationLoop, FitLoop, StepLoop
+from lathe.tasks.loops import EvaluationLoop, FitLoop, Optimization, StepLoop
 from lathe.tasks.manual import Rates
 
 FIELDS = (
@@ -51,6 +51,7 @@ def install(trainer: Trainer) -> None:
     trainer.fit_loop.__class__ = FitLoop
     loop = trainer.fit_loop.epoch_loop
     loop.__class__ = _EpochLoop  # a new one would not know the data, which are attached by now
+    loop.automatic_optimization.__class__ = Optimization
     loop._results = _Results(training=True)
     for evaluation in (loop.val_loop, trainer.validate_loop, trainer.test_loop):
         evaluation.__class__ = EvaluationLoop

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lathe.config.schema.held import held
 from lathe.data.order import IGNORE
 from lathe.errors import ArgumentError, UserError
+from lathe.tasks.sums import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 
@@ -100,9 +101,8 @@ class MultiLabelTask(SupervisedTask):
     def reduce(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
         outputs, targets = self._counting(outputs.detach(), batch[1])
         right = ((outputs > 0) == (targets > 0.5)).float().mean(dim=1).sum()
-        count = torch.full_like(loss, len(targets), dtype=torch.float32)
         found = [right] if "accuracy" in self.metrics else []
-        return torch.stack((loss.detach().float() * count, *found, count))
+        return stacked(loss, found, len(targets))
 
     def scored(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
         outputs, targets = self._counting(self.aligned(outputs, batch[1]), batch[1])

@@ -32,9 +32,9 @@ def tables(mine: dict[str, dict[str, Tensor]], nothing: Tensor, trainer: Trainer
     }
 
 
-def own_sums(saved: list[list[float]], trainer: Trainer, device: torch.device) -> Tensor:
+def own_sums(saved: list[list[float]], trainer: Trainer, nothing: Tensor) -> Tensor:
     """This rank's part of what `sums` gave; on other devices than before, one rank goes on with the total."""
-    rows = torch.tensor(saved, dtype=torch.float32, device=device)
+    rows = torch.tensor(saved, dtype=nothing.dtype, device=nothing.device)
     if len(rows) != trainer.world_size:
         rows = torch.cat((rows.sum(0, keepdim=True), torch.zeros_like(rows[:1]).expand(trainer.world_size - 1, -1)))
     return rows[trainer.global_rank].clone()

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.config.schema.held import held
 from lathe.errors import UserError
+from lathe.tasks.sums import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 
@@ -77,8 +78,7 @@ class RegressionTask(SupervisedTask):
         error = self.aligned(outputs.detach(), batch[1]) - batch[1]
         rows = error.reshape(len(error), -1)
         sums = {"mae": lambda: rows.abs().mean(dim=1).sum(), "mse": lambda: rows.square().mean(dim=1).sum()}
-        found = [sums[name]().float() for name in self.metrics[1:]]
-        return torch.stack((loss.detach().float() * len(rows), *found, torch.full_like(loss, len(rows)).float()))
+        return stacked(loss, [sums[name]() for name in self.metrics[1:]], len(rows))
 
     def compute(self, means: dict[str, float]) -> dict[str, float]:
         """The root of the mean squared error."""

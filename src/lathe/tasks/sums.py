@@ -1,5 +1,6 @@
 """Running sums of a task's metrics, on the device."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,13 @@ MOST_WAITING = 64  # batches whose sums are made together
 MOST_NUMBERS = 2**18  # and numbers in their outputs
 
 
+def stacked(loss: Tensor, others: Iterable[Tensor], count: Tensor | int) -> Tensor:
+    """What `Task.reduce` returns: the summed loss, other sums and the count, in float32, or float64 for such a loss."""
+    dtype = torch.promote_types(loss.dtype, torch.float32)
+    number = count if isinstance(count, Tensor) else torch.full_like(loss, count, dtype=dtype)
+    return torch.stack([value.to(dtype) for value in (loss.detach().to(dtype) * number, *others, number)])
+
+
 class Sums:
     """The part of a task that adds up its metrics: read once per logged step or epoch, for a read waits for the device.
 
@@ -21,6 +29,7 @@ class Sums:
     metrics: tuple[str, ...]
     trainer: Any
     device: Any
+    dtype: Any
     meters: Any
 
     def __init__(self) -> None:
@@ -31,6 +40,7 @@ class Sums:
         self._ends: list[int] = []  # of logged windows among those that wait
         self._ended: list[Tensor] = []  # sums of such windows
         self._begun = False  # whether sums of training have been looked at
+        self.step_counts: list[Tensor] | None = None  # counted samples, where batches are weighted by them
 
     def reduce(self, outputs: Any, batch: Any, loss: Tensor) -> Tensor:
         """See `Task`."""
@@ -53,19 +63,23 @@ class Sums:
 
     def reduce_several(self, waiting: list[tuple[Any, Any, Tensor]]) -> Any:
         """What `reduce` makes of each (outputs, what `reduce_later` gave, loss), of equal shapes on the CPU, in one: a
-        float32 array [batches, len(metrics) + 1].
+        float array [batches, len(metrics) + 1].
         """
         raise NotImplementedError
 
     def add_training(self, outputs: Any, batch: Any, loss: Tensor) -> None:
         """Adds the metrics of a batch that is trained on; `loss` without its graph."""
-        kept = self.reduce_later(outputs, batch) if self._begun else None
+        counts = self.step_counts
+        kept = self.reduce_later(outputs, batch) if self._begun and counts is None else None
         if kept is not None:
             self._wait(outputs.detach(), kept, loss)
         else:
             self._settle()
-            self._add("train", self.reduce(outputs, batch, loss))
+            sums = self.reduce(outputs, batch, loss)
+            self._add("train", sums)
             self._begun = True
+            if counts is not None:
+                counts.append(sums[-1])
         if self.meters is not None:
             self.meters.update("train", *self.scored(outputs.detach(), batch))
 
@@ -98,7 +112,7 @@ class Sums:
         if len(rows):
             total = self._sums.get("train")
             before = [] if total is None else [total.numpy()[None]]
-            added = np.add.accumulate(np.concatenate((*before, rows)), axis=0, dtype=np.float32)
+            added = np.add.accumulate(np.concatenate((*before, rows)), axis=0, dtype=rows.dtype)
             self._sums["train"] = torch.from_numpy(added[-1].copy())
 
     def end_window(self) -> None:
@@ -118,6 +132,7 @@ class Sums:
         total = self._sums.get(split)
         if total is None:
             written.check_sums(self, sums)
+        sums = sums.to(self._sums_dtype)
         self._sums[split] = sums if total is None else total + sums
 
     def add_nothing(self, split: str) -> None:
@@ -127,7 +142,11 @@ class Sums:
         self._add(split, self._nothing())
 
     def _nothing(self) -> Tensor:
-        return torch.zeros(len(self.metrics) + 1, dtype=torch.float32, device=self.device)
+        return torch.zeros(len(self.metrics) + 1, dtype=self._sums_dtype, device=self.device)
+
+    @property
+    def _sums_dtype(self) -> torch.dtype:
+        return torch.promote_types(self.dtype, torch.float32)
 
     @property
     def _tables(self) -> dict[str, dict[str, Tensor]]:

@@ -209,9 +209,16 @@ class Pipeline(DDPStrategy):
             p.grad = gradient
         if not cut.last:
             task.add_nothing("train")
-        loss = torch.stack(losses).mean() if cut.last else torch.zeros((), dtype=torch.float32, device=self.root_device)
-        dist.broadcast(loss, dist.get_global_rank(self._groups["stages"], self.axes.stages - 1), self._groups["stages"])
-        return loss
+        counts = task.step_counts or [torch.zeros((), dtype=torch.float32, device=self.root_device)]
+        shared = torch.zeros(2, dtype=torch.float32, device=self.root_device)
+        if cut.last:
+            shared = torch.stack((torch.stack(losses).mean(), torch.stack(counts).sum().float()))
+        dist.broadcast(
+            shared, dist.get_global_rank(self._groups["stages"], self.axes.stages - 1), self._groups["stages"]
+        )
+        if task.step_counts is not None:
+            task.step_counts[:] = [shared[1]]
+        return shared[0]
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
         """Adds what `training_step` put aside; after the last batch of an optimizer step, gradients are reduced between
@@ -221,7 +228,10 @@ class Pipeline(DDPStrategy):
         assert task is not None
         self.pre_backward(closure_loss)
         scaled = self.precision_plugin.pre_backward(closure_loss, task)
+        window = task.trainer.fit_loop.epoch_loop.window  # type: ignore[attr-defined]
         for p, gradient in self._new.items():
+            if gradient is not None and window is not None:
+                gradient.mul_(window.weight.to(gradient.device))
             if p.grad is None:
                 p.grad = gradient
             elif gradient is not None:

@@ -11,5 +11,6 @@ from lathe.tasks.loops.evaluation import EvaluationLoop
 from lathe.tasks.loops.fit import FitLoop
 from lathe.tasks.loops.quiet import until
 from lathe.tasks.loops.training import StepLoop
+from lathe.tasks.loops.window import Optimization
 
-__all__ = ["EvaluationLoop", "FitLoop", "StepLoop", "until"]
+__all__ = ["EvaluationLoop", "FitLoop", "Optimization", "StepLoop", "until"]

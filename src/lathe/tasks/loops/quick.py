@@ -157,11 +157,13 @@ class Steps(Step):
                 stepped.total.ready += 1
                 stepped.current.ready += 1
                 if whole is not None:
-                    loss = whole(batch)
+                    loss = shown = whole(batch)
                     for hook in self.after_whole:
                         hook(trainer, module, loss)
                 else:
-                    loss = train(batch, index)
+                    loss = shown = train(batch, index)
+                    if self.window is not None:
+                        loss = self.window.weigh(loss, batch)
                     zero_grad()
                     for hook in before:
                         hook(trainer, module, loss)
@@ -178,7 +180,7 @@ class Steps(Step):
                 if self.schedules:
                     self._step_schedules(index)
                 if final:
-                    outputs = {"loss": loss.detach()}
+                    outputs = {"loss": shown.detach()}
                     for hook in final:
                         hook(trainer, module, outputs, batch, index)
                 if trainer.should_stop or signals.received_sigterm:

@@ -45,6 +45,7 @@ class Step(Batches):
         self.optimization: Any = loop.automatic_optimization
         self.optimizer: Optimizer = trainer.optimizers[0]
         self.every: int = trainer.accumulate_grad_batches
+        self.window = loop.window
         self.iterator = _only_iterator(fetcher)
         self.fetched = vars(loop).get("_on_before_fetch")
         self.broadcasts = trainer.world_size > 1 and not _agrees(trainer.callbacks)
@@ -213,6 +214,8 @@ class Step(Batches):
             shown = {"loss": loss.detach()}  # type: ignore[union-attr]
         else:
             loss, shown = self._other_output(output)
+        if self.window is not None:
+            loss = self.window.weigh(loss, batch)
         if index % self.every == 0:
             zeroed = self.optimization.optim_progress.optimizer.zero_grad
             zeroed.increment_ready()

@@ -12,6 +12,7 @@ from lathe.tasks.loops.fit import forget_early_stop
 from lathe.tasks.loops.lengths import out_of_reach
 from lathe.tasks.loops.plateau import Plateaus
 from lathe.tasks.loops.quick import Steps
+from lathe.tasks.loops.window import Window
 
 
 class StepLoop(_TrainingEpochLoop):
@@ -22,6 +23,7 @@ class StepLoop(_TrainingEpochLoop):
     steps_per_call: int | None = None
     _steps: "Steps | None" = None
     _told = False
+    window: Window | None = None
 
     @cached_property
     def plateaus(self) -> Plateaus:
@@ -42,6 +44,7 @@ class StepLoop(_TrainingEpochLoop):
             for sentence in out_of_reach(self.trainer):
                 rank_zero_warn(sentence)
         self._told = True
+        self.window = Window.needed(self)
         self._steps = None if self.steps_per_call == 1 else Steps.found(self, data_fetcher)
         require(
             self._steps is not None or "whole_step" not in vars(self.trainer.lightning_module),
