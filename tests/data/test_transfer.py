@@ -1,4 +1,4 @@
-"""Whatever reads data gets the batches of training: after the hooks of the loaders, the data module and the module."""
+"""Every reader of data gets the batches of training, after the hooks of the loaders, the data module and the module."""
 
 import runpy
 import sys
@@ -121,7 +121,7 @@ def test_a_benchmark_sees_every_hook(run: RunDir) -> None:
 
 
 class Hooked(LightningModule):
-    """Whose hook stands back where the data module has one."""
+    """A module whose first hook is not called, as the data module overrides it."""
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         raise AssertionError("the data module's is called")

@@ -13,7 +13,7 @@ from lathe.nets.mlp import MLP
 DATA = 64  # what data start from, and noise does not reach
 HOOKS = {"worker_init_fn": 1, "collate_fn": 2, "__iter__": 4, "before": 8, "transfer": 16, "after": 32}
 ALL = DATA + sum(HOOKS.values())
-SEEN: set[int] = set()  # inputs of the net, rounded down, those of data alone
+SEEN: set[int] = set()  # inputs of the net, rounded down, without noise
 
 
 class Recording(MLP):
@@ -56,7 +56,7 @@ class OwnLoader(DataLoader[Any]):
 
 
 class MarkedData(LightningDataModule):
-    """`loader` names the class of its loaders: with that of torch, the mark of `__iter__` is left out."""
+    """`own=False` takes torch's DataLoader, so the mark of `__iter__` is missing."""
 
     def __init__(self, own: bool = True, n: int = 64) -> None:
         super().__init__()

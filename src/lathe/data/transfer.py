@@ -1,5 +1,5 @@
-"""Batches as the steps of a Trainer get them: on a device, after the transfer hooks. What reads data outside the
-loops reads through this.
+"""Batches as the steps of a Trainer get them: on a device, after the transfer hooks. Every reader of data
+outside the loops uses this.
 """
 
 import logging
@@ -23,7 +23,7 @@ class Transferred:
 
     Args:
         loader: one loader, or several, read as Lightning does: together in training, else one after another.
-        data: the data module, or a LightningModule with loaders of its own.
+        data: the data module, or a LightningModule that has the loaders.
         stage: of the Trainer while hooks run, which read `self.trainer.training`.
         device: None is the Trainer's device, or the CPU without a Trainer.
     """
@@ -86,17 +86,17 @@ def trainer_of(part: Any) -> Any:
 
 
 def is_own(hook: Any) -> bool:
-    """Whether a transfer hook is the user's own code."""
+    """Return True for a transfer hook in the user's code."""
     return not getattr(hook, "__module__", "").startswith(("lathe.", "lightning."))
 
 
 def train_batches(data: Any, device: torch.device | None = None) -> Transferred:
-    """Training batches of a data module, or of a LightningModule with loaders of its own."""
+    """Training batches of a data module, or of a LightningModule that has the loaders."""
     return Transferred(data.train_dataloader(), data, RunningStage.TRAINING, device)
 
 
 def val_batches(data: Any, device: torch.device | None = None) -> Transferred:
-    """Validation batches of a fresh loader, which leaves the position of every other one alone."""
+    """Validation batches of a new loader; the position of other loaders does not change."""
     if hasattr(data, "eval_loader"):
         found: Transferred = data.eval_loader("val", device)
         return found
