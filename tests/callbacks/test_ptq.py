@@ -1,14 +1,17 @@
 """Quantization after training, as a step of a run: what it takes, says and leaves."""
 
 import warnings
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import LightningDataModule
 from support.ranks import on_ranks
 from support.runs import SMALL, new_run
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lathe.callbacks.methods.ptq import PTQDynamic, PTQStatic, WeightOnly
 from lathe.compression.quantization.net import integer_weight, quantized_layers
@@ -19,12 +22,12 @@ from lathe.runs.rundir import RunDir
 from lathe.verbs import train as run
 
 
-class Batches:
+class Batches(LightningDataModule):
     """Four training batches of 8 random images, and labels."""
 
-    def train_dataloader(self) -> list[tuple[Tensor, Tensor]]:
+    def train_dataloader(self) -> Any:
         generator = torch.Generator().manual_seed(0)
-        return [(torch.rand(8, 1, 8, 8, generator=generator), torch.zeros(8)) for _ in range(4)]
+        return DataLoader(TensorDataset(torch.rand(32, 1, 8, 8, generator=generator), torch.zeros(32)), 8)
 
 
 def resnet() -> nn.Module:
@@ -38,7 +41,7 @@ def test_static_acts_and_reports() -> None:
     assert method.finalise(net, Batches()) is True
     assert method.report() == {"ptq_static/layers": 13.0, "ptq_static/pairs": 3.0, "ptq_static/corrected": 10.0}
     first = net.get_submodule("conv.input_quantizer")
-    assert float(first.maximum) == float(torch.cat([x for x, _ in Batches().train_dataloader()[:2]]).max())  # type: ignore[arg-type]
+    assert float(first.maximum) == float(torch.cat([x for x, _ in islice(Batches().train_dataloader(), 2)]).max())  # type: ignore[arg-type]
 
 
 def test_more_batches_than_there_are_take_all() -> None:

@@ -2,6 +2,7 @@
 continuation.
 """
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from support.interruptions import Interrupted, Interruption, interruption, same
-from support.own_parts import Table
+from support.marked_data import OwnLoader
+from support.own_parts import Noisy, Table
 from support.ranks import on_ranks
 from support.runs import SMALL, column, new_run
 from torch.utils.data import (
@@ -19,6 +21,7 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     TensorDataset,
+    get_worker_info,
 )
 
 from lathe.data.foreign import SharedLoader, share
@@ -127,12 +130,19 @@ class Odd(Table):
         return {
             "batches": lambda: DataLoader(self.data, batch_sampler=Own(rows, 8, False)),
             "none": lambda: DataLoader(self.data, batch_size=None),
+            "iter": lambda: OwnLoader(self.data, 8),
+            "len": lambda: OwnLength(self.data, 8),
             "list": lambda: [DataLoader(self.data, 8)],
             "distributed": lambda: DataLoader(self.data, 8, sampler=DistributedSampler(self.data, 2, 0)),
             "twice": lambda: DataLoader(self.data, 8, sampler=RandomSampler(self.data, replacement=True)),
         }.get(self.kind, super().train_dataloader)()
 
     val_dataloader = train_dataloader
+
+
+class OwnLength(DataLoader[Any]):
+    def __len__(self) -> int:
+        return 3
 
 
 class Own(BatchSampler):
@@ -146,6 +156,8 @@ class Own(BatchSampler):
         ({"kind": "weighted"}, "because its order is that of a WeightedRandomSampler: use shuffle=True or False"),
         ({"kind": "batches"}, "because its batches are made by the user's own code: give it a batch_size"),
         ({"kind": "none"}, "because its batches are made by the user's own code: give it a batch_size"),
+        ({"kind": "iter"}, "because its OwnLoader overrides __iter__: use torch's own"),
+        ({"kind": "len"}, "because its OwnLength overrides __len__: use torch's own"),
         ({"kind": "list"}, "because it is a list: return one torch DataLoader"),
         ({"kind": "distributed"}, "because it has a DistributedSampler, which counts padded samples twice"),
         ({"kind": "twice"}, "because its RandomSampler draws another number of samples than there are"),
@@ -174,6 +186,38 @@ def test_what_cant_be_exact_is_refused_on_several_devices_only(options: dict[str
     if options["kind"] not in ("list", "weighted"):
         with pytest.raises(UserError, match="data: val_dataloader can't be shared out exactly among 2 replicas"):
             list(shared(2, 0, Odd(**options)).val_dataloader())
+
+
+def note_dataset(worker: int) -> None:
+    info: Any = get_worker_info()
+    info.dataset.shift = 1000
+
+
+class Shifted(Noisy):
+    shift = 0
+
+    def __getitem__(self, row: int) -> Any:
+        x, y = super().__getitem__(row)
+        info: Any = get_worker_info()
+        return x + self.shift, y + 10 * (info.dataset is self)
+
+
+def test_workers_see_the_users_dataset() -> None:
+    module = Table(num_workers=1, worker_init_fn=note_dataset, in_order=False)
+    module.data = Shifted(*module.held_out.tensors)
+    loader = shared(1, 0, module).train_dataloader()
+    assert all(bool((x > 900).all() and (y >= 10).all()) for x, y in loader)
+    assert loader._reader.in_order is False
+
+
+def test_a_module_finds_what_the_users_loader_has() -> None:
+    module = Table(drop_last=True)
+    loader = shared(1, 0, module).train_dataloader()
+    assert (loader.dataset, len(loader.dataset)) == (module.data, 88)
+    assert (loader.batch_size, loader.num_workers, loader.drop_last, loader.pin_memory) == (16, 0, True, False)
+    assert isinstance(loader.sampler, RandomSampler)
+    assert not hasattr(loader, "nothing")
+    copy.copy(loader)
 
 
 def test_too_few_samples_for_the_ranks_are_refused() -> None:

@@ -18,6 +18,7 @@ from lightning.pytorch.callbacks import Callback
 from lathe.benchmark import compiling, short
 from lathe.benchmark.fits import Clock, fit
 from lathe.callbacks import Throughput
+from lathe.data.transfer import train_batches
 from lathe.files import write_atomically
 from lathe.launch.telling import sentence_for
 from lathe.measure import PeakMemory, SavedActivations, count_state
@@ -103,7 +104,8 @@ def _forward_ms(trainer: Trainer, cfg: dict[str, Any], passes: int) -> float:
     costs.
     """
     net = trainer.lightning_module.get_submodule("net").eval()
-    x = next(iter(score.open_data(cfg).train_dataloader()))[0].to(trainer.strategy.root_device)
+    data = score.open_data(cfg, trainer.lightning_module)
+    x = next(iter(train_batches(data, trainer.strategy.root_device)))[0]
     clock, taken = time.perf_counter if x.is_cuda else time.process_time, []
     with torch.no_grad():
         for _ in range(passes):

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningDataModule
 from lathe.data.order import EpochLoader
 from lathe.data.prefetch import go_ahead
 from lathe.data.selection import Selection
+from lathe.data.transfer import Transferred, eval_stage
 from lathe.data.workers import Workers
 from lathe.errors import UserError
 
@@ -106,14 +107,15 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
 
     def val_dataloader(self) -> EpochLoader:
         """Validation data in order."""
-        return self.eval_loader("val")
+        return self._eval_loader("val")
 
     def test_dataloader(self) -> EpochLoader:
         """Test data in order; another split if `test_split` names one."""
-        return self.eval_loader(self.test_split)
+        return self._eval_loader(self.test_split)
 
-    def eval_loader(self, split: str, device: torch.device | None = None) -> EpochLoader:
-        """ "train", "val" or "test" in stored order, every sample once; what only fills up has targets of -100.
+    def eval_loader(self, split: str, device: torch.device | None = None) -> Transferred:
+        """ "train", "val" or "test" in stored order, after the transfer hooks, every sample once; what only fills up
+        has targets of -100.
 
         Args:
             split: which one.
@@ -122,6 +124,9 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         Raises:
             UserError: for another name, or a batch with fewer samples than devices.
         """
+        return Transferred(self._eval_loader(split, device), self, eval_stage(split), device)
+
+    def _eval_loader(self, split: str, device: torch.device | None = None) -> EpochLoader:
         return self._loader(split, device, batch_size=self.eval_batch_size, train=False)
 
     def name_of(self, split: str, number: int) -> str | None:
@@ -144,6 +149,8 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         where = device or (torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device)
         loader = self.build(self._splits[name], where, seed=self.seed, rank=rank, world_size=replicas, **order)
         loader.fills_up = self.fills_up
+        if not hasattr(loader, "dataset"):
+            vars(loader)["dataset"] = self._splits[name]  # modules read its length
         if hasattr(loader, "close"):  # others have no processes, or are the user's own
             self._loaders.add(loader)
         go_ahead(loader, self.trainer, where)

@@ -14,7 +14,7 @@ from lathe.data.checks import check_class_names
 from lathe.data.folds import check_folds, fold_rows, share_rows
 from lathe.data.forms import check_pairs, form
 from lathe.data.item_checks import check_image, check_target, labels_at_hand, tell_undivided
-from lathe.data.item_loaders import InOrder, ItemLoader, Moved
+from lathe.data.item_loaders import InOrder, ItemLoader
 from lathe.data.items import Collate, Items, taken
 from lathe.data.iterable import EvalStream, TrainStream, is_iterable
 from lathe.data.seeded import Rows, Seeded
@@ -252,7 +252,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         return bool(getattr(task, "takes_pairs", False))
 
     def build(self, split: Items, device: torch.device, **order: Any) -> Any:
-        """A loader of batches; only those that are not asked for by a trainer, which moves them itself, are moved."""
+        """A loader of batches, which are moved where they are read."""
         size, train = order.pop("batch_size"), order.pop("train")
         if is_iterable(split.dataset):
             return self._stream(split, size, train, order)
@@ -278,7 +278,7 @@ class DatasetDataModule(ExactDataModule[Items]):
             ahead = batches_ahead(self.trainer, loader.limit, train, self.options["persistent_workers"])
             samples = loader.epoch_order(0) if train else torch.arange(len(split))
             loader = made(self._workers.measure(read, samples, max(1, size // order["world_size"]), ahead))
-        return loader if self.trainer is not None or device.type == "cpu" else Moved(loader, device)
+        return loader
 
     def _reader(self, split: Items, size: int, train: bool, workers: int, stay: bool = True) -> DataLoader[Any]:
         return DataLoader(

@@ -7,11 +7,8 @@ sample). Evaluation sees every sample once, without filling rows, which a user's
 """
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
-import torch
-from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -27,9 +24,11 @@ from torch.utils.data import (
 from lathe.data.base import ExactDataModule, replicas_of
 from lathe.data.prefetch import go_ahead
 from lathe.data.shared import SharedLoader, parts_in_order, reader_over
+from lathe.data.transfer import Transferred, eval_stage
 from lathe.errors import UserError, require
 
 HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
+READS = ("__iter__", "__len__", "_get_iterator")  # a DataLoader that overrides one of them stays as it is
 
 
 def share(datamodule: Any, seed: int) -> None:
@@ -72,7 +71,9 @@ def share(datamodule: Any, seed: int) -> None:
         (told,),
         {"__str__": _without_ours, "__module__": told.__module__, "__qualname__": told.__qualname__},
     )
-    datamodule.eval_loader = lambda split, device=None: OnDevice(evaluated(split), device)
+    datamodule.eval_loader = lambda split, device=None: Transferred(
+        evaluated(split), datamodule, eval_stage(split), device
+    )
 
 
 def _without_ours(datamodule: Any) -> str:
@@ -84,23 +85,13 @@ def _without_ours(datamodule: Any) -> str:
         vars(datamodule).update(ours)
 
 
-class OnDevice:
-    """A loader's batches on a device; None leaves them where they are."""
-
-    def __init__(self, loader: Any, device: torch.device | None) -> None:
-        self.loader, self.device = loader, device
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (batch if self.device is None else move_data_to_device(batch, self.device) for batch in self.loader)
-
-
 def _reason(loader: Any) -> str | None:
     """Why a loader can't be shared out, or None."""
     if not isinstance(loader, DataLoader):
         return f"it is a {type(loader).__name__}: return one torch DataLoader"
+    own = [name for name in READS if getattr(type(loader), name) is not getattr(DataLoader, name)]
+    if own:
+        return f"its {type(loader).__name__} overrides {own[0]}: use torch's own"
     if isinstance(loader.dataset, IterableDataset):
         return f"its {type(loader.dataset).__name__} is an IterableDataset: use one with __getitem__ and __len__"
     if isinstance(loader.sampler, DistributedSampler):

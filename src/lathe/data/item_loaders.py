@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-from lightning.fabric.utilities import move_data_to_device
 from torch.utils.data import DataLoader
 
 from lathe.data.items import all_taken
@@ -70,19 +68,3 @@ class InOrder:
 
     def close(self) -> None:
         self._reader.close()
-
-
-class Moved:
-    """A loader's batches on a device."""
-
-    def __init__(self, loader: Any, device: torch.device) -> None:
-        self.loader, self.device = loader, device
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Any]:
-        return (move_data_to_device(batch, self.device) for batch in self.loader)
-
-    def close(self) -> None:
-        self.loader.close()

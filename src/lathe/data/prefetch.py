@@ -9,14 +9,14 @@ from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from lathe.data.transfer import HOOKS, is_own
+
 KEY = "trainer.prefetch_to_device=true"
-TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class Side(Protocol):
@@ -138,11 +138,5 @@ def tell_no_effect(wanted: bool | Literal["auto"], device: torch.device) -> None
 
 def _transfers_itself(trainer: Any) -> bool:
     """Whether a part of the user's own has a say in how batches come to the device."""
-    parts = ((trainer.lightning_module, LightningModule), (trainer.datamodule, LightningDataModule))
-    return any(
-        is_overridden(name, part, base)
-        and not getattr(getattr(type(part), name), "__module__", "").startswith("lathe.")
-        for part, base in parts
-        if part is not None
-        for name in TRANSFERS
-    )
+    parts = [part for part in (trainer.lightning_module, trainer.datamodule) if part is not None]
+    return any(is_overridden(name, part) and is_own(getattr(part, name)) for part in parts for name in HOOKS)

@@ -27,7 +27,9 @@ class Rowed(list[Any]):
 
 
 class Reads(ABC):
-    """A dataset that knows best how to read the samples of a batch."""
+    """A dataset that knows best how to read the samples of a batch of another `dataset`."""
+
+    dataset: Any
 
     @abstractmethod
     def read(self, rows: Sequence[int], steps: Iterator[Any] | None) -> Any:

@@ -2,14 +2,15 @@
 (seed, epoch, sample) say.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from lathe.data.order import EpochLoader
-from lathe.data.seeded import Rows, Seeded, draws_nothing, fetch
+from lathe.data.seeded import Reads, Rows, Seeded, draws_nothing, fetch
 from lathe.data.selection import Selection
 from lathe.data.workers import Reader
 from lathe.errors import UserError
@@ -32,13 +33,25 @@ def reader_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Any) ->
         num_workers=loader.num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
+        pin_memory_device=loader.pin_memory_device,
         timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
+        worker_init_fn=functools.partial(_begin_worker, loader.worker_init_fn),
         multiprocessing_context=loader.multiprocessing_context,
         prefetch_factor=loader.prefetch_factor,
         persistent_workers=loader.persistent_workers,
+        in_order=loader.in_order,
         generator=torch.Generator(),
     )
+
+
+def _begin_worker(init: Callable[[int], Any] | None, number: int) -> None:
+    """Has `get_worker_info().dataset` be the user's dataset, without what is wrapped around it, and calls the user's
+    `worker_init_fn`."""
+    info: Any = get_worker_info()
+    while isinstance(info.dataset, Seeded | Reads):
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # which is frozen
+    if init is not None:
+        init(number)
 
 
 def read_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Iterable[Any]) -> "Reader | Here":
@@ -111,6 +124,7 @@ class SharedLoader(EpochLoader):
         limit: Any,
         selection: Selection | None = None,
     ) -> None:
+        self.loader = loader
         dataset: Any = loader.dataset
         n = len(dataset)
         assert loader.batch_size is not None
@@ -146,6 +160,12 @@ class SharedLoader(EpochLoader):
         self.goes_ahead = collates_apart(loader)
         self._exact = draws_nothing(dataset)
         self._reader = read_over(loader, dataset if self._exact else seeded(loader, seed), _Upcoming(self))
+
+    def __getattr__(self, name: str) -> Any:
+        """The rest, such as `dataset` and `batch_size`, as the user's DataLoader has it."""
+        if name == "loader":  # in a copy, which has no attributes yet
+            raise AttributeError(name)
+        return getattr(self.loader, name)
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         lists = self._parts(epoch)

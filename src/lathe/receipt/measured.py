@@ -105,7 +105,7 @@ class _Receipt:
         self.devices = [CPU, torch.device("cuda")] if gpu else [CPU]
         if folder_of(cfg) != folder_of(self.cfg):  # moved since, as the command says
             data_at(self.cfg, folder_of(cfg))
-        self.data = open_data(self.cfg)
+        self.data = open_data(self.cfg, self.task)
         self.first: Tensor = next(iter(self.data.eval_loader(self.split)))[0].clone()
         self.left_out: list[dict[str, str]] = []
         try:

@@ -72,11 +72,12 @@ def open_net(path: str | Path, key: str = "run") -> nn.Module:
     return open_run_net(path, key)[0].net
 
 
-def open_data(cfg: dict[str, Any]) -> Any:
+def open_data(cfg: dict[str, Any], task: Any = None) -> Any:
     """The data module of a resolved configuration, set up and without a trainer: batches are global ones, on the
-    CPU.
+    CPU, after the transfer hooks of the task as well where one is given.
     """
     datamodule = make_data(cfg)
+    datamodule.reads_for = getattr(task, "driven", task)
     datamodule.prepare_data()
     # a user's own may open each split in its stage
     for stage in ("fit",) if isinstance(datamodule, ExactDataModule) else ("fit", "validate", "test"):

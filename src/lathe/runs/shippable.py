@@ -42,7 +42,7 @@ class Shippable:
     @cached_property
     def data(self) -> Any:
         """The run's data module, set up."""
-        return open_data(self.cfg)
+        return open_data(self.cfg, self.task)
 
     @property
     def inner(self) -> nn.Module:

@@ -59,7 +59,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     if request["batch_size"] is not None:
         config["data"]["eval_batch_size"] = request["batch_size"]
     data_at(config, request["data"]["folder"])
-    datamodule = score.open_data(config)
+    datamodule = score.open_data(config, task)
 
     def metrics() -> Metrics:
         found: Metrics = {}

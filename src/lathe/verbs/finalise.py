@@ -41,7 +41,7 @@ def finalise(cfg: dict[str, Any], best: Path, made: list[Compression]) -> bool:
     task = make_task(cfg, train=False)
     restore(task.net, state, str(best), finite=False)  # told with the result
     task.net.eval()
-    datamodule = score.open_data(cfg)
+    datamodule = score.open_data(cfg, task)
     changes = [method.finalise(task.net, datamodule) for method in late]
     if not any(changes):
         return False

@@ -17,6 +17,7 @@ from lathe.compression.masks.allocate import Allocation, Option, allocate, monot
 from lathe.compression.masks.sensitivity import KINDS, Changed, Found, layers, scan
 from lathe.compression.quantization.layers import quantized_class
 from lathe.compression.structure import structure_of
+from lathe.data.transfer import train_batches
 from lathe.errors import UserError, did_you_mean, require
 from lathe.files import write_atomically
 from lathe.measure.plot import lines
@@ -129,11 +130,11 @@ class _Bench:
         wanted = request["trainer"]["accelerator"]
         self.device = torch.device("cuda" if wanted in ("auto", "gpu") and torch.cuda.is_available() else "cpu")
         self.task, self.net = task, task.net.to(self.device)
-        data = score.open_data(cfg)
+        data = score.open_data(cfg, task)
         self.batches = list(islice(data.eval_loader("val"), request["limit_batches"]))
         normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.net.modules())
         count = request["reestimate"] if normed else 0
-        self.inputs = [batch[0].to(self.device) for batch in islice(data.train_dataloader(), count)] if count else []
+        self.inputs = [batch[0] for batch in islice(train_batches(data, self.device), count)] if count else []
 
     def score(self) -> dict[str, float]:
         return score.score(self.task, lambda x: self.net(x.to(self.device)).cpu(), self.batches)

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from lathe.callbacks.methods.base import Compression
 from lathe.callbacks.methods.distill_layers import KEY, Capture, probe
-from lathe.callbacks.methods.distill_teachers import Teachers, validation
+from lathe.callbacks.methods.distill_teachers import Teachers
 from lathe.callbacks.methods.distill_terms import FEATURES, Comparison, Settings, counted, weights_of
 from lathe.callbacks.methods.teachers import OpenRun
 from lathe.compression.modes import copy_input
 from lathe.config.schema.held import held
+from lathe.data.transfer import val_batches
 from lathe.errors import ArgumentError, UserError
 from lathe.measure.processes import everyones_tensors
 
@@ -142,7 +143,8 @@ class Distill(Compression):
             return
         self._trainer, task = trainer, pl_module
         net: nn.Module = task.get_submodule("net")
-        example = next(iter(validation(trainer)))[0][:2].to(next(net.parameters()).device)
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]  # a connector sets it
+        example = next(iter(val_batches(data, next(net.parameters()).device)))[0][:2]
         self.teachers.open(net, self.open_run)
         self._undo.append(net.register_forward_pre_hook(copy_input).remove)  # the teachers read the batch afterwards
         student = probe(net, example)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lathe.callbacks.methods.distill_cache import LogitCache
 from lathe.callbacks.methods.distill_layers import KEY, Capture, Probe, probe
 from lathe.callbacks.methods.teachers import Average, OpenRun, open_teacher, specs_of
+from lathe.data.transfer import val_batches
 from lathe.errors import ArgumentError, UserError
 
 
@@ -117,8 +118,7 @@ class Teachers:
                 _as_evaluated(task),
                 trainer.precision_plugin.forward_context(),
             ):
-                for batch in validation(trainer):
-                    batch = trainer.strategy.batch_to_device(batch)
+                for batch in val_batches(trainer.datamodule):  # type: ignore[attr-defined]
                     answer = net(self._cast(batch[0]))
                     loss = torch.stack(list(task.losses(answer, batch).values())).sum()
                     sums = task.reduce(answer, batch, loss)
@@ -180,12 +180,6 @@ def _as_evaluated(task: nn.Module) -> Iterator[None]:
         yield
     finally:
         task.training = was
-
-
-def validation(trainer: Trainer) -> Any:
-    """A fresh loader of the validation split, which counts for nobody's position in the data."""
-    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
-    return datamodule.eval_loader("val") if hasattr(datamodule, "eval_loader") else datamodule.val_dataloader()
 
 
 def name_of(spec: Any) -> str:

@@ -21,6 +21,7 @@ from lathe.compression.quantization.ptq import (
 )
 from lathe.compression.quantization.weight_only import quantize_weights
 from lathe.config.schema.held import held
+from lathe.data.transfer import train_batches
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
 
@@ -233,7 +234,7 @@ class WeightOnly(_AfterTraining):
 
 def inputs_of(datamodule: Any, batches: int) -> list[Tensor]:
     """The inputs of the first `batches` training batches, or of all where there are fewer."""
-    return [net_input(batch) for batch in islice(iter(datamodule.train_dataloader()), batches)]
+    return [net_input(batch) for batch in islice(train_batches(datamodule), batches)]
 
 
 def weights_in(net: nn.Module, layers: Sequence[str]) -> float:

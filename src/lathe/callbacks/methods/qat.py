@@ -20,6 +20,7 @@ from lathe.compression.quantization.layers import QuantConv2d, QuantEmbedding, Q
 from lathe.compression.quantization.net import LayerPlan, choose, quantize, quantized_layers, quantizers, reopen
 from lathe.compression.trace import tensors_read
 from lathe.config.schema.held import held
+from lathe.data.transfer import val_batches
 from lathe.errors import ArgumentError, UserError
 from lathe.measure.shards import whole
 
@@ -241,10 +242,9 @@ def _example(trainer: Trainer, pl_module: LightningModule, net: nn.Module) -> An
     """The inputs of up to 64 validation samples, where the net is."""
     device = next(net.parameters()).device
     source: Any = getattr(trainer, "datamodule", None) or pl_module
-    loader = source.eval_loader("val", device) if hasattr(source, "eval_loader") else source.val_dataloader()
-    batch = next(iter(loader))
+    batch = next(iter(val_batches(source, device)))
     x: Tensor = batch[0] if isinstance(batch, tuple | list) else batch
-    return x[:EXAMPLES].to(device)
+    return x[:EXAMPLES]
 
 
 def _share_ranges(trainer: Trainer, every: list[FakeQuantize]) -> None:

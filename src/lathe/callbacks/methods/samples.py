@@ -8,21 +8,20 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lathe.data.base import ExactDataModule
+from lathe.data.order import EpochLoader
+from lathe.data.transfer import train_batches, val_batches
 from lathe.measure.flops import net_input
 
 
 def an_input(trainer: Trainer, pl_module: LightningModule, samples: int) -> Tensor:
     """The net's input for that many validation samples, on the trainer's device."""
-    data: Any = trainer.datamodule if getattr(trainer, "datamodule", None) is not None else pl_module  # type: ignore[attr-defined]
-    batch = net_input(next(iter(data.val_dataloader())))
-    return batch[:samples].to(trainer.strategy.root_device)
+    data: Any = getattr(trainer, "datamodule", None) or pl_module
+    return net_input(next(iter(val_batches(data))))[:samples]
 
 
 def first_batches(trainer: Trainer, pl_module: LightningModule, count: int) -> Iterator[Any]:
     """Training batches of epoch 0, on the trainer's device; `rewind` follows."""
-    loader: Any = (getattr(trainer, "datamodule", None) or pl_module).train_dataloader()
-    for batch in islice(iter(loader), count):
-        yield pl_module.transfer_batch_to_device(batch, trainer.strategy.root_device, 0)
+    yield from islice(train_batches(getattr(trainer, "datamodule", None) or pl_module), count)
 
 
 def rewind(trainer: Trainer) -> None:
@@ -30,3 +29,5 @@ def rewind(trainer: Trainer) -> None:
     datamodule: Any = getattr(trainer, "datamodule", None)
     if isinstance(datamodule, ExactDataModule):
         datamodule.setup("fit")
+    elif isinstance(loader := datamodule and datamodule.train_dataloader(), EpochLoader):
+        loader.load_state_dict({"epoch": 0, "batch": 0})

@@ -10,7 +10,7 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
-TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+from lathe.data.transfer import HOOKS
 
 
 class Batches:
@@ -28,7 +28,7 @@ class Batches:
         self.converts = type(self.precision).convert_input is not Precision.convert_input
         data = trainer.datamodule  # type: ignore[attr-defined]
         places = [module] if data is None else [module, data]
-        self.moves = any(overrides(place, name, LightningModule) for place in places for name in TRANSFERS)
+        self.moves = any(overrides(place, name, LightningModule) for place in places for name in HOOKS)
         self.step_name = step
         self.takes_index = is_param_in_hook_signature(getattr(module, step), "batch_idx", min_args=2)
 

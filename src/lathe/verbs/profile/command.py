@@ -11,11 +11,10 @@ from lightning.pytorch import LightningModule, Trainer
 from rich.console import Console
 from torch import Tensor, nn
 from torch.profiler import profile as torch_profile
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
 from lathe.callbacks.profiler import Operator, TorchProfiler, activities, operators_of, table_of
 from lathe.config.stages import methods
-from lathe.data.base import ExactDataModule
 from lathe.errors import require
 from lathe.files import require_writable, whole, write_atomically
 from lathe.measure import describe_cpu
@@ -146,12 +145,10 @@ def inference(
     """The same of batches of the validation split through the net in eval mode, in the run's number format."""
     device, net = trainer.strategy.root_device, task.net
     net.to(device).eval()
-    data = score.open_data(cfg)
-    loader = data.eval_loader("val") if isinstance(data, ExactDataModule) else data.val_dataloader()
-    batches = chain.from_iterable(repeat(loader))
+    batches = chain.from_iterable(repeat(score.open_data(cfg, task).eval_loader("val", device)))
 
     def fetched() -> Any:
-        return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, next(batches)[0])
+        return next(batches)[0]
 
     def forward(x: Any) -> None:
         with trainer.precision_plugin.forward_context():

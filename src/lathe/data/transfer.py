@@ -1,0 +1,108 @@
+"""Batches as the steps of a Trainer get them: on a device, after the transfer hooks. Every reader of data
+outside the loops uses this.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class Transferred:
+    """A loader's batches on a device, after the transfer hooks of the data module, or of the LightningModule where the
+    data module overrides none, as Lightning chooses them.
+
+    Args:
+        loader: one loader, or several, read as Lightning does: together in training, else one after another.
+        data: the data module, or a LightningModule that has the loaders.
+        stage: of the Trainer while hooks run, which read `self.trainer.training`.
+        device: None is the Trainer's device, or the CPU without a Trainer.
+    """
+
+    def __init__(self, loader: Any, data: Any, stage: RunningStage, device: torch.device | None = None) -> None:
+        self.loader, self.stage, trainer = loader, stage, trainer_of(data)
+        self.device = device or (torch.device("cpu") if trainer is None else trainer.strategy.root_device)
+        module = getattr(data, "reads_for", None) if trainer is None else getattr(trainer, "lightning_module", None)
+        self.parts = [data] if module in (None, data) else [data, module]
+        self.trainer = trainer or next((found for part in self.parts if (found := trainer_of(part)) is not None), None)
+
+    def __iter__(self) -> Iterator[Any]:
+        owners = (next((part for part in self.parts if is_overridden(name, part)), self.parts[0]) for name in HOOKS)
+        before, move, after = (getattr(owner, name) for owner, name in zip(owners, HOOKS, strict=True))
+        own = any(is_own(hook) for hook in (before, move, after))
+        for batch, number in self._read():
+            with self._at_stage() if own else nullcontext():
+                moved = after(move(before(batch, number), self.device, number), number)
+            yield moved
+
+    def _read(self) -> Iterator[tuple[Any, int]]:
+        if not isinstance(self.loader, list | tuple | dict):
+            yield from ((batch, 0) for batch in self.loader)
+            return
+        mode = "max_size_cycle" if self.stage == RunningStage.TRAINING else "sequential"
+        yield from ((batch, number) for batch, _, number in CombinedLoader(self.loader, mode))  # type: ignore[arg-type]
+
+    @contextmanager
+    def _at_stage(self) -> Iterator[None]:
+        """Sets the Trainer's stage, and the Trainer of parts that have none."""
+        self.trainer = self.trainer or _stand_in()
+        state, without = self.trainer.state, [part for part in self.parts if trainer_of(part) is None]
+        before, state.stage = state.stage, self.stage
+        for part in without:
+            part.trainer = self.trainer
+        try:
+            yield
+        finally:
+            state.stage = before
+            for part in without:
+                part.trainer = None
+
+
+def _stand_in() -> Trainer:
+    """A Trainer for hooks that read `self.trainer`."""
+    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    options: dict[str, Any] = dict.fromkeys(names, False)
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    level = log.level
+    log.setLevel(logging.WARNING)  # it lists the machine's devices
+    try:
+        return Trainer(accelerator="cpu", devices=1, plugins=[LightningEnvironment()], **options)
+    finally:
+        log.setLevel(level)
+
+
+def trainer_of(part: Any) -> Any:
+    """The Trainer of a data module or a LightningModule, or None."""
+    return part._trainer if isinstance(part, LightningModule) else part.trainer
+
+
+def is_own(hook: Any) -> bool:
+    """Return True for a transfer hook in the user's code."""
+    return not getattr(hook, "__module__", "").startswith(("lathe.", "lightning."))
+
+
+def train_batches(data: Any, device: torch.device | None = None) -> Transferred:
+    """Training batches of a data module, or of a LightningModule that has the loaders."""
+    return Transferred(data.train_dataloader(), data, RunningStage.TRAINING, device)
+
+
+def val_batches(data: Any, device: torch.device | None = None) -> Transferred:
+    """Validation batches of a new loader; the position of other loaders does not change."""
+    if hasattr(data, "eval_loader"):
+        found: Transferred = data.eval_loader("val", device)
+        return found
+    return Transferred(data.val_dataloader(), data, RunningStage.VALIDATING, device)
+
+
+def eval_stage(split: str) -> RunningStage:
+    """The stage in which a split is evaluated."""
+    return RunningStage.VALIDATING if split == "val" else RunningStage.TESTING
