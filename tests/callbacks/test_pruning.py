@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from support.prune_fit import WEIGHTS, Task, Watch, fit
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from lathe.callbacks.methods.pruning import Prune
 from lathe.callbacks.methods.pruning_patterns import PruneNM, PruneStructured
@@ -187,7 +188,7 @@ def test_wanda_needs_layers_that_are_called() -> None:
             out: Tensor = self.head(nn.functional.linear(x, self.inner.weight))
             return out
 
-    loader: Any = [(torch.randn(8, 4), torch.randint(0, 3, (8,)))] * 4
+    loader = DataLoader(TensorDataset(torch.randn(32, 4), torch.randint(0, 3, (32,))), batch_size=8)
     trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=[Prune(0.5, criterion="wanda")], logger=False)
     data = LightningDataModule()
     data.train_dataloader = data.val_dataloader = lambda: loader  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -29,6 +29,9 @@ class Transferred:
     """
 
     def __init__(self, loader: Any, data: Any, stage: RunningStage, device: torch.device | None = None) -> None:
+        plain = not hasattr(data, HOOKS[0])  # an object with loaders alone, each of which may be a list of batches
+        data = LightningDataModule() if plain else data
+        self.several = isinstance(loader, list | tuple | dict) and not plain
         self.loader, self.stage, trainer = loader, stage, trainer_of(data)
         self.device = device or (torch.device("cpu") if trainer is None else trainer.strategy.root_device)
         module = getattr(data, "reads_for", None) if trainer is None else getattr(trainer, "lightning_module", None)
@@ -45,7 +48,7 @@ class Transferred:
             yield moved
 
     def _read(self) -> Iterator[tuple[Any, int]]:
-        if not isinstance(self.loader, list | tuple | dict):
+        if not self.several:
             yield from ((batch, 0) for batch in self.loader)
             return
         mode = "max_size_cycle" if self.stage == RunningStage.TRAINING else "sequential"
