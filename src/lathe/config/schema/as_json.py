@@ -11,6 +11,7 @@ from lathe.config.schema.described import comments, files_of, parts, written
 from lathe.config.schema.optim import OPTIMIZERS
 from lathe.config.schema.places import Part, Parts, Place
 from lathe.config.schema.rule import Rule
+from lathe.config.schema.targets import own_targets
 from lathe.config.schema.verbs import TRAIN, VERBS
 
 Json = dict[str, Any]
@@ -137,6 +138,8 @@ def schema(folder: Path) -> Json:
             inner |= {name: of(item, f"{key}.{name}", said) for name, item in place.settings.items()}
             return _described(note, _object(inner, "." not in key, {"anyOf": [OWN, NULL]}))
         inner = {name: of(item, f"{key}.{name}", said) for name, item in place.keys.items()}
+        mine = own_targets() if key == "target" else {}
+        inner |= {name: {} for name in mine if (folder / "target" / f"{name}.yaml").exists()}
         tree = _object(inner, "." not in key)
         return _described(note, {"anyOf": [tree, NULL]} if place.null else tree)
 
