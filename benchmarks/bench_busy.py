@@ -3,7 +3,8 @@
     python benchmarks/bench_busy.py --rounds 5 --others 0 2 6
 
 For each number of other processes, which count as fast as they can, each side runs each workload once a round, in
-turns. A side is a process that has imported everything, since GOMP_SPINCOUNT is read when torch is loaded.
+turns. Seconds are the median epoch of a training, and 100 batches of an inference. A side is a process that has
+imported everything, since GOMP_SPINCOUNT is read when torch is loaded.
 """
 
 import argparse
@@ -21,9 +22,9 @@ SHORT = ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "traine
 GPT = ["model=gpt_nano", "data=synthetic_tokens", "optimizer=adamw"]
 TRAINING = {  # overrides of each workload
     "default command": ["trainer.max_epochs=3"],
-    "resnet18": ["model=resnet18", "model.net.width=32", "trainer.max_epochs=1"],
+    "resnet18": ["model=resnet18", "model.net.width=32", "trainer.max_epochs=2"],
     "mlp": ["model=mlp", "trainer.max_epochs=20"],
-    "gpt": [*GPT, "trainer.max_epochs=1", "trainer.limit_train_batches=20"],
+    "gpt": [*GPT, "trainer.max_epochs=3", "trainer.limit_train_batches=20"],
     "ddp, 2 ranks": ["strategy=ddp", "trainer.devices=2", "trainer.max_epochs=3"],
 }
 INT8 = "onnx_int8, batch 32"
@@ -39,7 +40,7 @@ SIDES: dict[str, tuple[list[str], dict[str, str]]] = {  # overrides and environm
 
 
 def serve_side(overrides: list[str]) -> None:
-    """Run the workloads named on standard input, one a line, and answer with seconds and threads."""
+    """Read names of workloads from standard input, one a line; run each and print its seconds and threads."""
     import lathe
     from lathe.export.targets.onnx_int8 import load
 
@@ -59,7 +60,7 @@ def serve_side(overrides: list[str]) -> None:
             answer = {"seconds": time.perf_counter() - began, "threads": torch.get_num_threads()}
         else:
             run = lathe.train([*TRAINING[name], *SHORT, *overrides, f"paths.log_dir={folder}", "name=busy"])
-            answer = {"seconds": run.result["seconds"], "threads": run.config["launch"]["threads"]}
+            answer = {"seconds": run.result["epoch_s"], "threads": run.config["launch"]["threads"]}
         print("answer", json.dumps(answer), flush=True)
 
 
@@ -114,7 +115,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         for count in options.others:
             busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
             try:
-                time.sleep(options.settle)  # until the load average knows them
+                time.sleep(options.settle)  # until the load average has them
                 for number in range(options.rounds):
                     for workload in workloads:
                         for name in sides if number % 2 else reversed(sides):

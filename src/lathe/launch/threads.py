@@ -9,6 +9,7 @@ from typing import Any
 from lathe.config.cores import allowed, physical_cores
 
 SAMPLE_S = 0.2  # how long the use of the cores is measured before a run starts
+QUIET = 0.5  # a load average that changes no number of threads: nothing is measured then
 
 
 def choose_threads(wanted: int | str | None, processes: int, recorded: Any = None) -> tuple[int | None, str]:
@@ -47,9 +48,11 @@ def _load_of_others() -> float:
     """
     import psutil  # not needed for a command that is refused
 
+    load: float = psutil.getloadavg()[0]
+    if load < QUIET:
+        return load
     percents = psutil.cpu_percent(SAMPLE_S, percpu=True)
     used = sum(percent for number, percent in enumerate(percents) if number in allowed()) / 100
-    load: float = psutil.getloadavg()[0]
     return load if used > 0.9 * len(allowed()) else min(load, used)
 
 
