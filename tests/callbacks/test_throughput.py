@@ -196,8 +196,6 @@ def test_a_process_that_measures_no_window_tells_what_the_one_before_did(tiny: S
     assert second.state_dict()["told"]["step_ms"] == pytest.approx(40)
     with pytest.raises(ValueError, match="could not convert"):  # which is told with the checkpoint's name
         second.load_state_dict({"seconds": 0.0, "whole": [], "told": {"step_ms": "a"}})
-    second.load_state_dict({"seconds": 0.0, "whole": []})  # of an earlier version
-    assert second.summary()["step_ms"] is None
 
 
 @pytest.mark.slow

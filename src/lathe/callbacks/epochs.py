@@ -105,7 +105,7 @@ def waited_in_backward(reducer: DistributedDataParallel | None) -> float | None:
 
 
 def told_before(state: Mapping[str, Any]) -> dict[str, float | None]:
-    """What an earlier process told of its windows in a checkpoint's state; nothing in that of an earlier version."""
+    """What an earlier process told of its windows in a checkpoint's state."""
     told = state.get("told", {})
     known = {name: value for name, value in told.items() if name in OF_WINDOWS or name.endswith("_per_s")}
     return {name: None if value is None else float(value) for name, value in known.items()}

@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import Tensor
 
 from lathe.data.order import EpochLoader
 from lathe.errors import UserError, require
@@ -126,8 +125,7 @@ def _get_state() -> dict[str, Any]:
 
 def _set_state(state: dict[str, Any]) -> None:
     version, words, gauss = state["python"]
-    # a tuple in checkpoints of earlier versions
-    random.setstate((version, tuple(words.tolist() if isinstance(words, Tensor) else words), gauss))
+    random.setstate((version, tuple(words.tolist()), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"].cpu())

@@ -18,7 +18,6 @@ from hydra.core.hydra_config import HydraConfig
 from lathe import trust
 from lathe.config.composed import GROUPS as PARTS
 from lathe.config.composed import newest_run
-from lathe.config.schema import current
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, remove, require_plain, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment
@@ -304,7 +303,7 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
         )
     trust.tell_owner(run.path, run.path / "config.yaml", run.path / "checkpoints")
     require("launch_id" in run.environment, f"{key}={path}: its environment.json is not one that a run has written.")
-    saved = current(run.plain("config.yaml")) if look else run.known_config
+    saved = run.plain("config.yaml") if look else run.known_config
     require(
         isinstance(saved, dict) and "name" in saved, f"{key}={path}: its config.yaml can't be read as a configuration."
     )
