@@ -119,7 +119,7 @@ def test_a_run_that_this_user_trained_needs_no_trust(cli: Cli, tmp_path: Path, m
     assert later() == []
 
 
-@pytest.mark.parametrize("trusted", ["timm", [1], ["a b"], ["os; system"], [""], {"a": 1}])
+@pytest.mark.parametrize("trusted", ["timm", [1], ["os; system"]])
 def test_what_trusted_takes(trusted: Any) -> None:
     with pytest.raises(UserError, match=r"^trusted=.*expected"):
         trust.allow({"trusted": trusted})
