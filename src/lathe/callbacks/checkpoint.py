@@ -272,9 +272,6 @@ class Checkpoint(CheckpointBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self.path("last").exists():
             return  # another run's state, from which this one starts: its best.ckpt is not here
-        best = (state_dict["best_score"], *state_dict["best_metrics"].values())
-        if not all(value is None or isinstance(value, (int, float)) for value in best):
-            raise ValueError("a best value is no number")
         self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
         self.best_metrics = state_dict["best_metrics"]
         self.latest, self.unjudged = state_dict["latest"], state_dict["unjudged"]

@@ -42,7 +42,6 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
         plain_warnings()
         quiet_torch()
         try:
-            _check_folder()
             _read_variables()
         except UserError as error:
             sys.exit(tell(error))
@@ -75,16 +74,6 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
             sys.exit(tell(UserError(*also) if also else error))
 
     return wrapped
-
-
-def _check_folder() -> None:
-    """Raises UserError where the folder in which the command was typed is not there any more."""
-    try:
-        os.getcwd()
-    except FileNotFoundError as error:
-        raise UserError(
-            "the folder in which this was typed has been removed: change to one that is there (cd)."
-        ) from error
 
 
 def _note_folder() -> None:

@@ -22,7 +22,6 @@ from lathe.errors import UserError, require
 from lathe.files import disk_sentence, remove, require_plain, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment
 from lathe.runs.lock import locked
-from lathe.runs.results import checked
 from lathe.runs.typed import with_ends
 from lathe.trust.document import as_yaml, is_signed, read_mapping, read_yaml
 from lathe.trust.signing import signed_config
@@ -82,9 +81,8 @@ class RunDir:
 
     @property
     def result(self) -> dict[str, Any]:
-        """The final metrics. Raises UserError where no run has left them so at its end."""
-        words = f"{self.where}: its result.json"
-        return checked(trust.read_json(self.path / "result.json", words), words)
+        """The final metrics."""
+        return trust.read_json(self.path / "result.json", f"{self.where}: its result.json")
 
     @property
     def receipt(self) -> dict[str, Any]:
@@ -98,13 +96,11 @@ class RunDir:
 
     @property
     def started(self) -> datetime:
-        """When the run was created, in UTC; when its config.yaml was written if it does not record the instant. The
-        name of the directory is local time, which does not order runs of two time zones.
+        """When the run was created, in UTC; the beginning of 1970 where environment.json can't be read. The name of the
+        directory is local time, which does not order runs of two time zones.
         """
-        with suppress(UserError, OSError, KeyError, TypeError, ValueError):
+        with suppress(UserError, OSError):
             return datetime.fromisoformat(self.environment["started"]).astimezone(UTC)
-        with suppress(OSError):
-            return datetime.fromtimestamp((self.path / "config.yaml").stat().st_mtime, UTC)
         return datetime.fromtimestamp(0, UTC)
 
     @property
