@@ -272,14 +272,11 @@ class Checkpoint(CheckpointBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self.path("last").exists():
             return  # another run's state, from which this one starts: its best.ckpt is not here
-        best = (state_dict["best_score"], *state_dict["best_metrics"].values())
-        if not all(value is None or isinstance(value, (int, float)) for value in best):
-            raise ValueError("a best value is no number")
         self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
         self.best_metrics = state_dict["best_metrics"]
-        self.latest, self.unjudged = state_dict.get("latest", {}), state_dict.get("unjudged")  # older runs lack these
-        self._validated_step, self._stopped = state_dict.get("validated_step", -1), state_dict.get("stopped")
-        self.top.kept = state_dict.get("top", [])
+        self.latest, self.unjudged = state_dict["latest"], state_dict["unjudged"]
+        self._validated_step, self._stopped = state_dict["validated_step"], state_dict["stopped"]
+        self.top.kept = state_dict["top"]
 
 
 def _reported(trainer: Trainer) -> dict[str, float]:

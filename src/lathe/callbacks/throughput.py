@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lathe.callbacks.driven import count_units, net_of, task_of
-from lathe.callbacks.epochs import Epochs, Window, is_nan, told_before, waited_in_backward
+from lathe.callbacks.epochs import Epochs, Window, is_nan, waited_in_backward
 from lathe.callbacks.model_flops import compute_dtype, step_flops, without_memory
 from lathe.config.schema.held import held
 from lathe.measure.flops import net_input, peak_flops
@@ -237,7 +237,7 @@ class Throughput(Callback):
         return self._epochs.state(running) | {"told": self._told([*self._windows, *last])}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restored = {**state_dict, "told": told_before(state_dict)}
+        self._restored = state_dict
         self._epochs = Epochs(state_dict)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

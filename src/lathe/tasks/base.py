@@ -15,7 +15,6 @@ from lathe.tasks.driven import Driven
 from lathe.tasks.loops import until
 from lathe.tasks.meters import SPLITS, Meters
 from lathe.tasks.microbatches import microbatches
-from lathe.tasks.older import refuse_older_names
 from lathe.tasks.scheduler import another_optimizer, make_optimizers
 from lathe.tasks.sums import Sums
 
@@ -70,7 +69,6 @@ class Task(Sums, Driven):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        refuse_older_names(cls)
         written.check_signatures(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:

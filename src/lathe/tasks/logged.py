@@ -248,7 +248,7 @@ def _entry(item: _ResultMetric) -> dict[str, Any]:
 def restore(trainer: Trainer, task: LightningModule, saved: dict[str, Any]) -> None:
     """Puts back what `states` gave, at the start of training."""
     connector = trainer._logger_connector
-    if isinstance(connector, _Steps) and "written" in saved:  # not in checkpoints of earlier versions
+    if isinstance(connector, _Steps) and "written" in saved:
         step, written = saved["written"]
         connector._written = (step, {name: value.to(task.device) for name, value in written.items()})
     metrics = _metrics(task)

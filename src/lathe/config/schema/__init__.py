@@ -1,7 +1,6 @@
 """What every key takes: kinds, ranges and choices, in one place. Imports no torch."""
 
 from lathe.config.schema.check import Problem, follows, places_of, problems, rules
-from lathe.config.schema.names import current, moved, renamed
 from lathe.config.schema.rule import kind_of, shown
 from lathe.config.schema.together import CLASHES, CONTRADICTIONS, Taken, Together, together
 from lathe.config.schema.verbs import TRAIN, TRAINING
@@ -14,13 +13,10 @@ __all__ = [
     "Problem",
     "Taken",
     "Together",
-    "current",
     "follows",
     "kind_of",
-    "moved",
     "places_of",
     "problems",
-    "renamed",
     "rules",
     "shown",
     "together",
