@@ -18,8 +18,9 @@ _FACES = {
     "train": "lathe.launch.python",
     "load": "lathe.verbs.load",
     "restore": "lathe.verbs.load",
+    "Trainer": "lathe.trainer",
 }
-__all__ = ["compose", "load", "restore", "train"]
+__all__ = ["Trainer", "compose", "load", "restore", "train"]
 
 
 def __getattr__(name: str) -> Any:

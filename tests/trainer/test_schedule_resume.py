@@ -8,7 +8,7 @@ import torch
 from torch.optim import SGD
 from torch.optim import lr_scheduler as torchs
 
-from lathe.tasks.replanned import replan
+from lathe.trainer.schedule_resume import replan
 
 pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning", "ignore:Detected call of")
 

@@ -6,9 +6,10 @@ import random
 import warnings
 from typing import Any
 
+import lightning.pytorch
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
 from support.ranks import on_ranks
 from support.regression import trainer
@@ -18,8 +19,9 @@ from torch.utils.data import DataLoader, default_collate
 
 from lathe.data.foreign import share
 from lathe.strategies import DDP
-from lathe.tasks import ClassificationTask, logged
-from lathe.tasks.loops.step import HOOKS
+from lathe.tasks import ClassificationTask
+from lathe.trainer import Trainer
+from lathe.trainer.optimizer_step import HOOKS
 
 CASES, BATCHES = 40, 12
 
@@ -214,10 +216,9 @@ def run(case: dict[str, Any], per_call: int | None, loader: Any, folder: Any) ->
             enable_model_summary=False,
             num_sanity_val_steps=0,
             default_root_dir=str(folder),
+            steps_per_call=per_call,
             **case["trainer"],
         )
-        logged.install(trainer)
-        trainer.fit_loop.epoch_loop.steps_per_call = per_call  # type: ignore[attr-defined]
         trainer.fit(module, loader, Sized(batches(2)))
     return {
         "hooks": spy.seen,
@@ -331,10 +332,9 @@ def trained(seed: int, devices: int = 1) -> Tensor:
         accumulate_grad_batches=case["accumulate"],
         gradient_clip_val=case["clip"],
         use_distributed_sampler=False,
+        steps_per_call=case["calls"],
         **({"devices": 2, "strategy": DDP()} if devices == 2 else {}),
     )
-    logged.install(run)
-    run.fit_loop.epoch_loop.steps_per_call = case["calls"]  # type: ignore[attr-defined]
     run.fit(module if case["task"] else Plain(net), datamodule=data)
     return torch.cat([value.detach().flatten() for value in net.parameters()])
 
@@ -360,12 +360,10 @@ def test_each_step_takes_the_mean_over_its_samples_that_count() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_full_windows_of_equal_batches_have_the_digits_of_lightnings_own_loop() -> None:
     digits = []
-    for install in (True, False):
+    for kind in (Trainer, lightning.pytorch.Trainer):
         torch.manual_seed(0)
         module = Plain(nn.Linear(4, 3))
-        run, _ = trainer(max_epochs=2, accumulate_grad_batches=3)
-        if install:
-            logged.install(run)
+        run, _ = trainer(max_epochs=2, accumulate_grad_batches=3, kind=kind)
         run.fit(module, Sized(batches()))
         digits.append([value.tolist() for value in module.parameters()])
     assert digits[0] == digits[1]
