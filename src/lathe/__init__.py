@@ -1,6 +1,7 @@
 """Lathe: a Lightning + Hydra research template.
 
-From Python: `lathe.compose`, `lathe.train`, `lathe.load` and `lathe.restore` (docs/python.md).
+From Python: `lathe.compose`, `lathe.train`, `lathe.load`, `lathe.restore` (docs/python.md), and
+`lathe.Trainer` (docs/running.md).
 """
 
 import os

@@ -184,6 +184,38 @@ def test_a_stop_inside_a_group_is_at_its_step(
     assert groups
 
 
+class OwnTask(ClassificationTask):
+    """A user's task, which may log or look at anything in its steps."""
+
+    def losses(self, outputs: Any, batch: Any) -> dict[str, torch.Tensor]:
+        return super().losses(outputs, batch)
+
+
+class StandardTask(OwnTask):
+    """A user's task that states that it does not."""
+
+    standard_step = True
+
+
+class DerivedTask(StandardTask):
+    """A task derived from that one."""
+
+
+@pytest.mark.parametrize(("kind", "grouped"), [(OwnTask, False), (StandardTask, True), (DerivedTask, False)])
+def test_a_task_states_that_its_steps_may_be_grouped(
+    kind: type[ClassificationTask],
+    grouped: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: list[int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("lathe.tasks.ClassificationTask", kind)
+    train(tmp_path, monkeypatch)
+    assert bool(groups) is grouped
+    assert capsys.readouterr().out.count(f"{kind.__name__}.training_step may need every step") == (not grouped)
+
+
 class SeesNone(Sees):
     """Returns a negative number of steps."""
 

@@ -349,10 +349,10 @@ def _is_plain(strategy: Strategy, precision: Precision) -> bool:
 def _needs_closure(optimizer: Optimizer) -> bool:
     """Tell whether the optimizer may have to compute the loss itself, or a hook watches its step begin.
 
-    An optimizer outside torch says that it does not by the class attribute `needs_closure = False`.
+    An optimizer with its own `step` declares that it does not by the class attribute `needs_closure = False`.
     """
     kind = type(optimizer)
-    in_torch = kind.__module__.startswith("torch.optim.") and kind is not LBFGS
+    in_torch = kind.step.__module__.startswith("torch.optim.") and not issubclass(kind, LBFGS)
     if getattr(kind, "needs_closure", not in_torch):
         return True
     return bool(optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks)
