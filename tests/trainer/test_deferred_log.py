@@ -125,7 +125,7 @@ def test_which_classes_can_defer(part: Any, can: bool) -> None:
 
 
 def test_logged_windows_inside_a_group_have_the_same_digits() -> None:
-    """Batches of two sizes: some are summed together, some alone."""
+    """Batches of two sizes: some are summed together, some one by one."""
 
     def sums(several: bool) -> list[Tensor]:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Epochs of our Trainer: modules with a train() of their own, loaders that run dry, and stops before min_epochs."""
+"""Epochs of our Trainer: modules that override train(), loaders that run dry, and stops before min_epochs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any

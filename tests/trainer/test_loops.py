@@ -27,7 +27,7 @@ CASES, BATCHES = 40, 12
 
 
 class Log(DummyLogger):
-    """Keeps what it is given."""
+    """Records its rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Log(DummyLogger):
 
 
 class Spy(Callback):
-    """Notes at each hook of a batch all that a callback could see."""
+    """Records at each hook of a batch all that a callback could see."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -77,7 +77,7 @@ for _name in (*HOOKS, *VALIDATIONS, "on_train_epoch_start", "on_train_epoch_end"
 
 
 class Stops(Callback):
-    """Asks for the end amid an epoch."""
+    """Requests a stop inside an epoch."""
 
     def __init__(self, step: int | None) -> None:
         self.step = step
@@ -88,7 +88,7 @@ class Stops(Callback):
 
 
 class Module(LightningModule):
-    """What a case draws of all that a LightningModule may do."""
+    """A LightningModule with the features that a case draws."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__()
@@ -199,7 +199,7 @@ class Sized(Loader):
 
 
 def run(case: dict[str, Any], per_call: int | None, loader: Any, folder: Any) -> dict[str, Any]:
-    """All that a run shows: hooks, rows, weights, the state of its loops."""
+    """Return the hooks, rows, weights and loop state of a run."""
     torch.manual_seed(3)
     spy, log = Spy(), Log()
     module = (OwnStep if case["own"] else Module)(case)
@@ -232,7 +232,7 @@ def run(case: dict[str, Any], per_call: int | None, loader: Any, folder: Any) ->
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(CASES))
-def test_all_that_is_seen_of_a_run_is_what_lightnings_own_steps_show(seed: int, tmp_path: Any) -> None:
+def test_hooks_rows_weights_and_counters_are_those_of_lightnings_steps(seed: int, tmp_path: Any) -> None:
     case = drawn(seed)
     unsized = case["trainer"]["val_check_interval"] == 1.0 and seed % 4 == 0
     if unsized:

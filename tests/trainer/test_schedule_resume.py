@@ -1,4 +1,4 @@
-"""A schedule that was restored into a longer run goes on as one of that length from there."""
+"""A schedule restored into a longer run continues as one of that length."""
 
 from collections.abc import Callable
 from typing import Any

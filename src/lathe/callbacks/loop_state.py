@@ -11,12 +11,12 @@ def ends(trainer: Trainer) -> list[float | None]:
 
 
 def stop_is_due(trainer: Trainer) -> bool:
-    """Tell whether the run ends with this epoch because a stop was requested."""
+    """Return whether the run ends with this epoch because a stop was requested."""
     return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
 
 
 def validation_follows(trainer: Trainer) -> bool:
-    """Tell whether Lightning validates right after the batch that has just ended."""
+    """Return whether Lightning validates right after the batch that has just ended."""
     loop = trainer.fit_loop.epoch_loop
     fetcher = trainer.fit_loop._data_fetcher
     return fetcher is not None and loop._should_check_val_fx(fetcher)

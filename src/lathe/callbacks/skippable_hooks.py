@@ -1,4 +1,4 @@
-"""What a callback declares so that several optimizer steps can run in one call."""
+"""Opt-in of a callback to several optimizer steps per call (`trainer.steps_per_call`)."""
 
 import math
 from typing import Any
@@ -7,8 +7,9 @@ from typing import Any
 class SkippableHooks:
     """Mixin for a callback that does not need all of its hooks around a batch at every step.
 
-    `skippable_steps` is what a callback has to define; it need not derive from this class. A callback that overrides a
-    hook around a batch without it makes every step run alone. A subclass that overrides a hook again declares again.
+    `skippable_steps` is what a callback has to define; it need not derive from this class. Steps run one by one
+    with a callback that overrides a hook around a batch and does not define it. A subclass that overrides a hook again
+    has to define it again.
 
     `every_step` names the hooks that run at every step all the same: on_train_batch_start, on_before_backward,
     on_before_optimizer_step or on_train_batch_end.

@@ -142,7 +142,7 @@ class Throughput(Callback):
         return min(edge, warm) if warm >= 0 else edge
 
     def can_defer_log(self, trainer: Trainer) -> bool:
-        """Tell whether the next step that is needed ends a window, whose row can be deferred."""
+        """Return whether the next step that is needed ends a window, whose row can be deferred."""
         return self._on and not self._paused and self._twin is None and self._seen >= self.skip_steps
 
     def deferred_row(self, trainer: Trainer) -> dict[str, float]:

@@ -140,7 +140,7 @@ class Task(Sums, ModuleProtocol):
         return another_optimizer(self._make_optimizer, net, kernels)
 
     def has_default_step(self) -> bool:
-        """Tell whether `training_step` and `training_loss` are Task's own."""
+        """Return whether `training_step` and `training_loss` are Task's own."""
         kind = type(self)
         return kind.training_step is Task.training_step and kind.training_loss is Task.training_loss
 
@@ -215,7 +215,7 @@ class Task(Sums, ModuleProtocol):
             logger.log_metrics(dict(row), step=step)
 
     def can_defer_log(self, trainer: Any) -> bool:
-        """Tell whether the row of a logged step may be written after steps that follow it."""
+        """Return whether the row of a logged step may be written after steps that follow it."""
         return type(self).write is Task.write and "write" not in vars(self)
 
     def deferred_row(self, trainer: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-# Hooks are functions and closures, which carry no attribute: their package tells a user's from the libraries'.
+# Hooks are functions and closures, which carry no attribute: only their package shows whose they are.
 LIBRARIES = (f"{__name__.partition('.')[0]}.", "torch.", "lightning.")
 
 

@@ -10,7 +10,7 @@ from lathe.tasks.from_checkpoint import FromCheckpoint
 
 
 class ModuleProtocol(FromCheckpoint):
-    """What a run asks of a task, and the LightningModule that its Trainer trains: the task, or the one it wraps.
+    """Base of a task: hooks with defaults, and the module for the Trainer, which is the task or the one it wraps.
 
     `standard_step = True` in the body of a class states that its step reads inputs and targets of the batch, logs only
     the declared metrics and looks at no loop: several steps may run per call (`trainer.steps_per_call`). A subclass
@@ -30,7 +30,7 @@ class ModuleProtocol(FromCheckpoint):
 
     @property
     def logs_more(self) -> bool:
-        """Tell whether `self.log` may report names that the task does not declare."""
+        """Return whether `self.log` may report names that the task does not declare."""
         return not self.standard_step
 
     def own_hook(self) -> str | None:

@@ -39,7 +39,7 @@ class SupervisedTask(Task):
 
     @property
     def takes_pairs(self) -> bool:
-        """Tell whether the task reads `(x, y)` of a batch and nothing else."""
+        """Return whether the task reads `(x, y)` of a batch and nothing else."""
         return self.standard_step
 
     def __init__(

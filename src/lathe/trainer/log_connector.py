@@ -206,7 +206,7 @@ class ManualRates:
         ]
 
     def log(self, trainer: Any) -> None:
-        """Log once per batch; the groups have the copied values meanwhile."""
+        """Log once per batch; the groups have the copied values during the call."""
         groups, self._groups = self._groups, []
         now = [dict(group) for group, _ in groups]
         try:

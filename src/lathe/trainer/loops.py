@@ -50,7 +50,7 @@ class FitLoop(_FitLoop):
 
     @property
     def restarting(self) -> bool:
-        """Tell whether the run resumes inside an epoch."""
+        """Return whether the run resumes inside an epoch."""
         return self._restarting
 
     @restarting.setter
@@ -159,7 +159,7 @@ class EpochLoop(_TrainingEpochLoop):
 
     @property
     def in_batch(self) -> bool:
-        """Tell whether a batch has begun whose step is not done."""
+        """Return whether a batch has begun whose step is not done."""
         batches: Any = self.batch_progress.current
         return bool(batches.ready > batches.processed)
 
@@ -199,7 +199,7 @@ class EpochLoop(_TrainingEpochLoop):
         """Train on the batches up to the next one after which Lightning has something to do.
 
         Raises:
-            StopIteration: there is no batch left, or the module skips the rest of the epoch.
+            StopIteration: the loader is exhausted, or the module skips the rest of the epoch.
         """
         steps = self._steps
         if not self._repeats_last_batch(data_fetcher):
@@ -226,7 +226,7 @@ class EpochLoop(_TrainingEpochLoop):
                 return
 
     def _repeats_last_batch(self, data_fetcher: _DataFetcher) -> bool:
-        """Tell whether a resumed run only ends the checkpoint's last batch again, and trains on none."""
+        """Return whether a resumed run only ends the checkpoint's last batch again, and trains on none."""
         again = self.val_loop.restarted_mid_evaluation or self.restarted_on_last
         return bool(self._restarting and again and self._should_check_val_fx(data_fetcher))
 
@@ -271,7 +271,7 @@ class EpochLoop(_TrainingEpochLoop):
         return min(most, every - (done + 1) % every)
 
     def _is_due(self, data_fetcher: _DataFetcher) -> bool:
-        """Tell whether Lightning has something to do after the batch that has just ended."""
+        """Return whether Lightning has something to do after the batch that has just ended."""
         trainer = self.trainer
         return (
             data_fetcher.done

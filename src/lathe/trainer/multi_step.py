@@ -78,7 +78,7 @@ class MultiStep(OptimizerStep):
         for part, names in [*parts, (module, own)]:
             limit = declared_limit(part, names)
             if limit is None:
-                if not type(part).__module__.startswith("lightning."):  # whose classes nobody here can change
+                if not type(part).__module__.startswith("lightning."):  # a user can't change those classes
                     _report_single_steps(f"{type(part).__name__}.{names[0]}", type(part))
                 return False
             if not self._deferred.add(part, limit):
@@ -96,7 +96,7 @@ class MultiStep(OptimizerStep):
         self._step_seconds = min(self._step_seconds, perf_counter() - began)
 
     def run_groups(self, most: float) -> int:
-        """Make up to `most` steps in groups; return how many. `stopped` tells whether Lightning has to look now."""
+        """Make up to `most` steps in groups; return how many. `stopped` is set if a stop was requested."""
         self.stopped = False
         done, began = 0, perf_counter()
         count, rows_due = self._next_group(most, MAX_SECONDS)
@@ -130,7 +130,7 @@ class MultiStep(OptimizerStep):
         return max(0, int(most)), rows_due
 
     def _run_group(self, count: int, rows_due: list[Any]) -> int:
-        """Make `count` steps, the last of which `rows_due` log; return how many were made."""
+        """Make `count` steps and return how many were made; `rows_due` log the last one."""
         trainer, module, optimizer, device = self.trainer, self.module, self.optimizer, self.device
         signals, compiled, window = trainer._signal_connector, self.compiled, self.window
         zero_grad, update, stepped = self.zero_grad, self.update, self.counts.step
@@ -282,12 +282,12 @@ def declared_limit(part: Any, hooks: Iterable[str]) -> Limit | None:
 
 
 def can_defer(part: Any) -> bool:
-    """Tell whether the part's class declares `can_defer_log` for its `skippable_steps`."""
+    """Return whether the part's class declares `can_defer_log` for its `skippable_steps`."""
     return _declares(part, "can_defer_log", ["skippable_steps"])
 
 
 def _declares(part: Any, name: str, others: Iterable[str]) -> bool:
-    """Tell whether `name` is defined by the class that defines `others`, or by a subclass of it.
+    """Return whether `name` is defined by the class that defines `others`, or by a subclass of it.
 
     A user's subclass that overrides one of `others` may need more than its parent declared.
     """

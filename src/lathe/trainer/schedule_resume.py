@@ -116,7 +116,7 @@ class PlateauResume:
         return self._values.get(monitor) if reported is None else reported
 
     def can_step_at_epoch_end(self) -> bool:
-        """Tell whether the metrics are known that schedulers need at the first epoch's end after a resume."""
+        """Return whether the metrics are known that schedulers need at the first epoch's end after a resume."""
         if self._restored:
             return True
         monitors = [config.monitor for _, config in self._configs() if config.interval == "epoch"]
@@ -163,7 +163,7 @@ class PlateauResume:
         return [epoch, self.loop.batch_idx] if interval == "step" else [epoch]
 
     def _is_due(self, index: int, config: Any) -> bool:
-        """Tell whether the scheduler's step is due and Lightning has not taken it yet."""
+        """Return whether the scheduler's step is due and Lightning has not taken it yet."""
         loop, batches = self.loop, self.loop.batch_progress.current
         if batches.processed != batches.ready or batches.ready == 0:
             return False
