@@ -16,10 +16,10 @@ from torch import Tensor
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO, AtomicCheckpointIO
 from lathe.callbacks.checkpoint_top import Top
+from lathe.callbacks.loop_state import ends, stop_is_due, validation_follows
 from lathe.callbacks.methods.base import compressions
-from lathe.callbacks.moments import ends, stop_is_due, validation_follows
 from lathe.config.schema.held import held
-from lathe.data.steps import reached
+from lathe.data.steps import reached, steps_before
 from lathe.errors import ArgumentError, UserError, did_you_mean, require
 from lathe.files import whole
 
@@ -114,10 +114,9 @@ class Checkpoint(CheckpointBase):
             f"training reports {self.monitor}."
         )
 
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """Those before the next that is saved."""
-        every = self.every_n_train_steps
-        return every - 1 - trainer.global_step % every if every else math.inf
+    def skippable_steps(self, trainer: Trainer) -> float:
+        """Count the steps before the next saved one."""
+        return steps_before(trainer, self.every_n_train_steps)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -9,7 +9,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn import functional as F
 
-from lathe.callbacks.driven import net_of, planned_batches, task_of
+from lathe.callbacks.module_access import net_of, planned_batches, task_of
 from lathe.compression.modes import evaluated
 from lathe.config.schema.held import held
 from lathe.errors import UserError, require

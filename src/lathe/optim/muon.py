@@ -73,6 +73,7 @@ class Muon(Optimizer):
     """
 
     needs_whole_weights = True  # a strategy that cuts them into flat pieces can't take it
+    needs_closure = False
 
     def __init__(
         self,

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
@@ -20,18 +19,13 @@ from torch import OutOfMemoryError, Tensor
 from lathe.errors import UserError
 from lathe.runs.restored import other_seed, other_sizes
 from lathe.tasks.plain import check_checkpoint
-from lathe.tasks.replanned import replan
+from lathe.trainer.schedule_resume import replan
 
 # of a group of parameters, in every version of torch
 NUMBERS = ("params", "lr", "weight_decay", "momentum", "dampening", "nesterov", "betas", "eps")
 
 # what is no option, or decides how a step is computed and not which
 UNTOLD = ("params", "name", "fused", "foreach", "capturable", "differentiable")
-
-
-def install(trainer: Trainer) -> None:
-    """Has the Trainer refuse a checkpoint whose parts do not fit the run, and to write one that could not be read."""
-    trainer._checkpoint_connector.__class__ = Restoring
 
 
 class Restoring(_CheckpointConnector):

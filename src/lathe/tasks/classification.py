@@ -39,6 +39,7 @@ class ClassificationTask(SupervisedTask):
     metrics: tuple[str, ...] = ("loss", "accuracy")
     monitor = "val/accuracy"
     known = ("accuracy", "top5_accuracy")
+    standard_step = True
 
     def __init__(
         self,

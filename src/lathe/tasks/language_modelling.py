@@ -64,6 +64,7 @@ class LanguageModellingTask(Task):
     computed = ("perplexity",)
     monitor = "val/loss"
     unit = "tokens"
+    standard_step = True
 
     def __init__(
         self,

@@ -28,6 +28,7 @@ class MultiLabelTask(SupervisedTask):
 
     metrics: tuple[str, ...] = ("loss", "accuracy")
     known = ("accuracy",)
+    standard_step = True
     predicts = "labels"
 
     def __init__(

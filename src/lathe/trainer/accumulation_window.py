@@ -1,4 +1,4 @@
-"""The mean gradient over the samples of an optimizer step, however they are divided into batches and replicas."""
+"""The mean gradient over the samples of an optimizer step, however batches and replicas divide them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,19 +11,18 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lathe.tasks.sums import Sums
 
+class AccumulationWindow:
+    """Weights for the losses of the batches of one optimizer step.
 
-class Window:
-    """The batches of an optimizer step. A batch's loss is a mean over its counted samples, and the step's gradient has
-    to be the mean over all of them: on every replica, and in each accumulated batch, also of a short last window.
+    A batch's loss is the mean over its counted samples; the step's gradient has to be the mean over all of them, on
+    every replica and in each accumulated batch, also in a short last window. Until the last batch, losses are weighted
+    relative to the first one. Before the last backward pass the total is known: the accumulated gradients and the last
+    loss are scaled by it. Windows that are even already are scaled by exactly 1. DeepSpeed's engine keeps the
+    gradients, so that accumulated batches count equally there.
 
-    Until the last batch, losses are weighted relative to the first one. Before the last backward pass the total is
-    known: the accumulated gradients and the last loss are scaled by it. Even full windows are scaled by exactly 1.
-    DeepSpeed's engine keeps the gradients, so that accumulated batches count equally there.
-
-    Samples are counted as the task counts them for its metrics, else as the length of the batch. Nothing here waits
-    for the device.
+    Samples are counted as a task counts them for its metrics (`task.step_counts`), else as the length of the batch.
+    Nothing here waits for the device.
     """
 
     def __init__(self, loop: Any, uneven: bool) -> None:
@@ -32,18 +31,18 @@ class Window:
         self.device = trainer.strategy.root_device
         self.dtype = torch.float32 if self.device.type == "mps" else torch.float64
         self.replicas = trainer.world_size if uneven else 1  # 1 also where all have the same count
-        self.by_number = isinstance(trainer.strategy, DeepSpeedStrategy)  # its engine keeps the gradients
+        self.equal_batches = isinstance(trainer.strategy, DeepSpeedStrategy)
         self.weight = self.reference = torch.ones((), dtype=self.dtype, device=self.device)
         self.count: Tensor | None = None  # samples of the window so far
-        if isinstance(self.module, Sums):
+        if hasattr(self.module, "step_counts"):
             self.module.step_counts = []
 
     @classmethod
-    def needed(cls, loop: Any) -> "Window | None":
-        """None where each step is of one batch, and even on all replicas."""
+    def create(cls, loop: Any) -> "AccumulationWindow | None":
+        """Return None where each step is one batch of equal size on all replicas."""
         trainer = loop.trainer
         module, several = trainer.lightning_module, trainer.accumulate_grad_batches > 1
-        if isinstance(module, Sums):
+        if hasattr(module, "step_counts"):
             module.step_counts = None
         uneven = not getattr(trainer.train_dataloader, "even", False)
         if several and uneven and isinstance(trainer.strategy, DeepSpeedStrategy):
@@ -54,22 +53,25 @@ class Window:
         return cls(loop, uneven) if module.automatic_optimization and (several or uneven) else None
 
     def weigh(self, loss: Tensor | None, batch: Any) -> Tensor | None:
-        """The batch's part of the step's loss, whose backward pass comes next; `loss` is divided by
-        `trainer.accumulate_grad_batches`. None: the batch does not count.
+        """Return the batch's part of the step's loss, right before its backward pass.
+
+        Args:
+            loss: divided by `trainer.accumulate_grad_batches`; None if the batch does not count.
+            batch: whose samples are counted.
         """
-        every, done = self.trainer.accumulate_grad_batches, self.loop.batch_progress.current.ready - 1
+        accumulate, done = self.trainer.accumulate_grad_batches, self.loop.batch_progress.current.ready - 1
         count = self._count(batch) if loss is not None else torch.zeros_like(self.weight)
-        earlier = None if self.by_number or done % every == 0 else self.count
-        last = self.by_number or every == 1 or not self.loop._should_accumulate()
+        earlier = None if self.equal_batches or done % accumulate == 0 else self.count
+        last = self.equal_batches or accumulate == 1 or not self.loop._should_accumulate()
         if earlier is None:
-            self.reference = _positive(count if last else self._over_replicas(count) / self.replicas)
+            self.reference = _positive(count if last else self._sum_over_replicas(count) / self.replicas)
         self.count = count if earlier is None else earlier + count
         self.weight = count / self.reference
         if last:
-            total = _positive(self._over_replicas(self.count))
-            if self.by_number:
-                every /= min(every, self.trainer.num_training_batches - done // every * every)
-            scale = every * self.reference * self.replicas / total
+            total = _positive(self._sum_over_replicas(self.count))
+            if self.equal_batches:
+                accumulate /= min(accumulate, self.trainer.num_training_batches - done // accumulate * accumulate)
+            scale = accumulate * self.reference * self.replicas / total
             self.weight = self.weight * scale
             if earlier is not None:
                 self._scale_gradients(scale)
@@ -79,12 +81,12 @@ class Window:
     def _count(self, batch: Any) -> Tensor:
         counts = getattr(self.module, "step_counts", None)
         if not counts:
-            return torch.full_like(self.weight, _length(batch))
+            return torch.full_like(self.weight, _batch_length(batch))
         count: Tensor = torch.stack(counts).sum(dtype=self.dtype)
         counts.clear()
         return count
 
-    def _over_replicas(self, count: Tensor) -> Tensor:
+    def _sum_over_replicas(self, count: Tensor) -> Tensor:
         if self.replicas > 1:
             count = count.clone()
             torch.distributed.all_reduce(count)
@@ -102,23 +104,23 @@ class Window:
             torch._foreach_mul_(gradients, scale.to(device))
 
 
-class Optimization(_AutomaticOptimization):
-    """Lightning's optimization with the loss weighted by `Window`."""
+class WeightedOptimization(_AutomaticOptimization):
+    """Lightning's optimization with the loss weighted by `AccumulationWindow`."""
 
     def _training_step(self, kwargs: Mapping[str, Any]) -> ClosureResult:
-        made: ClosureResult = super()._training_step(kwargs)  # type: ignore[arg-type]
+        result: ClosureResult = super()._training_step(kwargs)  # type: ignore[arg-type]
         window = self.trainer.fit_loop.epoch_loop.window  # type: ignore[attr-defined]
         if window is not None:
-            made.closure_loss = window.weigh(made.closure_loss, kwargs["batch"])
-        return made
+            result.closure_loss = window.weigh(result.closure_loss, kwargs["batch"])
+        return result
 
 
 def _positive(count: Tensor) -> Tensor:
-    return count.clamp(min=1e-6)  # of a window without a counted sample, whose gradient is 0
+    return count.clamp(min=1e-6)  # a window without a counted sample has gradient 0
 
 
-def _length(batch: Any) -> int:
-    """Samples in the batch; 1 where its tensors have different lengths, so that batches count equally."""
+def _batch_length(batch: Any) -> int:
+    """Return the number of samples; 1 where tensors differ in length, so that batches count equally."""
     try:
         lengths = {length for length in _extract_batch_size(batch) if length is not None}
     except RecursionError:

@@ -1,6 +1,5 @@
-"""Callbacks that cost nothing where they do nothing."""
+"""Hide hooks that callbacks do not override, which Lightning would call at every batch."""
 
-import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,38 +22,29 @@ EACH_BATCH = (
 )
 
 
-class EachStep:
-    """Of a callback that acts at each optimizer step, in the hooks that `each_step` names, and else at none: several
-    steps can be made at once.
-    """
-
-    each_step: tuple[str, ...] = ("on_train_batch_end",)
-
-    def quiet_steps(self, trainer: Any) -> float:
-        """How many of the next steps can do without its other hooks."""
-        return math.inf
-
-
 def skip_empty_hooks(callbacks: Iterable[Callback]) -> None:
-    """Hides the per-batch hooks that a callback does not override, in place.
+    """Hide the per-batch hooks that a callback does not override, in place.
 
-    Lightning calls every hook of every callback under a profiler context, about 2 microseconds each, which adds up to
-    half the step of a small net; it passes over a hook that is not callable. Its monitor of learning rates, which names
-    all groups anew at each logged step, keeps the names.
+    Lightning calls every hook of every callback in a profiler context, about 2 us each, which adds up to half the step
+    of a small net; it skips a hook that is not callable. `LearningRateMonitor` finds the names of all parameter groups
+    at each logged step; here it keeps them.
     """
     for callback in callbacks:
         if type(callback) is LearningRateMonitor and not (callback.log_momentum or callback.log_weight_decay):
-            rates = Rates(callback)
+            rates = LearningRates(callback)
             vars(callback).update(
-                _extract_stats=rates, can_note=rates.can_note, note_start=rates.note_start, noted=rates.noted
+                _extract_stats=rates,
+                can_defer_log=rates.can_defer_log,
+                deferred_row_at_start=rates.deferred_row_at_start,
+                complete_deferred_rows=rates.update_callback_metrics,
             )
         for name in EACH_BATCH:
             if getattr(type(callback), name) is getattr(Callback, name) and name not in vars(callback):
                 setattr(callback, name, None)
 
 
-class Rates:
-    """What `LearningRateMonitor._extract_stats` returns and notes, by names that are found once."""
+class LearningRates:
+    """`LearningRateMonitor._extract_stats` with the names of parameter groups found once, and with deferred rows."""
 
     def __init__(self, monitor: LearningRateMonitor) -> None:
         self.monitor = monitor
@@ -64,23 +54,23 @@ class Rates:
         self.newest: dict[str, float] = {}  # which `trainer.callback_metrics` lacks
 
     def __call__(self, trainer: Any, interval: str) -> dict[str, float]:
-        found = self.newest = self._read(trainer, interval)
-        self.noted(trainer)
-        return found
+        rates = self.newest = self._read(trainer, interval)
+        self.update_callback_metrics(trainer)
+        return rates
 
-    def can_note(self, trainer: Any) -> bool:
-        """Any step: its rates can be noted amid others (`lathe.tasks.loops.notes`)."""
+    def can_defer_log(self, trainer: Any) -> bool:
+        """Return True: the row of any step can be deferred (`lathe.callbacks.SkippableHooks`)."""
         return True
 
-    def note_start(self, trainer: Any) -> dict[str, float] | None:
-        """The rates of a logged step."""
+    def deferred_row_at_start(self, trainer: Any) -> dict[str, float] | None:
+        """Return the rates of a logged step."""
         if self.monitor.logging_interval == "epoch":
             return None
         self.newest = self._read(trainer, "step" if self.monitor.logging_interval is None else "any")
         return self.newest
 
-    def noted(self, trainer: Any) -> None:
-        """Hands the newest rates to callbacks."""
+    def update_callback_metrics(self, trainer: Any) -> None:
+        """Write the newest rates to `trainer.callback_metrics`."""
         device = trainer.strategy.root_device
         if self.newest:
             rates = {name: torch.as_tensor(rate, device=device) for name, rate in self.newest.items()}
@@ -88,20 +78,20 @@ class Rates:
             self.newest = {}
 
     def _read(self, trainer: Any, interval: str) -> dict[str, float]:
-        monitor, found = self.monitor, dict[str, Any]()
+        monitor, rates = self.monitor, dict[str, Any]()
         same = interval == self.interval and trainer.lr_scheduler_configs == self.schedulers
         if not same or any(len(optimizer.param_groups) != len(names) for optimizer, names in self.named):
-            self._name(trainer, interval)
+            self._find_names(trainer, interval)
         for optimizer, names in self.named:
             for group, name in zip(optimizer.param_groups, names, strict=True):
                 rate = group["lr"]
-                # one that is a tensor goes on changing before its line is written
-                found[name] = rate.detach().clone() if isinstance(rate, Tensor) else rate
-                monitor.lrs[name].append(found[name])
-        return found
+                # A tensor changes in place before its row is written.
+                rates[name] = rate.detach().clone() if isinstance(rate, Tensor) else rate
+                monitor.lrs[name].append(rates[name])
+        return rates
 
-    def _name(self, trainer: Any, interval: str) -> None:
-        """As Lightning does."""
+    def _find_names(self, trainer: Any, interval: str) -> None:
+        """Find the names of parameter groups as Lightning does."""
         monitor = self.monitor
         self.interval, self.schedulers = interval, list(trainer.lr_scheduler_configs)
         names, seen, kinds = monitor._find_names_from_schedulers(self.schedulers)

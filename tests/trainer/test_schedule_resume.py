@@ -1,4 +1,4 @@
-"""A schedule that was restored into a longer run goes on as one of that length from there."""
+"""A schedule restored into a longer run continues as one of that length."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import torch
 from torch.optim import SGD
 from torch.optim import lr_scheduler as torchs
 
-from lathe.tasks.replanned import replan
+from lathe.trainer.schedule_resume import replan
 
 pytestmark = pytest.mark.filterwarnings("ignore:The epoch parameter in:UserWarning", "ignore:Detected call of")
 

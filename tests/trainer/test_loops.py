@@ -6,9 +6,10 @@ import random
 import warnings
 from typing import Any
 
+import lightning.pytorch
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
 from support.ranks import on_ranks
 from support.regression import trainer
@@ -18,14 +19,15 @@ from torch.utils.data import DataLoader, default_collate
 
 from lathe.data.foreign import share
 from lathe.strategies import DDP
-from lathe.tasks import ClassificationTask, logged
-from lathe.tasks.loops.step import HOOKS
+from lathe.tasks import ClassificationTask
+from lathe.trainer import Trainer
+from lathe.trainer.optimizer_step import HOOKS
 
 CASES, BATCHES = 40, 12
 
 
 class Log(DummyLogger):
-    """Keeps what it is given."""
+    """Records its rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +38,7 @@ class Log(DummyLogger):
 
 
 class Spy(Callback):
-    """Notes at each hook of a batch all that a callback could see."""
+    """Records at each hook of a batch all that a callback could see."""
 
     def __init__(self) -> None:
         self.seen: list[Any] = []
@@ -75,7 +77,7 @@ for _name in (*HOOKS, *VALIDATIONS, "on_train_epoch_start", "on_train_epoch_end"
 
 
 class Stops(Callback):
-    """Asks for the end amid an epoch."""
+    """Requests a stop inside an epoch."""
 
     def __init__(self, step: int | None) -> None:
         self.step = step
@@ -86,7 +88,7 @@ class Stops(Callback):
 
 
 class Module(LightningModule):
-    """What a case draws of all that a LightningModule may do."""
+    """A LightningModule with the features that a case draws."""
 
     def __init__(self, case: dict[str, Any]) -> None:
         super().__init__()
@@ -197,7 +199,7 @@ class Sized(Loader):
 
 
 def run(case: dict[str, Any], per_call: int | None, loader: Any, folder: Any) -> dict[str, Any]:
-    """All that a run shows: hooks, rows, weights, the state of its loops."""
+    """Return the hooks, rows, weights and loop state of a run."""
     torch.manual_seed(3)
     spy, log = Spy(), Log()
     module = (OwnStep if case["own"] else Module)(case)
@@ -214,10 +216,9 @@ def run(case: dict[str, Any], per_call: int | None, loader: Any, folder: Any) ->
             enable_model_summary=False,
             num_sanity_val_steps=0,
             default_root_dir=str(folder),
+            steps_per_call=per_call,
             **case["trainer"],
         )
-        logged.install(trainer)
-        trainer.fit_loop.epoch_loop.steps_per_call = per_call  # type: ignore[attr-defined]
         trainer.fit(module, loader, Sized(batches(2)))
     return {
         "hooks": spy.seen,
@@ -231,7 +232,7 @@ def run(case: dict[str, Any], per_call: int | None, loader: Any, folder: Any) ->
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("seed", range(CASES))
-def test_all_that_is_seen_of_a_run_is_what_lightnings_own_steps_show(seed: int, tmp_path: Any) -> None:
+def test_hooks_rows_weights_and_counters_are_those_of_lightnings_steps(seed: int, tmp_path: Any) -> None:
     case = drawn(seed)
     unsized = case["trainer"]["val_check_interval"] == 1.0 and seed % 4 == 0
     if unsized:
@@ -331,10 +332,9 @@ def trained(seed: int, devices: int = 1) -> Tensor:
         accumulate_grad_batches=case["accumulate"],
         gradient_clip_val=case["clip"],
         use_distributed_sampler=False,
+        steps_per_call=case["calls"],
         **({"devices": 2, "strategy": DDP()} if devices == 2 else {}),
     )
-    logged.install(run)
-    run.fit_loop.epoch_loop.steps_per_call = case["calls"]  # type: ignore[attr-defined]
     run.fit(module if case["task"] else Plain(net), datamodule=data)
     return torch.cat([value.detach().flatten() for value in net.parameters()])
 
@@ -360,12 +360,10 @@ def test_each_step_takes_the_mean_over_its_samples_that_count() -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_full_windows_of_equal_batches_have_the_digits_of_lightnings_own_loop() -> None:
     digits = []
-    for install in (True, False):
+    for kind in (Trainer, lightning.pytorch.Trainer):
         torch.manual_seed(0)
         module = Plain(nn.Linear(4, 3))
-        run, _ = trainer(max_epochs=2, accumulate_grad_batches=3)
-        if install:
-            logged.install(run)
+        run, _ = trainer(max_epochs=2, accumulate_grad_batches=3, kind=kind)
         run.fit(module, Sized(batches()))
         digits.append([value.tolist() for value in module.parameters()])
     assert digits[0] == digits[1]

@@ -9,7 +9,7 @@ from support.interruptions import Interrupted, Interruption, interruption, same
 from support.runs import SMALL, column, new_run, rows
 
 from lathe import trust
-from lathe.tasks.logged import _Results
+from lathe.trainer.log_connector import LoggedResults
 from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
@@ -116,7 +116,7 @@ def test_an_interrupted_run_writes_the_same_rows(
 
 
 def test_an_entry_follows_its_values_to_another_device() -> None:
-    results = _Results(training=True)
+    results = LoggedResults(training=True)
     results.batch_size = 4
     for value in (torch.tensor(1.0), torch.tensor(3.0), torch.tensor(0.0, device="meta")):
         results.log("training_step", "loss", value, on_step=True, on_epoch=True)

@@ -1,17 +1,18 @@
-"""Epochs of our Trainer: modules with a train() of their own, loaders that run dry, and stops before min_epochs."""
+"""Epochs of our Trainer: modules that override train(), loaders that run dry, and stops before min_epochs."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+import lathe
 from lathe.errors import UserError
-from lathe.tasks import logged
+from lathe.trainer import Trainer
 
 
 class FrozenNorm(nn.Module):
@@ -81,21 +82,23 @@ def fit(module: LightningModule, train: Any, *callbacks: Callback, epochs: int =
         "enable_checkpointing": False,
     }
     trainer = Trainer(accelerator="cpu", max_epochs=epochs, callbacks=list(callbacks), **quiet, **options)
-    logged.install(trainer)
     trainer.fit(module, train, loader(1))
     return trainer
 
 
 @pytest.mark.filterwarnings("ignore:Found .* in eval mode", "ignore:.*does not have many workers")
 @pytest.mark.parametrize("steps_per_call", [None, 1])
-def test_train_of_the_users_own_is_called(monkeypatch: pytest.MonkeyPatch, steps_per_call: int | None) -> None:
+def test_train_of_the_users_own_is_called(steps_per_call: int | None) -> None:
     module = Module()
-    monkeypatch.setattr("lathe.tasks.loops.StepLoop.steps_per_call", steps_per_call)
-    fit(module, loader())
+    fit(module, loader(), steps_per_call=steps_per_call)
     assert int(module.net.norm.num_batches_tracked) == 0
     assert module.net.training
     assert not module.net.norm.training
     assert not module.other.training  # as it was given
+
+
+def test_it_is_public() -> None:
+    assert lathe.Trainer is Trainer
 
 
 def generator() -> Iterator[Tensor]:

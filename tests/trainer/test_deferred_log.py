@@ -1,4 +1,4 @@
-"""What is logged amid several steps is logged as if each had been made by itself."""
+"""Rows logged inside a group of steps are those of single steps."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers.logger import DummyLogger
-from support.quick_steps import STEPS, OwnThroughput, SeesEach, quick, train
+from support.multi_step import STEPS, OwnThroughput, SeesEach, groups, train
 from support.runs import rows
 from torch import Tensor
 
@@ -15,13 +15,13 @@ import lathe.verbs.train
 from lathe.callbacks import Throughput
 from lathe.tasks import ClassificationTask
 from lathe.tasks.base import Task
-from lathe.tasks.loops.notes import can_note
+from lathe.trainer.multi_step import can_defer
 
-__all__ = ["quick"]  # a fixture
+__all__ = ["groups"]  # a fixture
 
 
 class Rows(DummyLogger):
-    """Keeps what it is given, in turn."""
+    """Records its rows in order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Rows(DummyLogger):
 
 
 def logged(folder: Path, monkeypatch: pytest.MonkeyPatch, *own: Callback, words: tuple[str, ...] = ()) -> Rows:
-    """What a logger of the user's own is given by a run that logs every third step."""
+    """Return the rows of a logger in a run that logs every third step."""
     kept, make = Rows(), lathe.verbs.train.make_loggers
     monkeypatch.setattr(lathe.verbs.train, "make_loggers", lambda *args, **kw: [*make(*args, **kw), kept])
     train(folder, monkeypatch, *own, words=("trainer.log_every_n_steps=3", "callbacks.throughput.skip_steps=6", *words))
@@ -40,25 +40,23 @@ def logged(folder: Path, monkeypatch: pytest.MonkeyPatch, *own: Callback, words:
 
 
 class Windows(Callback):
-    """What each window of throughput counted: batches and samples."""
+    """Records the batches and samples of each window of throughput."""
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         (throughput,) = (callback for callback in trainer.callbacks if isinstance(callback, Throughput))
         self.found = [window[:2] for window in throughput._windows]
 
 
-def test_logged_steps_are_made_with_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]
-) -> None:
-    """Two draws of the bar apart, not a logged step: each line all the same, in order, with its step's rate."""
+def test_logged_steps_run_inside_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]) -> None:
+    """Every row is written, in order, with its step's learning rate."""
     windows = Windows()
     made = logged(tmp_path / "made", monkeypatch, windows, words=("scheduler=one_cycle",)).rows
     counted = windows.found
-    assert sum(quick) > STEPS * 0.6
-    assert max(quick) > 6
-    quick.clear()
+    assert sum(groups) > STEPS * 0.6
+    assert max(groups) > 6
+    groups.clear()
     plain = logged(tmp_path / "plain", monkeypatch, words=("scheduler=one_cycle", "trainer.steps_per_call=1")).rows
-    assert not quick
+    assert not groups
 
     def lines(rows: list[tuple[int | None, dict[str, Any]]]) -> dict[int | None, dict[str, Any]]:
         found: dict[int | None, dict[str, Any]] = {}
@@ -79,7 +77,7 @@ def test_logged_steps_are_made_with_the_others(
 
 
 class Dies(SeesEach):
-    def quiet_steps(self, trainer: Any) -> float:
+    def skippable_steps(self, trainer: Any) -> float:
         return 100
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
@@ -88,18 +86,18 @@ class Dies(SeesEach):
             raise ZeroDivisionError
 
 
-def test_lines_of_steps_before_a_death_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]
+def test_rows_before_an_exception_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
 ) -> None:
-    """Those of whole steps; of the step under way nothing was noted yet but its rate, if it is logged."""
+    """Rows of complete steps are written when a hook raises inside a group."""
     with pytest.raises(ZeroDivisionError):
         train(tmp_path, monkeypatch, Dies(), words=("trainer.log_every_n_steps=3",))
     (file,) = tmp_path.rglob("metrics.csv")
     assert [row["step"] for row in rows(file.parent) if row.get("train/loss")] == ["3", "6", "9", "12"]
 
 
-def test_a_task_that_writes_its_lines_itself_is_asked_for_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]
+def test_a_task_with_its_own_write_logs_each_step_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
 ) -> None:
     seen = []
 
@@ -110,24 +108,24 @@ def test_a_task_that_writes_its_lines_itself_is_asked_for_each(
     monkeypatch.setattr(ClassificationTask, "write", write)
     train(tmp_path, monkeypatch, words=("trainer.log_every_n_steps=3",))
     assert [step for step in seen if step % 3 == 0] == sorted({*range(3, STEPS + 1, 3)})
-    assert quick
-    assert max(quick) <= 2
+    assert groups
+    assert max(groups) <= 2
 
 
-class SaysAnew(Throughput):
-    """Has a word of its own on what it looks at, and none on notes."""
+class DeclaresAgain(Throughput):
+    """Declares `skippable_steps` again, and not `can_defer_log`."""
 
-    def quiet_steps(self, trainer: Any) -> float:
-        return super().quiet_steps(trainer)
-
-
-@pytest.mark.parametrize(("part", "notes"), [(Throughput(), True), (OwnThroughput(), True), (SaysAnew(), False)])
-def test_whose_word_on_notes_holds(part: Any, notes: bool) -> None:
-    assert can_note(part) is notes
+    def skippable_steps(self, trainer: Any) -> float:
+        return super().skippable_steps(trainer)
 
 
-def test_windows_that_end_amid_waiting_batches_have_the_same_digits() -> None:
-    """Of batches of two sizes, so that some wait and some do not."""
+@pytest.mark.parametrize(("part", "can"), [(Throughput(), True), (OwnThroughput(), True), (DeclaresAgain(), False)])
+def test_which_classes_can_defer(part: Any, can: bool) -> None:
+    assert can_defer(part) is can
+
+
+def test_logged_windows_inside_a_group_have_the_same_digits() -> None:
+    """Batches of two sizes: some are summed together, some one by one."""
 
     def sums(several: bool) -> list[Tensor]:
         torch.manual_seed(0)

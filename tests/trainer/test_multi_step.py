@@ -1,4 +1,4 @@
-"""Steps that nobody looks at are made several at once, and whoever wants to see each sees each."""
+"""Several optimizer steps per call, and callbacks, tasks and hooks that need every step."""
 
 import warnings
 import weakref
@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from support.quick_steps import STEPS, OwnThroughput, Sees, SeesEach, SeesEveryThird, quick, train
+from support.multi_step import STEPS, OwnThroughput, Sees, SeesEach, SeesEveryThird, groups, train
 from support.runs import column
 from torch.nn.modules.module import register_module_forward_hook
 
 from lathe.tasks import ClassificationTask
-from lathe.tasks.loops import quick as loops_quick
+from lathe.trainer import multi_step
 
-__all__ = ["quick"]  # a fixture
+__all__ = ["groups"]  # a fixture
 
 
 class Hiccup(SeesEach):
@@ -30,62 +30,64 @@ class Hiccup(SeesEach):
 
 
 class Sees2(SeesEveryThird):
-    """Overrides a hook of which the word of its parent knows nothing."""
+    """Overrides a hook that its parent's `skippable_steps` does not know."""
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         pass
 
 
-def test_a_default_run_makes_most_of_its_steps_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]
+def test_a_default_run_groups_most_of_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
 ) -> None:
     run = train(tmp_path, monkeypatch)
-    assert sum(quick) > STEPS * 0.6
+    assert sum(groups) > STEPS * 0.6
     assert len(column(run, "train/loss")) == STEPS / 5
     assert column(run, "throughput/samples_per_s")
 
 
-def test_one_slow_step_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]) -> None:
-    hiccup, clock = Hiccup(), loops_quick.perf_counter
-    monkeypatch.setattr(loops_quick, "perf_counter", lambda: clock() / 1000 + hiccup.late)
+def test_one_slow_step_does_not_end_grouping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
+) -> None:
+    hiccup, clock = Hiccup(), multi_step.perf_counter
+    monkeypatch.setattr(multi_step, "perf_counter", lambda: clock() / 1000 + hiccup.late)
     train(tmp_path, monkeypatch, hiccup)
     assert hiccup.late == 1
-    assert sum(quick) > STEPS * 0.4
+    assert sum(groups) > STEPS * 0.4
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("trainer.steps_per_call=1",), "Lightning's own"),
-        (("trainer.accumulate_grad_batches=2",), "gradients are added up"),
-        (("trainer.profiler=simple",), "what it measures is left out"),
+        (("trainer.steps_per_call=1",), "Lightning makes the steps"),
+        (("trainer.accumulate_grad_batches=2",), "gradients accumulate"),
+        (("trainer.profiler=simple",), "it measures Lightning's actions"),
     ],
 )
-def test_where_it_does_not(
+def test_runs_that_do_not_group_steps(
     words: tuple[str, ...],
     why: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    quick: list[int],
+    groups: list[int],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     train(tmp_path, monkeypatch, words=words)
-    assert not quick, why
+    assert not groups, why
     assert capsys.readouterr().out.count("FIT Profiler Report") == ("trainer.profiler=simple" in words)
 
 
-def test_whoever_does_not_say_sees_each_step_and_is_named_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int], capsys: pytest.CaptureFixture[str]
+def test_a_callback_without_skippable_steps_sees_each_step_and_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     sees = Sees()
     train(tmp_path, monkeypatch, sees)
     assert sees.steps == list(range(1, STEPS + 1))
-    assert not quick
-    assert capsys.readouterr().out.count("Sees.on_train_batch_end may want to see every step") == 1
+    assert not groups
+    assert capsys.readouterr().out.count("Sees.on_train_batch_end may need every step") == 1
 
 
 class Hooks(Callback):
-    """Looks at the net, or at a gradient, where it is, and notes the batch."""
+    """Registers a hook on the net or a gradient, and records the batch of each call."""
 
     def __init__(self, kind: str) -> None:
         self.kind, self.batches, self.handle = kind, list[int](), None
@@ -117,12 +119,12 @@ class Hooks(Callback):
 
 
 @pytest.mark.parametrize("kind", ["forward", "log", "before", "backward", "gradient", "gathered", "everywhere"])
-def test_a_hook_of_the_users_own_sees_each_step_and_is_named_once(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int], capsys: pytest.CaptureFixture[str]
+def test_a_users_hook_on_the_net_sees_each_step_and_is_named_once(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     hooks = Hooks(kind)
     run = train(tmp_path, monkeypatch, hooks)
-    assert not quick
+    assert not groups
     told = "a hook on every module" if kind == "everywhere" else "a hook on net"
     assert capsys.readouterr().out.count(told) == 1
     if kind == "log":
@@ -131,8 +133,8 @@ def test_a_hook_of_the_users_own_sees_each_step_and_is_named_once(
         assert hooks.batches == [*range(STEPS // 2)] * 2
 
 
-def test_hooks_of_lathe_and_torch_leave_steps_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]
+def test_hooks_of_lathe_and_torch_allow_grouping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
 ) -> None:
     class Normed(Callback):
         def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -141,35 +143,35 @@ def test_hooks_of_lathe_and_torch_leave_steps_as_they_are(
                 torch.nn.utils.spectral_norm(linear)  # by a forward hook
 
     train(tmp_path, monkeypatch, Normed(), words=("trainer.max_epochs=1",))
-    assert quick
+    assert groups
 
 
-def test_whoever_says_sees_those_that_it_wants(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int], capsys: pytest.CaptureFixture[str]
+def test_callbacks_see_the_steps_that_they_declared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     some, each = SeesEveryThird(), SeesEach()
     train(tmp_path, monkeypatch, some, each)
     assert each.steps == list(range(1, STEPS + 1))
     assert set(range(3, STEPS, 3)) <= set(some.steps) < set(each.steps)
-    assert quick
-    assert "may want to see every step" not in capsys.readouterr().out
+    assert groups
+    assert "may need every step" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("own", [Sees2(), OwnThroughput()])
-def test_the_word_of_a_parent_does_not_hold_for_another_hook(
-    own: Callback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]
+def test_a_subclass_that_overrides_a_hook_sees_each_step(
+    own: Callback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
 ) -> None:
     train(tmp_path, monkeypatch, own)
-    assert not quick
+    assert not groups
     if isinstance(own, OwnThroughput):
         assert own.seen == STEPS
 
 
-def test_a_stop_that_one_of_them_asks_for_is_at_that_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]
+def test_a_stop_inside_a_group_is_at_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
 ) -> None:
     class Stops(SeesEach):
-        def quiet_steps(self, trainer: Any) -> float:
+        def skippable_steps(self, trainer: Any) -> float:
             return 100
 
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
@@ -179,25 +181,59 @@ def test_a_stop_that_one_of_them_asks_for_is_at_that_step(
     stops = Stops()
     train(tmp_path, monkeypatch, stops)
     assert stops.steps == list(range(1, 14))
-    assert quick
+    assert groups
+
+
+class OwnTask(ClassificationTask):
+    """A user's task, which may log or look at anything in its steps."""
+
+    def losses(self, outputs: Any, batch: Any) -> dict[str, torch.Tensor]:
+        return super().losses(outputs, batch)
+
+
+class StandardTask(OwnTask):
+    """A user's task that states that it does not."""
+
+    standard_step = True
+
+
+class DerivedTask(StandardTask):
+    """A task derived from that one."""
+
+
+@pytest.mark.parametrize(("kind", "grouped"), [(OwnTask, False), (StandardTask, True), (DerivedTask, False)])
+def test_a_task_states_that_its_steps_may_be_grouped(
+    kind: type[ClassificationTask],
+    grouped: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: list[int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("lathe.tasks.ClassificationTask", kind)
+    train(tmp_path, monkeypatch)
+    assert bool(groups) is grouped
+    assert capsys.readouterr().out.count(f"{kind.__name__}.training_step may need every step") == (not grouped)
 
 
 class SeesNone(Sees):
-    """Says a number that makes no sense."""
+    """Returns a negative number of steps."""
 
-    def quiet_steps(self, trainer: Any) -> float:
+    def skippable_steps(self, trainer: Any) -> float:
         return -3
 
 
-def test_less_than_none_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]) -> None:
+def test_a_negative_number_of_skippable_steps_is_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
+) -> None:
     sees = SeesNone()
     train(tmp_path, monkeypatch, sees)
     assert sees.steps == list(range(1, STEPS + 1))
-    assert not quick
+    assert not groups
 
 
-def test_inputs_do_not_wait_with_the_metrics() -> None:
-    """Only logits, targets and losses do: those of images would be the memory of sixteen batches."""
+def test_deferred_metrics_do_not_keep_inputs() -> None:
+    """Only logits, targets and losses are kept: images would take the memory of many batches."""
     task = ClassificationTask(torch.nn.Linear(4, 3))
     inputs = []
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""What Lightning's monitor of learning rates notes, with names that are found once."""
+"""Lightning's LearningRateMonitor with the names of parameter groups found once."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from lathe.callbacks import skip_empty_hooks
 
 
 def seen(monitor: LearningRateMonitor, interval: str) -> tuple[list[Any], dict[str, list[float]], dict[str, Any]]:
-    """What it returns at four moments, between which a scheduler steps and a group is added; what it has noted."""
+    """Return its rates at four moments, between which a scheduler steps and a group is added, and what it recorded."""
     weights = [nn.Parameter(torch.zeros(2)) for _ in range(4)]
     scheduled = SGD([{"params": weights[:1], "name": "decay"}], lr=0.5)
     other = AdamW([weights[1]], lr=0.125)
@@ -37,23 +37,23 @@ def seen(monitor: LearningRateMonitor, interval: str) -> tuple[list[Any], dict[s
 
 
 @pytest.mark.parametrize("interval", ["step", "any", "epoch"])
-def test_it_notes_what_it_noted(interval: str) -> None:
-    lean = LearningRateMonitor(logging_interval="step")
-    skip_empty_hooks([lean])
-    assert "_extract_stats" in vars(lean)
-    found, expected = seen(lean, interval), seen(LearningRateMonitor(logging_interval="step"), interval)
+def test_rates_are_those_of_lightnings_monitor(interval: str) -> None:
+    patched = LearningRateMonitor(logging_interval="step")
+    skip_empty_hooks([patched])
+    assert "_extract_stats" in vars(patched)
+    found, expected = seen(patched, interval), seen(LearningRateMonitor(logging_interval="step"), interval)
     assert found == expected
     assert len(found[0][3]) == (2 if interval == "epoch" else 3)
 
 
-def test_with_momentum_it_stays_lightnings() -> None:
+def test_a_monitor_with_momentum_is_not_changed() -> None:
     monitor = LearningRateMonitor(log_momentum=True)
     skip_empty_hooks([monitor])
     assert "_extract_stats" not in vars(monitor)
 
 
-def test_a_rate_that_is_a_tensor_is_noted_as_it_was() -> None:
-    """It changes in place before the line of its step is written."""
+def test_a_rate_that_is_a_tensor_is_copied() -> None:
+    """It changes in place before the row of its step is written."""
     monitor = LearningRateMonitor(logging_interval="step")
     skip_empty_hooks([monitor])
     rate = torch.tensor(0.5)
@@ -64,10 +64,10 @@ def test_a_rate_that_is_a_tensor_is_noted_as_it_was() -> None:
         strategy=SimpleNamespace(root_device=torch.device("cpu")),
         callback_metrics={},
     )
-    rows = [monitor.note_start(trainer)]
+    rows = [monitor.deferred_row_at_start(trainer)]
     optimizer.param_groups[0]["lr"].fill_(0.25)
-    rows.append(monitor.note_start(trainer))
-    monitor.noted(trainer)
+    rows.append(monitor.deferred_row_at_start(trainer))
+    monitor.complete_deferred_rows(trainer)
     optimizer.param_groups[0]["lr"].fill_(0.125)
     assert [float(row["lr-SGD"]) for row in rows] == [0.5, 0.25]
     assert float(trainer.callback_metrics["lr-SGD"]) == 0.25

@@ -1,4 +1,4 @@
-"""Runs of which it is noted how many steps were made at once."""
+"""Runs that record how many steps were grouped."""
 
 from pathlib import Path
 from typing import Any
@@ -8,15 +8,15 @@ from lightning.pytorch import Callback
 
 import lathe.verbs.train
 from lathe.callbacks import Throughput
-from lathe.tasks.loops import quiet
-from lathe.tasks.loops.quick import Steps
+from lathe.trainer import multi_step
+from lathe.trainer.multi_step import MultiStep
 from support.runs import SMALL, new_run
 
 STEPS = 40  # two epochs of 1300 samples in batches of 64
 
 
 class Sees(Callback):
-    """Notes the steps that it is shown."""
+    """Records the steps that it sees."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []
@@ -26,20 +26,20 @@ class Sees(Callback):
 
 
 class SeesEveryThird(Sees):
-    """Says that it can do without those between."""
+    """Declares that it skips the steps between."""
 
-    def quiet_steps(self, trainer: Any) -> float:
+    def skippable_steps(self, trainer: Any) -> float:
         return 2 - trainer.global_step % 3
 
 
 class SeesEach(SeesEveryThird):
-    """Says so, and wants one of its hooks called all the same."""
+    """Declares so, and has one of its hooks called at every step."""
 
-    each_step = ("on_train_batch_end",)
+    every_step = ("on_train_batch_end",)
 
 
 class OwnThroughput(Throughput):
-    """As a user derives one."""
+    """A user's subclass that overrides a hook."""
 
     seen = 0
 
@@ -49,18 +49,18 @@ class OwnThroughput(Throughput):
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many steps were made at once."""
+def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the groups of steps."""
     found: list[int] = []
-    made = Steps.quick
+    run_groups = MultiStep.run_groups
 
-    def counted(self: Steps, most: float) -> int:
-        count = made(self, most)
+    def counted(self: MultiStep, most: float) -> int:
+        count = run_groups(self, most)
         found.extend([count] if count else [])
         return count
 
-    monkeypatch.setattr(Steps, "quick", counted)
-    quiet._TOLD.clear()
+    monkeypatch.setattr(MultiStep, "run_groups", counted)
+    multi_step._reported.clear()
     return found
 
 
