@@ -75,7 +75,7 @@ ALLOWED = (
     "state['state_dict']['weight'] *= 2",
     "state['mine'] = 1",
     "state['callbacks'] = dict(reversed(state['callbacks'].items()))",
-    "del state['outline']",  # as earlier versions and Lightning write it
+    "del state['outline']",  # as in a checkpoint that Lightning wrote
 )
 
 

@@ -126,20 +126,6 @@ def test_a_checkpoint_of_another_share_is_told() -> None:
         selection.restore(other.state())
 
 
-@pytest.mark.parametrize("name", ["losses", "turns", "order", "epoch", "all"])
-@pytest.mark.parametrize("value", [None, 3, "x", torch.zeros(2, 2), torch.full((50,), -1), torch.full((50,), N)])
-def test_an_edited_checkpoint_is_told(name: str, value: object) -> None:
-    whole = begun()
-    whole.order(0, 0)
-    state = whole.state()
-    edited = value if name == "all" else {**state, name: value}
-    if name == "epoch" and isinstance(value, int):
-        begun().restore(edited)  # type: ignore[arg-type]
-        return
-    with pytest.raises(UserError, match=r"^The checkpoint's `hard_samples` is none that can be put back"):
-        begun().restore(edited)  # type: ignore[arg-type]
-
-
 def test_an_epoch_is_whole_batches() -> None:
     selection = Selection(0.3, 1.0, 1)
     selection.begin(N, 25)

@@ -39,7 +39,7 @@ def test_an_export_of_earlier_weights_is_refused(run: RunDir, name: str, word: s
 
 @pytest.mark.parametrize("manifest", [{"checkpoint": "best"}, {"checkpoint": "../../x", KEY: "0" * 64}])
 def test_where_nobody_can_tell_nothing_is_said(run: RunDir, manifest: dict[str, Any]) -> None:
-    """Of earlier versions, and of a checkpoint that no run has."""
+    """A manifest without a hash, and one of a checkpoint that no run has."""
     assert not outdated(run, manifest)
 
 

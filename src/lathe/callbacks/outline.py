@@ -22,8 +22,8 @@ def outlined(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_outline(checkpoint: Any, path: str | Path, key: str = "checkpoint", parts: tuple[str, ...] = ()) -> None:
-    """Holds a checkpoint that was read from `path`, which the configuration's `key` names, against its outline. Earlier
-    versions, and Lightning, write none.
+    """Holds a checkpoint that was read from `path`, which the configuration's `key` names, against its outline.
+    Checkpoints that Lightning wrote have none.
 
     Args:
         parts: that are looked at; none are all.

@@ -96,7 +96,6 @@ class Selection:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from there, now or where `begin` will be called."""
-        self._kept(state)
         self._restored = state
         if len(self.losses):
             self._place()
@@ -106,7 +105,7 @@ class Selection:
         if state is None:
             return
         n = len(self.losses)
-        count, kept = self.count(n, self._batch), self._kept(state)
+        count, kept = self.count(n, self._batch), len(state["losses"])
         require(
             kept == n,
             f"callbacks.hard_samples: the checkpoint has losses of {kept} training samples, and there are {n} now: go "
@@ -119,21 +118,3 @@ class Selection:
         )
         self.losses, self.turns = state["losses"].clone(), state["turns"].clone()
         self._epoch, self._order = state["epoch"], state["order"]
-
-    @staticmethod
-    def _kept(state: Any) -> int:
-        """How many samples a state is of, once each of its parts is what it has to be."""
-        kinds = {"losses": torch.float32, "turns": torch.int32, "order": torch.int64}
-        tensors = {name: state.get(name) if isinstance(state, Mapping) else None for name in kinds}
-        whole = all(
-            isinstance(tensor, Tensor) and tensor.dtype is kinds[name] and tensor.dim() == 1
-            for name, tensor in tensors.items()
-        )
-        fits = whole and len(state["losses"]) == len(state["turns"]) and isinstance(state.get("epoch"), int)
-        order = state["order"] if fits else torch.empty(0)
-        require(
-            fits and bool(((order >= 0) & (order < len(state["losses"]))).all()),
-            "The checkpoint's `hard_samples` is none that can be put back: go on from another checkpoint, or start a "
-            "new run from its weights with ckpt_path.",
-        )
-        return len(state["losses"])
