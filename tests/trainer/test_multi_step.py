@@ -245,3 +245,19 @@ def test_deferred_metrics_do_not_keep_inputs() -> None:
     assert [one() for one in inputs] == [None] * 5
     task._settle()
     assert task._sums["train"][2] == 30
+
+
+class NeedsEach(Sees):
+    """States that it needs every step."""
+
+    skippable_steps = None
+
+
+def test_a_callback_that_states_its_need_is_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sees = NeedsEach()
+    train(tmp_path, monkeypatch, sees)
+    assert sees.steps == list(range(1, STEPS + 1))
+    assert not groups
+    assert "may need every step" not in capsys.readouterr().out

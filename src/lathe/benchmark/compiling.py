@@ -44,6 +44,8 @@ def graphs() -> int:
 class _FirstSteps(Clock):
     """Also the moments at which the fit's first step begins and its warm-up ends."""
 
+    skippable_steps = None  # every step is needed
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         self.began = time.perf_counter()

@@ -33,6 +33,8 @@ def fit(cfg: dict[str, Any], callbacks: list[Callback]) -> tuple[Trainer, int]:
 class Clock(Callback):
     """Moments at which steps end. A GPU is waited for before the first and after the last."""
 
+    skippable_steps = None  # every step is needed
+
     def __init__(self, warmup: int, steps: int, sync: bool) -> None:
         self.warmup, self.steps, self.sync = warmup, steps, sync
         self.ends: list[float] = []

@@ -120,6 +120,8 @@ def _forward_ms(trainer: Trainer, cfg: dict[str, Any], passes: int) -> float:
 class _Probe(Callback):
     """Counts in the last step of a fit, when the optimizer has its state."""
 
+    skippable_steps = None  # every step is needed
+
     def __init__(self, step: int, memory: PeakMemory) -> None:
         self.step, self.memory, self.found = step, memory, dict[str, int]()
 

@@ -11,6 +11,8 @@ class Graphs(Callback):
     is one too many, as all batches have one size. `made` and `anew` are of the newest fit in this process.
     """
 
+    skippable_steps = None  # every step is needed
+
     made = anew = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -9,7 +9,7 @@ class SkippableHooks:
 
     `skippable_steps` is what a callback has to define; it need not derive from this class. Steps run one by one
     with a callback that overrides a hook around a batch and does not define it. A subclass that overrides a hook again
-    has to define it again.
+    has to define it again. `skippable_steps = None` states that every step is needed.
 
     `every_step` names the hooks that run at every step all the same: on_train_batch_start, on_before_backward,
     on_before_optimizer_step or on_train_batch_end.

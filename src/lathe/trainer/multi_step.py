@@ -78,7 +78,8 @@ class MultiStep(OptimizerStep):
         for part, names in [*parts, (module, own)]:
             limit = declared_limit(part, names)
             if limit is None:
-                if not type(part).__module__.startswith("lightning."):  # a user can't change those classes
+                stated = getattr(part, "skippable_steps", part) is None
+                if not stated and not type(part).__module__.startswith("lightning."):  # not for a user to change
                     _report_single_steps(f"{type(part).__name__}.{names[0]}", type(part))
                 return False
             if not self._deferred.add(part, limit):

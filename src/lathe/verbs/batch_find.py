@@ -244,6 +244,8 @@ class Clock(Callback):
         UserError: it has another.
     """
 
+    skippable_steps = None  # every step is needed
+
     def __init__(self, size: int | None = None) -> None:
         self.size = size
         self.least, self._last, self._steps = float("inf"), 0.0, 0

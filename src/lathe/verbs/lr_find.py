@@ -69,6 +69,8 @@ class Rising(Callback):
         UserError: the optimizer has no rate, or a step no loss.
     """
 
+    skippable_steps = None  # every step is needed
+
     def __init__(self, base: float | None, low: float, high: float, steps: int, stop: float) -> None:
         self.low, self.ratio, self.stop = low, (high / low) ** (1 / max(1, steps - 1)), stop
         self.base = 0.0 if base is None else float(base)

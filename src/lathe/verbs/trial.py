@@ -114,6 +114,8 @@ class Bounds(Callback):
         UserError: an epoch without a batch, or batches without an optimizer step.
     """
 
+    skippable_steps = None  # every step is needed
+
     def __init__(self, steps: int) -> None:
         self.steps, self.batches = steps, 0
 

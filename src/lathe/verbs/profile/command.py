@@ -105,6 +105,7 @@ class Recorder(TorchProfiler):
     """Of the batches that are recorded: the operators, the modules if they are `told`, and a trace."""
 
     file = "training.trace.json"
+    skippable_steps = None  # type: ignore[assignment]  # every step is needed
 
     def __init__(self, net: nn.Module, told: bool, folder: Path, wait: int, warmup: int, active: int) -> None:
         super().__init__(wait=wait, warmup=warmup, active=active)

@@ -41,6 +41,8 @@ class StepMemory(Callback):
     of what the forward pass keeps for the backward pass; on a GPU the allocator's own record goes to `folder`.
     """
 
+    skippable_steps = None  # every step is needed
+
     def __init__(self, batch: int, folder: Path) -> None:
         self.batch, self.folder, self.found = batch, folder, dict[str, Any]()
         self._seen = 0

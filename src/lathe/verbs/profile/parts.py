@@ -36,6 +36,8 @@ class Parts(Callback):
     loss.
     """
 
+    skippable_steps = None  # every step is needed
+
     def __init__(self, net: nn.Module, warmup: int, steps: int, divides: bool) -> None:
         self.net, self.warmup, self.steps, self.divides = net, warmup, steps, divides
         self.found: list[dict[str, float]] = []
