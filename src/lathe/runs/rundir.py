@@ -7,6 +7,7 @@ complete, result.json. One process at a time may write to it; a lock says so.
 import json
 import os
 import secrets
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -21,7 +22,7 @@ from lathe.config.composed import newest_run
 from lathe.config.schema import current
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, remove, require_plain, sweep, whole, write_atomically
-from lathe.runs.environment import describe_environment
+from lathe.runs.environment import describe_environment, digest_own_files
 from lathe.runs.lock import locked
 from lathe.runs.results import checked
 from lathe.runs.typed import with_ends
@@ -96,6 +97,13 @@ class RunDir:
     def environment(self) -> dict[str, Any]:
         """Versions, hardware and the state of the code at the start."""
         return trust.read_json(self.path / "environment.json", f"{self.where}: its environment.json")
+
+    def warn_of_changes(self) -> None:
+        """Warn in one line of the user's own files that are not as they were when the run began."""
+        now, then = digest_own_files(), self.environment.get("own_files") or {}
+        changed = [f"src/{name}" for name in then if now.get(name) != then[name]]
+        if changed:
+            warnings.warn(f"{self.path}: changed since this run began: {', '.join(changed)}.", stacklevel=1)
 
     @property
     def started(self) -> datetime:
