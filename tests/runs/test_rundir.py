@@ -82,6 +82,16 @@ def test_a_fresh_directory_holds_what_is_known_at_the_start(tmp_path: Path) -> N
     assert not run.begun
 
 
+def test_a_name_leads_to_its_newest_run_that_has_a_checkpoint(tmp_path: Path) -> None:
+    first, second = new(tmp_path), new(tmp_path)
+    os.utime(first.path / "environment.json", (1, 1))
+    assert open_run(tmp_path / "train", "run").path == second.path
+    first.best.parent.mkdir()
+    first.best.touch()
+    assert open_run(tmp_path / "train", "run").path == first.path
+    assert open_run(tmp_path / "train", "resume").path == second.path
+
+
 def test_many_processes_at_once_get_directories_of_their_own(tmp_path: Path) -> None:
     names = [name for names in on_ranks(make_many, str(tmp_path), world=6) for name in names]
     assert len(set(names)) == 60

@@ -298,7 +298,7 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
     if not isinstance(path, (str, Path)) or not str(path).strip():
         raise UserError(f"{key}={path}: expected the path of a run directory; logs/latest is the newest run.")
     try:
-        run = RunDir(Path(newest_run(str(path))).resolve(), f"{key}={path}")
+        run = RunDir(Path(newest_run(str(path), key not in ("resume", "compare"))).resolve(), f"{key}={path}")
         there = run.path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long or with a null byte
         why = str(error.strerror if isinstance(error, OSError) else error)[:200]
