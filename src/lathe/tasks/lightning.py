@@ -134,6 +134,8 @@ class KeepsLog(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         logged.install(trainer)
+        monitors = (getattr(callback, "monitor", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        logged.synchronise(trainer, [name for name in monitors if isinstance(name, str)])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         later = next((name for name, _ in pl_module.named_parameters() if name not in self.parameters), None)

@@ -58,6 +58,15 @@ def install(trainer: Trainer) -> None:
         evaluation._results = _Results(training=False)
 
 
+def synchronise(trainer: Trainer, names: Iterable[str]) -> None:
+    """Have epoch values of these metrics be those of all ranks, also where a module logs them without `sync_dist`: a
+    decision that follows rank 0's part alone would depend on the number of devices."""
+    loop, found = trainer.fit_loop.epoch_loop, {name.partition("/dataloader_idx_")[0] for name in names}
+    for results in (loop._results, loop.val_loop._results):
+        if isinstance(results, _Results) and trainer.world_size > 1:
+            results.synchronised = found
+
+
 def silence(names: Iterable[str]) -> None:
     """Keeps Lightning from advising that ranks be added up for these."""
     either = "|".join(map(re.escape, names))
@@ -190,6 +199,17 @@ class _Results(_ResultCollection):
         super().__init__(training)
         self._restored: set[str] = set()
         self._waiting: _ResultMetric | None = None
+        self.synchronised: set[str] = set()  # whose epoch values are reduced over ranks in any case
+
+    def _get_cache(self, result_metric: _ResultMetric, on_step: bool) -> Tensor | None:  # type: ignore[override]
+        meta = result_metric.meta
+        if on_step or meta.sync.should or not {meta.name, meta.forked_name(on_step=False)} & self.synchronised:
+            return super()._get_cache(result_metric, on_step)
+        meta.sync.should = True
+        try:
+            return super()._get_cache(result_metric, on_step)
+        finally:
+            meta.sync.should = False
 
     def __setitem__(self, key: str, item: _ResultMetric) -> None:
         super().__setitem__(key, item if isinstance(item, _Logged) else _Logged(item.meta, item.is_tensor))
