@@ -22,6 +22,15 @@ def test_a_file_of_the_users_own_that_changed_is_named_on_resume_and_evaluate(co
             command(*words, name=name)
 
 
+def test_a_checkpoint_in_the_place_of_its_run_is_answered_with_the_run(
+    command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken.last.parent.mkdir()
+    broken.last.touch()
+    told = command.fails(f"resume={broken.last}", capsys=capsys)
+    assert told == f"resume={broken.last} is a checkpoint; expected its run: resume={broken.path}."
+
+
 def test_a_key_that_is_only_typed_is_there_for_what_follows_it(command: Command) -> None:
     """`${data.length}` in a model, of data that do not declare it."""
     mine = (

@@ -305,6 +305,9 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
         raise UserError(f"{key}={str(path)[:200]!r} leads nowhere: {why}; logs/latest is the newest run.") from error
     way = "python train.py makes a run." if run.path.name == "latest" else "logs/latest is the newest run."
     require(there, f"{key}={path}: there is no such directory; {way}")
+    home = run.path.parent.parent
+    if run.path.suffix == ".ckpt" and (home / "config.yaml").is_file():
+        raise UserError(f"{key}={path} is a checkpoint; expected its run: {key}={Path(path).parent.parent}.")
     if not (run.path / "config.yaml").is_file() or not (run.path / "environment.json").is_file():
         raise UserError(
             f"{key}={path} is not a run directory (it has no config.yaml and environment.json); logs/latest is the "
