@@ -44,6 +44,7 @@ GROUPS = {
             "optimizer.rl: there is no such key in optimizer; did you mean lr? (to add a new key, put a + before it)",
         ),
         ("modle=mlp", "modle: there is no such key; did you mean model? (to add a new key, put a + before it)"),
+        ("model.width=8", "model.width: there is no such key in model; did you mean model.net.width?"),
         ("model.net.widht=3", "model.net.widht: there is no such key in model.net; did you mean width?"),
         (
             "callbacks.chekpoint.monitor=x",

@@ -245,6 +245,11 @@ def test_every_argument_of_the_trainer_is_a_key_or_told() -> None:
         assert check(config(f"+trainer.{name}=1")) == [f"trainer.{name}=1 is not taken from here: {way}."]
 
 
+def test_a_script_that_opens_a_run_names_it_for_ckpt_path() -> None:
+    with pytest.raises(UserError, match=r"^ckpt_path=a/best\.ckpt: there is no such key; .* run=a/best\.ckpt\.$"):
+        translate(["ckpt_path=a/best.ckpt"], {"run": [], "checkpoint": []})
+
+
 @pytest.mark.parametrize("name", ["train", "a", "resnet20_lr0.1", "2026-11-22", "größe", "x" * 100, "latest2"])
 def test_names(name: str) -> None:
     assert check(config() | {"name": name}) == []

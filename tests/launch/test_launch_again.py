@@ -1,5 +1,6 @@
 """What a launch finds by a key that is only typed, by a path, and under another launcher."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,23 @@ from lathe.errors import UserError
 from lathe.launch import start as launching
 from lathe.launch.outer import Outer
 from lathe.runs.rundir import RunDir
+
+
+def test_a_file_of_the_users_own_that_changed_is_named_on_resume_and_evaluate(command: Command, broken: RunDir) -> None:
+    facts = broken.path / "environment.json"
+    facts.write_text(json.dumps({**broken.environment, "own_files": {"mine/lit.py": "0"}}))
+    for words, name in (([f"resume={broken.path}"], "train"), ([f"run={broken.path}"], "evaluate")):
+        with pytest.warns(UserWarning, match=r"changed since this run began: src/mine/lit\.py\.$"):
+            command(*words, name=name)
+
+
+def test_a_checkpoint_in_the_place_of_its_run_is_answered_with_the_run(
+    command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken.last.parent.mkdir()
+    broken.last.touch()
+    told = command.fails(f"resume={broken.last}", capsys=capsys)
+    assert told == f"resume={broken.last} is a checkpoint; expected its run: resume={broken.path}."
 
 
 def test_a_key_that_is_only_typed_is_there_for_what_follows_it(command: Command) -> None:

@@ -43,6 +43,16 @@ def test_the_package_itself_imports_nothing() -> None:
         _ = lathe.nothing
 
 
+def test_a_script_without_a_guard_ends_with_one_sentence(tmp_path: Path) -> None:
+    words = [*SHORT, "trainer.devices=2", "strategy=ddp", f"paths.log_dir={tmp_path}"]
+    (tmp_path / "script.py").write_text(f"import lathe\nlathe.train({words})\n")
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, cwd=tmp_path)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.endswith('guard the call by if __name__ == "__main__":')
+    assert done.stderr.count("Traceback") == 1
+    assert not runs(tmp_path)
+
+
 def test_compose_gives_the_commands_configuration_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

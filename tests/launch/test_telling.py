@@ -21,8 +21,20 @@ from torch.utils.data import Dataset
 from lathe.config.schema import rules
 from lathe.data.workers import Reader
 from lathe.errors import Stopped, UserError, is_own
-from lathe.launch.telling import FULL_ERROR, one_sentence, own_sentence, sentence_for, tell
+from lathe.launch.telling import FULL_ERROR, one_sentence, own_sentence, sentence_for, tell, warn_of_another_clone
 from lathe.runs.score import outputs_of
+
+
+@pytest.mark.parametrize("script", ["train.py", "scripts/evaluate.py"])
+def test_the_code_of_another_clone_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], script: str) -> None:
+    warn_of_another_clone(ROOT / script)
+    assert not capsys.readouterr().err
+    (tmp_path / "src/lathe").mkdir(parents=True)
+    (tmp_path / "src/lathe/__init__.py").touch()
+    warn_of_another_clone(tmp_path / script)
+    assert f"Warning: {tmp_path / script} imports lathe from {ROOT / 'src/lathe'}, another clone" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.fixture(autouse=True)

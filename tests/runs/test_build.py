@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import config
+from support.runs import ROOT, config
 from torch import nn
 
 from lathe.errors import UserError
@@ -56,7 +56,7 @@ def test_a_node_becomes_an_object_with_what_is_added() -> None:
         ),
         (
             {"_target_": "no_such_package.Thing"},
-            "model can't be built: No module named 'no_such_package': a module of your own lies in src/, or PYTHONPATH",
+            f"model can't be built: No module named 'no_such_package': a module of your own lies in {ROOT}/src/",
         ),
         ({"_target_": "torch.nn.Linear"}, "model can't be built: "),
         (

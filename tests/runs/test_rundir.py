@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from support.ranks import on_ranks
 
 from lathe.errors import UserError
-from lathe.runs import rundir
+from lathe.runs import environment, rundir
 from lathe.runs.find import find_launch, find_runs, find_unfinished
 from lathe.runs.rundir import (
     RunDir,
@@ -46,6 +47,23 @@ def make_many(rank: int, log_dir: str) -> list[str]:
     return [new(Path(log_dir)).path.name for _ in range(10)]
 
 
+def test_own_files_that_changed_since_the_run_began_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "source_folder", lambda: tmp_path / "src")
+    for name in ("mine/lit.py", "mine/same.py", "mine/gone.py", "lathe/ours.py"):
+        (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "src" / name).write_text("x = 1\n")
+    run = new(tmp_path / "logs")
+    assert sorted(run.environment["own_files"]) == ["mine/gone.py", "mine/lit.py", "mine/same.py"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.warn_of_changes()
+    (tmp_path / "src/mine/lit.py").write_text("x = 2\n")
+    (tmp_path / "src/mine/gone.py").unlink()
+    (tmp_path / "src/mine/fresh.py").write_text("x = 3\n")
+    with pytest.warns(UserWarning, match=r"changed since this run began: src/mine/gone\.py, src/mine/lit\.py\.$"):
+        run.warn_of_changes()
+
+
 def test_a_fresh_directory_holds_what_is_known_at_the_start(tmp_path: Path) -> None:
     config = cfg(value=0.1)
     run = create(tmp_path, config, ["value=0.1", "+x=2"], "torchrun:7")
@@ -54,14 +72,24 @@ def test_a_fresh_directory_holds_what_is_known_at_the_start(tmp_path: Path) -> N
     assert run.config == config
     assert (run.path / "overrides.yaml").read_text() == "- value=0.1\n- +x=2\n"
     assert sorted(file.name for file in run.path.iterdir()) == ["config.yaml", "environment.json", "overrides.yaml"]
-    environment = run.environment
-    assert environment["launch_id"] == "torchrun:7"
-    assert environment["command"] == sys.argv
-    assert environment["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
-    assert environment["packages"].keys() >= {"torch", "lightning", "hydra-core"}
-    assert environment["git_commit"] is None or len(environment["git_commit"]) == 40
+    facts = run.environment
+    assert facts["launch_id"] == "torchrun:7"
+    assert facts["command"] == sys.argv
+    assert facts["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+    assert facts["packages"].keys() >= {"torch", "lightning", "hydra-core"}
+    assert facts["git_commit"] is None or len(facts["git_commit"]) == 40
     assert not run.complete
     assert not run.begun
+
+
+def test_a_name_leads_to_its_newest_run_that_has_a_checkpoint(tmp_path: Path) -> None:
+    first, second = new(tmp_path), new(tmp_path)
+    os.utime(first.path / "environment.json", (1, 1))
+    assert open_run(tmp_path / "train", "run").path == second.path
+    first.best.parent.mkdir()
+    first.best.touch()
+    assert open_run(tmp_path / "train", "run").path == first.path
+    assert open_run(tmp_path / "train", "resume").path == second.path
 
 
 def test_many_processes_at_once_get_directories_of_their_own(tmp_path: Path) -> None:

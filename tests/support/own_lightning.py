@@ -68,6 +68,13 @@ class LitNet(Plain):
         return {"optimizer": optimizer, "lr_scheduler": StepLR(optimizer, 1, gamma=0.5)}
 
 
+class Unsynchronised(LitNet):
+    """Logs what is monitored as each rank's own."""
+
+    def log(self, name: str, *args: Any, **options: Any) -> None:
+        super().log(name, *args, **({**options, "sync_dist": False} if name == "val_loss" else options))
+
+
 class Plainest(LitNet):
     """Its optimizer alone, with a rate that is no argument."""
 

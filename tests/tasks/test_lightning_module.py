@@ -64,6 +64,15 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path, data: str) -> None
         assert results[0][name] == pytest.approx(result[name], rel=1e-5), name
 
 
+def test_the_monitored_value_is_of_all_processes(tmp_path: Path) -> None:
+    cfgs = [run(tmp_path, module="Unsynchronised"), run(tmp_path, "trainer.devices=2", module="Unsynchronised")]
+    for cfg in cfgs:
+        cfg["model"]["net"]["dropout"] = 0.0
+    result, results = train(cfgs[0]), on_ranks(result_of, cfgs[1])
+    for found in results:
+        assert found["val_loss"] == pytest.approx(result["val_loss"], rel=1e-5)
+
+
 def sentence_of(rank: int, cfg: dict[str, Any]) -> str:
     with pytest.raises(UserError) as told:
         train(cfg)

@@ -31,6 +31,9 @@ def test_zeros_that_training_would_fill_again_are_told(tmp_path: Path) -> None:
     assert all(not bool(after[name][before[name] == 0].any()) for name in before if before[name].dim() > 1)
 
 
+EARLY = "callbacks.early_stopping"
+
+
 def run_of(cfg: dict[str, Any]) -> rundir.RunDir:
     return rundir.RunDir(cfg["paths"]["run_dir"])
 
@@ -94,6 +97,30 @@ def test_the_best_checkpoint_was_tested_once(done: Any) -> None:
 def test_latest_points_to_the_run(done: Any) -> None:
     cfg, _ = done
     assert (Path(cfg["paths"]["log_dir"]) / "latest").resolve() == run_of(cfg).path.resolve()
+
+
+@pytest.mark.parametrize(
+    ("words", "end"),
+    [
+        ([f"{EARLY}.patience=1", f"{EARLY}.min_delta=0.9"], "stopped by early_stopping"),
+        (["trainer.max_steps=30"], "trainer.max_steps=30 reached"),
+    ],
+)
+def test_a_run_says_why_it_ended_and_that_it_keeps_no_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], end: str
+) -> None:
+    cfg = new_run(tmp_path, *SMALL, "callbacks=early_stopping", "trainer.max_epochs=8", "test=false", *words)
+    with pytest.warns(UserWarning, match=r"^No checkpoint callback.* callbacks=\[default,early_stopping\] keeps one"):
+        train(cfg)
+    assert f"Run complete: {end} at epoch 2 of 8\n" in capsys.readouterr().out
+    assert not (tmp_path / "latest").is_symlink()
+
+
+@pytest.mark.filterwarnings("error:No checkpoint callback")
+def test_a_fast_dev_run_does_not_become_latest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(new_run(tmp_path, *SMALL, "trainer.fast_dev_run=true"))
+    assert "Run complete\n" in capsys.readouterr().out
+    assert not (tmp_path / "latest").is_symlink()
 
 
 def test_metrics_have_a_line_every_few_steps(done: Any) -> None:

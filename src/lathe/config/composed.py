@@ -256,9 +256,13 @@ def _real(value: Any) -> Any:
     return os.path.realpath(newest_run(value)) if real else value
 
 
-def newest_run(path: str) -> str:
-    """Return the run directory in a folder of runs, such as logs/<name>, that began last; any other path as it is."""
+def newest_run(path: str, checkpoints: bool = True) -> str:
+    """Return the run directory in a folder of runs, such as logs/<name>, that began last, with `checkpoints` of those
+    that have one if there are any; any other path as it is."""
     began = glob.glob(f"{glob.escape(path)}/????-??-??_??-??-??_*/environment.json")  # written when a run begins
+    if checkpoints:
+        folders = {file: f"{glob.escape(os.path.dirname(file))}/checkpoints" for file in began}
+        began = [file for file in began if glob.glob(f"{folders[file]}/**/*.ckpt", recursive=True)] or began
     return os.path.dirname(max(began, key=lambda file: (os.path.getmtime(file), file))) if began else path
 
 

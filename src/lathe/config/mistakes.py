@@ -76,7 +76,8 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
             parent = cause.parent_node
             names = [str(k) for k in parent] if isinstance(parent, DictConfig) else []
             prefix, _, last = key.rpartition(".")
-            deeper = _leaves_called(last, parent) if not prefix else []
+            deeper = _leaves_called(last, parent)
+            deeper = [f"{prefix}.{leaf}" for leaf in deeper] if prefix else deeper
             hint = f"did you mean {' or '.join(deeper)}?" if deeper else did_you_mean(last, names)
             if prefix in groups and last in groups[prefix]:
                 if any(typed.startswith("resume=") for typed in sys.argv[1:]):

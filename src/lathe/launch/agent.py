@@ -27,6 +27,9 @@ from lathe.runs.typed import run_command, run_words
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # what the agent passes on to its workers before it leaves
 
 
+UNGUARDED = 78  # exit code of a worker that came to lathe.train again, when it imported the script that had called it
+
+
 OLDER_JOBS = {"lathe.run:train": "lathe.verbs.train:train"}  # as commands of a user's own may still name them
 
 
@@ -110,6 +113,11 @@ def execute(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
             hung = _hung(folder)
             if hung is not None:
                 raise UserError(f"{hung} (if it was only slow, raise launch.timeout), and {left}") from error
+            if failure.exitcode == UNGUARDED:
+                raise UserError(
+                    "lathe.train on several devices starts processes that import this script again: guard the call by "
+                    'if __name__ == "__main__":'
+                ) from None
             if failure.exitcode < 0 or not failure.message:
                 how = failure.signal_name() if failure.exitcode < 0 else f"exit code {failure.exitcode}"
                 raise UserError(f"rank {rank} died ({how}) and {left}") from error

@@ -3,6 +3,7 @@ torch.
 """
 
 import gc
+import multiprocessing
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ import lathe
 from lathe.config.composed import resolve
 from lathe.config.composing import composing, overrides_of
 from lathe.errors import Stopped, UserError, require
+from lathe.launch.agent import UNGUARDED
 from lathe.launch.outer import detect_outer
 from lathe.launch.start import check_together, check_typed, launched
 from lathe.launch.telling import sentence_for
@@ -55,6 +57,8 @@ def train(cfg: DictConfig | Sequence[str] = ()) -> Any:
         Stopped: a signal ended the run, which can be resumed.
         KeyboardInterrupt: Ctrl-C did; its message says how to resume.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # a process that is only starting up
+        sys.exit(UNGUARDED)
     if not isinstance(cfg, DictConfig):
         _check_words(cfg)
     with _left_as_found():

@@ -117,6 +117,8 @@ def launched(cfg: DictConfig, job: str) -> tuple[Any, str]:
                 print(f"{run.path} is complete; raise {end_of(run)} to train it further.")
                 return run.result.get("objective"), str(run.path)
             fresh = run is None
+            if run is not None and not complete:
+                run.warn_of_changes()
             recorded = None if run is None else run.known_config["launch"].get("threads")
             threads, reason = choose_threads(resolved["launch"]["threads"], processes, recorded)
             resolved["launch"]["threads"] = threads
@@ -215,6 +217,7 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
         check_typed(cfg, request)
         trust.allow(request)
         run = rundir.open_run(request["run"], "run")
+        run.warn_of_changes()
         resolved = run.config
         resolved["paths"]["run_dir"] = str(run.path)
         resolved["trainer"] |= request["trainer"]

@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from lathe import files, trust
@@ -19,7 +20,7 @@ from lathe.config.help import configuration_folder, help_text, root_names
 from lathe.config.mistakes import explain, refused_as_well
 from lathe.config.schema.trainer import with_keys
 from lathe.config.words import translate
-from lathe.errors import Stopped, UserError, is_own, noted_item, own_places, worker_sentence
+from lathe.errors import HERE, Stopped, UserError, is_own, noted_item, own_places, worker_sentence
 from lathe.launch.group import waited
 from lathe.launch.streams import plain_warnings, quiet_torch, usable_streams
 from lathe.runs.typed import CONFIG_DIR
@@ -47,6 +48,7 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
             sys.exit(tell(error))
         os.environ.setdefault(FULL_ERROR, os.environ.get("HYDRA_FULL_ERROR", "0"))
         os.environ["HYDRA_FULL_ERROR"] = "1"
+        warn_of_another_clone(Path(inspect.unwrap(main).__code__.co_filename).resolve())
         trust.ask("--trust" in sys.argv[1:])
         sys.argv[1:] = [word for word in sys.argv[1:] if word != "--trust"]
         if {"-h", "--help"} & set(sys.argv[1:]):
@@ -74,6 +76,19 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
             sys.exit(tell(UserError(*also) if also else error))
 
     return wrapped
+
+
+def warn_of_another_clone(script: Path) -> None:
+    """Warn where `script`, a file of a clone, runs the code of another clone."""
+    clone = script.parent.parent if script.parent.name == "scripts" else script.parent
+    other = clone / "src" / "lathe"
+    if (other / "__init__.py").is_file() and not other.samefile(HERE) and not _silent():
+        print(
+            f"Warning: {script} imports lathe from {HERE}, another clone: pip install -e {clone}, or set "
+            f"PYTHONPATH={clone / 'src'}.",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _note_folder() -> None:

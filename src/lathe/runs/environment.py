@@ -1,5 +1,6 @@
 """Where and from what a run was started: what environment.json says. Imports no torch."""
 
+import hashlib
 import os
 import platform
 import shutil
@@ -8,13 +9,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from lathe.trust.own import source_folder
+
 # What numbers are added in which order depends on.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PACKAGES = ("lathe", "torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetrics")
 
 
 def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
-    """Return the instant in UTC, versions, hardware, command, git commit and the diff that was not committed."""
+    """Return the instant in UTC, versions, hardware, command, git commit, the diff that was not committed, and
+    digests of the user's own files."""
     versions = {package: _version(package) for package in PACKAGES}
     return {
         "started": datetime.now(UTC).isoformat(timespec="microseconds"),
@@ -29,6 +33,19 @@ def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
         "packages": {package: version for package, version in versions.items() if version is not None},
         "git_commit": _git("rev-parse", "HEAD"),
         "git_diff": _git("diff", "HEAD"),
+        "own_files": digest_own_files(),
+    }
+
+
+def digest_own_files() -> dict[str, str]:
+    """Return the SHA-256 of each Python file below `src/` that is not Lathe's, by its path from there."""
+    folder = source_folder()
+    files = [] if folder is None else sorted(folder.rglob("*.py"))
+    names = {str(file.relative_to(folder)): file for file in files if folder is not None}
+    return {
+        name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for name, file in names.items()
+        if Path(name).parts[0] not in ("lathe", "hydra_plugins") and file.is_file()
     }
 
 

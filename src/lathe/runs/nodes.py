@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
 from lathe.errors import ArgumentError, UserError, did_you_mean, own_place
+from lathe.trust.own import source_folder
 
 # What a part that can't be made with its arguments may raise.
 _RAISED = (
@@ -119,7 +120,7 @@ def _told(error: Exception, node: dict[str, Any], key: str) -> Exception:
         text = deepest.msg if isinstance(deepest, SyntaxError) else str(deepest)  # own_place names its line
         said = f"{raised}{' '.join(text.split())[:500]}{own_place(deepest)}"
         if isinstance(deepest, ModuleNotFoundError) and str(node.get("_target_")).startswith(f"{deepest.name}."):
-            said += ": a module of your own lies in src/, or PYTHONPATH names its folder"
+            said += f": a module of your own lies in {source_folder() or 'src'}/, or PYTHONPATH names its folder"
         return UserError(f"{key} can't be built: {said}")
     return error
 

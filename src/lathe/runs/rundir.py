@@ -7,6 +7,7 @@ complete, result.json. One process at a time may write to it; a lock says so.
 import json
 import os
 import secrets
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from lathe.config.composed import GROUPS as PARTS
 from lathe.config.composed import newest_run
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, remove, require_plain, sweep, whole, write_atomically
-from lathe.runs.environment import describe_environment
+from lathe.runs.environment import describe_environment, digest_own_files
 from lathe.runs.lock import locked
 from lathe.runs.typed import with_ends
 from lathe.trust.document import as_yaml, is_signed, read_mapping, read_yaml
@@ -93,6 +94,13 @@ class RunDir:
     def environment(self) -> dict[str, Any]:
         """Versions, hardware and the state of the code at the start."""
         return trust.read_json(self.path / "environment.json", f"{self.where}: its environment.json")
+
+    def warn_of_changes(self) -> None:
+        """Warn in one line of the user's own files that are not as they were when the run began."""
+        now, then = digest_own_files(), self.environment.get("own_files") or {}
+        changed = [f"src/{name}" for name in then if now.get(name) != then[name]]
+        if changed:
+            warnings.warn(f"{self.path}: changed since this run began: {', '.join(changed)}.", stacklevel=1)
 
     @property
     def started(self) -> datetime:
@@ -285,13 +293,16 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
     if not isinstance(path, (str, Path)) or not str(path).strip():
         raise UserError(f"{key}={path}: expected the path of a run directory; logs/latest is the newest run.")
     try:
-        run = RunDir(Path(newest_run(str(path))).resolve(), f"{key}={path}")
+        run = RunDir(Path(newest_run(str(path), key not in ("resume", "compare"))).resolve(), f"{key}={path}")
         there = run.path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long or with a null byte
         why = str(error.strerror if isinstance(error, OSError) else error)[:200]
         raise UserError(f"{key}={str(path)[:200]!r} leads nowhere: {why}; logs/latest is the newest run.") from error
     way = "python train.py makes a run." if run.path.name == "latest" else "logs/latest is the newest run."
     require(there, f"{key}={path}: there is no such directory; {way}")
+    home = run.path.parent.parent
+    if run.path.suffix == ".ckpt" and (home / "config.yaml").is_file():
+        raise UserError(f"{key}={path} is a checkpoint; expected its run: {key}={Path(path).parent.parent}.")
     if not (run.path / "config.yaml").is_file() or not (run.path / "environment.json").is_file():
         raise UserError(
             f"{key}={path} is not a run directory (it has no config.yaml and environment.json); logs/latest is the "

@@ -14,10 +14,10 @@ from lathe.runs.rundir import RunDir
 from lathe.runs.typed import run_words, train_words, typed_script, value_typed
 
 
-def show(result: dict[str, Any], run: RunDir, console: Console | None = None) -> None:
-    """Print the final metrics of `run` and its directory."""
+def show(result: dict[str, Any], run: RunDir, console: Console | None = None, ended: str = "") -> None:
+    """Print the final metrics of `run`, why it `ended` early if it did, and its directory."""
     console = console or Console()
-    table = Table(title="Run complete", show_header=False, title_justify="left")
+    table = Table(show_header=False)
     names = _of(result, "test") or _of(result, "val")
     for name in names:
         table.add_row(name, _metric(result[name]))
@@ -34,6 +34,8 @@ def show(result: dict[str, Any], run: RunDir, console: Console | None = None) ->
     for name, value in _costs(result):
         table.add_row(name, value)
     table.add_row("seconds", f"{result['seconds']:.1f}")
+    title = f"Run complete: {ended}" if ended else "Run complete"
+    console.print(title, style="italic", soft_wrap=True, highlight=False, markup=False)
     console.print(table)
     for note in (f"Run directory: {shown(run.path)}", *result.get("notes", [])):
         console.print(note, soft_wrap=True, highlight=False, markup=False)

@@ -129,6 +129,12 @@ class KeepsLog(Callback):
         self.parameters = set(parameters)
         self._restored: list[dict[str, Any]] = []
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        monitors = (getattr(callback, "monitor", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        synchronise = getattr(trainer._logger_connector, "synchronise", None)  # lathe.Trainer's
+        if synchronise is not None:
+            synchronise([name for name in monitors if isinstance(name, str)])
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         later = next((name for name, _ in pl_module.named_parameters() if name not in self.parameters), None)
         require(

@@ -49,6 +49,16 @@ class LogConnector(_LoggerConnector):
         self.batch_began_at: int | None = None  # the optimizer step, under manual optimization
         self._rates = ManualRates()
 
+    def synchronise(self, names: Iterable[str]) -> None:
+        """Reduce the epoch values of these metrics over all ranks, also where a module logs them without `sync_dist`.
+
+        A decision that follows rank 0's part alone would depend on the number of devices.
+        """
+        loop, found = self.trainer.fit_loop.epoch_loop, {name.partition("/dataloader_idx_")[0] for name in names}
+        for results in (loop._results, loop.val_loop._results):
+            if isinstance(results, LoggedResults) and self.trainer.world_size > 1:
+                results.synchronised = found
+
     @property
     def should_update_logs(self) -> bool:
         trainer: Any = self.trainer
@@ -168,6 +178,17 @@ class LoggedResults(_ResultCollection):
         super().__init__(training)
         self.restored: set[str] = set()  # keys of entries from a checkpoint that nothing was added to
         self._replaced: _ResultMetric | None = None
+        self.synchronised: set[str] = set()  # whose epoch values are reduced over ranks in any case
+
+    def _get_cache(self, result_metric: _ResultMetric, on_step: bool) -> Tensor | None:  # type: ignore[override]
+        meta = result_metric.meta
+        if on_step or meta.sync.should or not {meta.name, meta.forked_name(on_step=False)} & self.synchronised:
+            return super()._get_cache(result_metric, on_step)
+        meta.sync.should = True
+        try:
+            return super()._get_cache(result_metric, on_step)
+        finally:
+            meta.sync.should = False
 
     def __setitem__(self, key: str, item: _ResultMetric) -> None:
         super().__setitem__(key, item if isinstance(item, LoggedEntry) else LoggedEntry(item.meta, item.is_tensor))

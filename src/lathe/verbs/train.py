@@ -10,7 +10,7 @@ from typing import Any
 
 import lightning
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -29,6 +29,7 @@ from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.fetched import checkpoint_path
 from lathe.runs.foreign_weights import read_weights, renamed_weights, take_what_fits
+from lathe.runs.nodes import target_of
 from lathe.runs.pretrained import take_pretrained
 from lathe.runs.reported import check_names, not_reported
 from lathe.runs.trainer import OWN_CHECKPOINTS, found_device, make_trainer, prepare, quiet, widen
@@ -84,6 +85,7 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
             rank_zero_only(print)(line)
     prepare(cfg, task, trainer)
     tell_what_is_not_measured(cfg.get("compression") or {})
+    tell_no_checkpoints(cfg, trainer)
     with interruptible(start):
         try:
             trainer.fit(task.driven, datamodule=datamodule, ckpt_path=resume, weights_only=True)
@@ -98,13 +100,25 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
         start.on_train_start(trainer, task.driven)  # a run of no steps
         if trainer.global_step == 0:
             tell_undone(callbacks, trainer)
+        ended = why_ended(cfg, trainer)
         pruned = {} if report is None or report.pruned is None else {"pruned": report.pruned}
         if pruned:  # what is left out of the race is not looked at again
             cfg = {**cfg, "test": False}
         result = finish(cfg, run, trainer, task, datamodule, callbacks) | pruned
         result = conclude(cfg, {"parameters": parameters, **result, "seconds": elapsed.seconds})
-        _tell_end(cfg, run, trainer, callbacks, loggers, result)
+        _tell_end(cfg, run, trainer, callbacks, loggers, result, ended)
     return result
+
+
+def tell_no_checkpoints(cfg: dict[str, Any], trainer: Trainer) -> None:
+    """Warn where a choice of callbacks has left the checkpoints out by leaving out `default`."""
+    names, options = cfg["callbacks"], cfg["trainer"]
+    asked = names and "checkpoint" not in names and options["enable_checkpointing"] and not options["fast_dev_run"]
+    if asked and not trainer.checkpoint_callbacks:
+        rank_zero_warn(
+            "No checkpoint callback: this run can't be resumed or evaluated. "
+            f"callbacks=[default,{','.join(names)}] keeps one."
+        )
 
 
 def tell_undone(callbacks: list[Callback], trainer: Trainer) -> None:
@@ -114,6 +128,28 @@ def tell_undone(callbacks: list[Callback], trainer: Trainer) -> None:
         rank_zero_warn(f"compression: no optimizer step was made, so {' and '.join(names)} had nothing to do.")
 
 
+def why_ended(cfg: dict[str, Any], trainer: Trainer) -> str:
+    """Return why training ended before its last epoch, such as `stopped by early_stopping at epoch 3 of 8`; empty
+    where it did not."""
+    options, step = cfg["trainer"], trainer.global_step
+    done: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
+    last = trainer.max_epochs
+    if step == 0 or done == last:
+        return ""
+    at = f"at epoch {done}" + (f" of {last}" if last not in (None, -1) else "")
+    if step == trainer.max_steps:
+        return f"trainer.max_steps={step} reached {at}"
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
+        early = isinstance(callback, EarlyStopping) and callback.stopping_reason_message is not None
+        if early and callback.stopped_epoch == done - 1:
+            names = [name for name, node in cfg["callbacks"].items() if target_of(node) is type(callback)]
+            return f"stopped by {names[0] if names else type(callback).__name__} {at}"
+        left = callback.time_remaining() if isinstance(callback, Timer) else None
+        if left is not None and left <= 0:
+            return f"trainer.max_time={options['max_time']} reached {at}"
+    return f"stopped {at}"
+
+
 def _tell_end(
     cfg: dict[str, Any],
     run: rundir.RunDir,
@@ -121,6 +157,7 @@ def _tell_end(
     callbacks: list[Callback],
     loggers: list[Logger],  # the run's own: those of a Trainer that makes a trial alone write nothing
     result: dict[str, Any],
+    ended: str,
 ) -> None:
     """To the loggers, to the disk and to the user, in this order."""
     pages = [page for callback in callbacks if (page := getattr(callback, "page", None)) is not None]
@@ -130,7 +167,7 @@ def _tell_end(
         log_result(logger, result, run.best)
     if trainer.is_global_zero:
         run.finish(result)
-        summary.show(result, run)
+        summary.show(result, run, ended=ended)
         small = any(isinstance(callback, Compression) for callback in callbacks)
         if small and "pruned" not in result and cfg["compression"]["receipt"] != "none":
             write_receipt(run, cfg)
@@ -184,7 +221,8 @@ class Start(Callback):
         if trainer.is_global_zero:
             self.keep_names(getattr(trainer.datamodule, "class_names", None))  # type: ignore[attr-defined]
             log_dir = Path(self.cfg["paths"]["log_dir"])
-            if log_dir.resolve() == self.run.path.resolve().parent.parent:  # not where a run was copied to
+            keeps = trainer.checkpoint_callbacks and not trainer.fast_dev_run  # type: ignore[attr-defined]
+            if keeps and log_dir.resolve() == self.run.path.resolve().parent.parent:  # not where a run was copied to
                 rundir.point_latest(log_dir, self.run.path)
             if self.cfg["trainer"].get("accelerator") == "auto":
                 print(found_device(trainer), flush=True)
