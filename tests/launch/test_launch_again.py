@@ -1,5 +1,6 @@
 """What a launch finds by a key that is only typed, by a path, and under another launcher."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from lathe.errors import UserError
 from lathe.launch import start as launching
 from lathe.launch.outer import Outer
 from lathe.runs.rundir import RunDir
+from lathe.runs.summary import proposals
 
 
 def test_a_key_that_is_only_typed_is_there_for_what_follows_it(command: Command) -> None:
@@ -73,6 +75,17 @@ def test_what_was_typed_has_the_later_end(command: Command) -> None:
     command(f"resume={run.path}", "trainer.max_epochs=40")
     assert {"trainer.max_epochs=40", "seed=3"} < set(run.overrides)
     assert "trainer.max_epochs=30" not in run.overrides
+
+
+def test_the_commands_of_a_run_contain_what_a_resume_changed(command: Command) -> None:
+    """Its first end and its tags may have come from a file that it chose."""
+    run = finished(command, epochs=30)
+    for end in (40, 50):
+        command(f"resume={run.path}", f"trainer.max_epochs={end}", "tags=[longer]")
+    assert not {"trainer.max_epochs=40", f"resume={run.path}"} & set(run.overrides)
+    assert all(
+        {"trainer.max_epochs=50", "tags=[longer]"} < set(shlex.split(line)) for line in proposals(run, run.config)[:2]
+    )
 
 
 def test_a_choice_of_the_users_own_that_is_not_here(command: Command, capsys: pytest.CaptureFixture[str]) -> None:

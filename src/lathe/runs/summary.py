@@ -11,7 +11,7 @@ from lathe.config.composed import flatten
 from lathe.runs.metric_names import split_of
 from lathe.runs.places import shown
 from lathe.runs.rundir import RunDir
-from lathe.runs.typed import run_words, train_words, typed_script, value_typed
+from lathe.runs.typed import run_words, train_words, typed_script, value_typed, without_replaced
 
 
 def show(result: dict[str, Any], run: RunDir, console: Console | None = None) -> None:
@@ -92,18 +92,12 @@ def retyped(words: list[str], leaves: dict[str, Any]) -> list[str]:
     """The overrides that make another run like the one for which `words` were typed, whose configuration has these
     `leaves`: without what names that one alone, and with the runs that it started from or learned from as they were
     found then, since logs/latest leads elsewhere by now."""
-    words = [word for at, word in enumerate(words) if word.partition("=")[0] not in _assigned(words[at + 1 :])]
     kept = []
-    for word in without(words, "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
+    for word in without(without_replaced(words), "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
         key = _key(word)
         known = leaves.get(key) if key.endswith(("ckpt_path", "teacher")) else None
         kept.append(f"{word.partition('=')[0]}={value_typed(known)}" if isinstance(known, str) else word)
     return kept
-
-
-def _assigned(words: list[str]) -> set[str]:
-    """The keys to which overrides give a value, neither adding nor leaving one out."""
-    return {word.partition("=")[0] for word in words if word[0] not in "+~"}
 
 
 def _key(word: str) -> str:
