@@ -63,6 +63,8 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
     if state is not None:
         apply_structure(task.net, state.get("structure", {}))
     first_step = state["global_step"] if state else 0
+    if state is not None:
+        rank_zero_only(print)(f"Continuing {run.path} after step {first_step}", flush=True)
     loggers = make_loggers(cfg, run.path, first_step)
     start = Start(run, cfg, first_step, task.monitor or cfg["callbacks"].get("checkpoint", {}).get("monitor"))
     report = trial_report(cfg, task, place)
