@@ -39,6 +39,19 @@ def test_paths_that_lead_nowhere(command: Command, tmp_path: Path, capsys: pytes
     assert command.fails("run=null", name="evaluate", capsys=capsys).startswith("run=null: expected a run directory")
 
 
+def test_the_nearest_run_is_proposed(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("logs/small", "tests"):
+        Path(name).mkdir(parents=True)
+    told = "resume=logs/smal: there is no such directory; did you mean small?"
+    assert command.fails("resume=logs/smal", capsys=capsys) == told
+    assert command.fails("run=logs/smal", "split=test", name="evaluate", capsys=capsys) == told.replace("resume", "run")
+    told = "run=nowhere/latest: there is no such directory; python train.py makes a run."
+    assert command.fails("run=nowhere/latest", "split=test", name="evaluate", capsys=capsys) == told
+
+
 def finished(command: Command, *typed: str, **result: int) -> RunDir:
     command("model=mlp", *typed)
     (run,) = command.runs

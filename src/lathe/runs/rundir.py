@@ -23,6 +23,7 @@ from lathe.errors import UserError, require
 from lathe.files import disk_sentence, remove, require_plain, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment
 from lathe.runs.lock import locked
+from lathe.runs.places import nearest
 from lathe.runs.results import checked
 from lathe.runs.typed import without_replaced
 from lathe.trust.document import as_yaml, is_signed, read_mapping, read_yaml
@@ -303,7 +304,8 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
         why = str(error.strerror if isinstance(error, OSError) else error)[:200]
         raise UserError(f"{key}={str(path)[:200]!r} leads nowhere: {why}; logs/latest is the newest run.") from error
     way = "python train.py makes a run." if run.path.name == "latest" else "logs/latest is the newest run."
-    require(there, f"{key}={path}: there is no such directory; {way}")
+    if not there:
+        raise UserError(f"{key}={path}: there is no such directory; {nearest(Path(path), way)}")
     if not (run.path / "config.yaml").is_file() or not (run.path / "environment.json").is_file():
         raise UserError(
             f"{key}={path} is not a run directory (it has no config.yaml and environment.json); logs/latest is the "

@@ -92,8 +92,9 @@ class Page:
         rule, place = self.rules.get(key), self._written(key, value)
         parent = self._look_up(key.rpartition(".")[0])[1]
         owner = canonical(parent["_target_"]) if isinstance(parent, Mapping) and "_target_" in parent else ""
-        own = place is not None and place.comment and place.owner in ("", owner)
-        said = place.comment if own else self.comments.get((owner, key.rpartition(".")[2]) if owner else ("", key))
+        said = self.comments.get((owner, key.rpartition(".")[2]) if owner else ("", key))
+        if place is not None and place.comment and place.owner in ("", owner):
+            said = place.comment
         lines = {
             "takes": rule.expected() if rule is not None else None,
             "means": said,
