@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lathe.config.composed import flatten
+from lathe.config.stages import methods
 from lathe.runs.metric_names import split_of
 from lathe.runs.places import shown
 from lathe.runs.rundir import RunDir
@@ -39,11 +40,11 @@ def show(result: dict[str, Any], run: RunDir, console: Console | None = None) ->
         console.print(note, soft_wrap=True, highlight=False, markup=False)
 
 
-def show_next(run: RunDir, cfg: dict[str, Any], console: Console | None = None) -> None:
-    """Print the pages that `run` of `cfg` has written, and commands to try next."""
+def show_next(run: RunDir, commands: list[str], console: Console | None = None) -> None:
+    """Print the pages that `run` has written, and commands to try next."""
     console = console or Console()
     pages = [f"Samples page: {shown(page)}" for page in sorted(run.path.glob("samples/*.html"))]
-    for line in (*pages, "Next:", *(f"  {command}" for command in proposals(run, cfg))):
+    for line in (*pages, "Next:", *(f"  {command}" for command in commands)):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -72,20 +73,38 @@ def _metric(value: float | None) -> str:
 
 def proposals(run: RunDir, cfg: dict[str, Any]) -> list[str]:
     """Commands that make sense after `run`: its metrics on the validation split, the same run with half its learning
-    rate and with other seeds, a report of all runs of its name, and what shows the files of its loggers."""
+    rate and with other seeds, its export if it was compressed, a report of all runs of its name, and what shows the
+    files of its loggers."""
     words = retyped(run.overrides if (run.path / "overrides.yaml").is_file() else [], flatten(cfg))
     evaluate = ["python", typed_script("scripts/evaluate.py"), *run_words("run", shown(run.path), cfg), "split=val"]
-    found = [evaluate] if run.best.exists() else []
+    found = [evaluate, *_exports(run, cfg)] if run.best.exists() else []
     rate = cfg["optimizer"].get("lr")
     if isinstance(rate, (int, float)):
         found.append([*train_words(), *without(words, "optimizer.lr"), f"optimizer.lr={rate / 2:g}"])
     found.append([*train_words(), "-m", *without(words, "seed"), "seed=1,2,3"])
-    found.append(["python", typed_script("scripts/report.py"), f"runs={value_typed(shown(run.path.parent))}"])
+    found.append(_report(run))
     if any(run.path.rglob("events.out.tfevents.*")):
         found.append(["tensorboard", "--logdir", shown(run.path)])
     if offline := sorted(run.path.glob("wandb/offline-run-*")):
         found.append(["wandb", "sync", *(shown(part) for part in offline)])
     return [shlex.join(command) for command in found]
+
+
+def proposals_after_compress(run: RunDir, cfg: dict[str, Any]) -> list[str]:
+    """Commands that make sense after scripts/compress.py has made `run`."""
+    return [shlex.join(command) for command in (*_exports(run, cfg), _report(run))]
+
+
+def _exports(run: RunDir, cfg: dict[str, Any]) -> list[list[str]]:
+    """The command that exports a compressed run."""
+    kinds = [node["kind"] for node in methods(cfg.get("compression") or {}).values()]
+    target = "onnx_int8" if {"quantization", "after"} & set(kinds) else "onnx"
+    words = ["python", typed_script("scripts/export.py"), *run_words("run", shown(run.path), cfg), f"target={target}"]
+    return [words] if kinds else []
+
+
+def _report(run: RunDir) -> list[str]:
+    return ["python", typed_script("scripts/report.py"), f"runs={value_typed(shown(run.path.parent))}"]
 
 
 def retyped(words: list[str], leaves: dict[str, Any]) -> list[str]:

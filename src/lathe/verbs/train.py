@@ -137,7 +137,7 @@ def _tell_end(
         small = any(isinstance(callback, Compression) for callback in callbacks)
         if small and "pruned" not in result and cfg["compression"]["receipt"] != "none":
             write_receipt(run, cfg)
-        summary.show_next(run, cfg)
+        summary.show_next(run, summary.proposals(run, cfg))
 
 
 def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule) -> None:
