@@ -43,6 +43,12 @@ GROUPS = {
             "optimizer.rl=1",
             "optimizer.rl: there is no such key in optimizer; did you mean lr? (to add a new key, put a + before it)",
         ),
+        (
+            "optimizer.learning_rate=1",
+            "optimizer.learning_rate: there is no such key in optimizer; did you mean optimizer.lr?",
+        ),
+        ("learning_rate=1", "learning_rate: there is no such key; did you mean optimizer.lr?"),
+        ("logger=tb", "logger=tb: there is no such choice; did you mean tensorboard?"),
         ("modle=mlp", "modle: there is no such key; did you mean model? (to add a new key, put a + before it)"),
         ("model.width=8", "model.width: there is no such key in model; did you mean model.net.width?"),
         ("model.net.widht=3", "model.net.widht: there is no such key in model.net; did you mean width?"),

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -182,6 +183,27 @@ def test_a_broken_file_of_any_group_is_named(tmp_path: Path) -> None:
     with pytest.raises(yaml.YAMLError) as caught:
         written(tmp_path)
     assert f"{tmp_path / 'model' / 'mine.yaml'}, line " in str(explain(caught.value))
+
+
+def test_a_broken_file_is_left_out_of_the_help_of_other_keys(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    (folder / "experiment" / "broken.yaml").write_text("a: [\n")
+    for key, means in (("optimizer.lr", "learning rate at the peak"), ("model.net.depth", "layers")):
+        assert means in Page(folder, "train", []).of(key)
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert f"Warning: {folder / 'experiment' / 'broken.yaml'} can't be read as YAML" in error
+
+
+def test_a_key_has_the_meaning_of_its_own_class(tmp_path: Path) -> None:
+    """Other models have a key of the same name, with a comment."""
+    folder = shutil.copytree(ROOT / "configs", tmp_path / "configs")
+    for name, target in (("mine", "mine.Net"), ("ours", "lathe.nets.ViT")):
+        (folder / "model" / f"{name}.yaml").write_text(f"net:\n  _target_: {target}\n  width: 32\n")
+    assert "means" not in Page(folder, "train", ["model=mine"]).of("model.net.width")
+    assert "means   features of a token" in Page(folder, "train", ["model=ours"]).of("model.net.width")
 
 
 def test_every_key_is_explained() -> None:

@@ -218,6 +218,13 @@ FORMS = {
 }
 
 
+@pytest.mark.parametrize("key", ["run", "runs"])
+def test_a_path_alone_is_meant_for_the_key_of_runs(key: str) -> None:
+    for typed in (["logs/small"], ["--run", "logs/small"]):
+        with pytest.raises(UserError, match=f"^logs/small: every word has the form key=value: {key}=logs/small.$"):
+            translate(typed, {key: [], "split": []})
+
+
 @pytest.mark.parametrize("case", FORMS)
 def test_what_has_another_form_is_told_alone(case: str) -> None:
     typed, sentences = FORMS[case]

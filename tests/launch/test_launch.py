@@ -151,6 +151,16 @@ def test_a_run_that_is_being_written_to_is_refused(
     assert told == f"{broken.path} is being written to by another process: wait for it, or stop it first."
 
 
+def test_auto_names_the_key_in_which_an_unfinished_run_differs(
+    command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command("model=mlp", "seed=7", "trainer.max_epochs=3", "optimizer.lr=0.3", "resume=auto")
+    said = f"resume=auto: no unfinished run has this configuration; {broken.path} differs in optimizer.lr. A new run"
+    assert said in capsys.readouterr().out
+    command("model=mlp", "seed=7", "trainer.max_epochs=3", "resume=auto")
+    assert "no unfinished run" not in capsys.readouterr().out
+
+
 def test_auto_continues_the_newest_unfinished_run_of_the_same_configuration(command: Command, broken: RunDir) -> None:
     typed = ("model=mlp", "seed=7", "trainer.max_epochs=3", "resume=auto")
     assert command(*typed) == 7

@@ -1,6 +1,7 @@
 """What a launch finds by a key that is only typed, by a path, and under another launcher."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from lathe.errors import UserError
 from lathe.launch import start as launching
 from lathe.launch.outer import Outer
 from lathe.runs.rundir import RunDir
+from lathe.runs.summary import proposals
 
 
 def test_a_file_of_the_users_own_that_changed_is_named_on_resume_and_evaluate(command: Command, broken: RunDir) -> None:
@@ -55,6 +57,19 @@ def test_paths_that_lead_nowhere(command: Command, tmp_path: Path, capsys: pytes
     assert command.fails("run=null", name="evaluate", capsys=capsys).startswith("run=null: expected a run directory")
 
 
+def test_the_nearest_run_is_proposed(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("logs/small", "tests"):
+        Path(name).mkdir(parents=True)
+    told = "resume=logs/smal: there is no such directory; did you mean small?"
+    assert command.fails("resume=logs/smal", capsys=capsys) == told
+    assert command.fails("run=logs/smal", "split=test", name="evaluate", capsys=capsys) == told.replace("resume", "run")
+    told = "run=nowhere/latest: there is no such directory; python train.py makes a run."
+    assert command.fails("run=nowhere/latest", "split=test", name="evaluate", capsys=capsys) == told
+
+
 def finished(command: Command, *typed: str, **result: int) -> RunDir:
     command("model=mlp", *typed)
     (run,) = command.runs
@@ -91,6 +106,17 @@ def test_what_was_typed_has_the_later_end(command: Command) -> None:
     command(f"resume={run.path}", "trainer.max_epochs=40")
     assert {"trainer.max_epochs=40", "seed=3"} < set(run.overrides)
     assert "trainer.max_epochs=30" not in run.overrides
+
+
+def test_the_commands_of_a_run_contain_what_a_resume_changed(command: Command) -> None:
+    """Its first end and its tags may have come from a file that it chose."""
+    run = finished(command, epochs=30)
+    for end in (40, 50):
+        command(f"resume={run.path}", f"trainer.max_epochs={end}", "tags=[longer]")
+    assert not {"trainer.max_epochs=40", f"resume={run.path}"} & set(run.overrides)
+    assert all(
+        {"trainer.max_epochs=50", "tags=[longer]"} < set(shlex.split(line)) for line in proposals(run, run.config)[:2]
+    )
 
 
 def test_a_choice_of_the_users_own_that_is_not_here(command: Command, capsys: pytest.CaptureFixture[str]) -> None:

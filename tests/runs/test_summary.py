@@ -11,7 +11,7 @@ from support.runs import config, new_run
 from lathe.config.composed import differences
 from lathe.launch.telling import one_sentence
 from lathe.runs.rundir import RunDir, create
-from lathe.runs.summary import show, show_next
+from lathe.runs.summary import proposals, show, show_next
 
 TRAINED = {"parameters": 1234567, "seconds": 12.345, "samples_per_s": 43210.9}
 RESULT = {"test/accuracy": 0.98765, "test/loss": 0.05, "val/accuracy": 0.5, **TRAINED}
@@ -26,7 +26,7 @@ def shown(result: dict[str, Any], cfg: dict[str, Any], best: bool = True) -> lis
     console = Console(record=True, width=120, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
         show(result, run, console)
-        show_next(run, cfg, console)
+        show_next(run, proposals(run, cfg), console)
         return console.export_text().splitlines()
 
 
@@ -65,6 +65,13 @@ def test_it_says_what_the_run_took(tmp_path: Path) -> None:
         "own ms of a process": "10.0 to 31.0, slowest node3:5",
         "energy, GPU": "2.5 Wh",
     }
+
+
+@pytest.mark.parametrize(("compression", "target"), [("qat", "onnx_int8"), ("prune", "onnx"), ("none", None)])
+def test_a_compressed_run_may_be_exported_next(compression: str, target: str | None, tmp_path: Path) -> None:
+    proposed = commands(shown(RESULT, new_run(tmp_path, "model=mlp", f"compression={compression}")))
+    exports = [words[-1] for words in proposed if words[1] == "scripts/export.py"]
+    assert exports == ([f"target={target}"] if target else [])
 
 
 @pytest.mark.parametrize("monitor", ["val/accuracy", "val_f1", "f1"])

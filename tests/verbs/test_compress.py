@@ -85,6 +85,9 @@ def test_static_int8_as_a_new_run(source: RunDir, receipts: list[Any], capsys: p
     printed = capsys.readouterr().out
     assert f"{result['test/accuracy'] - result['source/test/accuracy']:+.4f}" in printed
     assert str(run.path) in printed.replace("\n", "")
+    proposed = printed[printed.index("Next:") :]
+    assert f"python scripts/export.py run={run.path} target=onnx_int8\n" in proposed
+    assert "train.py" not in proposed
 
 
 def test_a_stop_while_the_receipt_is_measured_says_what_makes_it(

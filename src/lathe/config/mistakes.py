@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lathe.config.choice import BESIDE, NOTHING
 from lathe.config.composed import check, flatten, resolve
-from lathe.config.flags import MULTIRUN, Groups, check_flags
+from lathe.config.flags import FLAGS, MULTIRUN, Groups, check_flags
 from lathe.config.help import configuration_folder
 from lathe.config.raised import loaded_file, of_hydras_lists, of_omegaconf, override_of, unchosen, undecodable
 from lathe.config.schema.strategies import COMPILE
@@ -79,6 +79,9 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
             deeper = _leaves_called(last, parent)
             deeper = [f"{prefix}.{leaf}" for leaf in deeper] if prefix else deeper
             hint = f"did you mean {' or '.join(deeper)}?" if deeper else did_you_mean(last, names)
+            meant = FLAGS.get(last, "")
+            if meant.partition(".")[0] in groups and not hint.startswith("did you mean"):
+                hint = f"did you mean {meant}?"
             if prefix in groups and last in groups[prefix]:
                 if any(typed.startswith("resume=") for typed in sys.argv[1:]):
                     return (

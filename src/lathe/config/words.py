@@ -20,7 +20,14 @@ FILLED = ("hydra.job.num", "hydra.job.id", "hydra.job.override_dirname", "hydra.
 # Those of Hydra's keys that choose a file, where a name in a key's place would be taken and choose none.
 HYDRAS = ("callbacks", "env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output", "sweeper")
 # What is typed for a choice, where the nearest name is another one.
-MEANT = {"resnet": "resnet20", "16": "16-mixed", "fp16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true"}
+MEANT = {
+    "resnet": "resnet20",
+    "16": "16-mixed",
+    "fp16": "16-mixed",
+    "bf16": "bf16-mixed",
+    "32": "32-true",
+    "tb": "tensorboard",
+}
 FUNCTION = re.compile(r"\b(choice|range|interval)\(")  # of several values
 SCALAR = re.compile(r"null|true|false|[\d.]+", re.IGNORECASE)  # what Hydra does not take for the name of a file
 FIELDS = re.compile(r"\{.*\b_target_ *: *['\"]?lathe\.data\.Augment\b", re.DOTALL)
@@ -147,6 +154,8 @@ def _formless(word: str, groups: Groups) -> str:
         way = f"{word}={'|'.join(groups[word]) or '...'}"
     elif word in VERBS and not holders:
         return f"{word}: {VERBS[word]}."
+    elif "/" in word and (key := next((key for key in ("run", "runs") if key in groups), "")):
+        way = f"{key}={word}"
     else:
         way = f"{holders[0]}={word}" if holders else "seed=1, say; a value with spaces in it stands in quotes"
     return f"{word}: every word has the form key=value: {way}."

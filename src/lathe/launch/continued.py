@@ -39,6 +39,11 @@ def kept_words(cfg: dict[str, Any]) -> list[str]:
     return [_settled(item, cfg) if "${" in item else item for item in words]
 
 
+def resume_words(cfg: dict[str, Any]) -> list[str]:
+    """Those words of a command with resume=<run> that its run keeps, since they may have changed it."""
+    return [word for word in kept_words(cfg) if key_of(word).split(".")[0] not in (*FREE_ON_RESUME, "paths")]
+
+
 def _settled(item: str, cfg: dict[str, Any]) -> str:
     value: Any = cfg
     for part in key_of(item).split("."):

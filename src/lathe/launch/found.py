@@ -12,6 +12,7 @@ from lathe.launch.continued import at_home, continued, owes_receipt
 from lathe.launch.nodes import Nodes
 from lathe.launch.outer import Outer
 from lathe.runs import find
+from lathe.runs.places import shown
 from lathe.runs.rundir import NOT_THE_EXPERIMENT, RunDir, open_run
 
 
@@ -29,12 +30,14 @@ def find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[Ru
             f"resume=auto and launch.id={nodes.launch_id} both look for a run: leave resume out.",
         )
         found = find.find_unfinished(log_dir, cfg) or _complete_already(log_dir, cfg)
+        if found is None and HydraConfig.get().mode != RunMode.MULTIRUN:
+            _tell_unlike(log_dir, cfg)
     elif resume is not None:
         run = open_run(resume, "resume")
         if run.complete:
             _ = run.result  # which says here what no run has left
-        elif run.begun and not run.last.exists():
-            print(f"{run.path} has no checkpoints/last.ckpt to go on from: it begins again, at step 0.")
+        else:
+            _tell_beginning(run)
         return run, continued(run, cfg)
     elif nodes.launch_id is not None:
         found = find.find_launch(log_dir, str(cfg["name"]), nodes.launch_id, unfinished=False)
@@ -49,9 +52,27 @@ def find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[Ru
         found = find.find_launch(log_dir, str(cfg["name"]), outer.launch_id)
     if found is None:
         return None, cfg
-    if not found.complete:
-        print(f"{'Continuing' if found.last.exists() or not nodes.several else 'Joining'} {found.path}")
+    if nodes.several and not found.complete and not found.last.exists():
+        print(f"Joining {found.path}")
+    elif not found.complete:
+        _tell_beginning(found)
     return found, at_home(found, found.config, cfg)
+
+
+def _tell_beginning(run: RunDir) -> None:
+    if run.begun and not run.last.exists():
+        print(f"{run.path} has no checkpoints/last.ckpt to continue from: it begins again, at step 0.")
+
+
+def _tell_unlike(log_dir: Path, cfg: dict[str, Any]) -> None:
+    unlike = find.find_unlike(log_dir, cfg)
+    if unlike is not None:
+        run, keys = unlike
+        named = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
+        print(
+            f"resume=auto: no unfinished run has this configuration; {shown(run.path)} differs in {named}. A new run "
+            "begins."
+        )
 
 
 def _complete_already(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:

@@ -28,7 +28,7 @@ from lathe.config.stages import check_compression
 from lathe.config.words import key_of
 from lathe.errors import Stopped, refuse, require
 from lathe.launch.agent import call, execute
-from lathe.launch.continued import end_of, kept_words, owes_receipt, typed_words
+from lathe.launch.continued import end_of, kept_words, owes_receipt, resume_words, typed_words
 from lathe.launch.devices import count_processes
 from lathe.launch.found import find_run
 from lathe.launch.named import name_checkpoint, name_export
@@ -138,7 +138,10 @@ def launched(cfg: DictConfig, job: str) -> tuple[Any, str]:
             call("lathe.verbs.finalise:complete", resolved)
             return run.result.get("objective"), str(run.path)
         try:
-            reopened = run.reopened(resolved) if not fresh and (run.complete or not nodes.several) else nullcontext()
+            words = resume_words(resolved) if typed["resume"] not in (None, "auto") else []
+            reopened = (
+                run.reopened(resolved, words) if not fresh and (run.complete or not nodes.several) else nullcontext()
+            )
             if place is not None:  # for what a run reports to its search; no part of its configuration
                 resolved = {**resolved, "sweep": {"folder": str(place.folder), "job": place.number}}
             with outer or nullcontext(), reopened:

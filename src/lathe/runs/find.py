@@ -27,6 +27,16 @@ def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
     return None
 
 
+def find_unlike(log_dir: Path, cfg: dict[str, Any]) -> tuple[RunDir, list[str]] | None:
+    """The run without a result that differs from this configuration in the fewest keys, and these keys."""
+    unlike = []
+    for run in find_runs(log_dir, str(cfg["name"])):
+        if not run.complete and run.readable and not run.busy:
+            lines = changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT)
+            unlike.append((run, [line.split(":")[0] for line in lines]))
+    return min(unlike, key=lambda pair: len(pair[1]), default=None)
+
+
 def find_complete(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
     """The newest complete run of exactly this configuration."""
     for run in find_runs(log_dir, str(cfg["name"])):

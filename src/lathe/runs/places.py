@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 from lathe.trust import read_json
 
 STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_[0-9a-f]{6}")
@@ -31,6 +31,15 @@ def shown(path: Path) -> str:
     with suppress(ValueError):
         return str(path.resolve().relative_to(Path.cwd()))
     return str(path)
+
+
+def nearest(path: Path, otherwise: str) -> str:
+    """A clause that proposes what the nearest folder above a path that is not there has instead."""
+    above = next((folder for folder in path.parents if folder.is_dir()), Path())
+    names: list[str] = []
+    with suppress(OSError):  # not ours to read
+        names = [entry.name for entry in above.iterdir() if entry.is_dir() and entry.name[0] != "."]
+    return did_you_mean(path.parts[len(above.parts)] if path.parts else "", names, otherwise)
 
 
 def is_run(path: Path) -> bool:

@@ -23,7 +23,8 @@ from lathe.errors import UserError, require
 from lathe.files import disk_sentence, remove, require_plain, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment, digest_own_files
 from lathe.runs.lock import locked
-from lathe.runs.typed import with_ends
+from lathe.runs.places import nearest
+from lathe.runs.typed import without_replaced
 from lathe.trust.document import as_yaml, is_signed, read_mapping, read_yaml
 from lathe.trust.signing import signed_config
 
@@ -72,13 +73,15 @@ class RunDir:
 
     @property
     def typed(self) -> list[str]:
-        """What was typed when the run was started. Raises UserError where it is no list of overrides."""
+        """What was typed when the run was started, then what changed it on resume. Raises UserError where it is no list
+        of overrides.
+        """
         return trust.checked_overrides(self.path / "overrides.yaml", self.where)
 
     @property
     def overrides(self) -> list[str]:
-        """The same with a later end, where the run has gone on to one. Raises as `typed`."""
-        return with_ends(self.typed, self.path / "config.yaml")
+        """The same with the last value of each key. Raises as `typed`."""
+        return without_replaced(self.typed)
 
     @property
     def result(self) -> dict[str, Any]:
@@ -166,27 +169,32 @@ class RunDir:
         """Whether training had started, so that there is something to keep."""
         return (self.path / "metrics.csv").exists()
 
-    def reopen(self, cfg: dict[str, Any]) -> None:
-        """Makes the run unfinished again, to be continued under `cfg`."""
+    def reopen(self, cfg: dict[str, Any], words: Sequence[str] = ()) -> None:
+        """Makes the run unfinished again, to be continued under `cfg`; its overrides get the `words` of the resume."""
         (self.path / "result.json").unlink(missing_ok=True)
+        if words:
+            kept = [word for word in self.typed if word not in words]
+            write_atomically(self.path / "overrides.yaml", as_yaml([*kept, *words]))
         self.save_config(cfg)
 
     @contextmanager
-    def reopened(self, cfg: dict[str, Any]) -> Iterator[None]:
+    def reopened(self, cfg: dict[str, Any], words: Sequence[str] = ()) -> Iterator[None]:
         """As `reopen`; what stood there comes back if an error ends the job before training has gone on, which begins
         by writing metrics.csv anew.
 
         Raises:
             NotPlain: something else stands where a file belongs that is written now.
         """
-        for name in ("config.yaml", "metrics.csv", "result.json"):
+        for name in ("config.yaml", "overrides.yaml", "metrics.csv", "result.json"):
             require_plain(self.path / name)
         require_plain(self.path / "run.log", links=False)
-        kept = [self.path / name for name in ("config.yaml", "result.json") if (self.path / name).exists()]
+        kept = [
+            self.path / name for name in ("config.yaml", "overrides.yaml", "result.json") if (self.path / name).exists()
+        ]
         before, lines = {path: path.read_bytes() for path in kept}, self.path / "metrics.csv"
         # Not its inode, which a file that takes its place may be given again.
         mark = lines.exists() and lines.stat().st_mtime_ns
-        self.reopen(cfg)
+        self.reopen(cfg, words)
         try:
             yield
         except BaseException:
@@ -299,7 +307,8 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
         why = str(error.strerror if isinstance(error, OSError) else error)[:200]
         raise UserError(f"{key}={str(path)[:200]!r} leads nowhere: {why}; logs/latest is the newest run.") from error
     way = "python train.py makes a run." if run.path.name == "latest" else "logs/latest is the newest run."
-    require(there, f"{key}={path}: there is no such directory; {way}")
+    if not there:
+        raise UserError(f"{key}={path}: there is no such directory; {nearest(Path(path), way)}")
     home = run.path.parent.parent
     if run.path.suffix == ".ckpt" and (home / "config.yaml").is_file():
         raise UserError(f"{key}={path} is a checkpoint; expected its run: {key}={Path(path).parent.parent}.")

@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.table import Table
 
 from lathe.config.composed import flatten
+from lathe.config.stages import methods
 from lathe.runs.metric_names import split_of
 from lathe.runs.places import shown
 from lathe.runs.rundir import RunDir
-from lathe.runs.typed import run_words, train_words, typed_script, value_typed
+from lathe.runs.typed import run_words, train_words, typed_script, value_typed, without_replaced
 
 
 def show(result: dict[str, Any], run: RunDir, console: Console | None = None, ended: str = "") -> None:
@@ -41,11 +42,11 @@ def show(result: dict[str, Any], run: RunDir, console: Console | None = None, en
         console.print(note, soft_wrap=True, highlight=False, markup=False)
 
 
-def show_next(run: RunDir, cfg: dict[str, Any], console: Console | None = None) -> None:
-    """Print the pages that `run` of `cfg` has written, and commands to try next."""
+def show_next(run: RunDir, commands: list[str], console: Console | None = None) -> None:
+    """Print the pages that `run` has written, and commands to try next."""
     console = console or Console()
     pages = [f"Samples page: {shown(page)}" for page in sorted(run.path.glob("samples/*.html"))]
-    for line in (*pages, "Next:", *(f"  {command}" for command in proposals(run, cfg))):
+    for line in (*pages, "Next:", *(f"  {command}" for command in commands)):
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -74,15 +75,16 @@ def _metric(value: float | None) -> str:
 
 def proposals(run: RunDir, cfg: dict[str, Any]) -> list[str]:
     """Commands that make sense after `run`: its metrics on the validation split, the same run with half its learning
-    rate and with other seeds, a report of all runs of its name, and what shows the files of its loggers."""
+    rate and with other seeds, its export if it was compressed, a report of all runs of its name, and what shows the
+    files of its loggers."""
     words = retyped(run.overrides if (run.path / "overrides.yaml").is_file() else [], flatten(cfg))
     evaluate = ["python", typed_script("scripts/evaluate.py"), *run_words("run", shown(run.path), cfg), "split=val"]
-    found = [evaluate] if run.best.exists() else []
+    found = [evaluate, *_exports(run, cfg)] if run.best.exists() else []
     rate = cfg["optimizer"].get("lr")
     if isinstance(rate, (int, float)):
         found.append([*train_words(), *without(words, "optimizer.lr"), f"optimizer.lr={rate / 2:g}"])
     found.append([*train_words(), "-m", *without(words, "seed"), "seed=1,2,3"])
-    found.append(["python", typed_script("scripts/report.py"), f"runs={value_typed(shown(run.path.parent))}"])
+    found.append(_report(run))
     if any(run.path.rglob("events.out.tfevents.*")):
         found.append(["tensorboard", "--logdir", shown(run.path)])
     if offline := sorted(run.path.glob("wandb/offline-run-*")):
@@ -90,22 +92,33 @@ def proposals(run: RunDir, cfg: dict[str, Any]) -> list[str]:
     return [shlex.join(command) for command in found]
 
 
+def proposals_after_compress(run: RunDir, cfg: dict[str, Any]) -> list[str]:
+    """Commands that make sense after scripts/compress.py has made `run`."""
+    return [shlex.join(command) for command in (*_exports(run, cfg), _report(run))]
+
+
+def _exports(run: RunDir, cfg: dict[str, Any]) -> list[list[str]]:
+    """The command that exports a compressed run."""
+    kinds = [node["kind"] for node in methods(cfg.get("compression") or {}).values()]
+    target = "onnx_int8" if {"quantization", "after"} & set(kinds) else "onnx"
+    words = ["python", typed_script("scripts/export.py"), *run_words("run", shown(run.path), cfg), f"target={target}"]
+    return [words] if kinds else []
+
+
+def _report(run: RunDir) -> list[str]:
+    return ["python", typed_script("scripts/report.py"), f"runs={value_typed(shown(run.path.parent))}"]
+
+
 def retyped(words: list[str], leaves: dict[str, Any]) -> list[str]:
     """The overrides that make another run like the one for which `words` were typed, whose configuration has these
     `leaves`: without what names that one alone, and with the runs that it started from or learned from as they were
     found then, since logs/latest leads elsewhere by now."""
-    words = [word for at, word in enumerate(words) if word.partition("=")[0] not in _assigned(words[at + 1 :])]
     kept = []
-    for word in without(words, "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
+    for word in without(without_replaced(words), "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
         key = _key(word)
         known = leaves.get(key) if key.endswith(("ckpt_path", "teacher")) else None
         kept.append(f"{word.partition('=')[0]}={value_typed(known)}" if isinstance(known, str) else word)
     return kept
-
-
-def _assigned(words: list[str]) -> set[str]:
-    """The keys to which overrides give a value, neither adding nor leaving one out."""
-    return {word.partition("=")[0] for word in words if word[0] not in "+~"}
 
 
 def _key(word: str) -> str:

@@ -78,21 +78,11 @@ def value_typed(text: str) -> str:
     return text if re.fullmatch(r"[\w./-]+", text, re.ASCII) else as_typed(text)
 
 
-def with_ends(words: list[str], config: Path) -> list[str]:
-    """The words that started a run, those that set its end as its `config`, a YAML file, has it now: it may have gone
-    on longer. A file that can't be read is told by whoever needs it.
-    """
-    read: Any = None
-    with suppress(UserError, OSError):
-        read = read_yaml(config, str(config))
-    trainer = read.get("trainer") if isinstance(read, dict) else None
-    ends = {f"trainer.{name}": trainer[name] for name in ENDS if name in trainer} if isinstance(trainer, dict) else {}
-    last = {word.partition("=")[0]: at for at, word in enumerate(words)}  # which counts, where one is typed twice
-    return [_with_end(word, ends) if last[word.partition("=")[0]] == at else word for at, word in enumerate(words)]
+def without_replaced(words: list[str]) -> list[str]:
+    """Those of `words` that no later one gives another value, as a run has them that was resumed with a later end."""
+    return [word for at, word in enumerate(words) if word.partition("=")[0] not in _assigned(words[at + 1 :])]
 
 
-def _with_end(word: str, ends: Mapping[str, Any]) -> str:
-    key, _, value = word.partition("=")
-    if key not in ends or "${" in value or value.strip("'\"") in (str(ends[key]), as_typed(ends[key])):
-        return word
-    return f"{key}={as_typed(ends[key])}"
+def _assigned(words: list[str]) -> set[str]:
+    """The keys to which overrides give a value, neither adding nor leaving one out."""
+    return {word.partition("=")[0] for word in words if word[0] not in "+~"}

@@ -24,7 +24,7 @@ from lathe.compression.masks.parameters import HEAD_RULE
 from lathe.config.composed import data_at
 from lathe.config.stages import check_compression, methods
 from lathe.errors import require
-from lathe.runs import rundir, score
+from lathe.runs import rundir, score, summary
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.methods import make_methods
 from lathe.runs.metric_names import directions
@@ -100,6 +100,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
             again = run_command("scripts/receipt.py", "run", run.path, run.config)
             print(f"{run.path} is complete but for its receipt, which is measured by: {again}", flush=True)
             raise
+    summary.show_next(run, summary.proposals_after_compress(run, run.config))
     return result
 
 

@@ -64,6 +64,8 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
     if state is not None:
         apply_structure(task.net, state.get("structure", {}))
     first_step = state["global_step"] if state else 0
+    if state is not None:
+        rank_zero_only(print)(f"Continuing {run.path} after step {first_step}", flush=True)
     loggers = make_loggers(cfg, run.path, first_step)
     start = Start(run, cfg, first_step, task.monitor or cfg["callbacks"].get("checkpoint", {}).get("monitor"))
     report = trial_report(cfg, task, place)
@@ -171,7 +173,7 @@ def _tell_end(
         small = any(isinstance(callback, Compression) for callback in callbacks)
         if small and "pruned" not in result and cfg["compression"]["receipt"] != "none":
             write_receipt(run, cfg)
-        summary.show_next(run, cfg)
+        summary.show_next(run, summary.proposals(run, cfg))
 
 
 def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule) -> None:

@@ -45,10 +45,15 @@ def roots(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != "train", path))
 
 
+def files_in(folder: Path) -> list[Path]:
+    """All files in a folder of configurations: those at the root, then group by group."""
+    return [*roots(folder), *sorted(folder.glob("*/*.yaml"))]
+
+
 def written(folder: Path, files: list[Path] | None = None) -> list[Written]:
     """Every key of `files`, or of all files in a folder of configurations: those at the root, then group by group."""
     found: list[Written] = []
-    for path in files or [*roots(folder), *sorted(folder.glob("*/*.yaml"))]:
+    for path in files or files_in(folder):
         group = path.parent.name if path.parent != folder else ""
         if group not in NOT_GROUPS:
             found += _keys_of(path, f"configs/{path.relative_to(folder).as_posix()}", group)

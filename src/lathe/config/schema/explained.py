@@ -1,16 +1,19 @@
 """What `--help <key>` prints: a key's value in this composition, what it takes, what it means and where it stands."""
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lathe.config.schema import rules
 from lathe.config.schema.check import takes
-from lathe.config.schema.described import Written, choices, comments, headings, plain, roots, written
+from lathe.config.schema.described import Written, choices, comments, files_in, headings, plain, roots, written
+from lathe.config.schema.names import canonical
 from lathe.config.schema.rule import Rule
 from lathe.errors import UserError, did_you_mean
 
@@ -32,7 +35,7 @@ def explained(folder: Path, verb: str, keys: Sequence[str], overrides: Sequence[
 class Page:
     """A composition and all that is known of its keys."""
 
-    def __init__(self, folder: Path, verb: str, overrides: Sequence[str]) -> None:
+    def __init__(self, folder: Path, verb: str, overrides: Sequence[str], found: list[Written] | None = None) -> None:
         with initialize_config_dir(str(folder), version_base="1.3"):
             self.verb, self.cfg = verb, compose(verb, overrides=list(overrides), return_hydra_config=True)
         self.folder, self.overrides = folder, overrides
@@ -40,7 +43,7 @@ class Page:
         tree: Any = OmegaConf.to_container(self.cfg, resolve=False)
         self.tree = {key: value for key, value in tree.items() if key != "hydra"}
         self.rules: Mapping[str, Rule] = rules(self.tree, verb)
-        self.found = written(folder)
+        self.found = _written(folder) if found is None else found
         self.groups = {group: files for group, files in choices(self.found).items() if group in self.chosen}
         self.headings = headings(roots(folder))
         self.comments = comments([item for item in self.found if item.file == f"configs/{verb}.yaml"] + self.found)
@@ -62,7 +65,7 @@ class Page:
         if key in self.groups:
             return self._heading(key)
         if choice := self._choice_with(key):
-            return f"{Page(self.folder, self.verb, [*self.overrides, choice]).of(key)}\n  with    {choice}"
+            return f"{Page(self.folder, self.verb, [*self.overrides, choice], self.found).of(key)}\n  with    {choice}"
         every = {*self.rules, *(name.rpartition(".")[0] for name in self.rules), *self.tree, *self.groups} - {""}
         same = [name for name in sorted(every) if name.rpartition(".")[2] == key][:3]
         near = [*every, *(f"{key.rpartition('.')[0]}.{name}" for name in further)]
@@ -87,7 +90,11 @@ class Page:
 
     def _key(self, key: str, value: Any) -> str:
         rule, place = self.rules.get(key), self._written(key, value)
-        said = place.comment if place is not None and place.comment else self.comments.get(("", key))
+        parent = self._look_up(key.rpartition(".")[0])[1]
+        owner = canonical(parent["_target_"]) if isinstance(parent, Mapping) and "_target_" in parent else ""
+        said = self.comments.get((owner, key.rpartition(".")[2]) if owner else ("", key))
+        if place is not None and place.comment and place.owner in ("", owner):
+            said = place.comment
         lines = {
             "takes": rule.expected() if rule is not None else None,
             "means": said,
@@ -131,6 +138,18 @@ class Page:
         head = self._heading(key) if key in self.groups else f"{key}: {said.get(key) or 'a group of keys'}"
         also = f"\n\n  with a plus: {', '.join(f'+{key}.{name}' for name in more)}" if more else ""
         return f"{head}\n\n" + "\n".join(lines) + also
+
+
+def _written(folder: Path) -> list[Written]:
+    """Every key of the files in `folder`, with a warning for each file that can't be read."""
+    found: list[Written] = []
+    for path in files_in(folder):
+        try:
+            found += written(folder, [path])
+        except yaml.YAMLError as error:
+            why = getattr(error, "problem", None) or str(error).splitlines()[0]
+            print(f"Warning: {path} can't be read as YAML ({why}), so this help leaves it out.", file=sys.stderr)
+    return found
 
 
 def _arguments(part: Any) -> dict[str, Rule]:

@@ -6,8 +6,8 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from lathe.errors import UserError, did_you_mean, require
-from lathe.runs.places import Place, below, is_run, jobs_by_run
+from lathe.errors import UserError, require
+from lathe.runs.places import Place, below, is_run, jobs_by_run, nearest
 
 FOREIGN = ("lightning_logs", "mlruns", "wandb", ".hydra", "hparams.yaml", "trainer_state.json", "args.yaml")
 
@@ -53,18 +53,11 @@ def _folders(text: str) -> list[Path]:
     except (OSError, ValueError):
         paths = []
     if not paths:
-        near = _near(Path(text[:500]))
+        near = nearest(Path(text[:500]), "name a run directory, logs/<name> or a sweep's directory below logs/sweeps.")
         raise UserError(f"runs={text[:200]}: there is no such directory; {near}")
     folders = [path for path in paths if path.is_dir()]
     require(bool(folders), f"runs={text[:200]} is a file: name a run directory, or a folder of run directories.")
     return folders
-
-
-def _near(path: Path) -> str:
-    """What the nearest folder above a path that is not there has instead."""
-    above = next((folder for folder in path.parents if folder.is_dir()), Path())
-    names = [entry.name for entry in _entries(above) if entry.is_dir() and entry.name[0] != "."]
-    return did_you_mean(path.name, names, "name a run directory, logs/<name> or a sweep's directory below logs/sweeps.")
 
 
 def _entries(folder: Path) -> list[Path]:
