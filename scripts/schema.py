@@ -2,14 +2,17 @@
 stale)
 """
 
+import argparse
 import ast
 import functools
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from lathe.config.schema import as_json
+from lathe.config.schema import check
+from lathe.config.schema.json_schema import Schema, text
 from lathe.config.schema.pages import Book
 from lathe.configs import FOLDER
 
@@ -131,30 +134,41 @@ def _code(text: str) -> str:
     return f"`` {text} ``" if "`" in text else f"`{text}`"
 
 
-def files(folder: Path = FOLDER) -> dict[Path, str]:
-    """The text of every file that is made from tables, checks and the comments in a folder of configurations."""
-    pages = {ROOT / "docs" / "reference" / name: text for name, text in Book(folder).pages().items()}
-    errors = errors_page(ERRORS.read_text(encoding="utf-8"))
-    return {FOLDER / "schema.json": as_json.text(folder), **pages, ERRORS: errors}
+def pages(folder: Path = FOLDER) -> dict[Path, str]:
+    """Return the text of every page that is made from configs/schema.json and the comments in a folder."""
+    made = {ROOT / "docs" / "reference" / name: text for name, text in Book(folder).pages().items()}
+    return {**made, ERRORS: errors_page(ERRORS.read_text(encoding="utf-8"))}
 
 
-def stale(folder: Path = FOLDER) -> dict[Path, str]:
-    """The files that are missing or out of date, with their current text."""
-    made = files(folder).items()
-    return {path: text for path, text in made if not path.is_file() or path.read_text(encoding="utf-8") != text}
+def is_stale(path: Path, text: str) -> bool:
+    return not path.is_file() or path.read_text(encoding="utf-8") != text
 
 
 def main() -> None:
-    unknown = sorted({*sys.argv[1:]} - {"--check"})
-    if unknown:
-        sys.exit(f"Error: {' '.join(unknown)}: python scripts/schema.py takes --check and nothing else.")
-    wrong = stale()
-    if "--check" in sys.argv[1:]:
-        sys.exit("".join(f"{path.relative_to(ROOT)} is stale: python scripts/schema.py\n" for path in wrong) or 0)
-    for path, text in wrong.items():
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        print(path.relative_to(ROOT))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="report stale files and write none")
+    parser.add_argument("package", nargs="*", help="package=<name>: also the components of a package under src/")
+    options = parser.parse_args()
+    packages = [word.removeprefix("package=") for word in options.package]
+    schema = FOLDER / "schema.json"
+    packages += [name for name in json.loads(schema.read_text()).get("packages", ()) if name not in packages]
+    new = text(Schema(FOLDER, packages).build())
+    stale = [schema] if is_stale(schema, new) else []
+    if stale and not options.check:
+        schema.write_text(new, encoding="utf-8")
+        check.definitions.cache_clear()
+    if not (stale and options.check):  # the pages are made from it
+        for path, page in pages().items():
+            if is_stale(path, page):
+                stale.append(path)
+                if not options.check:
+                    path.parent.mkdir(exist_ok=True)
+                    path.write_text(page, encoding="utf-8")
+    for path in stale:
+        print(
+            f"{path.relative_to(ROOT)} is stale: python scripts/schema.py" if options.check else path.relative_to(ROOT)
+        )
+    sys.exit(bool(stale and options.check))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,15 @@ EVERY = 1.0  # seconds between two looks at temperature and disk
 FLOOR = 0.01  # of the first loss: below it a loss that rises is as good as zero
 
 
+Address = Annotated[
+    str,
+    Field(
+        pattern=r"^(env:[A-Za-z_]\w*|https?://[^\s/@]+(?:[/?]\S*)?)$",
+        description="an http:// or https:// address, or env:NAME",
+    ),
+]
+
+
 class Alerts(Callback):
     """Warn in the log, and post to `url`, when a run gets slow, its loss rises, the device is hot or the disk nearly
     full: once for each of the four, and again after it has recovered. Looks at logged steps, in process 0; nothing
@@ -65,7 +74,7 @@ class Alerts(Callback):
     @validated
     def __init__(
         self,
-        url: Annotated[str, Field(pattern=r"^(env:[A-Za-z_]\w*|https?://[^\s/@]+(?:[/?]\S*)?)$")] | None = None,
+        url: Address | None = None,
         throughput_drop: OpenShare | None = 0.5,
         loss_rise: Annotated[float, Field(gt=1)] | None = 2.0,
         temperature: Annotated[float, Field(ge=0, le=200)] | None = 90.0,

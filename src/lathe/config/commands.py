@@ -133,7 +133,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-fA-F]{64}$", description="a SHA-25
 RunName = Annotated[
     str,
     Field(
-        pattern=r"^(?!(latest|benchmark|slurm|sweeps)$)\w[\w.+-]{0,99}$",
+        json_schema_extra={"pattern": r"^(?!(latest|benchmark|slurm|sweeps)$)\w[\w.+-]{0,99}$"},
         description="letters, digits and . _ - + alone, none of . - + first, at most 100, none of latest, benchmark, "
         "slurm, sweeps",
     ),

@@ -19,7 +19,8 @@ _FLAT = ("integer", "number", "boolean", "string", "null")
 def parameter_schemas(part: Callable[..., Any]) -> dict[str, Json]:
     """Return the schema of each parameter of a function or constructor, in order; {} where any object is taken.
 
-    A constructor with `**options` has the parameters of its base classes too, and of a TypedDict that `Unpack`s there.
+    A constructor with `**options` has the parameters of its base classes too, but for the class's `fixed_parameters`,
+    and of a TypedDict that `Unpack`s there.
     """
     found: dict[str, Json] = {}
     for function in _functions(part):
@@ -32,7 +33,8 @@ def parameter_schemas(part: Callable[..., Any]) -> dict[str, Json]:
                     found.update({key: schema_of(value) for key, value in options.items()})
             elif name != "self" and parameter.kind is not parameter.VAR_POSITIONAL:
                 found.setdefault(name, schema_of(hint))
-    return found
+    fixed = getattr(part, "fixed_parameters", ())
+    return {name: schema for name, schema in found.items() if name not in fixed}
 
 
 def _functions(part: Callable[..., Any]) -> list[Callable[..., Any]]:

@@ -25,6 +25,7 @@ OpenShare = Annotated[float, Field(gt=0, lt=1)]
 StepOrShare = NonNegativeInt | ShareBelowOne  # an optimizer step, or a share of the run
 Betas = Annotated[Sequence[ShareBelowOne], Field(min_length=2, max_length=2)]
 Name = Annotated[str, Field(min_length=1)]
+Url = Annotated[str, Field(pattern=r"^(https?|file)://\S+$", description="an address such as https://...")]
 SomeNames = Annotated[Sequence[Name], Field(min_length=1)]
 Checkpoint = (
     Literal["best", "last"]

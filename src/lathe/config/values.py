@@ -18,6 +18,7 @@ from lathe.errors import did_you_mean
 
 Json = dict[str, Any]
 NODE: Json = {"type": "object", "required": ["_target_"]}
+NULL: Json = {"type": "null"}
 LARGEST = 2**63 - 1  # what a tensor's size and a checkpoint's counter can hold
 LONGEST = 4096  # characters of a string or a path
 # A string that YAML would read as something else without its quotes.
@@ -97,7 +98,7 @@ def problem(key: str, value: Any, schema: Json) -> str | None:
 def expected(schema: Json) -> str:
     """Describe the values that fit: "a whole number from 1 or null"."""
     found: dict[str, None] = {}
-    for kind in kinds(schema):
+    for kind in kinds(schema) if schema else [{}]:
         found.update(dict.fromkeys(map(shown, kind["enum"])) if "enum" in kind else {_description(kind): None})
     *first, last = found
     return f"{', '.join(first)} or {last}" if first else last

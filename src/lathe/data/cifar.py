@@ -1,11 +1,9 @@
 """CIFAR-10 and CIFAR-100 (A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009)."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import Field
-
-from lathe.config.types import Count, Name, Seed
+from lathe.config.types import Count, Name, Seed, Url
 from lathe.config.validation import validated
 from lathe.data.archive import ARCHIVES, Archive, read_archive
 from lathe.data.download import check, download
@@ -45,7 +43,7 @@ class Cifar(Recorded):
         val_size: Count = 5000,
         split_seed: Seed = 0,
         archives: Sequence[Any] | None = None,
-        base_url: Annotated[str, Field(pattern=r"^((https?|file)://\S+)$")] = BASE_URL,
+        base_url: Url = BASE_URL,
     ) -> None:
         super().__init__(name, (3, 32, 32), data_dir, val_size, split_seed)
         self.num_classes = 10 if name == "cifar10" else 100

@@ -5,13 +5,12 @@ import hashlib
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from pydantic import Field
 
-from lathe.config.types import Count, Name, Seed
+from lathe.config.types import Count, Name, Seed, Url
 from lathe.config.validation import validated
 from lathe.data.download import download
 from lathe.data.idx import IdxFile, parse_idx, read_bounded
@@ -87,7 +86,7 @@ class FashionMnist(Recorded):
         val_size: Count = 5000,
         split_seed: Seed = 0,
         files: Mapping[str, Any] | None = None,
-        base_url: Annotated[str, Field(pattern=r"^((https?|file)://\S+)$")] = BASE_URL,
+        base_url: Url = BASE_URL,
     ) -> None:
         super().__init__("fashion_mnist", (1, SIDE, SIDE), data_dir, val_size, split_seed)
         self.folder = None if folder is None else Path(folder)

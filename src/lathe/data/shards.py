@@ -225,6 +225,7 @@ class ShardDataModule(ImageDataModule):
     """
 
     source: Shards
+    fixed_parameters = ("normalize", "folds", "fold", "share", "folder")
 
     @validated
     def __init__(self, source: Shards, *, window: Count = 16, **settings: Any) -> None:

@@ -35,7 +35,7 @@ def import_timm(name: str) -> Any:
 
 @validated
 def timm_net(
-    name: Annotated[str, Field(pattern=r"^([\w.]+)$")],
+    name: Annotated[str, Field(pattern=r"^[\w.]+$", description="a name that timm lists")],
     *,
     in_channels: Count = 3,
     num_classes: Count = 10,

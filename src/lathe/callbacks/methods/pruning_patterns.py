@@ -12,6 +12,7 @@ class PruneStructured(Prune):
     """Prune whole rows: the output channels of convolutions, the output features of linear layers."""
 
     name = "prune_structured"
+    fixed_parameters = ("granularity", "n", "m", "block")
 
     @validated
     def __init__(
@@ -44,6 +45,7 @@ class PruneNM(Prune):
     """
 
     name = "prune_nm"
+    fixed_parameters = ("sparsity", "granularity", "norm", "block")
 
     @validated
     def __init__(

@@ -45,7 +45,7 @@ def export(
     example: Tensor,
     path: str | Path,
     config: Mapping[str, Any] | None = None,
-    push_to_hub: Annotated[str, Field(pattern=r"^([\w.-]+/[\w.-]+)$")] | None = None,
+    push_to_hub: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="<user>/<name>")] | None = None,
 ) -> None:
     """Writes the net's weights, and beside them config.json with `config`, the node that builds the net. `example` is
     not used.
