@@ -8,9 +8,8 @@ import yaml
 from hydra.utils import get_object
 from support.runs import ROOT
 
-from lathe.config.schema.check import CLASSES
+from lathe.config.schema.check import component_keys, definitions
 from lathe.config.schema.names import RENAMED, canonical, renamed
-from lathe.config.schema.optim import OPTIMIZERS
 
 OLD = yaml.safe_load((ROOT / "tests" / "hostile" / "names_of_old_runs.yaml").read_text())
 
@@ -25,7 +24,7 @@ def on_a_face(name: str) -> bool:
 
 
 def test_the_tables_know_parts_by_their_faces() -> None:
-    names = [name for name in (*CLASSES, *OPTIMIZERS) if name.startswith("lathe.")]
+    names = [name for name in definitions() if name.startswith("lathe.") and component_keys(name)]
     assert [name for name in names if not on_a_face(name)] == []
     assert set(RENAMED.values()) <= set(names)
 

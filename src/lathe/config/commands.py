@@ -102,8 +102,10 @@ class Trainer(Component):
     num_sanity_val_steps: NotRequired[Annotated[int, Field(ge=-1)] | None]
     log_every_n_steps: NotRequired[Count | None]
     deterministic: NotRequired[bool | Literal["warn"] | None]
-    # Lathe's loaders shard exactly; Lightning's sampler would shuffle validation and count padded samples twice
-    use_distributed_sampler: NotRequired[Literal[False]]
+    # Lightning's sampler would shuffle validation and count padded samples twice
+    use_distributed_sampler: NotRequired[
+        Annotated[Literal[False], Field(description="false, as Lathe's loaders shard exactly")]
+    ]
     profiler: NotRequired[Literal["simple", "advanced", "pytorch"] | None]
     reload_dataloaders_every_n_epochs: NotRequired[NonNegativeInt]
     steps_per_call: NotRequired[Count | Literal["auto"]]

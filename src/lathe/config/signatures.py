@@ -5,6 +5,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter
@@ -13,6 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 from lathe.config.values import NODE, Json
 
+PLAIN = (bool, int, float, str, list, dict, tuple, type(None), Path)
 _FLAT = ("integer", "number", "boolean", "string", "null")
 
 
@@ -62,11 +64,15 @@ def schema_of(annotation: Any) -> Json:
     arms = typing.get_args(annotation) if typing.get_origin(annotation) in (typing.Union, types.UnionType) else ()
     if arms:
         return _flat({"anyOf": [schema_of(arm) for arm in arms if getattr(arm, "__name__", "") != "Tensor"]})
+    if inspect.isclass(annotation) and annotation not in PLAIN and typing.get_origin(annotation) is None:
+        return NODE
     try:
         return _flat(TypeAdapter(annotation).json_schema(schema_generator=_Generator))
     except (PydanticUserError, PydanticSchemaGenerationError, PydanticInvalidForJsonSchema):
-        is_generic = not inspect.isclass(annotation) and typing.get_origin(annotation) is not collections.abc.Callable
-        return {} if is_generic else NODE
+        origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+        if origin in (list, collections.abc.Sequence):
+            return {"type": "array", "items": schema_of(arguments[0])}
+        return NODE if origin is collections.abc.Callable else {}
 
 
 class _Generator(GenerateJsonSchema):

@@ -40,9 +40,15 @@ def validated(part: T) -> T:
 
 
 def _problem(key: str, value: Any, schema: Json) -> str | None:
-    """Return the sentence for a value that does not fit; an object is what a file has a node for."""
-    is_object = NODE in kinds(schema) and not isinstance(value, (bool, int, float, str, list, dict, type(None)))
-    return None if is_object else problem(key, value, schema)
+    """Return the sentence for a value that does not fit; objects stand for the nodes of a file."""
+    takes_objects = any(NODE in (kind, kind.get("items")) for kind in kinds(schema))
+    return None if takes_objects and _has_object(value) else problem(key, value, schema)
+
+
+def _has_object(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_object, value))
+    return not isinstance(value, (bool, int, float, str, dict, type(None)))
 
 
 @functools.cache

@@ -78,9 +78,10 @@ def kinds(schema: Json) -> list[Json]:
     if "anyOf" in schema:
         return [kind for one in schema["anyOf"] for kind in kinds(one)]
     if "const" in schema:
-        return [{"enum": [schema["const"]]}]
+        kept = {"description": schema["description"]} if "description" in schema else {}
+        return [{"enum": [schema["const"]], **kept}]
     if isinstance(schema.get("type"), list):
-        return [{**schema, "type": name} for name in schema["type"]]
+        return [NULL if name == "null" else {**schema, "type": name} for name in schema["type"]]
     return [schema]
 
 
@@ -99,7 +100,8 @@ def expected(schema: Json) -> str:
     """Describe the values that fit: "a whole number from 1 or null"."""
     found: dict[str, None] = {}
     for kind in kinds(schema) if schema else [{}]:
-        found.update(dict.fromkeys(map(shown, kind["enum"])) if "enum" in kind else {_description(kind): None})
+        listed = "enum" in kind and "description" not in kind
+        found.update(dict.fromkeys(map(shown, kind["enum"])) if listed else {_description(kind): None})
     *first, last = found
     return f"{', '.join(first)} or {last}" if first else last
 

@@ -71,7 +71,7 @@ class ImageDataModule(ExactDataModule[Split]):
         batch_size: Count,
         eval_batch_size: Count | None = None,
         seed: Seed = 0,
-        augment: Augment | Sequence[Any] | None = None,
+        augment: Augment | Sequence[Callable[..., Any]] | None = None,
         normalize: Literal["batch", "folded"] = "batch",
         loader: Literal["resident", "workers"] = "resident",
         num_workers: NonNegativeInt | Literal["auto"] = 0,

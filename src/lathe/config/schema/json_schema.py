@@ -171,6 +171,7 @@ class Schema:
         for arm in sections:
             if _inherits(arm, commands.Component):
                 found += [{"$ref": f"#/$defs/{name}"} for name in self._built_at(key)] + [OWN]
+                found += [INTERPOLATED] if "." in key else []  # ??? in a file
             elif arm is commands.Nothing:
                 found.append({"type": "object", "properties": {"defaults": {}}, "additionalProperties": False})
             else:
