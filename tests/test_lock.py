@@ -38,13 +38,6 @@ def locked() -> dict[str, Version]:
     return found
 
 
-def test_it_says_what_it_is_for_and_names_no_place() -> None:
-    assert TEXT.startswith(
-        "# From requirements.txt by .ci/lock.py, for Linux on x86_64, Python 3.11, torch's CPU build:\n"
-    )
-    assert "://" not in TEXT
-
-
 def test_every_pin_is_in_it_at_its_version() -> None:
     found = locked()
     assert [pin.name for pin in pins() if canonicalize_name(pin.name) not in found] == []
@@ -89,5 +82,4 @@ def test_the_tool_writes_pins_with_hashes() -> None:
         f"jinja2-x==3 --hash=sha256:{'a' * 64}",
         f"torch==2.13.0+cpu --hash=sha256:{'b' * 64}",
     ]
-    assert "Linux on x86_64, Python 3.11" in text
     assert "://" not in text

@@ -34,5 +34,5 @@ def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
         for output in cell.get("outputs", [])
         if output.output_type == "execute_result"
     ]
-    assert len(shown) >= 5
+    assert shown
     print([output["data"]["text/plain"] for output in shown])

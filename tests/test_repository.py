@@ -1,14 +1,12 @@
-"""Types, layers and style of Lathe's own packages, pins, and the page of errors.
+"""Types, layers and style of Lathe's own packages, and pins.
 
 Scripts and tests are included until you add files to the clone.
 """
 
 import fcntl
 import os
-import runpy
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -69,7 +67,6 @@ def test_pins_lie_within_the_ranges() -> None:
 
     lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and line[0] not in "#-"]
     pins = {pin.name: str(pin.specifier).removeprefix("==") for pin in map(Requirement, lines)}
-    assert lines[0] == f"torch=={pins['torch']}"
     parser = configparser.ConfigParser(interpolation=None)
     parser.read(ROOT / "setup.cfg")
     ranges = [Requirement(line) for line in parser["options"]["install_requires"].split("\n") if line]
@@ -84,33 +81,3 @@ def test_pins_lie_within_the_ranges() -> None:
     assert {"onnx", "onnxscript", "onnxruntime", "torch-pruning", "wandb"} <= {item.name for item in pinned}
     assert [str(item) for item in pinned if pins[item.name] not in item.specifier] == []
     assert "torchvision" not in pins
-
-
-def test_the_ends_of_the_ranges_are_what_the_workflow_tries() -> None:
-    import configparser
-
-    import yaml
-    from packaging.requirements import Requirement
-    from packaging.specifiers import SpecifierSet
-
-    parser = configparser.ConfigParser(interpolation=None)
-    parser.read(ROOT / "setup.cfg")
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-    assert (settings["mypy"]["python_version"], settings["ruff"]["target-version"]) == ("3.11", "py311")
-    matrix = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["strategy"]["matrix"]
-    (torch,) = [
-        Requirement(line) for line in parser["options"]["install_requires"].split("\n") if line.startswith("torch>")
-    ]
-    pythons = SpecifierSet(parser["options"]["python_requires"])
-    tried = [item["torch"] for item in matrix["include"]]
-    assert [version in torch.specifier for version in (*tried, "2.10.0", "2.16.0")] == [True, True, False, False]
-    assert [version in pythons for version in (*matrix["python"], "3.10", "3.14")] == [True, True, False, False]
-
-
-def test_every_message_on_the_page_of_errors_is_one_that_the_code_has() -> None:
-    """A heading quotes a message with … for what varies; its pieces stand in one sentence of the sources."""
-    script = runpy.run_path(str(ROOT / "scripts" / "schema.py"))
-    page = (ROOT / "docs" / "errors.md").read_text()
-    assert page.count("\n### `") > 300
-    assert script["unsaid"](page) == []
-    assert script["unsaid"]("### `optimizer.lr=… is a lucky number`\n") == ["optimizer.lr=… is a lucky number"]

@@ -28,7 +28,7 @@ class odd( nn.Module ):
       super().__init__()
       self.a=nn.Linear(channels*image_size**2,width); self.b=nn.Linear(width,num_classes)
   def forward( self,x ): return self.b( self.a(x.flatten(1)).relu() )
-def unused(l = []): raise ValueError("a sentence that the page of errors does not have")
+def unused(l = []): raise ValueError("a sentence of mine")
 """,
     "configs/model/odd.yaml": "net: {_target_: mine.odd.odd, channels: '${data.channels}', width: 8, "
     "num_classes: '${data.num_classes}', image_size: '${data.image_size}'}\n",

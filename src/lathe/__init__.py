@@ -1,6 +1,7 @@
 """Lathe: a Lightning + Hydra research template.
 
-From Python: `lathe.compose`, `lathe.train`, `lathe.load` and `lathe.restore` (docs/python.md).
+From Python: `lathe.compose`, `lathe.train`, `lathe.load`, `lathe.restore` (docs/python.md), and
+`lathe.Trainer` (docs/running.md).
 """
 
 import os
@@ -18,8 +19,9 @@ _FACES = {
     "train": "lathe.launch.python",
     "load": "lathe.verbs.load",
     "restore": "lathe.verbs.load",
+    "Trainer": "lathe.trainer",
 }
-__all__ = ["compose", "load", "restore", "train"]
+__all__ = ["Trainer", "compose", "load", "restore", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,9 @@ Whatever Lathe writes stands first under a hidden name beside its place that tel
 place whole.
 """
 
+import csv
 import errno
+import io
 import os
 import platform
 import re
@@ -16,7 +18,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -298,3 +300,10 @@ def _lives(process: int) -> bool:
     except OSError:
         return True  # somebody else's
     return True
+
+
+def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return the text of a CSV file."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    return text.getvalue()

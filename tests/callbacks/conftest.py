@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
+
+from lathe.trainer import Trainer
 
 
 class TinyTask(LightningModule):

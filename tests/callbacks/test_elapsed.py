@@ -1,6 +1,5 @@
 """The seconds of a run are those of all its processes."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,9 @@ def test_seconds_of_earlier_processes_are_added(monkeypatch: pytest.MonkeyPatch)
     second.load_state_dict(saved)
     now[0] += 2
     assert (saved, second.state_dict(), first.seconds) == ({"seconds": 5.0}, {"seconds": 7.0}, 107.0)
-    for strange in (math.nan, math.inf, -3.0):
-        second.load_state_dict({"seconds": strange})
-        assert second.seconds == 2.0
 
 
-def test_a_continued_run_has_them_and_one_of_an_earlier_version_its_own(tmp_path: Path) -> None:
+def test_a_resumed_run_has_them(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SHORT)
     train(cfg)
     run = Path(cfg["paths"]["run_dir"])
@@ -41,7 +37,3 @@ def test_a_continued_run_has_them_and_one_of_an_earlier_version_its_own(tmp_path
     torch.save(state, last)
     (run / "result.json").unlink()
     assert 1000 < train(cfg)["seconds"] < 1060
-    del state["callbacks"]["Elapsed"], state["outline"]
-    torch.save(state, last)
-    (run / "result.json").unlink()
-    assert 0 < train(cfg)["seconds"] < 60

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks import EMA
 from lathe.errors import UserError
+from lathe.trainer import Trainer
 
 
 class Loader:

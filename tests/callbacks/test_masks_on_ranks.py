@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from support.ranks import on_ranks
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ from lathe.callbacks.methods.lottery import Lottery
 from lathe.callbacks.methods.rigl import RigL
 from lathe.callbacks.resume import ExactResume
 from lathe.optim.schedules import cosine
+from lathe.trainer import Trainer
 
 pytestmark = pytest.mark.law3
 

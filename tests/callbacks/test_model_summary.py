@@ -1,10 +1,11 @@
 """The table of layers."""
 
 import pytest
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import nn
 
 from lathe.callbacks.model_summary import ModelSummary
+from lathe.trainer import Trainer
 
 
 class Task(LightningModule):

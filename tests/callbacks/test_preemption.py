@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from support.commands import command, start
 from support.ranks import on_ranks
@@ -23,6 +23,7 @@ from lathe.callbacks.preemption import SIGNALS
 from lathe.errors import Stopped
 from lathe.runs.rundir import RunDir
 from lathe.strategies import DDP
+from lathe.trainer import Trainer
 from lathe.verbs.train import train
 
 

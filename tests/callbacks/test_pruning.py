@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule
 from support.prune_fit import WEIGHTS, Task, Watch, fit
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -16,6 +16,7 @@ from lathe.callbacks.methods.pruning_patterns import PruneNM, PruneStructured
 from lathe.compression.masks import make_masks
 from lathe.compression.masks.sparsity_schedules import SparsitySchedule
 from lathe.errors import UserError
+from lathe.trainer import Trainer
 
 
 @pytest.mark.parametrize("kind", ["cubic", "linear", "exponential", "stepped", "one_shot"])

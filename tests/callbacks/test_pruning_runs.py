@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from support.prune_fit import WEIGHTS, Loader, Task, Watch, fit
 from support.ranks import on_ranks
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.pruning import Prune
 from lathe.errors import UserError
 from lathe.nets import ViT
+from lathe.trainer import Trainer
 
 
 @pytest.mark.filterwarnings("ignore:.*training ended at step.*")  # the stop stands for a death

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
-from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from support.net_state import assert_same
 from support.qat_fit import STEPS, Data, fit
@@ -20,6 +19,7 @@ from lathe.callbacks.methods.qat import QAT
 from lathe.compression.quantization.net import describe, integer_weight, quantized_layers, quantizers
 from lathe.errors import ArgumentError, UserError
 from lathe.tasks import ClassificationTask
+from lathe.trainer import Trainer
 
 
 def test_rounding_begins_and_ranges_are_fixed_when_it_says() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
-from lightning.pytorch import Trainer
 from support.qat_fit import STEPS, Data, Saves, fit, without_decay
 from support.strategy_fit import NETS, batches
 from torch import nn
@@ -18,6 +17,7 @@ from lathe.compression.quantization.net import integer_weight, quantizers
 from lathe.compression.quantization.ptq import quantize_static
 from lathe.errors import UserError
 from lathe.tasks import ClassificationTask
+from lathe.trainer import Trainer
 
 
 def train(net: nn.Module, **options: Any) -> dict[int, tuple[bool, bool, bool]]:

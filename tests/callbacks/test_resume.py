@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from support.ranks import on_ranks
 
 from lathe.callbacks import ExactResume
 from lathe.strategies import DDP
+from lathe.trainer import Trainer
 
 pytestmark = pytest.mark.law3
 

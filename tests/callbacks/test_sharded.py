@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks import ModelSummary, NanGuard, Preemption, Throughput
 from lathe.errors import UserError
+from lathe.trainer import Trainer
 
 
 class Task(LightningModule):

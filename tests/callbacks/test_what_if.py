@@ -152,7 +152,7 @@ def test_the_steps_before_the_one_whose_batch_is_kept_are_no_concern(tmp_path: P
     part.on_train_start(trainer, None)  # type: ignore[arg-type]
     asked = []
     for _ in range(10):
-        asked.append(part.quiet_steps(trainer))  # type: ignore[arg-type]
+        asked.append(part.skippable_steps(trainer))  # type: ignore[arg-type]
         part.on_train_batch_start(trainer, None, (torch.ones(2), "name"), 0)  # type: ignore[arg-type]
         trainer.global_step += 1
     assert asked == [7, 6, 5, 4, 3, 2, 1, 0, math.inf, math.inf]

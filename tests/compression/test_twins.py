@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,6 +25,7 @@ from lathe.errors import UserError
 from lathe.nets.recompute import apply
 from lathe.runs.score import score
 from lathe.tasks import ClassificationTask
+from lathe.trainer import Trainer
 
 HABITS = ("input", "activation", "view", "functional", "tied", "parametrized")
 

@@ -128,7 +128,6 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         *[([f"optimizer={word}"], [f"optimizer={word}", "choose one of "]) for word in ("3", "true")],
         (["callbacks=[default,null]"], ["callbacks=null: there is no such choice", "default"]),
         (["model=[[mlp]]"], ["model=[mlp]: there is no such choice"]),
-        (["trainer.auto_lr_find=true"], ["trainer.auto_lr_find=true", "scripts/lr_find.py"]),
         (["precision=16"], ["precision=16", "16-mixed"]),
         (["="], ["'='", "key=value"]),
         *[

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from support.documents import lengths, loader, module
 from support.ranks import on_ranks
 from torch.nn import functional as F
 
 from lathe.callbacks.resume import ExactResume
 from lathe.tasks.language_modelling import LanguageModellingTask
+from lathe.trainer import Trainer
 
 
 def tiny() -> LanguageModellingTask:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from support.ranks import on_ranks
 from support.runs import config
 from support.tokens import Fixed
@@ -19,6 +18,7 @@ from lathe.runs.build import make_task
 from lathe.runs.nodes import make
 from lathe.strategies import DDP
 from lathe.tasks import LanguageModellingTask
+from lathe.trainer import Trainer
 
 pytestmark = pytest.mark.law2
 

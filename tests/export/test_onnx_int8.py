@@ -95,37 +95,6 @@ def test_layers_share_no_zero_point(exported: tuple[Any, Path]) -> None:
     assert len(names) == len(set(names)) == 10
 
 
-def test_a_file_that_cannot_be_summed_exactly_is_told(
-    make_mlp: Make,
-    images: Tensor,
-    tmp_path: Path,
-    quantized: Quantized,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """As older versions exported them, on a processor without VNNI."""
-    import onnxruntime
-
-    real, entries = onnxruntime.InferenceSession, []
-
-    def session(path: str, settings: Any, **options: Any) -> Any:
-        entries.append(entry(settings))
-        if entries[-1] == "1":
-            raise RuntimeError("[ONNXRuntimeError] AddInitializedOrtValue Attempt to replace the existing tensor")
-        return real(path, settings, **options)
-
-    net, path = quantized(make_mlp(), images), tmp_path / "net.onnx"
-    get("onnx_int8").export(net, images[:1], path)
-    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    assert get("onnx_int8").load(path, 1)(images.numpy()).shape == (64, 10)
-    assert entries == ["1", "0"]
-    assert [record.getMessage() for record in caplog.records if record.name == "lathe.export.targets.onnx_graph"] == [
-        f"{path} was exported by an older version, and this processor (x86 without VNNI) sums its integers inexactly: "
-        "export the run again."
-    ]
-
-
 @pytest.mark.parametrize("vnni", [True, False])
 def test_exact_sums_are_asked_for_where_they_are_not_the_processors_own(
     exported: Any, images: Tensor, monkeypatch: pytest.MonkeyPatch, vnni: bool

@@ -95,13 +95,11 @@ def replaced(end: str, old: bytes, new: bytes) -> Callable[[Members], None]:
 PT2: dict[str, Callable[[Members], Any]] = {
     "a pickle of samples": lambda members: members.update({"archive/data/sample_inputs/model.pt": OPEN}),
     "a pickle of weights": replaced("model_weights_config.json", b'"use_pickle": false', b'"use_pickle": true'),
+    "an object": lambda members: members.update({"archive/data/constants/opaque_obj_0": OPEN}),
+    "a member twice": lambda members: members.update({"archive/MODELS/model.json": b"{}"}),
     "a call of Python": replaced("models/model.json", b"torch.ops.aten.relu.default", b"torch.os.system"),
     "machine code": lambda members: members.update({"archive/data/aotinductor/model/model.so": b"\x7fELF"}),
-    "a member twice": lambda members: members.update({"archive/MODELS/model.json": b"{}"}),
     "a path out of it": lambda members: members.update({"archive/../../../" + CANARY: b"x"}),
-    "a second folder": lambda members: members.update({"other/models/model.json": b"{}"}),
-    "an object": lambda members: members.update({"archive/data/constants/opaque_obj_0": OPEN}),
-    "no graph": lambda members: members.clear(),
     "deep JSON": lambda members: members.update({"archive/models/model.json": b"[" * 100_000}),
 }
 
@@ -125,13 +123,7 @@ MAR: dict[str, Callable[[Members], Any]] = {
     "a payload elsewhere": lambda members: members.update(
         {"facts.json": b'{"payload": {"kind": "onnx", "file": "../../model.onnx"}}'}
     ),
-    "an absolute payload": lambda members: members.update(
-        {"facts.json": b'{"payload": {"kind": "onnx", "file": "/etc/passwd"}}'}
-    ),
-    "no facts": lambda members: members.pop("facts.json"),
-    "facts that are a list": lambda members: members.update({"facts.json": b"[1]"}),
     "facts that are deep": lambda members: members.update({"facts.json": b"[" * 100_000}),
-    "nothing": lambda members: members.clear(),
 }
 
 
@@ -165,18 +157,9 @@ BIAS = {"dtype": "F32", "shape": [2], "data_offsets": [32, 40]}
 EVIL = {"channels": {"tensors": {}, "modules": {"0": {"__class__": "x"}}}}
 SAFETENSORS: dict[str, bytes] = {
     "a header of 2^62 bytes": header(b"{}", length=2**62),
-    "a header that is no JSON": header(b"\x80\x04csystem"),
-    "a header that is deep": header(b"[" * 100_000),
     "tensors beyond the file": tensors({"0.weight": {**WEIGHT, "data_offsets": [0, 2**40]}, "0.bias": BIAS}),
-    "tensors that overlap": tensors({"0.weight": WEIGHT, "0.bias": {**BIAS, "data_offsets": [0, 8]}}),
     "sizes that overflow": tensors({"0.weight": {**WEIGHT, "shape": [2**40, 2**40]}, "0.bias": BIAS}),
-    "another shape": tensors({"0.weight": {**WEIGHT, "shape": [4, 2]}, "0.bias": BIAS}),
-    "a tensor that the net lacks": tensors({"0.weight": WEIGHT, "0.evil": BIAS}),
     "a structure of code": tensors({"0.weight": WEIGHT, "0.bias": BIAS}, structure=EVIL),
-    "a structure of another form": tensors({"0.weight": WEIGHT, "0.bias": BIAS}, structure={"channels": 5}),
-    "a structure that is a list": tensors({"0.weight": WEIGHT, "0.bias": BIAS}, structure=[["channels"]]),
-    "integers that are none": tensors({"0.weight": WEIGHT, "0.bias": BIAS}, integers={"0.weight": {}}),
-    "aliases of nothing": tensors({"0.weight": WEIGHT, "0.bias": BIAS}, aliases={"0.bias": "evil"}),
     "a pickle": OPEN,
 }
 
@@ -195,12 +178,8 @@ def test_safetensors(attack: str, tmp_path: Path) -> None:
     "content",
     [
         OPEN,
-        b"",
         {"version": 1, "state": 5},
-        {"version": 1},
-        [1],
         KEPT | {"structure": EVIL, "state": {}},
-        KEPT | {"state": {"a": "x"}},
     ],
 )
 def test_weights(content: Any, tmp_path: Path) -> None:
@@ -215,9 +194,7 @@ def test_weights(content: Any, tmp_path: Path) -> None:
     assert not Path(CANARY).exists()
 
 
-@pytest.mark.parametrize(
-    "place", ["../secret.bin", "/etc/passwd", "link.bin", "folder/../../secret.bin", "missing.bin"]
-)
+@pytest.mark.parametrize("place", ["../secret.bin", "/etc/passwd", "link.bin"])
 def test_onnx_reads_no_other_file(place: str, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
@@ -250,11 +227,9 @@ def test_programs_from_elsewhere_are_not_loaded(target: str, tmp_path: Path, mon
         f"target={target}: {folder} is a program that you have not exported here, and loading it runs it; if you trust "
         f"it, add trusted=[{target}] or --trust, or export the run again."
     )
-    for change in ({"made": None}, {"made": 5}, {"made": ""}, {"made": "é"}):
+    for change in ({"made": None}, {"made": ""}):
         edit_json(folder / "manifest.json", lambda content, change=change: content.update(change))
         said(folder)
-    edit_json(folder / "manifest.json", lambda content: content.pop("made"))  # of a run made before there were marks
-    said(folder)
     assert loaded == []
     trust.allow({"trusted": [target]})
     open_bundle(folder)
@@ -275,10 +250,8 @@ def test_programs_from_elsewhere_are_not_loaded(target: str, tmp_path: Path, mon
     "text",
     [
         "[" * 100_000,
-        "5",
         '{"version": 1}',
         '{"version": 1, "target": "../x", "file": "a", "files": {}}',
-        "\x00" * 100,
         " " * 11_000_000,
         '{"version": 1, "target": {"_target_": "os.system"}, "file": "model.onnx", "files": {}, "input": {}, '
         '"preprocess": null}',

@@ -18,7 +18,7 @@ from torch import nn
 
 from lathe.callbacks.methods.teachers import open_teacher
 from lathe.data.archive import ARCHIVES, read_archive
-from lathe.data.shard_index import FORMAT, VERSION, read_index
+from lathe.data.shard_index import FORMAT, SPLITS, VERSION, read_index
 from lathe.data.shards import Shards
 from lathe.data.token_file import TokenFiles
 from lathe.errors import UserError
@@ -69,25 +69,10 @@ def channels(tensors: dict[str, Any], modules: dict[str, Any]) -> Callable[[dict
 CHECKPOINTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "code as a weight": lambda state: every(state, lambda value: Evil()),
     "code beside the weights": lambda state: state | {"callbacks": Evil()},
-    "words": lambda state: every(state, lambda value: "weights"),
-    "numbers": lambda state: every(state, lambda value: 1.0),
-    "lists": lambda state: every(state, lambda value: [1.0]),
-    "tensors without memory": lambda state: every(state, lambda value: torch.empty(value.shape, device="meta")),
     "sparse tensors": lambda state: every(state, lambda value: torch.zeros(value.shape).to_sparse()),
     "huge tensors of one number": lambda state: every(state, lambda value: torch.zeros(1).expand(10**12)),
-    "other shapes": lambda state: every(state, lambda value: value[None]),
-    "another net": lambda state: state | {"state_dict": {"evil": torch.zeros(1)}},
-    "names that are numbers": lambda state: state | {"state_dict": {1: torch.zeros(1)}},
     "nothing": lambda state: {},
-    "a list": lambda state: [state],
-    "a tensor": lambda state: torch.zeros(3),
-    "a step that is a word": lambda state: state | {"global_step": "1"},
-    "a structure that is a list": lambda state: state | {"structure": ["channels"]},
-    "a structure of numbers": lambda state: state | {"structure": {"channels": 5, "quantization": 7}},
-    "a structure with negative sizes": channels({"head.weight": [-1, -1]}, {}),
-    "a structure that sets a flag": channels({}, {"head": {"training": 1}}),
     "a structure that sets a class": channels({}, {"head": {"__class__": 1}}),
-    "a structure that sets a size": channels({}, {"head": {"in_features": 10**9}}),
     "a plan of code": lambda state: state | {"structure": {"quantization": {"head": {"plan": {"__class__": "x"}}}}},
     "an owner elsewhere": lambda state: (
         state | {"structure": {"quantization": {"head": {"plan": {}, "weight_quantizer": ["..", "x"]}}}}
@@ -103,9 +88,7 @@ def test_checkpoints(attack: str, foreign: RunDir) -> None:
     said(lambda: open_teacher({"net": nn.Linear(3, 3), "weights": str(foreign.best)}, None))
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\x80", OPEN, b"PK\x03\x04" + bytes(100), bytes(10_000), b"\x80\x02cos\nsystem\n."]
-)
+@pytest.mark.parametrize("data", [b"", OPEN, b"PK\x03\x04" + bytes(100)])
 def test_files_that_are_no_checkpoints(data: bytes, foreign: RunDir) -> None:
     foreign.best.write_bytes(data)
     said(lambda: open_run_net(foreign.path))
@@ -115,25 +98,14 @@ def test_files_that_are_no_checkpoints(data: bytes, foreign: RunDir) -> None:
 def test_folders_that_are_no_checkpoints(foreign: RunDir) -> None:
     foreign.best.unlink()
     foreign.best.mkdir()
-    for content in (b"", OPEN, b"\x80\x02cos\nsystem\n."):
-        (foreign.best / "meta.pt").write_bytes(content)
-        (foreign.best / ".metadata").write_bytes(OPEN)
-        said(lambda: open_run_net(foreign.path))
-        for path in foreign.best.iterdir():
-            path.unlink()
-    for meta in (
-        {},
-        [1],
-        {"spread": 5, "checkpoint": {}},
-        {"spread": {"a": ["b"]}, "checkpoint": {}},
-        {"spread": {}, "checkpoint": 1},
-    ):
-        torch.save(meta, foreign.best / "meta.pt")
-        (foreign.best / ".metadata").write_bytes(OPEN)
-        said(lambda: open_run_net(foreign.path))
+    (foreign.best / "meta.pt").write_bytes(OPEN)
+    (foreign.best / ".metadata").write_bytes(OPEN)
+    said(lambda: open_run_net(foreign.path))
+    torch.save({"spread": {}, "checkpoint": {}}, foreign.best / "meta.pt")
+    said(lambda: open_run_net(foreign.path))
 
 
-RECORDS = ["[" * 100_000, "5", "[1]", "null", "\x00", "{", '"launch_id"', '{"a": 1', " " * 60_000_000]
+RECORDS = ["[" * 100_000, "[1]", "{", " " * 60_000_000]
 
 
 @pytest.mark.parametrize("text", RECORDS, ids=lambda text: text[:8])
@@ -148,9 +120,7 @@ def test_records(text: str, foreign: RunDir) -> None:
     assert not foreign.readable
 
 
-@pytest.mark.parametrize(
-    "figure", ["../outside.svg", "/tmp/outside.svg", "config.yaml", "", 5, None, "a/b.svg", ".svg"]
-)
+@pytest.mark.parametrize("figure", ["../outside.svg", "/tmp/outside.svg", "config.yaml"])
 def test_a_receipt_writes_over_no_other_file(figure: Any, foreign: RunDir) -> None:
     before = (foreign.path / "config.yaml").read_text()
     (foreign.path / "receipt.json").write_text(json.dumps({"figure": figure, "rows": []}))
@@ -190,14 +160,9 @@ def tar(path: Path, *members: tuple[str, bytes, bytes]) -> None:
     "member",
     [
         ("../" + CANARY, tarfile.REGTYPE, b"x"),
-        ("/tmp/" + CANARY, tarfile.REGTYPE, b"x"),
         ("{name}", tarfile.SYMTYPE, b"/etc/passwd"),
-        ("{name}", tarfile.LNKTYPE, b"/etc/passwd"),
         ("{name}", tarfile.FIFOTYPE, b""),
-        ("{name}", tarfile.CHRTYPE, b""),
-        ("{name}", tarfile.DIRTYPE, b""),
         ("{name}", tarfile.REGTYPE, OPEN),
-        ("{name}", tarfile.SYMTYPE, b"{name}"),
     ],
 )
 def test_archives(member: tuple[str, bytes, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,17 +189,8 @@ def index(**changes: Any) -> dict[str, Any]:
     "content",
     [
         "[" * 100_000,
-        "5",
-        "[]",
-        index(image="abc"),
-        index(image=None),
-        index(splits=[]),
         index(num_classes={"_target_": "os.system"}),
-        *[
-            index(splits={name: {"table": entry(file=file), "shards": [entry()]} for name in ("train", "val", "test")})
-            for file in ("../../etc/passwd", "/etc/passwd", "", 5, ["a"])
-        ],
-        index(splits={"evil": 5} | index()["splits"]),
+        index(splits={name: {"table": entry(file="../../etc/passwd"), "shards": [entry()]} for name in SPLITS}),
     ],
     ids=str,
 )
@@ -258,7 +214,7 @@ def test_tables_of_shards_are_no_pickles(tmp_path: Path, monkeypatch: pytest.Mon
     said(lambda: Shards(str(tmp_path), ".").load())
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "5", "[]", "null", "{", '{"version": 1}'], ids=lambda text: text[:8])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"version": 1}'], ids=lambda text: text[:8])
 def test_descriptions_of_tokens(text: str, tmp_path: Path) -> None:
     (tmp_path / "meta.json").write_text(text)
     said(lambda: TokenFiles(str(tmp_path), ".").load())

@@ -23,20 +23,15 @@ Refusal = Callable[[RunDir], str]
 
 
 HERE = (
-    "model",
     "model.net",
-    "model.loss",
-    "optimizer",
+    "task.loss",
     "optimizer.kind",
     "scheduler",
     "trainer",
     "strategy",
-    "data",
     "data.source",
-    "data.augment",
     "callbacks.extra",
     "logger.extra",
-    "compression.extra",
     "compression.distill.teacher.net",
 )
 
@@ -83,71 +78,26 @@ def test_yaml_that_lathe_does_not_write_is_refused(foreign: RunDir, text: str, r
     assert find_unfinished(foreign.path.parent.parent, {"name": foreign.path.parent.name}) is None
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "torch.nn.Linear.__init__",
-        "torch.nn.Linear ",
-        "torch.nn.Linear\x1b[31m",
-        "torch..nn.Linear",
-        ".torch.nn.Linear",
-        "Linear",
-        "",
-        "torch.nn.Linear\n",
-        "torch.nn.Lineaг",
-        "torch.nn.modules._functions.Linear",
-        "lathe.nets._MLP",
-        "os:system",
-        "torch.nn/Linear",
-        5,
-        True,
-        None,
-        1.5,
-        ["torch.nn.Linear"],
-        {"a": 1},
-    ],
-)
-def test_names_that_are_none_are_refused(foreign: RunDir, name: Any, refusal: Refusal) -> None:
+@pytest.mark.parametrize("name", ["torch.nn.Linear.__init__", "torch.nn.Linear\x1b[31m", "Linear", "os:system", None])
+def test_names_that_are_malformed_are_refused(foreign: RunDir, name: Any, refusal: Refusal) -> None:
     plant(foreign, "model.net", {"_target_": name})
     refusal(foreign)
 
 
-@pytest.mark.parametrize(
-    ("key", "node"),
-    {
-        "other kinds: a net as a callback": ("callbacks.x", {"_target_": "lathe.nets.MLP"}),
-        "a callback as a net": ("model.net", {"_target_": "lathe.callbacks.EMA"}),
-        "a logger as data": ("data", {"_target_": "lathe.loggers.csv"}),
-        "an optimizer as a net": ("model.net", {"_target_": "torch.optim.SGD"}),
-        "options of Hydra": ("model.net", {"_target_": "lathe.nets.MLP", "_mode_": "x"}),
-        "options without a target": ("model.extra", {"_partial_": True}),
-        "positional words elsewhere": ("optimizer", {"_target_": "lathe.optim.build_optimizer", "_args_": ["x"]}),
-        "partial that is no boolean": ("model.net", {"_target_": "lathe.nets.MLP", "_partial_": "yes"}),
-        "a getter of a function": ("optimizer.kind", {"_target_": "hydra.utils.get_method", "path": "os.system"}),
-        "a getter of a class": ("optimizer.kind", {"_target_": "hydra.utils.get_class", "path": "subprocess.Popen"}),
-        "a getter of nothing": ("optimizer.kind", {"_target_": "hydra.utils.get_class"}),
-        "a getter of a node": (
-            "optimizer.kind",
-            {"_target_": "hydra.utils.get_class", "path": {"_target_": "os.getcwd"}},
-        ),
-        "a getter as a callback": ("callbacks.x", {"_target_": "hydra.utils.get_class", "path": "lathe.callbacks.EMA"}),
-        "a getter in a layer": ("model.net.act", {"_target_": "hydra.utils.get_object", "path": "os.system"}),
-        "a function as an init": ("model.init", "os.system"),
-        "a function among inits": ("model.init", ["zero_gamma", "shutil.rmtree"]),
-        "an init with a colon": ("model.init", "os.path:join"),
-        "figures to a stranger's server": (
-            "logger.mlflow",
-            {"_target_": "lathe.loggers.mlflow", "tracking_uri": "http://127.0.0.1:9"},
-        ),
-        "an Aim server": ("logger.aim", {"_target_": "lathe.loggers.aim", "repo": "aim://127.0.0.1:9"}),
-        "a server by its database": (
-            "logger.mlflow",
-            {"_target_": "lathe.loggers.mlflow", "tracking_uri": "postgresql://127.0.0.1/x"},
-        ),
-    }.values(),
-)
-def test_other_ways_in_are_refused(foreign: RunDir, key: str, node: Any, refusal: Refusal) -> None:
-    plant(foreign, key, node)
+OTHER_WAYS = {
+    "a component of another kind": ("callbacks.x", {"_target_": "lathe.nets.MLP"}),
+    "an option of Hydra": ("model.net", {"_target_": "lathe.nets.MLP", "_mode_": "x"}),
+    "positional arguments": ("optimizer", {"_target_": "lathe.optim.build_optimizer", "_args_": ["x"]}),
+    "a getter of a function": ("optimizer.kind", {"_target_": "hydra.utils.get_method", "path": "os.system"}),
+    "a getter of a node": ("optimizer.kind", {"_target_": "hydra.utils.get_class", "path": {"_target_": "os.getcwd"}}),
+    "a function as an init": ("model.init", ["zero_gamma", "shutil.rmtree"]),
+    "a server of a stranger's": ("logger.mlflow", {"_target_": "lathe.loggers.mlflow", "tracking_uri": "http://x:9"}),
+}
+
+
+@pytest.mark.parametrize("way", OTHER_WAYS)
+def test_other_ways_in_are_refused(foreign: RunDir, way: str, refusal: Refusal) -> None:
+    plant(foreign, *OTHER_WAYS[way])
     refusal(foreign)
 
 
@@ -175,7 +125,7 @@ def test_no_verb_builds_what_a_foreign_run_names(
 ) -> None:
     planted = gadgets(Path(CANARY).absolute())
     plant(foreign, "data.source", planted["builtins.open"])  # a part that every verb would build, first
-    plant(foreign, "model.net", planted["setuptools._distutils.spawn.spawn"])
+    plant(foreign, "model.net", planted["subprocess.Popen"])
     if verb.startswith("resume"):
         (foreign.path / "result.json").unlink()
     script = "train.py" if verb in ("resume", "resume and more", "ckpt_path", "teacher") else f"scripts/{verb}.py"
@@ -204,14 +154,14 @@ def test_a_comparison_reads_and_builds_nothing(
     shutil.copytree(foreign.path, other)
     planted = gadgets(Path(CANARY).absolute())
     plant(foreign, "data.source", planted["builtins.open"])
-    plant(foreign, "model.net", planted["setuptools._distutils.spawn.spawn"])
+    plant(foreign, "model.net", planted["subprocess.Popen"])
     monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts/runs.py"), f"compare=[{foreign.path},{other}]"])
     with pytest.raises(SystemExit) as stop:
         runpy.run_path(str(ROOT / "scripts/runs.py"), run_name="__main__")
     assert stop.value.code == 0
     told = capfd.readouterr()
     assert not told.err
-    assert "setuptools._distutils.spawn.spawn" in told.out
+    assert "subprocess.Popen" in told.out
     assert SECRET not in told.out
     assert not Path(CANARY).exists()
 
@@ -234,18 +184,7 @@ def test_a_module_of_ones_own_may_be_given_its_optimizer_and_schedule() -> None:
 
 def test_overrides_of_a_foreign_run_only_choose_and_set(foreign: RunDir) -> None:
     path = foreign.path / "overrides.yaml"
-    for text in (
-        "- hydra.searchpath=[pkg://antigravity]\n",
-        "- +hydra.sweep.dir=x\n",
-        "- hydra/launcher=joblib\n",
-        "- seed=${oc.env:HOME}\n",
-        "- [1]\n",
-        "- 1\n",
-        "a: 1\n",
-        "!!python/name:os.system x\n",
-        "- a: &x [*x]\n",
-        "- ~hydra\n",
-    ):
+    for text in ("- hydra.searchpath=[pkg://antigravity]\n", "- seed=${oc.env:HOME}\n", "!!python/name:os.system x\n"):
         path.write_text(text)
         with pytest.raises(UserError, match=r"its overrides\.yaml (holds|can't be read)"):
             open_run(foreign.path, "run").overrides  # noqa: B018

@@ -16,11 +16,10 @@ import yaml
 from omegaconf import OmegaConf
 from support.choices import ALL, OURS
 from support.commands import forget
-from support.hostile_runs import plant, put
+from support.hostile_runs import plant
 from support.runs import SMALL, runs
 
 from lathe import trust
-from lathe.config.schema import current
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir, open_run
 from lathe.trust.check import KINDS, findings
@@ -120,7 +119,7 @@ def test_a_run_that_this_user_trained_needs_no_trust(cli: Cli, tmp_path: Path, m
     assert later() == []
 
 
-@pytest.mark.parametrize("trusted", ["timm", [1], ["a b"], ["os; system"], [""], {"a": 1}])
+@pytest.mark.parametrize("trusted", ["timm", [1], ["os; system"]])
 def test_what_trusted_takes(trusted: Any) -> None:
     with pytest.raises(UserError, match=r"^trusted=.*expected"):
         trust.allow({"trusted": trusted})
@@ -205,18 +204,6 @@ def test_all_that_ships_may_be_built_again() -> None:
             else {group: content}
         )
         assert list(findings(tree, [], {})) == [], choice
-
-
-OLD = Path(__file__).parent / "names_of_old_runs.yaml"
-
-
-def test_names_that_stand_in_runs_made_earlier_may_be_built() -> None:
-    for key, names in yaml.safe_load(OLD.read_text()).items():
-        for name in names:
-            value = (
-                {"_target_": "hydra.utils.get_class", "path": name} if key == "optimizer.kind" else {"_target_": name}
-            )
-            assert list(findings(current(put({}, key, value)), [], {})) == [], (key, name)
 
 
 @pytest.mark.parametrize(

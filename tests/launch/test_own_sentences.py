@@ -1,7 +1,6 @@
 """What libraries say of a user's own code is told with its place and the way out."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor, nn
 
-from lathe.launch.telling import one_sentence, own_sentence, sentence_for
+from lathe.launch.telling import own_sentence, sentence_for
 
 
 def raised(call: Any) -> Exception:
@@ -40,16 +39,3 @@ def test_what_lightning_refuses_of_a_users_call_is_told_with_its_place() -> None
     told = str(sentence_for(raised(logs)))
     assert re.fullmatch(rf"\S*logs at {re.escape(__file__)}:\d+: `self\.log\(.*\)` is not useful\.", told), told
     assert sentence_for(MisconfigurationException("No\nplace.")) == "No place."
-
-
-def test_a_folder_that_was_removed_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    with pytest.raises(SystemExit) as ended:
-        one_sentence(lambda: pytest.fail("too late"))()
-    assert ended.value.code == 1
-    told = "Error: the folder in which this was typed has been removed: change to one that is there (cd).\n"
-    assert capsys.readouterr().err == told

@@ -1,11 +1,9 @@
 """A run's net as it ships."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from support.exports import CNN, made
 from support.runs import SMALL, config
 
@@ -13,7 +11,7 @@ from lathe.compression.quantization.net import describe
 from lathe.errors import UserError
 from lathe.export.preprocess import Shipped
 from lathe.runs.rundir import RunDir
-from lathe.runs.score import open_data, open_run_net
+from lathe.runs.score import open_run_net
 from lathe.runs.shippable import class_names, open_shippable
 
 
@@ -121,14 +119,6 @@ def test_class_names(run: RunDir, tmp_path: Path) -> None:
         UserError, match=r"^data\.class_names has 2 names for data\.num_classes=10: give one for each class\.$"
     ):
         class_names(ten)
-    # a run from before there were any
-    shutil.copytree(run.path, tmp_path / "older")
-    cfg = OmegaConf.load(tmp_path / "older" / "config.yaml")
-    del cfg["data"]["class_names"]
-    OmegaConf.save(cfg, tmp_path / "older" / "config.yaml")
-    ready = open_shippable(tmp_path / "older")
-    assert ready.facts["classes"] == [str(digit) for digit in range(10)]
-    assert open_data(ready.cfg).class_names is None
 
 
 def test_what_is_no_run(tmp_path: Path, run: RunDir) -> None:

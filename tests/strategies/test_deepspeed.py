@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from support.ranks import on_ranks
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
@@ -16,7 +16,7 @@ from lathe.errors import UserError
 from lathe.optim import Muon
 from lathe.strategies.deepspeed import strategy as room
 from lathe.strategies.deepspeed.strategy import DeepSpeed
-from lathe.tasks import logged
+from lathe.trainer import Trainer
 
 if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)
@@ -65,7 +65,6 @@ def fit(
         **{"max_epochs": 1, **arguments},
     )
     task = Regression(optimizer)
-    logged.install(trainer)
     trainer.fit(task, DataLoader(batches(rank, size=size), batch_size=None))
     return trainer, task
 

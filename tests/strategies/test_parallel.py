@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
 from support.ranks import on_ranks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lathe.strategies import DDP, auto
+from lathe.trainer import Trainer
 
 pytestmark = pytest.mark.law2
 

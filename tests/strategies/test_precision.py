@@ -4,7 +4,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from support.runs import config
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -14,6 +14,7 @@ from lathe.errors import UserError
 from lathe.runs.trainer import device_type
 from lathe.strategies import precision_plugin
 from lathe.strategies.precision import best_format
+from lathe.trainer import Trainer
 
 
 class Notes(LightningModule):

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule
 
 from lathe.nets import CifarResNet
 from lathe.tasks import ClassificationTask
+from lathe.trainer import Trainer
 
 STEPS = 12
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -19,6 +18,7 @@ from lathe.optim import build_optimizer
 from lathe.runs.trainer import quiet
 from lathe.strategies import SyncBatchNorm
 from lathe.tasks import ClassificationTask, LanguageModellingTask
+from lathe.trainer import Trainer
 from support.strategy_fit import TIMM
 
 STEPS = 6

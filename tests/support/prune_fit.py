@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 
 from lathe.callbacks.methods.pruning import Prune
+from lathe.trainer import Trainer
 
 
 class Loader:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -19,6 +19,7 @@ from lathe.nets import recompute
 from lathe.strategies import SyncBatchNorm, compile_net
 from lathe.strategies.fsdp import FSDP
 from lathe.tasks import ClassificationTask, LanguageModellingTask, Task
+from lathe.trainer import Trainer
 from support.strategy_fit import NETS, adamw, batches
 
 STEPS = 10

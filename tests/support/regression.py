@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import Logger
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lathe.tasks import Task
+from lathe.trainer import Trainer
 
 SIZES = (4, 1, 3, 4, 2, 4)  # samples of each batch
 
@@ -59,7 +60,7 @@ def task(lr: float = 0.0, **options: Any) -> Regression:
     return Regression(nn.Linear(3, 1), optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=lr), **options)
 
 
-def trainer(*callbacks: Callback, **options: Any) -> tuple[Trainer, Memory]:
+def trainer(*callbacks: Callback, kind: Any = Trainer, **options: Any) -> tuple[Trainer, Memory]:
     memory = Memory()
     defaults: dict[str, Any] = {
         "max_epochs": 1,
@@ -69,7 +70,7 @@ def trainer(*callbacks: Callback, **options: Any) -> tuple[Trainer, Memory]:
         "devices": 1,
     }
     quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return Trainer(logger=memory, callbacks=list(callbacks), **{**defaults, **quiet, **options}), memory
+    return kind(logger=memory, callbacks=list(callbacks), **{**defaults, **quiet, **options}), memory
 
 
 def metrics(net: nn.Module, data: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -18,6 +18,7 @@ from lathe.nets import GPT, MLP, CifarResNet, DeepMLP, ViT, timm_net
 from lathe.strategies import SyncBatchNorm
 from lathe.strategies.full_state import held_by
 from lathe.tasks import ClassificationTask, LanguageModellingTask, Task
+from lathe.trainer import Trainer
 
 TIMM = ("resnet10t", "convnext_atto", "vit_tiny_patch16_224")
 BATCH, ACCUMULATE, CLIP, MOST = 8, 2, 0.1, 32

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
 from support.runs import config
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,6 +15,7 @@ from lathe.errors import UserError
 from lathe.runs.build import make_task
 from lathe.tasks import LanguageModellingTask
 from lathe.tasks import language_modelling as module
+from lathe.trainer import Trainer
 
 VOCAB, TIME = 11, 5
 

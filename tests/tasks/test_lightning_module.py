@@ -75,7 +75,7 @@ def sentence_of(rank: int, cfg: dict[str, Any]) -> str:
 def test_a_step_without_a_loss_is_for_one_process(tmp_path: Path) -> None:
     assert train(run(tmp_path / "one", module="Skips"))["test_seen"] == 297
     told = on_ranks(sentence_of, run(tmp_path / "two", "trainer.devices=2", module="Skips"))
-    assert told[0].startswith("training_step of Skips returned None, which skips a step of one process")
+    assert told[0].startswith("training_step of Skips returned None")
     assert told[0] == told[1]
 
 

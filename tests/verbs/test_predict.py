@@ -74,19 +74,6 @@ def test_a_folder_of_png_is_read_by_name(run: RunDir, images: Any, tmp_path: Pat
     assert [line[1:] for line in rows(tmp_path / "png.csv")] == [line[1:] for line in rows(tmp_path / "npy.csv")]
 
 
-def test_names_of_files_and_classes_are_no_formulas(run: RunDir, images: Any, tmp_path: Path) -> None:
-    folder = tmp_path / "png"
-    folder.mkdir()
-    for name, image in zip(("=1+1", "-2"), images[0], strict=False):
-        Image.fromarray(image[0]).save(folder / f"{name}.png")
-    asked = request(run, folder, tmp_path / "out.csv")
-    asked["data"]["class_names"] = [f"@SUM({number})\u202e" for number in range(10)]
-    predict(asked)
-    lines = rows(tmp_path / "out.csv")[1:]
-    assert [line[0] for line in lines] == ["'-2.png", "'=1+1.png"]
-    assert [line[3] for line in lines] == [f"'@SUM({line[1]})\\u202e" for line in lines]
-
-
 def test_another_size_is_refused_or_scaled(run: RunDir, images: Any, tmp_path: Path) -> None:
     large = np.kron(images[0][:20], np.ones((1, 1, 4, 4), dtype=np.uint8))
     source = save(tmp_path, large)

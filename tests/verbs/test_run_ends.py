@@ -144,24 +144,6 @@ def test_a_run_that_lost_its_best_checkpoint_says_what_it_tests(tmp_path: Path) 
     assert again["best_step"] == result["steps"] == 12
 
 
-def test_a_state_from_before_this_one_is_completed(tmp_path: Path) -> None:
-    """As older versions left it: trained to the end for an objective that is none, best.ckpt the newest, and none of
-    today's words in the checkpoint."""
-    cfg = new_run(tmp_path, *SHORT, "trainer.limit_val_batches=0")
-    result = train(cfg)
-    cfg["objective"] = "val/acc"
-    run = run_of(cfg)
-    for path in (run.last, run.best):
-        state = torch.load(path, weights_only=True)
-        state["callbacks"]["Checkpoint"] = {"best_score": None, "best_step": 0, "best_metrics": {}}
-        del state["outline"]
-        torch.save(state, path)
-    (run.path / "result.json").unlink()
-    again = train(cfg)
-    assert again["best"] == "the last weights, nothing reported val/accuracy"
-    assert (again["steps"], again["test/accuracy"], again["objective"]) == (12, result["test/accuracy"], None)
-
-
 def test_a_run_that_was_stopped_early_trains_on_if_its_end_is_raised(tmp_path: Path) -> None:
     stops = ("callbacks=[default,early_stopping]", "callbacks.early_stopping.stopping_threshold=0.0")
     cfg = new_run(tmp_path, *SHORT, *stops)

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from torch.optim import Optimizer
 
 from lathe.benchmark.fits import fit
-from lathe.callbacks.driven import task_of
+from lathe.callbacks.module_access import task_of
 from lathe.measure import PeakMemory
 from lathe.measure.processes import everyones
 from lathe.runs.trainer import device_type

@@ -105,7 +105,7 @@ def _make_optimizer(net: nn.Module) -> torch.optim.Optimizer:
 class _Clock(Callback):
     """CPU seconds from the start of the second training epoch to the end of the last."""
 
-    def quiet_steps(self, trainer: Trainer) -> float:
+    def skippable_steps(self, trainer: Trainer) -> float:
         return float("inf")
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

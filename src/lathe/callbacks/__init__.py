@@ -12,15 +12,16 @@ from lathe.callbacks.frozen import FrozenStatistics
 from lathe.callbacks.graphs import Graphs
 from lathe.callbacks.hard_samples import HardSamples
 from lathe.callbacks.image_sizes import ImageSizes
-from lathe.callbacks.lean import skip_empty_hooks
 from lathe.callbacks.methods.base import Compression, compressions
 from lathe.callbacks.model_summary import ModelSummary
 from lathe.callbacks.nan_guard import NanGuard
+from lathe.callbacks.noop_hooks import skip_empty_hooks
 from lathe.callbacks.preemption import Preemption
 from lathe.callbacks.profiler import TorchProfiler
 from lathe.callbacks.progress import Progress
 from lathe.callbacks.resume import ExactResume
 from lathe.callbacks.samples import Samples
+from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.callbacks.throughput import Throughput
 from lathe.callbacks.trial import TrialReport
 from lathe.callbacks.what_if import WhatIf
@@ -82,6 +83,7 @@ __all__ = [
     "PruneStructured",
     "RigL",
     "Samples",
+    "SkippableHooks",
     "Throughput",
     "TorchProfiler",
     "TrialReport",

@@ -21,7 +21,7 @@ from lathe.callbacks.throughput import Throughput
 from lathe.callbacks.webhook import ENV, Webhook
 from lathe.config.types import OpenShare, Positive
 from lathe.config.validation import validated
-from lathe.data.steps import reached
+from lathe.data.steps import reached, steps_before
 from lathe.errors import require
 from lathe.measure.nvml import Gpu, NoNvml, open_gpu
 from lathe.measure.shards import local
@@ -131,10 +131,9 @@ class Alerts(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clear()
 
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """Those before the next that is logged."""
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        return every - 1 - trainer.global_step % every if every else math.inf
+    def skippable_steps(self, trainer: Trainer) -> float:
+        """Count the steps before the next logged one."""
+        return steps_before(trainer, trainer.log_every_n_steps)  # type: ignore[attr-defined]
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO, AtomicCheckpointIO
 from lathe.callbacks.checkpoint_top import Top
+from lathe.callbacks.loop_state import ends, stop_is_due, validation_follows
 from lathe.callbacks.methods.base import compressions
-from lathe.callbacks.moments import ends, stop_is_due, validation_follows
 from lathe.config.types import Count, Name
 from lathe.config.validation import validated
-from lathe.data.steps import reached
+from lathe.data.steps import reached, steps_before
 from lathe.errors import ArgumentError, UserError, did_you_mean, require
 from lathe.files import whole
 
@@ -118,10 +118,9 @@ class Checkpoint(CheckpointBase):
             f"training reports {self.monitor}."
         )
 
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """Those before the next that is saved."""
-        every = self.every_n_train_steps
-        return every - 1 - trainer.global_step % every if every else math.inf
+    def skippable_steps(self, trainer: Trainer) -> float:
+        """Count the steps before the next saved one."""
+        return steps_before(trainer, self.every_n_train_steps)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -276,14 +275,11 @@ class Checkpoint(CheckpointBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self.path("last").exists():
             return  # another run's state, from which this one starts: its best.ckpt is not here
-        best = (state_dict["best_score"], *state_dict["best_metrics"].values())
-        if not all(value is None or isinstance(value, (int, float)) for value in best):
-            raise ValueError("a best value is no number")
         self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
         self.best_metrics = state_dict["best_metrics"]
-        self.latest, self.unjudged = state_dict.get("latest", {}), state_dict.get("unjudged")  # older runs lack these
-        self._validated_step, self._stopped = state_dict.get("validated_step", -1), state_dict.get("stopped")
-        self.top.kept = state_dict.get("top", [])
+        self.latest, self.unjudged = state_dict["latest"], state_dict["unjudged"]
+        self._validated_step, self._stopped = state_dict["validated_step"], state_dict["stopped"]
+        self.top.kept = state_dict["top"]
 
 
 def _reported(trainer: Trainer) -> dict[str, float]:

@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lathe.config.validation import validated
-from lathe.data.steps import reached
+from lathe.data.steps import reached, steps_before
 from lathe.errors import require
 from lathe.measure.energy import Meter, Rapl
 from lathe.measure.nvml import Gpu, NoNvml, open_gpu
@@ -77,10 +77,9 @@ class DeviceStats(Callback):
         self._meter = Meter(self._gpus, Rapl() if trainer.local_rank == 0 else None)
         self._meter.start()
 
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """Those before the next that is logged."""
-        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
-        return every - 1 - trainer.global_step % every if every else float("inf")
+    def skippable_steps(self, trainer: Trainer) -> float:
+        """Count the steps before the next logged one."""
+        return steps_before(trainer, trainer.log_every_n_steps)  # type: ignore[attr-defined]
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

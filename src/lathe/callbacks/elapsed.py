@@ -1,6 +1,5 @@
 """How long a run has taken, over all its processes."""
 
-import math
 from time import monotonic
 from typing import Any
 
@@ -9,7 +8,7 @@ from lightning.pytorch.callbacks import Callback
 
 class Elapsed(Callback):
     """`seconds` since it was made, and those that earlier processes of the run had spent by the checkpoint that it goes
-    on from; what they did after that is made again, and counts once. Checkpoints of earlier versions do not say."""
+    on from; what they did after that is made again, and counts once."""
 
     def __init__(self) -> None:
         self._began, self._before = monotonic(), 0.0
@@ -22,5 +21,4 @@ class Elapsed(Callback):
         return {"seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        before = float(state_dict["seconds"])
-        self._before = before if math.isfinite(before) and before > 0 else 0.0  # the file may have been edited
+        self._before = state_dict["seconds"]

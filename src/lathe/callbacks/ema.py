@@ -9,8 +9,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lathe.callbacks.averaging import MovingAverage, wide
-from lathe.callbacks.driven import net_of
-from lathe.callbacks.lean import EachStep
+from lathe.callbacks.module_access import net_of
+from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.config.types import Count, NonNegativeInt, ShareBelowOne
 from lathe.config.validation import validated
 from lathe.errors import UserError
@@ -18,7 +18,7 @@ from lathe.measure.processes import everyones, processes
 from lathe.measure.shards import is_sharded, joined, local, part_of, whole
 
 
-class EMA(EachStep, Callback):
+class EMA(SkippableHooks, Callback):
     """Keep `average = decay * average + (1 - decay) * weights` of `pl_module.net` (Polyak and Juditsky, 1992).
 
     The first update copies the weights; until then, evaluation and checkpoints show the raw weights. Validation inside

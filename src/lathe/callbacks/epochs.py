@@ -3,7 +3,6 @@
 import math
 import platform
 from collections import Counter
-from collections.abc import Mapping
 from statistics import mean, median
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ from lathe.measure.processes import everyones
 from lathe.measure.resident import peak_resident
 
 Window = tuple[int, int, float, float, float | None]  # batches, units, seconds, waited, grad_sync
-OF_WINDOWS = ("step_ms", "data_wait", "grad_sync", "mfu")
 
 
 class Told(NamedTuple):
@@ -102,13 +100,6 @@ def waited_in_backward(reducer: DistributedDataParallel | None) -> float | None:
     if data.get("backward_comm_time", 0) <= 0:
         return None
     return max(0.0, 1e-9 * (data["backward_comm_time"] - data.get("backward_compute_comm_overlap_time", 0)))
-
-
-def told_before(state: Mapping[str, Any]) -> dict[str, float | None]:
-    """What an earlier process told of its windows in a checkpoint's state; nothing in that of an earlier version."""
-    told = state.get("told", {})
-    known = {name: value for name, value in told.items() if name in OF_WINDOWS or name.endswith("_per_s")}
-    return {name: None if value is None else float(value) for name, value in known.items()}
 
 
 def is_nan(value: Any) -> bool:

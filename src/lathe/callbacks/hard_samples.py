@@ -11,8 +11,8 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
-from lathe.callbacks.driven import planned_batches
-from lathe.callbacks.lean import EachStep
+from lathe.callbacks.module_access import planned_batches
+from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.config.types import Count, OpenShare, Share
 from lathe.config.validation import validated
 from lathe.data.selection import Selection
@@ -25,7 +25,7 @@ MOST = 1000  # samples in hard_samples.csv
 OUT = "leave hard_samples out of callbacks"
 
 
-class HardSamples(EachStep, Callback):
+class HardSamples(SkippableHooks, Callback):
     """An epoch takes a `share` of the training samples: those of the largest cross-entropy when they were last trained
     on (`hardest` of the epoch), and others at random. See `lathe.data.selection.Selection`.
 
@@ -46,7 +46,7 @@ class HardSamples(EachStep, Callback):
             sample, or an epoch that holds no batch.
     """
 
-    each_step = ("on_train_batch_start",)
+    every_step = ("on_train_batch_start",)
 
     @validated
     def __init__(self, share: OpenShare = 0.35, hardest: Share = 0.7, passes: Count = 1) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from lathe.callbacks.driven import net_of, planned_batches, task_of
+from lathe.callbacks.module_access import net_of, planned_batches, task_of
 from lathe.compression.modes import evaluated
 from lathe.config.types import PositiveShare
 from lathe.config.validation import validated

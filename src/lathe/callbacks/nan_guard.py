@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lathe.callbacks.bad_rows import bad_batch, bad_rows, blame, kind_of, names_of
-from lathe.callbacks.driven import net_of, task_of
+from lathe.callbacks.module_access import net_of, task_of
 from lathe.compression.modes import copy_input
 from lathe.config.splits import split_of
 from lathe.config.types import Count
@@ -64,10 +64,10 @@ class NanGuard(Callback):
         self._told = False  # whether a validation that is not finite was looked at
         self._at_once = False
 
-    each_step = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step")
+    every_step = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step")
 
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """All: what it does at each step is in `each_step`."""
+    def skippable_steps(self, trainer: Trainer) -> float:
+        """Return inf: the hooks that act at each step are in `every_step`."""
         return math.inf
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -11,10 +11,10 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lathe.callbacks.checkpoint import Checkpoint
-from lathe.callbacks.moments import validation_follows
+from lathe.callbacks.loop_state import validation_follows
 from lathe.config.types import Count
 from lathe.config.validation import validated
-from lathe.data.steps import reached
+from lathe.data.steps import reached, steps_before
 
 # SLURM's --signal is USR1 by custom, a terminal that closes sends HUP; Windows has neither
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
@@ -31,7 +31,7 @@ class Preemption(Callback):
     it. After the last epoch it stops before the test.
     """
 
-    stops_all = True  # no process has to be told of another's signal by Lightning, which does so before every batch
+    stops_all = True  # the processes agree on a stop here, so Lightning need not ask them before every batch
 
     @validated
     def __init__(self, every_n_steps: Count = 10) -> None:
@@ -40,11 +40,11 @@ class Preemption(Callback):
         self._before: dict[int, Any] = {}
         self._agreed = self._alone = self._waits = False
 
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """As many as there are, for one process that was not signalled: the others agree at every n-th."""
+    def skippable_steps(self, trainer: Trainer) -> float:
+        """Return inf for one process without a signal; several agree at every n-th step."""
         if self.received is not None or self._agreed:
             return 0
-        return math.inf if self._alone else self.every_n_steps - 1 - trainer.global_step % self.every_n_steps
+        return math.inf if self._alone else steps_before(trainer, self.every_n_steps)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._alone = trainer.world_size == 1

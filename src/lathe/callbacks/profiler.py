@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from lathe.callbacks.lean import EachStep
+from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.config.types import Count, Name, NonNegativeInt
 from lathe.config.validation import validated
 from lathe.errors import UserError
@@ -56,7 +56,7 @@ def table_of(title: str, operators: Sequence[Operator]) -> Table:
     return table
 
 
-class TorchProfiler(EachStep, Callback):
+class TorchProfiler(SkippableHooks, Callback):
     """Record some training steps with torch.profiler, write a trace per process, and print the costliest operators.
 
     The trace is `<dirpath>/rank<r>.<step>.pt.trace.json`, a Chrome trace: drop it on https://ui.perfetto.dev, or point

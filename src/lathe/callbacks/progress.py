@@ -76,8 +76,8 @@ class Progress(RichProgressBar):
         super().on_train_epoch_start(trainer, pl_module)
         self._started = perf_counter()
 
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """All: several at once take no longer than the time between two draws."""
+    def skippable_steps(self, trainer: Trainer) -> float:
+        """Return inf: a group of steps is shorter than the time between two draws."""
         return math.inf
 
     def on_train_batch_end(

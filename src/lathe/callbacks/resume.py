@@ -10,10 +10,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import Tensor
 
 from lathe.data.order import EpochLoader
-from lathe.errors import UserError, require
 from lathe.measure.processes import everyones
 
 
@@ -32,17 +30,9 @@ class ExactResume(Callback):
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._states: list[dict[str, Any]] | None = None
-        self._placed = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loop = trainer.fit_loop
-        if not self._placed and loop.epoch_loop.batch_progress.current.ready and loop._combined_loader is not None:
-            require(
-                not loop._combined_loader._state_dicts(),
-                f"checkpoint={trainer.ckpt_path} does not fit this run in `loops.fit_loop.state_dict.combined_loader`: "
-                "it was written within an epoch, and the position in the data is not there; go on from another "
-                "checkpoint, or start a new run from its weights with ckpt_path.",
-            )
         if (
             loop._combined_loader_states_to_load
             and loop._combined_loader is not None
@@ -59,13 +49,7 @@ class ExactResume(Callback):
                     loader.load_state_dict({**loader.state_dict(), "batch": len(loader)})
         states, self._states = self._states, None
         if states is not None and len(states) == trainer.world_size:
-            try:
-                _set_state(states[trainer.global_rank])
-            except Exception as error:  # of which an edited file can make any
-                raise UserError(
-                    f"The checkpoint's `random_state` is none that can be put back ({type(error).__name__}): go on "
-                    "from another checkpoint, or start a new run from its weights with ckpt_path."
-                ) from error
+            _set_state(states[trainer.global_rank])
         else:
             sharing = trainer.distributed_sampler_kwargs
             replica = sharing["rank"] if sharing else trainer.global_rank
@@ -79,13 +63,7 @@ class ExactResume(Callback):
         checkpoint["random_state"] = everyones(_get_state())
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        states = checkpoint.get("random_state")  # Lightning's own checkpoints have none
-        require(
-            states is None or isinstance(states, list),
-            f"The checkpoint's `random_state` is of type {type(states).__name__}, expected one of each process: go on "
-            "from another checkpoint, or start a new run from its weights with ckpt_path.",
-        )
-        self._states = states
+        self._states = checkpoint.get("random_state")  # Lightning's own checkpoints have none
         kept = checkpoint.get("callbacks") or {}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
             own = not type(callback).__module__.startswith("lathe.")
@@ -93,15 +71,6 @@ class ExactResume(Callback):
                 rank_zero_warn(
                     f"callbacks: the checkpoint has no state of {type(callback).__name__}, which starts anew."
                 )
-        # Lightning's own checkpoints may have none either
-        self._placed = states is None or bool(_within(checkpoint, "loops", "fit_loop", "state_dict", "combined_loader"))
-
-
-def _within(tree: Any, *names: str) -> Any:
-    """What lies there, or None."""
-    for name in names:
-        tree = tree.get(name) if isinstance(tree, dict) else None
-    return tree
 
 
 def _get_state() -> dict[str, Any]:
@@ -126,8 +95,7 @@ def _get_state() -> dict[str, Any]:
 
 def _set_state(state: dict[str, Any]) -> None:
     version, words, gauss = state["python"]
-    # a tuple in checkpoints of earlier versions
-    random.setstate((version, tuple(words.tolist() if isinstance(words, Tensor) else words), gauss))
+    random.setstate((version, tuple(words.tolist()), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"].cpu())

@@ -11,9 +11,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lathe.callbacks.driven import count_units, net_of, task_of
-from lathe.callbacks.epochs import Epochs, Window, is_nan, told_before, waited_in_backward
+from lathe.callbacks.epochs import Epochs, Window, is_nan, waited_in_backward
 from lathe.callbacks.model_flops import compute_dtype, step_flops, without_memory
+from lathe.callbacks.module_access import count_units, net_of, task_of
 from lathe.config.types import Count, Positive
 from lathe.config.validation import validated
 from lathe.measure.flops import net_input, peak_flops
@@ -131,8 +131,8 @@ class Throughput(Callback):
                 self._close()
             vars(trainer.fit_loop.epoch_loop).pop("_on_before_fetch", None)
 
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """Those within a window, and not the first after a pause."""
+    def skippable_steps(self, trainer: Trainer) -> float:
+        """Count the steps inside a window, without the first one after a pause."""
         if not self._on:
             return math.inf
         if self._paused or self._twin is not None:
@@ -142,12 +142,12 @@ class Throughput(Callback):
         edge = self._size - 1 - since % self._size if since >= 0 else -since + self._size - 1
         return min(edge, warm) if warm >= 0 else edge
 
-    def can_note(self, trainer: Trainer) -> bool:
-        """Whether the next that it looks at is the end of a window, which can be noted amid other steps."""
+    def can_defer_log(self, trainer: Trainer) -> bool:
+        """Return whether the next step that is needed ends a window, whose row can be deferred."""
         return self._on and not self._paused and self._twin is None and self._seen >= self.skip_steps
 
-    def note_end(self, trainer: Trainer) -> dict[str, float]:
-        """Ends a window: its line."""
+    def deferred_row(self, trainer: Trainer) -> dict[str, float]:
+        """End a window; return its row."""
         if self._cuda:
             torch.cuda.synchronize()
         self._tick()
@@ -155,8 +155,8 @@ class Throughput(Callback):
         self._begin_window()
         return row
 
-    def on_quiet_steps(self, trainer: Trainer, pl_module: LightningModule, batches: list[Any], waited: float) -> None:
-        """Those that nobody looked at."""
+    def on_skipped_steps(self, trainer: Trainer, pl_module: LightningModule, batches: list[Any], waited: float) -> None:
+        """Count a group of steps."""
         if self._on:
             self._epochs.batches += len(batches)
             self._units += sum(count_units(pl_module, batch) for batch in batches)
@@ -238,7 +238,7 @@ class Throughput(Callback):
         return self._epochs.state(running) | {"told": self._told([*self._windows, *last])}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restored = {**state_dict, "told": told_before(state_dict)}
+        self._restored = state_dict
         self._epochs = Epochs(state_dict)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

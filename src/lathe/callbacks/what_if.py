@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from lathe.callbacks.driven import task_of
+from lathe.callbacks.module_access import task_of
 from lathe.config.types import NonNegativeInt
 from lathe.config.validation import validated
 
@@ -64,8 +64,8 @@ class WhatIf(Callback):
         self._batch: Any = None
         self._began = 0
 
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """Those before the step whose batch is kept, and all behind it."""
+    def skippable_steps(self, trainer: Trainer) -> float:
+        """Count the steps before the one whose batch is kept; inf after it."""
         if self._batch is not None:
             return math.inf
         return max(0, self.min_steps - 1 - (trainer.global_step - self._began))
@@ -159,10 +159,8 @@ def _unrepeatable(trainer: Trainer, task: Any) -> str | None:
     hook = task.own_hook()
     if hook is not None:
         return f"{hook} would be called for each step"
-    kind = type(task)
-    if task is not module or any(
-        not getattr(kind, name).__module__.startswith("lathe.") for name in ("training_step", "training_loss")
-    ):
+    default: bool = task.has_default_step()
+    if task is not module or not default:
         return f"{type(module).__name__} makes its steps in its own way"
     if task.objective != task.losses:
         return "the loss is wrapped by what compression does"

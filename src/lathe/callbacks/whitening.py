@@ -5,7 +5,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lathe.callbacks.driven import net_of
+from lathe.callbacks.module_access import net_of
 from lathe.config.types import Count, NonNegativeInt
 from lathe.config.validation import validated
 from lathe.errors import UserError, require

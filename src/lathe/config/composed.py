@@ -21,7 +21,6 @@ from lathe.config.schema import (
     Problem,
     Together,
     command_keys,
-    current,
     follows,
     key_schemas,
     kind_of,
@@ -48,8 +47,7 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:
-    """The configuration as plain nested dicts and lists with every interpolation resolved, and each part under its name
-    of now.
+    """The configuration as plain nested dicts and lists with every interpolation resolved.
 
     Raises:
         UserError: interpolations lead nowhere, or mandatory values (`???`) are missing.
@@ -59,7 +57,7 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise UserError(*(_unresolved(cfg) or [_why(error)])) from error
     assert isinstance(container, dict)
-    return {str(key): value for key, value in current(container).items()}
+    return {str(key): value for key, value in container.items()}
 
 
 def _unresolved(cfg: DictConfig) -> list[str]:
@@ -158,8 +156,6 @@ def mistyped(
 
 
 GROUPS = ("data", "task", "model", "optimizer", "trainer", "strategy", "precision", "compile", "callbacks", "logger")
-# What the configuration of every run has had from the first version on, and no default stands in for.
-ALWAYS = ("seed", "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "precision.name")
 READ_AGAIN = ("data", "task", "model", "trainer", "strategy", "precision")  # what a job on a finished run builds
 
 
@@ -177,8 +173,7 @@ def check(
     Each key is checked alone, then, if all fit, what keys mean together: the rules of `schema` and these `rules` (None:
     neither). A key that follows one that does not fit is not reported. `raw` is the
     configuration before it was resolved, if that is known, and `more` what else is wrong with single keys. Of a `saved`
-    configuration, which an older version may have taken, some may be missing, and what a job on a run directory
-    (`parts`) does not build is left out.
+    configuration, what a job on a run directory (`parts`) does not build is left out.
     """
     training, old = command_keys("train", {}).keys() <= command_keys(verb, cfg).keys(), saved is not None
     keys = {key: value for key, value in cfg.items() if saved != "parts" or key in READ_AGAIN}
@@ -203,19 +198,12 @@ def _above(key: str) -> set[str]:
 
 
 def _groups(cfg: dict[str, Any], saved: bool) -> Iterator[Problem]:
-    there, bad = (
-        flatten(cfg),
-        [name for name in GROUPS if not isinstance(cfg.get(name), dict) and (saved or name in cfg)],
-    )
-    for group in bad:
+    for group in [name for name in GROUPS if not isinstance(cfg.get(name), dict) and (saved or name in cfg)]:
         yield (
             group,
             f"{group}={shown(cfg.get(group))}: a run needs this group; choose one of the files in configs/{group}, in "
             f"a YAML file by - override /{group}: <name> in its defaults.",
         )
-    for key in ALWAYS if saved else ():
-        if key not in there and key.split(".")[0] not in bad:
-            yield key, f"{key} is missing from the configuration, which that of every run has: take a whole one."
 
 
 def pinned(cfg: dict[str, Any]) -> dict[str, Any]:
@@ -284,13 +272,9 @@ def changes(saved: dict[str, Any], asked: dict[str, Any], own: str, ignore: Sequ
     ]
 
 
-# What keys that came later stood for in earlier configurations.
-BEFORE: dict[str, Any] = {"ckpt_strict": True, "model.net.stem": "cifar"}
-
-
 def differences(old: dict[str, Any], new: dict[str, Any], ignore: Sequence[str] = ()) -> list[str]:
     """Lines `key: old -> new` for every leaf that differs, leaving out keys that equal or lie below one of `ignore`."""
-    before, after = BEFORE | flatten(old), BEFORE | flatten(new)
+    before, after = flatten(old), flatten(new)
     lines = []
     for key in sorted(before.keys() | after.keys()):
         if any(key == name or key.startswith(f"{name}.") for name in ignore):

@@ -140,7 +140,7 @@ def read_index(folder: Path, key: str) -> dict[str, Any]:
         known = index["format"] == FORMAT and index["version"] == VERSION
         counts = [shard["samples"] for name in SPLITS for shard in index["splits"][name]["shards"]]
         known = known and all(isinstance(n, int) for n in (*counts, *index["image"], index["num_classes"]))
-        if "class_names" in index:  # an older one has none
+        if "class_names" in index:
             check_class_names(index["class_names"], index["num_classes"])
         entries = [entry for split in index["splits"].values() for entry in (split["table"], *split["shards"])]
         known = known and all(

@@ -133,7 +133,7 @@ def deployable(net: nn.Module, example: Tensor, dialect: Dialect) -> nn.Module:
         layer: Any = found.get_submodule(name)
         if isinstance(layer, QuantAdd):
             sources = [_source(layer.input_quantizer, name), _source(layer.other_quantizer, name)]
-            layer.__class__ = IntegerAdd  # type: ignore[assignment]
+            layer.__class__ = IntegerAdd  # type: ignore[assignment]  # hooks and name stay
             del layer._modules["input_quantizer"], layer._modules["other_quantizer"]
             layer.__dict__.update(first=sources[0], second=sources[1], dialect=dialect)
             continue
@@ -213,7 +213,8 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) ->
         integers = integers.flatten(1)
     layer._parameters.update(weight=None, bias=None)
     layer._modules.clear()
-    layer.__class__ = next(kind for plain, kind in KINDS.items() if isinstance(layer, plain))
+    kind = next(kind for plain, kind in KINDS.items() if isinstance(layer, plain))
+    layer.__class__ = kind  # hooks and name stay
     layer.__dict__.update(source=source, dialect=dialect, full=full)
     layer.register_buffer("integers", integers)
     layer.register_buffer("scale", scale.float())

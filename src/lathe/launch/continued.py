@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from lathe.config.composed import data_at, differences, folder_of, pinned, resolve
 from lathe.config.stages import methods
 from lathe.config.typed import as_typed
-from lathe.config.words import earlier, key_of
+from lathe.config.words import key_of
 from lathe.errors import UserError, require
 from lathe.runs import rundir
 from lathe.runs.typed import ENDS
@@ -50,9 +50,7 @@ def _settled(item: str, cfg: dict[str, Any]) -> str:
 
 def composed(overrides: list[str]) -> dict[str, Any]:
     """The resolved configuration of these overrides."""
-    return resolve(
-        compose(config_name=HydraConfig.get().job.config_name, overrides=[earlier(word) for word in overrides])
-    )
+    return resolve(compose(config_name=HydraConfig.get().job.config_name, overrides=overrides))
 
 
 def at_home(run: rundir.RunDir, own: dict[str, Any], cfg: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from lathe.config.composed import check, data_at, differences, flatten, mistyped
 from lathe.config.direction import check_direction
 from lathe.config.idle import idle
 from lathe.config.mesh import data_replicas
-from lathe.config.schema import Together, current, key_schemas, moved
+from lathe.config.schema import Together, key_schemas
 from lathe.config.stages import check_compression
 from lathe.config.words import key_of
 from lathe.errors import Stopped, refuse, require
@@ -36,7 +36,7 @@ from lathe.launch.nodes import Nodes, arriving, read_nodes
 from lathe.launch.outer import Outer, detect_outer
 from lathe.launch.stops import stoppable
 from lathe.launch.sweep import check_sweep_words, job_of
-from lathe.launch.telling import one_sentence, tell, tell_older_names
+from lathe.launch.telling import one_sentence, tell
 from lathe.launch.threads import choose_threads
 from lathe.runs import rundir
 
@@ -248,15 +248,11 @@ def check_typed(cfg: DictConfig, resolved: dict[str, Any], together: Sequence[To
     hydra = HydraConfig.get()
     verb, choices, typed = str(hydra.job.config_name), hydra.runtime.choices, typed_words()
     raw, known = OmegaConf.to_container(cfg, resolve=False), key_schemas(resolved, verb)
-    tell_older_names(raw)
     if verb in ELSEWHERE and hydra.mode != RunMode.MULTIRUN:
         named = next((item for item in typed if key_of(item) == "paths.log_dir"), None)
         require(named is None, f"{named} has no effect on {verb}.py, which {ELSEWHERE[verb]}: leave it out.")
     own = [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")]
-    if isinstance(raw, dict) and "_target_" in (raw.get("model") or {}):
-        named = next((item for item in typed if key_of(item).split(".")[0] == "task"), None)
-        require(named is None, f"{named}: the file model={choices['model']} names its own task: take that out of it.")
-    own = [key for key in map(moved, own) if key not in known]
+    own = [key for key in own if key not in known]
     defaults = _defaults([item for item in typed if key_of(item) in choices]) if own else {}
     more = [*mistyped(own, resolved, defaults, verb), *idle(typed, resolved)]
     refuse(check(resolved, verb, together, raw, more=more))
@@ -267,7 +263,7 @@ def _defaults(groups: list[str]) -> dict[str, Any]:
     null.
     """
     tree = compose(config_name=HydraConfig.get().job.config_name, overrides=groups)
-    leaves: dict[str, Any] = flatten(current(OmegaConf.to_container(tree)))
+    leaves: dict[str, Any] = flatten(OmegaConf.to_container(tree))
     for key, value in leaves.items():
         if isinstance(value, str) and ("${" in value or value == "???"):
             try:

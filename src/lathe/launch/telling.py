@@ -17,7 +17,6 @@ from lathe import files, trust
 from lathe.config.flags import check_flags
 from lathe.config.help import configuration_folder, help_text, root_names
 from lathe.config.mistakes import explain, refused_as_well
-from lathe.config.schema import renamed
 from lathe.config.schema.trainer import with_keys
 from lathe.config.words import translate
 from lathe.errors import Stopped, UserError, is_own, noted_item, own_places, worker_sentence
@@ -27,7 +26,6 @@ from lathe.runs.typed import CONFIG_DIR
 
 FULL_ERROR = "LATHE_FULL_ERROR"
 FULL = "HYDRA_FULL_ERROR=1 shows the traceback"
-_older: set[str] = set()  # names of parts that were told
 
 
 def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
@@ -44,7 +42,6 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
         plain_warnings()
         quiet_torch()
         try:
-            _check_folder()
             _read_variables()
         except UserError as error:
             sys.exit(tell(error))
@@ -77,16 +74,6 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
             sys.exit(tell(UserError(*also) if also else error))
 
     return wrapped
-
-
-def _check_folder() -> None:
-    """Raises UserError where the folder in which the command was typed is not there any more."""
-    try:
-        os.getcwd()
-    except FileNotFoundError as error:
-        raise UserError(
-            "the folder in which this was typed has been removed: change to one that is there (cd)."
-        ) from error
 
 
 def _note_folder() -> None:
@@ -169,19 +156,6 @@ def leave_at_the_next(number: int) -> None:
 def _silent() -> bool:
     """Whether rank 0 says what all ranks know."""
     return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0"
-
-
-def tell_older_names(cfg: Any) -> None:
-    """Says of each part that a command's own configuration names as an earlier version did what to write now; once in
-    this process.
-    """
-
-    def note(key: str, old: str, new: str) -> None:
-        if old not in _older and not _silent():
-            _older.add(old)
-            print(f"Note: {key}={old} is an older name, which goes on working: write {new}.", file=sys.stderr)
-
-    renamed(cfg, note)
 
 
 def full_error() -> bool:

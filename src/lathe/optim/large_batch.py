@@ -37,6 +37,7 @@ class _LayerWise(Optimizer):
     """
 
     needs_whole_weights = True  # a strategy that cuts them into flat pieces has no norm of a tensor
+    needs_closure = False
 
     @overload
     def step(self, closure: None = None) -> None: ...

@@ -74,6 +74,7 @@ class Muon(Optimizer):
     """
 
     needs_whole_weights = True  # a strategy that cuts them into flat pieces can't take it
+    needs_closure = False
 
     @validated
     def __init__(

@@ -2,12 +2,11 @@
 
 import os
 import platform
+import shutil
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from lathe.runs.topology import describe_topology
 
 # What numbers are added in which order depends on.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -26,7 +25,7 @@ def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
-        "topology": describe_topology(),
+        "gpus": _gpu_names(),
         "packages": {package: version for package, version in versions.items() if version is not None},
         "git_commit": _git("rev-parse", "HEAD"),
         "git_diff": _git("diff", "HEAD"),
@@ -50,6 +49,22 @@ def _cpu_name() -> str:
     return next(
         (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
     )
+
+
+def _gpu_names() -> list[str]:
+    """The NVIDIA GPUs of this machine; none where nvidia-smi is missing, fails or does not answer."""
+    import subprocess  # here, like importlib.metadata
+
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        done = subprocess.run(  # noqa: S603
+            [program, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []
 
 
 def _git(*arguments: str) -> str | None:

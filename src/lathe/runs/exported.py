@@ -9,7 +9,7 @@ from lathe.errors import require
 from lathe.export.manifest import sha256
 from lathe.runs.rundir import RunDir
 
-KEY = "checkpoint_sha256"  # in a manifest; earlier versions left it out
+KEY = "checkpoint_sha256"  # in a manifest
 CHECKPOINTS = ("best", "last")
 
 

@@ -81,7 +81,7 @@ def directions(task: Any, monitor: str | None, mode: str) -> dict[str, str]:
 
 
 def told_direction(result: Mapping[str, Any], name: str) -> str | None:
-    """What result.json says of a metric's direction: max, min, or None where it says nothing, as in older runs."""
+    """What result.json says of a metric's direction: max, min, or None where it says nothing."""
     told = result.get("directions")
     way = told.get(bare(name)) if isinstance(told, dict) else None
     return way if way in ("max", "min") else None

@@ -18,12 +18,10 @@ from hydra.core.hydra_config import HydraConfig
 from lathe import trust
 from lathe.config.composed import GROUPS as PARTS
 from lathe.config.composed import newest_run
-from lathe.config.schema import current
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, remove, require_plain, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment
 from lathe.runs.lock import locked
-from lathe.runs.results import checked
 from lathe.runs.typed import with_ends
 from lathe.trust.document import as_yaml, is_signed, read_mapping, read_yaml
 from lathe.trust.signing import signed_config
@@ -83,9 +81,8 @@ class RunDir:
 
     @property
     def result(self) -> dict[str, Any]:
-        """The final metrics. Raises UserError where no run has left them so at its end."""
-        words = f"{self.where}: its result.json"
-        return checked(trust.read_json(self.path / "result.json", words), words)
+        """The final metrics."""
+        return trust.read_json(self.path / "result.json", f"{self.where}: its result.json")
 
     @property
     def receipt(self) -> dict[str, Any]:
@@ -99,13 +96,11 @@ class RunDir:
 
     @property
     def started(self) -> datetime:
-        """When the run was created, in UTC; when its config.yaml was written if it does not record the instant. The
-        name of the directory is local time, which does not order runs of two time zones.
+        """When the run was created, in UTC; the beginning of 1970 where environment.json can't be read. The name of the
+        directory is local time, which does not order runs of two time zones.
         """
-        with suppress(UserError, OSError, KeyError, TypeError, ValueError):
+        with suppress(UserError, OSError):
             return datetime.fromisoformat(self.environment["started"]).astimezone(UTC)
-        with suppress(OSError):
-            return datetime.fromtimestamp((self.path / "config.yaml").stat().st_mtime, UTC)
         return datetime.fromtimestamp(0, UTC)
 
     @property
@@ -304,7 +299,7 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
         )
     trust.tell_owner(run.path, run.path / "config.yaml", run.path / "checkpoints")
     require("launch_id" in run.environment, f"{key}={path}: its environment.json is not one that a run has written.")
-    saved = current(run.plain("config.yaml")) if look else run.known_config
+    saved = run.plain("config.yaml") if look else run.known_config
     require(
         isinstance(saved, dict) and "name" in saved, f"{key}={path}: its config.yaml can't be read as a configuration."
     )

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lathe.config.schema.names import current
 from lathe.errors import UserError, require
 from lathe.runs.rundir import GROUPS, RunDir
 
@@ -113,8 +112,6 @@ def _read(run: RunDir, name: str, read: Callable[[], Any], said: list[str]) -> A
 def _config(run: RunDir, known: dict[str, Any] | None) -> dict[str, Any]:
     config = run.plain("config.yaml", known)
     require(isinstance(config, dict), f"{run.where}: its config.yaml can't be read as a configuration.")
-    if "task" not in config:  # an earlier version's, with the task's keys beside the net
-        config = current(config)
     lacking = [name for name in ("name", *GROUPS) if name not in config]
     require(not lacking, f"{run.where}: its config.yaml has no {', '.join(lacking)}, which every run has.")
     return dict(config)

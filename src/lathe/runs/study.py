@@ -92,15 +92,10 @@ def _connected(address: str) -> Any:
         raise
 
 
-def study_name(facts: Mapping[str, Any], names: Sequence[str] = ()) -> str:
-    """The study's name in its storage, which machines that share one find by the same command: it does not depend on
-    where they keep runs and data. Of the `names` there, that which earlier versions gave it is kept."""
-    words, own = facts["words"], ("paths.", "sweep.storage=")
-    former, name = (_named(facts, typed) for typed in (words, [word for word in words if not word.startswith(own)]))
-    return former if former in names else name
-
-
-def _named(facts: Mapping[str, Any], words: Sequence[str]) -> str:
+def study_name(facts: Mapping[str, Any]) -> str:
+    """The study's name in its storage. Machines that share one find it by the same command: it does not depend on where
+    they keep runs and data."""
+    words = [word for word in facts["words"] if not word.startswith(("paths.", "sweep.storage="))]
     told = json.dumps([words, facts["sweep"].get("space")], sort_keys=True)
     return f"{facts['name']}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
@@ -116,7 +111,7 @@ def open_study(folder: Path, facts: Mapping[str, Any], directions: Sequence[str]
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     storage = storage_of(folder, facts["sweep"])
     parts: dict[str, Any] = {
-        "study_name": study_name(facts, optuna.get_all_study_names(storage)),
+        "study_name": study_name(facts),
         "storage": storage,
         "pruner": pruner_of(facts["sweep"]),
     }

@@ -1,4 +1,4 @@
-"""Lightning's Trainer, made from a resolved configuration."""
+"""The Trainer of a resolved configuration."""
 
 import logging
 import os
@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
-from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelSummary, ProgressBar
 from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
 from lightning.pytorch.loggers import Logger
@@ -22,12 +22,13 @@ from lathe.callbacks import AtomicCheckpointIO, Compression
 from lathe.data.prefetch import tell_no_effect
 from lathe.errors import under
 from lathe.nets import recompute
-from lathe.runs import restoring
 from lathe.runs.build import call_factory
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.nodes import make, make_part
+from lathe.runs.restoring import Restoring
 from lathe.strategies import DDP, SyncBatchNorm, channels_last, compile_task, precision_plugin
 from lathe.tasks import Task
+from lathe.trainer import Trainer
 
 # keys of `trainer` that Lightning's does not have
 OURS = (
@@ -77,13 +78,13 @@ def _without(node: dict[str, Any], *keys: str) -> dict[str, Any]:
 def make_trainer(
     cfg: dict[str, Any], directory: Path, callbacks: list[Callback], loggers: list[Logger] | None = None
 ) -> Trainer:
-    """Lightning's Trainer for the configuration's `trainer`, `strategy` and `precision` groups, writing below
+    """Make the Trainer for the configuration's `trainer`, `strategy` and `precision` groups, writing below
     `directory`.
 
     Raises:
         UserError: an argument that the Trainer does not take, or a combination that it refuses.
     """
-    options = _without(cfg["trainer"], *OURS)
+    options = _without(cfg["trainer"], *OURS) | {"_target_": "lathe.trainer.Trainer"}  # in place of Lightning's
     if not options.get("gradient_clip_val") and options.get("gradient_clip_algorithm") == "norm":
         options["gradient_clip_algorithm"] = None  # with any, a module could not clip by another itself
     kinds = {
@@ -111,6 +112,7 @@ def make_trainer(
         plugins.append(TorchSyncBatchNorm() if device_type(options["accelerator"]) == "cuda" else SyncBatchNorm())
     if not several and not TorchElasticEnvironment.detect() and getattr(strategy, "cluster_environment", None) is None:
         plugins.append(LightningEnvironment())  # it would take what a batch script left in the environment for ranks
+    per_call = cfg["trainer"].get("steps_per_call", "auto")
     trainer: Trainer = call_factory(
         make({**options, **precision, "_partial_": True}, "trainer"),
         "trainer",
@@ -119,12 +121,11 @@ def make_trainer(
         callbacks=callbacks,
         logger=loggers or False,
         default_root_dir=str(directory),
+        steps_per_call=None if per_call == "auto" else per_call,
+        prefetch_to_device=cfg["trainer"].get("prefetch_to_device", False),
     )
-    trainer.prefetch_to_device = cfg["trainer"].get("prefetch_to_device", False)  # type: ignore[attr-defined]
-    tell_no_effect(trainer.prefetch_to_device, trainer.strategy.root_device)  # type: ignore[attr-defined]
-    restoring.install(trainer)
-    per_call = cfg["trainer"].get("steps_per_call", "auto")
-    trainer.fit_loop.epoch_loop.steps_per_call = None if per_call == "auto" else per_call  # type: ignore[attr-defined]
+    trainer._checkpoint_connector = Restoring(trainer)
+    tell_no_effect(trainer.prefetch_to_device, trainer.strategy.root_device)
     return trainer
 
 
@@ -143,7 +144,7 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_WORLD_SIZE" in os.environ else 1
 
 
-def found_device(trainer: Trainer) -> str:
+def found_device(trainer: lightning.pytorch.Trainer) -> str:
     """What `trainer.accelerator=auto` took, in a sentence; where that is a CPU, why."""
     device, several = trainer.strategy.root_device, trainer.world_size
     if device.type == "cpu":

@@ -9,7 +9,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lathe.config.schema import current
 from lathe.config.stages import methods
 from lathe.config.typed import as_typed
 from lathe.errors import UserError
@@ -59,7 +58,7 @@ def _teachers(config: Mapping[str, Any]) -> Iterator[Any]:
             file = Path(str(path)) / "config.yaml"
             with suppress(UserError, OSError):  # an error is raised where the teacher is opened
                 if isinstance(path, str) and file.is_file() and not is_signed(file.parent):
-                    yield current(read_yaml(file, str(path)))
+                    yield read_yaml(file, str(path))
 
 
 def run_words(key: str, run: str | Path, config: Mapping[str, Any]) -> list[str]:

@@ -54,7 +54,7 @@ def decode(
 
 
 def _squashed(facts: dict[str, Any]) -> bool:
-    """Whether the net has seen pictures whole, whatever their shape; an older manifest does not say, as none had."""
+    """Whether the net has seen pictures whole, whatever their shape."""
     return bool((facts.get("preprocess") or {}).get("squash"))
 
 

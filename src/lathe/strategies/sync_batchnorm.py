@@ -23,13 +23,13 @@ class SyncBatchNorm(LayerSync):
             if isinstance(module, _BatchNorm) and not isinstance(module, (nn.SyncBatchNorm, _GlobalBatchNorm)):
                 module.__dict__["_plain_class"] = type(module)
                 module.__dict__["_group"] = self.group
-                module.__class__ = _GlobalBatchNorm
+                module.__class__ = _GlobalBatchNorm  # parameters, hooks and names stay
         return model
 
     def revert(self, model: nn.Module) -> nn.Module:
         for module in model.modules():
             if isinstance(module, _GlobalBatchNorm):
-                module.__class__ = module.__dict__.pop("_plain_class")
+                module.__class__ = module.__dict__.pop("_plain_class")  # as in apply
                 del module.__dict__["_group"]
         return model
 

@@ -1,5 +1,7 @@
 """What every task shares: optimizers, running sums of its metrics, and plain names in checkpoints."""
 
+import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,20 +11,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.compression.structure import structure_of
-from lathe.data.steps import reached
-from lathe.tasks import logged, ranks, written
-from lathe.tasks.driven import Driven
-from lathe.tasks.loops import until
+from lathe.data.steps import reached, steps_before
+from lathe.tasks import ranks, written
 from lathe.tasks.meters import SPLITS, Meters
 from lathe.tasks.microbatches import microbatches
-from lathe.tasks.older import refuse_older_names
+from lathe.tasks.module_protocol import ModuleProtocol
 from lathe.tasks.scheduler import another_optimizer, make_optimizers
 from lathe.tasks.sums import Sums
 
 Objective = Callable[[Any, Any], dict[str, Tensor]]
 
 
-class Task(Sums, Driven):
+class Task(Sums, ModuleProtocol):
     """A net, an objective and the metrics that are reported for it.
 
     A subclass names its `metrics` and gives their sums over a batch (`reduce`); `computed` names metrics that follow
@@ -70,7 +70,6 @@ class Task(Sums, Driven):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        refuse_older_names(cls)
         written.check_signatures(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -116,11 +115,11 @@ class Task(Sums, Driven):
         return len(batch[0])
 
     def configure_callbacks(self) -> list[Any]:
-        """None; the first hook that knows the Trainer sees to it that `self.log` writes in the row of its optimizer
-        step.
+        """Return none; in the first hook that knows the metrics, keep Lightning from advising `sync_dist` for them:
+        sums of all ranks are added already.
         """
-        logged.install(self.trainer)
-        logged.silence(self.metric_names)  # their ranks' sums are added up already; a user's own are not
+        names = "|".join(map(re.escape, self.metric_names))
+        warnings.filterwarnings("ignore", message=rf".*recommended to use `self\.log\('({names})', .*sync_dist=True")
         return []
 
     def configure_model(self) -> None:
@@ -137,6 +136,11 @@ class Task(Sums, Driven):
         the quickest that there is.
         """
         return another_optimizer(self._make_optimizer, net, kernels)
+
+    def has_default_step(self) -> bool:
+        """Return whether `training_step` and `training_loss` are Task's own."""
+        kind = type(self)
+        return kind.training_step is Task.training_step and kind.training_loss is Task.training_loss
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Returns the loss. To run several optimizer steps in one call later, override this one method: metrics add up
@@ -185,9 +189,9 @@ class Task(Sums, Driven):
         """
         return microbatches(batch, n)
 
-    def quiet_steps(self, trainer: Any) -> float:
-        """How many of the next optimizer steps its hooks of a batch can do without: those before one that is logged."""
-        return until(trainer.global_step, trainer.log_every_n_steps)
+    def skippable_steps(self, trainer: Any) -> float:
+        """Count the steps before the next logged one, which need no hook (`lathe.callbacks.SkippableHooks`)."""
+        return steps_before(trainer, trainer.log_every_n_steps)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._log_step()
@@ -208,20 +212,20 @@ class Task(Sums, Driven):
         for logger in trainer.loggers:
             logger.log_metrics(dict(row), step=step)
 
-    def can_note(self, trainer: Any) -> bool:
-        """Whether a logged step may be one of several: its line is written behind the last of them."""
+    def can_defer_log(self, trainer: Any) -> bool:
+        """Return whether the row of a logged step may be written after steps that follow it."""
         return type(self).write is Task.write and "write" not in vars(self)
 
-    def note_end(self, trainer: Any) -> dict[str, Any]:
-        """Of a logged step amid several: what its line will hold, which `noted` fills in."""
+    def deferred_row(self, trainer: Any) -> dict[str, Any]:
+        """Return the row of a logged step, which `complete_deferred_rows` fills in."""
         self._logged_step = trainer.global_step
         self.end_window()
         row: dict[str, Any] = {}
         self._rows.append((row, trainer.current_epoch))
         return row
 
-    def noted(self, trainer: Any) -> None:
-        """Behind several steps: the lines of those that were logged."""
+    def complete_deferred_rows(self, trainer: Any) -> None:
+        """Fill in the rows of logged steps, after a group of steps."""
         rows, self._rows = self._rows, []
         for (row, epoch), sums in zip(rows, self.ended(), strict=True):
             self.latest = self._means("train", sums)

@@ -40,6 +40,7 @@ class ClassificationTask(SupervisedTask):
     metrics: tuple[str, ...] = ("loss", "accuracy")
     monitor = "val/accuracy"
     known = ("accuracy", "top5_accuracy")
+    standard_step = True
 
     @validated
     def __init__(

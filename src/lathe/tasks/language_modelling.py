@@ -64,6 +64,7 @@ class LanguageModellingTask(Task):
     computed = ("perplexity",)
     monitor = "val/loss"
     unit = "tokens"
+    standard_step = True
 
     @validated
     def __init__(

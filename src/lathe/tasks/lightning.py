@@ -15,10 +15,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.config.validation import validated
 from lathe.errors import UserError, require
-from lathe.tasks import logged, ranks
+from lathe.tasks import ranks
 from lathe.tasks.base import Task
-from lathe.tasks.loops import StepLoop
-from lathe.tasks.manual import KeepsGradients
+from lathe.tasks.manual_optimization import KeepsGradients
 from lathe.tasks.plain import check_hyper_parameters, name_of
 from lathe.tasks.scheduler import KEY, check_lengths, make_optimizers
 
@@ -41,7 +40,6 @@ class LightningTask(Task):
     metrics: tuple[str, ...] = ()
     minimised: tuple[str, ...] = ()
     monitor = ""
-    logs_more = True
     predicts = "what its predict_step returns"
 
     @validated
@@ -118,8 +116,7 @@ class LightningTask(Task):
 
 
 class KeepsLog(Callback):
-    """Has `self.log` of a plain LightningModule write in the row of its optimizer step, and keeps with a checkpoint
-    what it was given and has not reported yet, as a task's own hooks do.
+    """Saves with a checkpoint what a plain LightningModule has logged and not yet reported, as a task's hooks do.
 
     Args:
         parameters: names of those that the module has without a Trainer, as whoever loads it has it.
@@ -131,9 +128,6 @@ class KeepsLog(Callback):
     def __init__(self, parameters: Sequence[str]) -> None:
         self.parameters = set(parameters)
         self._restored: list[dict[str, Any]] = []
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        logged.install(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         later = next((name for name, _ in pl_module.named_parameters() if name not in self.parameters), None)
@@ -167,9 +161,6 @@ class KeepsLog(Callback):
         ranks.agree(trainer, pl_module)
         restored, self._restored = self._restored, []
         ranks.restore_logs(restored, trainer, pl_module)
-        loop = trainer.fit_loop.epoch_loop
-        if isinstance(loop, StepLoop):
-            loop.plateaus.begin_epoch()
 
 
 def check_module(net: Any) -> LightningModule:

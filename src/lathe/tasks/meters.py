@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from torchmetrics.aggregation import BaseAggregator
 
 from lathe.errors import ArgumentError, UserError, did_you_mean, own_place, refuse
-from lathe.tasks import logged, ranks
+from lathe.tasks import ranks
 from lathe.tasks.loss import CALL, named, shape
 
 SPLITS = ("train", "val", "test")
@@ -210,7 +210,7 @@ def _merge(metrics: Sequence[Metric], trainer: Trainer) -> None:
     """
     sharing = trainer.distributed_sampler_kwargs
     replica = sharing["rank"] if sharing else trainer.global_rank
-    mine = [[logged.state_of(part) for part in _parts(metric)] for metric in metrics]
+    mine = [[ranks.metric_state(part) for part in _parts(metric)] for metric in metrics]
     each = ranks.gathered((replica, mine), trainer)
     for number, metric in enumerate(metrics):
         rows: dict[int, list[dict[str, Any]]] = {}
@@ -218,7 +218,7 @@ def _merge(metrics: Sequence[Metric], trainer: Trainer) -> None:
             if states[number][0]["count"]:
                 rows.setdefault(its, states[number])
         for part, states in zip(_parts(metric), zip(*rows.values(), strict=True), strict=bool(rows)):
-            logged.load_state(part, states[0] if len(states) == 1 else _together(part, states))
+            ranks.load_metric_state(part, states[0] if len(states) == 1 else _together(part, states))
 
 
 def _parts(metric: Metric) -> list[Metric]:

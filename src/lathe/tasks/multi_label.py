@@ -29,6 +29,7 @@ class MultiLabelTask(SupervisedTask):
 
     metrics: tuple[str, ...] = ("loss", "accuracy")
     known = ("accuracy",)
+    standard_step = True
     predicts = "labels"
 
     @validated

@@ -9,9 +9,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+from torchmetrics import Metric
 
 from lathe.errors import UserError
-from lathe.tasks import logged
 
 
 def sums(mine: Tensor, trainer: Trainer) -> list[list[float]]:
@@ -42,12 +42,11 @@ def own_sums(saved: list[list[float]], trainer: Trainer, nothing: Tensor) -> Ten
 
 def logs(trainer: Trainer, task: LightningModule) -> list[dict[str, Any]]:
     """What `self.log` was given and has not reported yet, of each rank, after writing what is due; a collective."""
-    connector = trainer._logger_connector
+    connector: Any = trainer._logger_connector
     if trainer.state.fn != "fit" or not hasattr(connector, "flush"):
         return []
     connector.flush()
-    mine = logged.states(trainer, task)
-    return gathered(mine, trainer)
+    return gathered(connector.state(task), trainer)
 
 
 def gathered(mine: Any, trainer: Trainer) -> list[Any]:
@@ -96,10 +95,35 @@ def agree(trainer: Trainer, module: LightningModule) -> None:
 def restore_logs(saved: list[dict[str, Any]], trainer: Trainer, task: LightningModule) -> None:
     """Puts back this rank's part of what `logs` gave. That of another number of ranks fits nobody; the loss of the
     states of torchmetrics is told."""
+    connector: Any = trainer._logger_connector
+    if not hasattr(connector, "restore"):  # a Trainer of plain Lightning
+        return
     if len(saved) == trainer.world_size:
-        logged.restore(trainer, task, saved[trainer.global_rank])
+        connector.restore(task, saved[trainer.global_rank])
     elif any(state["count"] for part in saved for state in part["metrics"].values()):
         rank_zero_warn(
             f"The torchmetrics of the epoch that was interrupted on {len(saved)} processes do not fit "
             f"{trainer.world_size}: their training metrics of this epoch are over the rest of it."
         )
+
+
+def metric_state(metric: Metric) -> dict[str, Any]:
+    """Return a torchmetric's state: plain values and tensors on the CPU."""
+    values = {name: getattr(metric, name) for name in metric._defaults}
+    return {
+        "count": metric._update_count,
+        "values": {
+            name: [part.detach().cpu().clone() for part in value]
+            if isinstance(value, list)
+            else value.detach().cpu().clone()
+            for name, value in values.items()
+        },
+    }
+
+
+def load_metric_state(metric: Metric, state: dict[str, Any]) -> None:
+    """Load what `metric_state` returned."""
+    metric._update_count, metric._computed = state["count"], None
+    for name, value in state["values"].items():
+        moved = [part.to(metric.device) for part in value] if isinstance(value, list) else value.to(metric.device)
+        setattr(metric, name, moved)

@@ -30,6 +30,7 @@ class RegressionTask(SupervisedTask):
     computed: tuple[str, ...] = ("rmse",)
     minimised = ("loss", "mae", "mse", "rmse")
     known = ("mae", "mse", "rmse")
+    standard_step = True
     predicts = "values"
 
     @validated

@@ -155,10 +155,10 @@ class Stepping(Callback):
         if self.plan.interval == "epoch" and not self.plan.waits:
             self._catch_up(trainer.current_epoch // self.plan.frequency)
 
-    each_step = ("on_train_batch_end",)
+    every_step = ("on_train_batch_end",)
 
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """As many as there are: what acts at each is in `each_step`."""
+    def skippable_steps(self, trainer: Trainer) -> float:
+        """Return inf: the hook that acts at each step is in `every_step`."""
         return math.inf
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:

@@ -39,8 +39,8 @@ class SupervisedTask(Task):
 
     @property
     def takes_pairs(self) -> bool:
-        """Whether all that it looks at of a batch is `(x, y)`; a class of the user's own may take more."""
-        return type(self).__module__.startswith("lathe.")
+        """Return whether the task reads `(x, y)` of a batch and nothing else."""
+        return self.standard_step
 
     def __init__(
         self,

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lathe.config.schema import current
 from lathe.errors import UserError
 from lathe.trust import own
 from lathe.trust.check import GETTERS, KINDS, Finding, findings, kind_at, names_in
@@ -94,8 +93,7 @@ def carried() -> tuple[list[str], dict[str, str]]:
 
 
 def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]:
-    """The configuration in the file `path`, a run's config.yaml, if all that it names may be built; each part under its
-    name of now.
+    """The configuration in the file `path`, a run's config.yaml, if all that it names may be built.
 
     `where` begins each sentence. Without `kinds`, nothing is imported, and the result is for reading alone, not for
     building.
@@ -105,8 +103,7 @@ def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]
         OSError: it can't be read.
     """
     words = f"{where}: its config.yaml"
-    content, signed = read_signed(path, words)
-    config = current(content)  # first of all: what is checked is what will be built
+    config, signed = read_signed(path, words)
     if not isinstance(config, dict):
         raise UserError(f"{words} can't be read as a configuration.")
     if not isinstance(config.get("name", "x"), str) or not _plain(config.get("name", "x")):

@@ -28,7 +28,6 @@ from lathe.runs import rundir, score
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.methods import make_methods
 from lathe.runs.metric_names import directions
-from lathe.runs.results import checked
 from lathe.runs.rundir import RunDir
 from lathe.runs.trainer import quiet
 from lathe.runs.typed import run_command
@@ -90,7 +89,6 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
         "name": request["name"] or config["name"],
         "seconds": time.monotonic() - began,
     }
-    checked(result, "The new run's result.json")  # before anything is written
     run = write_run(source, request, task.net, state)
     run.finish(result)
     rundir.point_latest(run.path.parent.parent, run.path)

@@ -77,9 +77,7 @@ def finish(
                 "choose."
             ]
         if checkpoint.monitor is not None and checkpoint.best_score is None:
-            reason = (
-                checkpoint.unjudged or f"nothing reported {checkpoint.monitor}"
-            )  # the latter in runs of older versions
+            reason = checkpoint.unjudged or f"nothing reported {checkpoint.monitor}"
             given = "the initial weights" if cfg.get("ckpt_path") is None else "the weights of ckpt_path"
             result["best"] = f"the last weights, {reason}" if result["steps"] else f"{given}, nothing was trained"
     if looks and not (checkpoint is not None and changed):

@@ -21,7 +21,6 @@ from torch.optim import Optimizer
 from lathe import files
 from lathe.errors import require
 from lathe.measure.plot import lines
-from lathe.runs.cells import csv_text
 from lathe.verbs.trial import Trial, rates_of
 
 _RATE = re.compile(r"(.*_)?(lr|learning_rate)")  # what a module calls the argument that is its rate
@@ -172,7 +171,7 @@ def write(folder: Path, found: dict[str, Any]) -> None:
     """lr_find.csv, lr_find.svg and lr_find.json."""
     rows = list(zip(found["rates"], found["losses"], found["smoothed"], strict=True))
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(folder / "lr_find.csv", csv_text(["lr", "loss", "smoothed"], rows))
+    files.write_atomically(folder / "lr_find.csv", files.csv_text(["lr", "loss", "smoothed"], rows))
     shown = [row for row in rows if row[1] <= 2 * rows[0][1]]
     series = {
         "loss": [(rate, loss) for rate, loss, _ in shown],

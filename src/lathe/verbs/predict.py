@@ -22,7 +22,6 @@ from lathe.export.bundle import open_bundle
 from lathe.export.files import whole
 from lathe.images.files import ImageFile, LeftOut, UnreadableError, find_images
 from lathe.images.pictures import scaled
-from lathe.runs.cells import cell
 from lathe.runs.exported import check_current
 from lathe.runs.nodes import target_of
 from lathe.runs.rundir import RunDir
@@ -98,8 +97,8 @@ def predict(cfg: dict[str, Any]) -> int:
                     bool(row[best] == row[best]),
                     f"run={request['run']}: its net answers {label} with NaN, not with numbers: train it again.",
                 )
-                chosen = [cell(names[best])] if names else []
-                writer.writerow([cell(label), best, f"{float(row[best]):.6f}", *chosen])
+                chosen = [names[best]] if names else []
+                writer.writerow([label, best, f"{float(row[best]):.6f}", *chosen])
             progress.advance(work, len(logits))
 
         run(cfg, images, write)

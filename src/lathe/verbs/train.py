@@ -54,7 +54,7 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None) -> dict[str, Any]:
-    elapsed, fresh = Elapsed(), not run.begun
+    elapsed = Elapsed()
     seed_everything(cfg["seed"], workers=True, verbose=False)
     datamodule = make_data(cfg, train=True)
     task = make_task(cfg)
@@ -71,9 +71,8 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
     start.given = callbacks
     task.check_run(cfg)
     check_loaders(cfg, datamodule)
-    if fresh:  # what an older version has let begin is brought to its end
-        check_names(cfg, task, callbacks)
-        task.check_facts(cfg["data"])
+    check_names(cfg, task, callbacks)
+    task.check_facts(cfg["data"])
     widen(task, cfg)
     skip_empty_hooks(callbacks)
     trainer = make_trainer(cfg, run.path, callbacks, loggers)

@@ -1,6 +1,5 @@
 """A search: what Optuna draws is what is trained, what a run reports is what Optuna is told."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -115,15 +114,13 @@ def test_a_grid_ends_when_all_of_it_was_run_and_several_objectives_have_several_
 
 @pytest.mark.slow
 def test_a_search_that_was_cut_short_goes_on_as_it_would_have(tmp_path: Path) -> None:
-    """Also where the kill fell between the study's number and the job's file, and where an earlier version began it."""
+    """Also where the kill fell between the study's number and the job's file."""
     quick = (*SEARCH, *QUICK, "sweep.sampler=random")
     check(run(*quick, "sweep.trials=4", "paths.log_dir=alone", cwd=tmp_path))
     check(run(*quick, "sweep.trials=4", cwd=tmp_path))
     (sweep,), (alone,) = sweeps(tmp_path / "logs"), sweeps(tmp_path / "alone")
     (sweep / "done").unlink()
     (sweep / "jobs" / "00003.json").unlink()
-    for path, job in zip(sorted((sweep / "jobs").glob("*.json")), jobs(sweep), strict=True):
-        path.write_text(json.dumps({key: value for key, value in job.items() if key not in ("trial", "repeat")}))
     lines = (sweep / "study.log").read_text().splitlines(keepends=True)
     told = [place for place, line in enumerate(lines) if '"trial_id":3' in line and '"op_code":6' in line]
     assert told

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.lean import EachStep
 from lathe.callbacks.methods.base import Compression
 from lathe.callbacks.methods.samples import an_input, first_batches, rewind
+from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.compression.batchnorm import reestimate_batchnorm
 from lathe.compression.channels import budget, slices
 from lathe.compression.channels.fade import Fade, fading, silence
@@ -35,7 +35,7 @@ KEY = "compression.prune_channels"
 BATCHES = 15  # for BatchNorm's statistics, and for `taylor`
 
 
-class PruneChannels(EachStep, Compression):
+class PruneChannels(SkippableHooks, Compression):
     """Removes whole channels, attention heads and hidden units until the net keeps to a budget (see `find_groups`,
     `choose`).
 
@@ -215,7 +215,7 @@ class PruneChannels(EachStep, Compression):
         if self.mode == "gradual" and trainer.global_step > self._step:
             self._act(trainer, pl_module, trainer.global_step)
 
-    each_step = ("on_before_optimizer_step", "on_train_batch_end")
+    every_step = ("on_before_optimizer_step", "on_train_batch_end")
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if self.mode == "one_shot" or self.chosen is not None:

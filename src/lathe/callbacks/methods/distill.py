@@ -238,10 +238,10 @@ class Distill(Compression):
         if trainer.current_epoch >= self._filled:
             self.teachers.check_cache()
 
-    each_step = ("on_train_batch_end",)
+    every_step = ("on_train_batch_end",)
 
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """As many as there are, unless connectors have gradients to share at each."""
+    def skippable_steps(self, trainer: Trainer) -> float:
+        """Return inf, or 0 where connectors share gradients at each step."""
         return math.inf if self.on_after_backward is None else 0
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.lean import EachStep
 from lathe.callbacks.methods.base import Compression, compressions
+from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.compression.channels.slices import staying
 from lathe.compression.masks.masks import Masks, make_masks
 from lathe.compression.masks.parameters import HEAD_RULE, maskable, weights_of
@@ -23,7 +23,7 @@ from lathe.measure.processes import everyones, processes
 from lathe.measure.shards import is_sharded, local, parameters_of, part_of
 
 
-class Masking(EachStep, Compression):
+class Masking(SkippableHooks, Compression):
     """Keep weights exactly zero where `masks` are, from the moment that a mask is set: in the net, in checkpoints, in
     EMA's average.
 

@@ -12,8 +12,8 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lathe.callbacks.lean import EachStep
 from lathe.callbacks.methods.base import Compression
+from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.compression.quantization import ranges
 from lathe.compression.quantization.fake_quant import FakeQuantize
 from lathe.compression.quantization.layer_plan import float_sentence
@@ -30,7 +30,7 @@ EXAMPLES = 64  # samples that show which layers share an input, and a first rang
 RECOMPILATIONS = 64  # compiled graphs per function: rounding, observing and frozen statistics each change them once
 
 
-class QAT(EachStep, Compression):
+class QAT(SkippableHooks, Compression):
     """Fake quantization of convolutions, linear layers, embeddings and residual sums (Jacob et al. 2018,
     arXiv:1712.05877).
 

@@ -82,7 +82,7 @@ def to_quantized(module: nn.Module) -> None:
     assert kind is not None
     if kind is QuantAdd:
         module.__dict__["_plain_class"] = type(module)
-    module.__class__ = kind
+    module.__class__ = kind  # parameters, hooks and names stay; a wrapper would rename them
     for role in roles_of(module):
         module.register_module(role, None)
 
@@ -93,7 +93,8 @@ def to_plain(module: nn.Module) -> None:
         del module._modules[role]
     module.__dict__.pop("plan", None)
     own = module.__dict__.pop("_plain_class", None)
-    module.__class__ = own or next(plain for plain, quantized in WEIGHTED.items() if isinstance(module, quantized))
+    kind = own or next(plain for plain, quantized in WEIGHTED.items() if isinstance(module, quantized))
+    module.__class__ = kind  # as in to_quantized
 
 
 def roles_of(module: nn.Module) -> tuple[str, ...]:

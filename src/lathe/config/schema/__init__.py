@@ -1,7 +1,6 @@
 """Validation of configurations against configs/schema.json. Imports no torch."""
 
 from lathe.config.schema.check import Problem, command_keys, follows, key_schemas, problems, training_commands
-from lathe.config.schema.names import current, moved, renamed
 from lathe.config.schema.together import CLASHES, CONTRADICTIONS, Together, together
 from lathe.config.values import kind_of, shown
 
@@ -11,13 +10,10 @@ __all__ = [
     "Problem",
     "Together",
     "command_keys",
-    "current",
     "follows",
     "key_schemas",
     "kind_of",
-    "moved",
     "problems",
-    "renamed",
     "shown",
     "together",
     "training_commands",

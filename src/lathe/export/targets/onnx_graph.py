@@ -16,7 +16,6 @@ from lathe.export.files import readable, whole
 from lathe.export.inputs import dynamic_axes, stand_in
 
 Array = np.ndarray[Any, Any]
-log = logging.getLogger(__name__)
 
 
 def available() -> str | None:
@@ -137,18 +136,7 @@ def open_session(path: str | Path, threads: int | None = None, device: str | Non
         return onnxruntime.InferenceSession(str(path), settings, providers=providers)
 
     try:
-        try:
-            found = session()
-        except Exception as error:
-            if SHARED not in str(error):
-                raise
-            settings.add_session_config_entry(EXACT, "0")
-            found = session()
-            log.warning(
-                "%s was exported by an older version, and this processor (x86 without VNNI) sums its integers "
-                "inexactly: export the run again.",
-                path,
-            )
+        found = session()
         if found.get_modelmeta().custom_metadata_map.get(FLOAT_ARITHMETIC):
             # integers are only stored: they become floats once, when the file is loaded, instead of at each call
             settings.add_session_config_entry("session.disable_quant_qdq", "1")
@@ -191,7 +179,6 @@ FLOAT_ARITHMETIC = "lathe.float_arithmetic"
 # With VNNI sums are exact as they are, and the option, which makes unsigned weights of signed ones, takes 2.6 times as
 # long (ONNX Runtime 1.31, a ResNet-18 at 32x32).
 EXACT = "session.x64quantprecision"
-SHARED = "Attempt to replace the existing tensor"  # what it says of a file in which layers share a zero point
 
 
 def load(path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:

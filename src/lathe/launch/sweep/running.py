@@ -89,7 +89,7 @@ def _options(context: Context) -> dict[str, Any]:
     Raises:
         UserError: a key lacks a value, or has one of another kind.
     """
-    if context.config.get("sweep") is None:  # the choice of an older version, which names hydra.sweeper.params
+    if context.config.get("sweep") is None:  # a sweep file of the user's that names hydra.sweeper.params
         options = WITHOUT
     else:
         options = WITHOUT | resolve(OmegaConf.masked_copy(context.config, ["sweep"]))["sweep"]

@@ -10,8 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lathe.config.composed import BEFORE, flatten
-from lathe.config.schema import current
+from lathe.config.composed import flatten
 from lathe.config.words import key_of
 from lathe.errors import UserError
 from lathe.runs.places import Place, shown
@@ -153,7 +152,7 @@ def read_run(place: Place, known: dict[str, Any] | None = None) -> Run:
     run = Run(place.path, stands.state, typed, sentence=sentence, job=_job(job), told=job, sweep=where)
     run.result = dict(stands.result or {})
     if stands.config is not None:
-        run.leaves = BEFORE | {harmless(key): value for key, value in flatten(current(stands.config)).items()}
+        run.leaves = {harmless(key): value for key, value in flatten(stands.config).items()}
     if run.state == "unfinished" and directory.last.exists():
         # without what it would have to trust, which the refusal names: a report is no reason to
         run.sentence = f"{run_command('train.py', 'resume', place.path, {})} goes on with it."

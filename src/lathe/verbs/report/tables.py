@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lathe.runs.cells import csv_text
+from lathe.files import csv_text
 from lathe.verbs.report.assemble import COLUMNS, Report
 from lathe.verbs.report.collect import Run
 from lathe.verbs.report.cost import cost, mean_cost

@@ -80,13 +80,8 @@ def code_of(environment: dict[str, Any], choice: str, where: str) -> Iterator[Co
 def _apply(tree: Path, diff: str, what: str, way: str) -> None:
     if not diff.strip():
         return
-    # Earlier versions stripped the diff's end, where lines of context may be blank.
-    for end in ("\n", "\n \n", "\n \n \n", "\n \n \n \n"):
-        text = f"{diff}{end}".encode(errors="surrogateescape")
-        done = _git(tree, "apply", "--whitespace=nowarn", "-", given=text)
-        if done.returncode == 0:
-            return
-    raise UserError(f"{what} can't be applied to its commit ({_first(done.stderr)}): {way}")
+    done = _git(tree, "apply", "--whitespace=nowarn", "-", given=f"{diff}\n".encode(errors="surrogateescape"))
+    require(done.returncode == 0, f"{what} can't be applied to its commit ({_first(done.stderr)}): {way}")
 
 
 def _unknown_to_git(root: Path) -> Iterator[str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from lathe.config.composed import flatten
-from lathe.config.schema import current
 from lathe.errors import require
 from lathe.files import open_plain
 from lathe.runs.metric_names import is_curve, loss_keys
@@ -30,7 +29,7 @@ def compare(words: Sequence[str], columns: Sequence[str] | None, points: int) ->
     """
     runs = [open_run(word, "compare", look=True) for word in words]
     require(runs[0].path != runs[1].path, f"compare=[{words[0]},{words[1]}]: both are {runs[0].path}; give two runs.")
-    a, b = (flatten(current(run.plain("config.yaml"))) for run in runs)
+    a, b = (flatten(run.plain("config.yaml")) for run in runs)
     configuration = {
         key: (a.get(key, "absent"), b.get(key, "absent"))
         for key in sorted(a.keys() | b.keys())

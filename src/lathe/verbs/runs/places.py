@@ -19,7 +19,7 @@ def _facts(environment: dict[str, Any]) -> dict[str, str]:
     packages = environment.get("packages")
     found = {key: str(environment.get(key)) for key in ("python", "platform", "cpu", "cores")}
     found |= {str(key): str(value) for key, value in (packages if isinstance(packages, dict) else {}).items()}
-    threads = environment.get("threads")  # which earlier versions did not write down
+    threads = environment.get("threads")
     found |= {str(key): str(value) for key, value in (threads if isinstance(threads, dict) else {}).items()}
     diff = environment.get("git_diff")
     found["commit"] = str(environment.get("git_commit"))

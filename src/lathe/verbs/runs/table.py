@@ -11,7 +11,6 @@ from typing import Any
 from lathe import files
 from lathe.config.words import key_of, short_names
 from lathe.errors import require
-from lathe.runs.cells import csv_text
 from lathe.runs.metric_names import best_of
 from lathe.runs.state import STATES
 from lathe.verbs.runs.listed import Listed
@@ -126,7 +125,7 @@ def write(output: str, found: list[dict[str, Any]]) -> None:
     flat = [
         [" ".join(map(str, value)) if isinstance(value, list) else value for value in row.values()] for row in found
     ]
-    files.write_atomically(place, csv_text(list(found[0]) if found else ["run"], flat))
+    files.write_atomically(place, files.csv_text(list(found[0]) if found else ["run"], flat))
 
 
 def check_output(output: str, suffixes: Sequence[str]) -> Path:

@@ -1,0 +1,173 @@
+"""Resume learning-rate schedules: those planned for another length, and those that wait for a metric."""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch.trainer import call
+from torch import Tensor
+from torch.optim.lr_scheduler import ChainedScheduler, OneCycleLR, SequentialLR
+
+# attributes in which torch's schedulers keep the length they were made for, and which a checkpoint would restore
+LENGTHS = ("total_steps", "T_max", "total_iters", "milestones", "_milestones", "_schedule_phases")
+
+
+def replan(scheduler: Any, fresh: Mapping[str, Any]) -> list[str]:
+    """Give a scheduler restored from a shorter run the length it was made for, and the rate at its place in it.
+
+    torch restores a scheduler's length with its place: a run whose end is raised would resume with a OneCycleLR that
+    refuses to step, or on the wrong side of a cosine. Positions and counts stay restored. So does a ChainedScheduler,
+    whose rate does not follow from its place.
+
+    Args:
+        scheduler: of torch, or with the attributes of one.
+        fresh: its `state_dict()` before the checkpoint's was loaded.
+
+    Returns:
+        The changes, such as "T_max=4 (was 2)"; empty where the lengths are equal.
+    """
+    if isinstance(scheduler, ChainedScheduler) or not hasattr(scheduler, "optimizer"):
+        return []
+    changed = _restore_lengths(scheduler, fresh)
+    if not changed:
+        return []
+    active = scheduler
+    while isinstance(active, SequentialLR):
+        active = active._schedulers[bisect_right(active._milestones, active.last_epoch)]
+    rates = _rates(active)
+    if rates is not None:
+        for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+        scheduler._last_lr = active._last_lr = rates
+    return changed
+
+
+def _restore_lengths(scheduler: Any, fresh: Mapping[str, Any]) -> list[str]:
+    changed = []
+    for name in LENGTHS:
+        if name in fresh and vars(scheduler).get(name, fresh[name]) != fresh[name]:
+            if name != "_schedule_phases":  # these follow from total_steps
+                changed.append(f"{name.strip('_')}={_text(fresh[name])} (was {_text(vars(scheduler)[name])})")
+            setattr(scheduler, name, fresh[name])
+    for part, own in zip(getattr(scheduler, "_schedulers", ()), fresh.get("_schedulers", ()), strict=False):
+        changed += [] if isinstance(part, ChainedScheduler) else _restore_lengths(part, own)
+    return changed
+
+
+def _text(value: Any) -> str:
+    return str(sorted(value) if isinstance(value, Mapping) else value)
+
+
+def _rates(scheduler: Any) -> list[float] | None:
+    """Return the learning rates at the scheduler's place, or None where they depend on more than that."""
+    if isinstance(scheduler, OneCycleLR):
+        scheduler._get_lr_called_within_step = True
+        try:
+            return [float(rate) for rate in scheduler.get_lr()]
+        finally:
+            scheduler._get_lr_called_within_step = False
+    if hasattr(scheduler, "_get_closed_form_lr"):
+        return [float(rate) for rate in scheduler._get_closed_form_lr()]
+    return None
+
+
+class PlateauResume:
+    """Steps that a resumed run owes to schedulers with `reduce_on_plateau` of a user's LightningModule.
+
+    Lightning 2.6 steps a ReduceLROnPlateau after the checkpoint of the same moment is written, saves no metric for it,
+    and skips it in the first epoch after a resume: such a run lacks one of its steps. Here a checkpoint holds which
+    steps are owed and the metrics for them, and the resumed run takes them first.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self.loop = loop
+        self._restored = False  # whether the checkpoint has all this
+        self._owed: list[int] = []  # indices of the schedulers with a step to take
+        self._epoch = -1  # of the checkpoint
+        self._values: dict[str, float] = {}  # metrics for the owed steps
+        self._stepped: dict[int, list[int]] = {}  # epoch, or epoch and batch, of each scheduler's last step
+
+    def state(self) -> dict[str, Any] | None:
+        """Return what a checkpoint holds; None without such a scheduler."""
+        configs = self._configs()
+        if not configs:
+            return None
+        values = {config.monitor: self.value(config.monitor) for _, config in configs}
+        return {
+            "owed": [index for index, config in configs if index in self._owed or self._is_due(index, config)],
+            "epoch": self.loop.trainer.current_epoch,
+            "values": {name: float(value) for name, value in values.items() if value is not None},
+            "stepped": dict(self._stepped),
+        }
+
+    def restore(self, state: dict[str, Any] | None) -> None:
+        """Load what `state` returned."""
+        self._restored = state is not None
+        state = state or {"owed": [], "epoch": -1, "values": {}, "stepped": {}}
+        self._owed, self._epoch = list(state["owed"]), state["epoch"]
+        self._values, self._stepped = dict(state["values"]), dict(state["stepped"])
+
+    def value(self, monitor: str) -> Any:
+        """Return a metric as reported last, by this process or before the checkpoint; None if it never was."""
+        reported = self.loop.trainer.callback_metrics.get(monitor)
+        return self._values.get(monitor) if reported is None else reported
+
+    def can_step_at_epoch_end(self) -> bool:
+        """Return whether the metrics are known that schedulers need at the first epoch's end after a resume."""
+        if self._restored:
+            return True
+        monitors = [config.monitor for _, config in self._configs() if config.interval == "epoch"]
+        return bool(monitors) and all(self.value(monitor) is not None for monitor in monitors)
+
+    def note_stepped(self, interval: str) -> None:
+        """Note that Lightning has stepped the schedulers of this interval that were due."""
+        for index, config in self._configs():
+            if config.interval == interval and (self._count(interval) + 1) % config.frequency == 0:
+                self._stepped[index] = self._place(interval)
+                self._owed = [owed for owed in self._owed if owed != index]
+
+    def begin_epoch(self) -> None:
+        """Take the steps of an epoch that a resumed run does not end again."""
+        if self.loop.trainer.current_epoch > self._epoch:
+            self.step_owed()
+
+    def step_owed(self) -> None:
+        """Take the owed steps, before the next batch."""
+        owed, self._owed = self._owed, []
+        for index in owed:
+            config = self.loop.trainer.lr_scheduler_configs[index]
+            value = self.value(config.monitor)
+            if value is None:
+                continue  # it was not known either when the checkpoint was written
+            self.loop.scheduler_progress.increment_ready()
+            call._call_lightning_module_hook(self.loop.trainer, "lr_scheduler_step", config.scheduler, value)
+            self.loop.scheduler_progress.increment_completed()
+
+    def _configs(self) -> list[tuple[int, Any]]:
+        trainer = self.loop.trainer
+        if not trainer.lightning_module.automatic_optimization:
+            return []
+        return [
+            (index, config) for index, config in enumerate(trainer.lr_scheduler_configs) if config.reduce_on_plateau
+        ]
+
+    def _count(self, interval: str) -> int:
+        count: int = self.loop.batch_idx if interval == "step" else self.loop.trainer.current_epoch
+        return count
+
+    def _place(self, interval: str) -> list[int]:
+        epoch = self.loop.trainer.current_epoch
+        return [epoch, self.loop.batch_idx] if interval == "step" else [epoch]
+
+    def _is_due(self, index: int, config: Any) -> bool:
+        """Return whether the scheduler's step is due and Lightning has not taken it yet."""
+        loop, batches = self.loop, self.loop.batch_progress.current
+        if batches.processed != batches.ready or batches.ready == 0:
+            return False
+        if (self._count(config.interval) + 1) % config.frequency:
+            return False
+        ended = loop._num_ready_batches_reached() if config.interval == "epoch" else not loop._should_accumulate()
+        return bool(ended) and self._stepped.get(index) != self._place(config.interval)

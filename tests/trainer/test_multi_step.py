@@ -1,0 +1,247 @@
+"""Several optimizer steps per call, and callbacks, tasks and hooks that need every step."""
+
+import warnings
+import weakref
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from support.multi_step import STEPS, OwnThroughput, Sees, SeesEach, SeesEveryThird, groups, train
+from support.runs import column
+from torch.nn.modules.module import register_module_forward_hook
+
+from lathe.tasks import ClassificationTask
+from lathe.trainer import multi_step
+
+__all__ = ["groups"]  # a fixture
+
+
+class Hiccup(SeesEach):
+    """The clock jumps by a second in the second step, as on a machine that had something else to do."""
+
+    late = 0.0
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        super().on_train_batch_end(*args)
+        self.late += self.steps[-1] == 2
+
+
+class Sees2(SeesEveryThird):
+    """Overrides a hook that its parent's `skippable_steps` does not know."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        pass
+
+
+def test_a_default_run_groups_most_of_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
+) -> None:
+    run = train(tmp_path, monkeypatch)
+    assert sum(groups) > STEPS * 0.6
+    assert len(column(run, "train/loss")) == STEPS / 5
+    assert column(run, "throughput/samples_per_s")
+
+
+def test_one_slow_step_does_not_end_grouping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
+) -> None:
+    hiccup, clock = Hiccup(), multi_step.perf_counter
+    monkeypatch.setattr(multi_step, "perf_counter", lambda: clock() / 1000 + hiccup.late)
+    train(tmp_path, monkeypatch, hiccup)
+    assert hiccup.late == 1
+    assert sum(groups) > STEPS * 0.4
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("trainer.steps_per_call=1",), "Lightning makes the steps"),
+        (("trainer.accumulate_grad_batches=2",), "gradients accumulate"),
+        (("trainer.profiler=simple",), "it measures Lightning's actions"),
+    ],
+)
+def test_runs_that_do_not_group_steps(
+    words: tuple[str, ...],
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: list[int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    train(tmp_path, monkeypatch, words=words)
+    assert not groups, why
+    assert capsys.readouterr().out.count("FIT Profiler Report") == ("trainer.profiler=simple" in words)
+
+
+def test_a_callback_without_skippable_steps_sees_each_step_and_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sees = Sees()
+    train(tmp_path, monkeypatch, sees)
+    assert sees.steps == list(range(1, STEPS + 1))
+    assert not groups
+    assert capsys.readouterr().out.count("Sees.on_train_batch_end may need every step") == 1
+
+
+class Hooks(Callback):
+    """Registers a hook on the net or a gradient, and records the batch of each call."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.batches, self.handle = kind, list[int](), None
+
+    def look(self, trainer: Any, *_: Any) -> None:
+        if trainer.training:
+            self.batches.append(trainer.fit_loop.batch_idx)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.kind == "log":
+            hook: Any = lambda module, inputs, output: pl_module.log("mean", output.mean())  # noqa: E731
+        else:
+            hook = partial(self.look, trainer)
+        first = next(pl_module.net.parameters())
+        self.handle = {
+            "forward": torch.nn.Module.register_forward_hook,
+            "log": torch.nn.Module.register_forward_hook,
+            "before": torch.nn.Module.register_forward_pre_hook,
+            "backward": lambda net, made: [*net.modules()][-1].register_full_backward_hook(made),
+            "gradient": lambda net, made: first.register_hook(made),
+            "gathered": lambda net, made: first.register_post_accumulate_grad_hook(made),
+            "everywhere": lambda net, made: register_module_forward_hook(
+                lambda module, *_: made() if module is net else None
+            ),
+        }[self.kind](pl_module.net, hook)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.handle.remove()
+
+
+@pytest.mark.parametrize("kind", ["forward", "log", "before", "backward", "gradient", "gathered", "everywhere"])
+def test_a_users_hook_on_the_net_sees_each_step_and_is_named_once(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hooks = Hooks(kind)
+    run = train(tmp_path, monkeypatch, hooks)
+    assert not groups
+    told = "a hook on every module" if kind == "everywhere" else "a hook on net"
+    assert capsys.readouterr().out.count(told) == 1
+    if kind == "log":
+        assert len(column(run, "mean")) == STEPS // 5
+    else:
+        assert hooks.batches == [*range(STEPS // 2)] * 2
+
+
+def test_hooks_of_lathe_and_torch_allow_grouping(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
+) -> None:
+    class Normed(Callback):
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            linear = next(module for module in pl_module.net.modules() if isinstance(module, torch.nn.Linear))
+            with warnings.catch_warnings(action="ignore"):
+                torch.nn.utils.spectral_norm(linear)  # by a forward hook
+
+    train(tmp_path, monkeypatch, Normed(), words=("trainer.max_epochs=1",))
+    assert groups
+
+
+def test_callbacks_see_the_steps_that_they_declared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    some, each = SeesEveryThird(), SeesEach()
+    train(tmp_path, monkeypatch, some, each)
+    assert each.steps == list(range(1, STEPS + 1))
+    assert set(range(3, STEPS, 3)) <= set(some.steps) < set(each.steps)
+    assert groups
+    assert "may need every step" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("own", [Sees2(), OwnThroughput()])
+def test_a_subclass_that_overrides_a_hook_sees_each_step(
+    own: Callback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
+) -> None:
+    train(tmp_path, monkeypatch, own)
+    assert not groups
+    if isinstance(own, OwnThroughput):
+        assert own.seen == STEPS
+
+
+def test_a_stop_inside_a_group_is_at_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
+) -> None:
+    class Stops(SeesEach):
+        def skippable_steps(self, trainer: Any) -> float:
+            return 100
+
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            super().on_train_batch_end(trainer, *args)
+            trainer.should_stop = trainer.global_step == 13
+
+    stops = Stops()
+    train(tmp_path, monkeypatch, stops)
+    assert stops.steps == list(range(1, 14))
+    assert groups
+
+
+class OwnTask(ClassificationTask):
+    """A user's task, which may log or look at anything in its steps."""
+
+    def losses(self, outputs: Any, batch: Any) -> dict[str, torch.Tensor]:
+        return super().losses(outputs, batch)
+
+
+class StandardTask(OwnTask):
+    """A user's task that states that it does not."""
+
+    standard_step = True
+
+
+class DerivedTask(StandardTask):
+    """A task derived from that one."""
+
+
+@pytest.mark.parametrize(("kind", "grouped"), [(OwnTask, False), (StandardTask, True), (DerivedTask, False)])
+def test_a_task_states_that_its_steps_may_be_grouped(
+    kind: type[ClassificationTask],
+    grouped: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: list[int],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("lathe.tasks.ClassificationTask", kind)
+    train(tmp_path, monkeypatch)
+    assert bool(groups) is grouped
+    assert capsys.readouterr().out.count(f"{kind.__name__}.training_step may need every step") == (not grouped)
+
+
+class SeesNone(Sees):
+    """Returns a negative number of steps."""
+
+    def skippable_steps(self, trainer: Any) -> float:
+        return -3
+
+
+def test_a_negative_number_of_skippable_steps_is_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
+) -> None:
+    sees = SeesNone()
+    train(tmp_path, monkeypatch, sees)
+    assert sees.steps == list(range(1, STEPS + 1))
+    assert not groups
+
+
+def test_deferred_metrics_do_not_keep_inputs() -> None:
+    """Only logits, targets and losses are kept: images would take the memory of many batches."""
+    task = ClassificationTask(torch.nn.Linear(4, 3))
+    inputs = []
+    for _ in range(5):
+        x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
+        inputs.append(weakref.ref(x))
+        task.training_loss(task.net(x), (x, y)).backward()
+    del x
+    assert len(task._waiting) == 4
+    assert [one() for one in inputs] == [None] * 5
+    task._settle()
+    assert task._sums["train"][2] == 30
