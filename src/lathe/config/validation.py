@@ -46,9 +46,9 @@ def _problem(key: str, value: Any, schema: Json) -> str | None:
 
 
 def _has_object(value: Any) -> bool:
-    if isinstance(value, list):
-        return any(map(_has_object, value))
-    return not isinstance(value, (bool, int, float, str, dict, type(None)))
+    if isinstance(value, (list, dict)):
+        return any(map(_has_object, value if isinstance(value, list) else value.values()))
+    return not isinstance(value, (bool, int, float, str, type(None)))
 
 
 @functools.cache

@@ -138,8 +138,8 @@ def _span(kind: Json) -> str:
 
 
 def _got(value: Any, schema: Json) -> str:
-    words = [str(word) for kind in kinds(schema) for word in kind.get("enum", ())]
-    hint = did_you_mean(value, words, "") if isinstance(value, str) and words else ""
+    words = [word for kind in kinds(schema) for word in kind.get("enum", ())]
+    hint = did_you_mean(value, map(str, words), "") if isinstance(value, str) and words else ""
     end = f"; {hint}" if hint else "."
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value}{end}"
@@ -153,7 +153,9 @@ def _got(value: Any, schema: Json) -> str:
         twice = next((item for item in value if value.count(item) > 1), ...)
         return f"a list of {len(value)}{end}" if twice is ... else f"a list with {shown(twice)} twice{end}"
     if isinstance(value, bool):
-        return f"{shown(value)}{end}"
+        return f"{shown(value) if 'boolean' in types else kind_of(value)}{end}"
+    if isinstance(value, int) and any(isinstance(word, int) for word in words) and not types - {"", "null"}:
+        return f"another number{end}"
     if isinstance(value, int) and types & {"integer", "number"}:
         return f"one out of this range{end}"
     if isinstance(value, float) and "number" in types:

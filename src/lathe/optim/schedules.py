@@ -7,7 +7,7 @@ number of optimizer steps. Every schedule is a `LambdaLR` over a closure: its st
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 from torch.optim import Optimizer
@@ -24,6 +24,8 @@ from lathe.optim.factors import (
     step_factor,
     warm_up,
 )
+
+TotalSteps = Any  # optimizer steps of the run; inf where it has no end, which no schedule can plan
 
 
 def steps_of(key: str, value: float, total_steps: int) -> int:
@@ -57,7 +59,7 @@ def _schedule(optimizer: Optimizer, factor: Callable[[int], float]) -> LRSchedul
 
 
 @validated
-def constant(optimizer: Optimizer, total_steps: int, *, warmup: StepOrShare = 0) -> LRScheduler:
+def constant(optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then the peak.
 
     Raises ArgumentError if `warmup` does not end within the run.
@@ -67,7 +69,9 @@ def constant(optimizer: Optimizer, total_steps: int, *, warmup: StepOrShare = 0)
 
 
 @validated
-def cosine(optimizer: Optimizer, total_steps: int, *, warmup: StepOrShare = 0, min_ratio: Share = 0) -> LRScheduler:
+def cosine(
+    optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0, min_ratio: Share = 0
+) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then a half cosine down to `min_ratio` of it at the end of the run.
 
     Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts.
@@ -82,7 +86,7 @@ def cosine(optimizer: Optimizer, total_steps: int, *, warmup: StepOrShare = 0, m
 @validated
 def cosine_restarts(
     optimizer: Optimizer,
-    total_steps: int,
+    total_steps: TotalSteps,
     *,
     period: Count | OpenShare,
     period_growth: Annotated[float, Field(ge=1)] = 1,
@@ -109,7 +113,9 @@ def cosine_restarts(
 
 
 @validated
-def linear(optimizer: Optimizer, total_steps: int, *, warmup: StepOrShare = 0, end_ratio: Share = 0) -> LRScheduler:
+def linear(
+    optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0, end_ratio: Share = 0
+) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then one down to `end_ratio` of it at the end of the run.
 
     Raises ArgumentError if `warmup` does not end within the run.
@@ -122,7 +128,7 @@ def linear(optimizer: Optimizer, total_steps: int, *, warmup: StepOrShare = 0, e
 @validated
 def one_cycle(
     optimizer: Optimizer,
-    total_steps: int,
+    total_steps: TotalSteps,
     *,
     warmup: StepOrShare = 0.3,
     start_ratio: Share = 0.04,
@@ -149,7 +155,7 @@ def one_cycle(
 @validated
 def step(
     optimizer: Optimizer,
-    total_steps: int,
+    total_steps: TotalSteps,
     *,
     milestones: Sequence[StepOrShare],
     gamma: Share = 0.1,
