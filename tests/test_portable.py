@@ -13,10 +13,10 @@ from types import ModuleType
 import pytest
 
 import lathe.callbacks.preemption
-from lathe.config.schema.verbs import VERBS
+from lathe.config.schema.check import commands
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = [ROOT / "scripts" / f"{verb}.py" for verb in VERBS if verb != "train"]
+SCRIPTS = [ROOT / "scripts" / f"{verb}.py" for verb in commands() if verb != "train"]
 FILES = sorted([*(ROOT / "src" / "lathe").rglob("*.py"), *SCRIPTS, ROOT / "train.py"])
 SIGNALS = {"SIGTERM", "SIGINT", "SIGABRT", "SIGFPE", "SIGILL", "SIGSEGV", "SIGBREAK"}  # that Windows has
 MODULES = {"fcntl", "grp", "pwd", "resource", "termios", "tty", "pty"}

@@ -15,7 +15,7 @@ from support.runs import ROOT
 # Tests that read every file of a folder, or the choices in messages.
 ENUMERATING = [
     *("tests/test_repository.py", "tests/test_docs.py", "tests/test_portable.py", "tests/test_mine.py"),
-    *("tests/config/test_as_json.py", "tests/config/test_choices.py", "tests/config/test_words.py"),
+    *("tests/config/test_schema.py", "tests/config/test_choices.py", "tests/config/test_words.py"),
     *("tests/hostile/test_hostile_trust.py", "tests/config/test_help.py", "tests/benchmark/test_suites.py"),
 ]
 # In a style that is not ours, without comments, and of another kind than our files in each place.
@@ -86,7 +86,7 @@ def test_a_clone_with_a_users_parts_passes(clone: Path) -> None:
     assert made.returncode == 0
     assert '"model/odd.yaml"' in (clone / "configs" / "schema.json").read_text()
     done = run_tests(
-        clone, *(name for name in ENUMERATING if "as_json" in name or "choices" in name or "trust" in name)
+        clone, *(name for name in ENUMERATING if "test_schema" in name or "choices" in name or "trust" in name)
     )
     assert done.returncode == 0, done.stdout[-6000:]
     (clone / "configs" / "model" / "wrong.yaml").write_text("net: {_target_: mine.odd.odd, channels: 1}\n")

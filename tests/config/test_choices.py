@@ -19,8 +19,8 @@ from support.runs import config
 
 import lathe
 from lathe.config.composed import check, flatten
-from lathe.config.schema import problems, rules
-from lathe.config.schema.targets import own_targets
+from lathe.config.schema import key_schemas, problems
+from lathe.config.schema.check import own_targets
 from lathe.config.stages import check_compression, methods
 from lathe.errors import UserError
 from lathe.export import TARGETS, get
@@ -96,7 +96,7 @@ def of_text(choice: str) -> list[str]:
 def check_covers(cfg: dict[str, Any], verb: str) -> None:
     """Every leaf of a configuration has a rule, or stands in a list or group that has one, and fits."""
     assert list(problems(cfg, verb, read=())) == []
-    known = rules(cfg, verb)
+    known = key_schemas(cfg, verb)
     free = [key for key in flatten(cfg) if not any(key == name or key.startswith(f"{name}.") for name in known)]
     empty = [key for key in free if flatten(cfg)[key] not in ({}, None)]  # a group without a choice
     assert empty == []

@@ -134,14 +134,14 @@ def test_seeds(defaults: dict[str, Any], value: int) -> None:
         ("seed", None, "seed=null: expected a whole number from 0 to 4294967295, got null."),
         ("ckpt_mode", "weigths", "ckpt_mode=weigths: expected weights or trainer, got a word; did you mean weights?"),
         ("data.batch_size", 0, "data.batch_size=0: expected a whole number from 1"),
-        ("data.batch_size", 12.5, "data.batch_size=12.5: expected a whole number from 1 to 2147483648, got a number."),
+        ("data.batch_size", 12.5, "data.batch_size=12.5: expected a whole number from 1, got a number."),
         ("trainer.num_nodes", 0, "trainer.num_nodes=0: expected a whole number from 1"),
         ("trainer.accumulate_grad_batches", 0, "trainer.accumulate_grad_batches=0: expected"),
         ("trainer.devices", -2, "trainer.devices=-2: expected a whole number from 1"),
         (
             "trainer.devices",
             "all",
-            "trainer.devices=all: expected a whole number from 1 to 1000000 or -1, auto or a list",
+            "trainer.devices=all: expected a whole number from 1, -1, auto or a list",
         ),
         (
             "trainer.max_epochs",
@@ -231,13 +231,9 @@ def test_limits_that_overfitting_takes_the_place_of() -> None:
     assert check(config("debug=overfit")) == []
 
 
-def test_runs_that_an_older_version_took_are_still_read(defaults: dict[str, Any]) -> None:
-    older = changed(changed(defaults, "trainer.min_epochs", 31), "optimizer.momentum", 1.5)
-    older["optimizer"]["foreach"] = older["optimizer"]["fused"] = True
-    refuse(check(older, saved="parts"))  # evaluated: no optimizer is built
-    refuse(check(changed(older, "optimizer.momentum", 0.9), saved="run"))  # continued as it began
-    with pytest.raises(UserError, match=r"^optimizer\.momentum=1\.5: expected"):
-        refuse(check(older, saved="run"))
+def test_what_a_command_on_a_run_does_not_build_is_not_checked(defaults: dict[str, Any]) -> None:
+    fast = changed(defaults, "optimizer.foreach", True)
+    refuse(check(changed(fast, "optimizer.fused", True), saved="parts"))  # evaluated: no optimizer is built
     with pytest.raises(UserError, match=r"^precision\.name=16-true: strategy Pipeline takes"):
         refuse(check(config("strategy=pipeline", "precision=16-true"), saved="parts"))
 

@@ -110,7 +110,7 @@ EXPLAINED = {
             "radam",
             "chosen  sgd",
             "optimizer.kind.path",
-            "a number of samples from 1 or null",
+            "a whole number from 1 or null",
             "with a plus: +optimizer.dampening",
         ],
     ),
@@ -208,7 +208,7 @@ def test_a_key_has_the_meaning_of_its_own_class(tmp_path: Path) -> None:
 
 def test_every_key_is_explained() -> None:
     page = Page(ROOT / "configs", "train", [])
-    for key in page.rules:
+    for key in page.schemas:
         text = page.of(key)
         assert text.startswith(key)
         hydras = key.rpartition(".")[2] in ("_target_", "_partial_")

@@ -72,7 +72,7 @@ def test_a_node_of_another_class_replaces_one_that_a_file_has(tmp_path: Path) ->
         ("task.loss={a: {_target_: lathe.tasks.Weighted, weight: x}}", "task.loss.a.weight=x: expected a number"),
     ],
 )
-def test_parts_in_lists_and_groups_are_held_against_their_tables(word: str, sentence: str) -> None:
+def test_parts_in_lists_and_groups_are_checked(word: str, sentence: str) -> None:
     (told,) = check(config(word))
     assert told.startswith(sentence)
 

@@ -6,9 +6,8 @@ import pytest
 from hydra.utils import get_object
 from support.runs import ROOT
 
-from lathe.config.schema.check import CLASSES
+from lathe.config.schema.check import component_keys, definitions
 from lathe.config.schema.names import canonical
-from lathe.config.schema.optim import OPTIMIZERS
 
 
 def on_a_face(name: str) -> bool:
@@ -21,7 +20,7 @@ def on_a_face(name: str) -> bool:
 
 
 def test_the_tables_know_parts_by_their_faces() -> None:
-    names = [name for name in (*CLASSES, *OPTIMIZERS) if name.startswith("lathe.")]
+    names = [name for name in definitions() if name.startswith("lathe.") and component_keys(name)]
     assert [name for name in names if not on_a_face(name)] == []
 
 

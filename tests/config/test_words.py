@@ -12,7 +12,7 @@ from lathe.config.choice import BESIDE, OVER
 from lathe.config.composed import check
 from lathe.config.habits import HABITS
 from lathe.config.help import choices
-from lathe.config.schema.trainer import FILLED_IN
+from lathe.config.schema.check import FILLED_IN
 from lathe.config.words import FILLED, UNUSED, translate
 from lathe.errors import UserError
 

@@ -200,7 +200,7 @@ def test_a_folder_that_can_not_be_used(case: str, tmp_path: Path) -> None:
             ["data.folder=nope"],
             r"^data\.folder=nope is no folder: give one that has a folder of images for each class, also to a run w",
         ),
-        (["data.folder=7"], r"^data\.folder=7: expected a path, got a whole number\.$"),
+        (["data.folder=7"], r"^data\.folder=7: expected a word, got a whole number\.$"),
         (
             ["data.folder=photos/cat"],
             r"^data\.folder=photos/cat: photos/cat has no folder in it, expected one of images",

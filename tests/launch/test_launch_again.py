@@ -54,7 +54,7 @@ def test_paths_that_lead_nowhere(command: Command, tmp_path: Path, capsys: pytes
     (tmp_path / "b").symlink_to(tmp_path / "a")
     for path in (tmp_path / "a", tmp_path / "a" / "c", "x" * 3000):
         assert "leads nowhere" in command.fails(f"resume={path}", capsys=capsys)
-    assert command.fails("run=null", name="evaluate", capsys=capsys).startswith("run=null: expected a run directory")
+    assert command.fails("run=null", name="evaluate", capsys=capsys).startswith("run=null: expected a word")
 
 
 def test_the_nearest_run_is_proposed(

@@ -18,7 +18,7 @@ from support.runs import ROOT
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from lathe.config.schema import rules
+from lathe.config.schema import key_schemas
 from lathe.data.workers import Reader
 from lathe.errors import Stopped, UserError, is_own
 from lathe.launch.telling import FULL_ERROR, one_sentence, own_sentence, sentence_for, tell, warn_of_another_clone
@@ -56,7 +56,7 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_1(capsys: pytest.CaptureF
 
 def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AttributeError) as caught:
-        rules(3, "train")  # type: ignore[arg-type]  # where Lathe's own code fails
+        key_schemas(3, "train")  # type: ignore[arg-type]  # where Lathe's own code fails
     assert tell(caught.value) == 1
     assert "Traceback" in (text := capsys.readouterr().err)
     assert "AttributeError: 'int' object has no attribute" in text
@@ -70,7 +70,7 @@ class Net(nn.Module):
         return self.weight  # type: ignore[return-value]  # which it has not
 
     def bug(self) -> None:
-        rules(3, "train")  # type: ignore[arg-type]
+        key_schemas(3, "train")  # type: ignore[arg-type]
 
 
 class Bare(nn.Module):

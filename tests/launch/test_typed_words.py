@@ -8,7 +8,7 @@ from pathlib import Path
 from support.commands import check, run
 from support.runs import ROOT, SMALL, runs
 
-from lathe.config.schema.verbs import VERBS
+from lathe.config.schema.check import commands
 from lathe.launch.start import ELSEWHERE
 from lathe.runs.rundir import RunDir
 
@@ -28,7 +28,7 @@ def test_a_value_may_follow_another_key(tmp_path: Path) -> None:
 
 
 def test_the_place_of_runs_is_refused_where_nothing_reads_it(cli: Callable[..., tuple[int, str]]) -> None:
-    texts = {verb: (ROOT / "configs" / f"{verb}.yaml").read_text() for verb in VERBS}
+    texts = {verb: (ROOT / "configs" / f"{verb}.yaml").read_text() for verb in commands()}
     assert {verb for verb, text in texts.items() if re.search(r"log_dir: .* # for Hydra alone", text)} == set(ELSEWHERE)
     for verb in ELSEWHERE:
         keys = re.findall(r"^(\w+): \?\?\?", texts[verb], re.MULTILINE)

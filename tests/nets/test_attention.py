@@ -90,7 +90,7 @@ def test_dropout_acts_in_training_only_and_is_in_the_plan_where_there_is_any() -
             {"width": 64, "heads": 12},
             "heads=12 does not divide width=64: set heads=8.",
         ),
-        ({"width": 8, "heads": 0}, "heads=0: expected a whole number from 1 to 65536, got one out of this range."),
+        ({"width": 8, "heads": 0}, "heads=0: expected a whole number from 1, got one out of this range."),
     ],
 )
 def test_heads_that_do_not_divide_are_refused(sizes: dict[str, int], sentence: str) -> None:

@@ -47,9 +47,9 @@ def test_the_plan_cuts_layers_in_pairs(depth: int, plan: dict[str, str]) -> None
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("width", 0, "width=0: expected a whole number from 1 to 1048576, got one out of this range."),
-        ("depth", 1.5, "depth=1.5: expected a whole number from 1 to 100000, got a number."),
-        ("width", True, "width=true: expected a whole number from 1 to 1048576, got true or false."),
+        ("width", 0, "width=0: expected a whole number from 1, got one out of this range."),
+        ("depth", 1.5, "depth=1.5: expected a whole number from 1, got a number."),
+        ("width", True, "width=true: expected a whole number from 1, got true or false."),
         (
             "dropout",
             1.0,

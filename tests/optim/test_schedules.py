@@ -159,9 +159,7 @@ def test_a_position_behind_the_run_costs_one_sentence() -> None:
         ),
         (
             lambda optimizer: schedules.cosine_restarts(optimizer, 10, period=0),
-            "period=0: expected a number of optimizer steps from 1 or a share of the run above 0 and below 1, got "
-            "one out of "
-            "this range.",
+            "period=0: expected a whole number from 1 or a number above 0 and below 1, got one out of this range.",
         ),
     ],
 )

@@ -104,7 +104,7 @@ def test_every_key_takes_what_it_can_be_alone(options: Callable[..., Any], name:
         ({"threads": 0}, "threads=0"),
         ({"checkpoint": "newest"}, "expected best, last or"),
         ({"api_key": "zwölf"}, "characters that a header can't carry"),
-        ({"api_key": ""}, "api_key='': expected a key"),
+        ({"api_key": ""}, "api_key='': expected a word"),
         ({"host": "a b"}, "host='a b'"),
         ({"export": None}, "name one export"),
         ({"workers": 1024}, "workers=1024: give at most"),

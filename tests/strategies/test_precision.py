@@ -1,6 +1,6 @@
 """Each format is what its name says, on the CPU too; what a device can't do is refused."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from support.runs import config
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lathe.config.schema.strategies import PRECISIONS as FORMATS
+from lathe.config.types import PrecisionName
 from lathe.errors import UserError
 from lathe.runs.trainer import device_type
 from lathe.strategies import precision_plugin
@@ -77,7 +77,7 @@ def test_formats_on_the_cpu(name: str, weights: Any, inputs: Any, outputs: Any, 
 
 
 def test_every_format_has_a_configuration_of_its_name() -> None:
-    for name in FORMATS:
+    for name in get_args(PrecisionName):
         assert config(f"precision={name}")["precision"]["name"] == name
 
 
@@ -100,7 +100,7 @@ def test_16_mixed_grows_its_scale_after_the_interval() -> None:
     assert trainer.precision_plugin.scaler.get_scale() == 16.0
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", get_args(PrecisionName))
 def test_matmul_sets_float32_products_and_convolutions(name: str) -> None:
     """By itself cuDNN convolves in TF32 on Ampere and later; the switches of both kinds can be read and agree."""
     backends: Any = torch.backends

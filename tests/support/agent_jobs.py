@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from lathe.config.schema import rules
+from lathe.config.schema import key_schemas
 from lathe.errors import Stopped, UserError
 
 
@@ -38,7 +38,7 @@ def mistake_everywhere(cfg: dict[str, Any]) -> None:
 
 
 def bug(cfg: dict[str, Any]) -> None:
-    rules(cfg["bug"], "train")
+    key_schemas(cfg["bug"], "train")
 
 
 def lost(cfg: dict[str, Any]) -> None:

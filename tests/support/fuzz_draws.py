@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from lathe.config.schema import rules
-from lathe.config.schema.rule import Rule, node
+from lathe.config.schema import key_schemas
+from lathe.config.values import NODE, Json, is_valid, kinds
 from support.runs import ROOT, config
 
 QUICK = (
@@ -21,6 +21,7 @@ QUICK = (
 FACTS = ("data.num_classes=2", "data.channels=1", "data.image_size=4")
 MLP = ("model=mlp", "model.net.width=16", "model.net.depth=2")
 LIT = "model.net={_target_: support.own_lightning.LitNet}"
+NULLABLE: Json = {"anyOf": [NODE, {"type": "null"}]}
 # What is typed by chance, whatever the key: words, numbers and structures as a shell hands them over.
 JUNK = (
     "abc",
@@ -149,7 +150,7 @@ class Draw:
     base: tuple[str, ...]
     words: tuple[str, ...]
     key: str
-    rule: Rule | None = field(default=None, hash=False, compare=False)
+    schema: Json | None = field(default=None, hash=False, compare=False)
     added: bool = False  # a key that nothing can read
 
     def __str__(self) -> str:
@@ -165,7 +166,7 @@ class Place:
     script: str
     base: tuple[str, ...]
     key: str
-    rule: Rule
+    schema: Json = field(hash=False)
 
 
 def written(value: Any) -> str:
@@ -181,37 +182,39 @@ def written(value: Any) -> str:
     return str(value)
 
 
-def wrong(rule: Rule) -> list[Any]:
-    """Values that a rule does not take: of other types, beyond each end, beside the choices, lists of other lengths."""
+def wrong(schema: Json) -> list[Any]:
+    """Values that do not fit: of other types, beyond each end, next to the choices, lists of other lengths."""
     found: list[Any] = ["abc", 1.5, -7, 10**30, True, None, [], [1, 2, 3], {"a": 1}, "1e-3", "", math.nan, math.inf]
     found.append({"_target_": "builtins.print"})
-    for one in rule.kinds():
-        step = 1 if one.kind == "whole" else 1e-3
-        found += [] if one.low is None else [one.low - step]
-        found += [] if one.high is None else [one.high + step]
-        found += [end for end in (one.above, one.below) if end is not None]
-        found += [f"{name}x" for name in one.words] + [name.upper() for name in one.words]
-        if one.item is not None:
-            item = next((bad for bad in wrong(one.item) if not isinstance(bad, dict)), None)
-            found += [[item] * max(one.least, 1), ["ab"] * (one.least + 1), [0.5] * max(one.least - 1, 0)]
-            found += [[name] * 2 for name in one.item.words] + [["ab", "cd", "ab"], [7, 8, 7]]
-    return [value for value in found if not rule.fits(value)]
+    for one in kinds(schema):
+        step = 1 if one.get("type") == "integer" else 1e-3
+        found += [one["minimum"] - step] if "minimum" in one else []
+        found += [one["maximum"] + step] if "maximum" in one else []
+        found += [one[end] for end in ("exclusiveMinimum", "exclusiveMaximum") if end in one]
+        words = [name for name in one.get("enum", ()) if isinstance(name, str)]
+        found += [f"{name}x" for name in words] + [name.upper() for name in words]
+        if one.get("items"):
+            least, names = one.get("minItems", 0), one["items"].get("enum", [])
+            item = next((bad for bad in wrong(one["items"]) if not isinstance(bad, dict)), None)
+            found += [[item] * max(least, 1), ["ab"] * (least + 1), [0.5] * max(least - 1, 0)]
+            found += [[name] * 2 for name in names] + [["ab", "cd", "ab"], [7, 8, 7]]
+    return [value for value in found if not is_valid(value, schema)]
 
 
-def right(rule: Rule) -> list[Any]:
-    """Small values that a rule takes: its choices, the lower ends of its ranges, null."""
+def right(schema: Json) -> list[Any]:
+    """Small values that fit: the choices, the lower ends of the ranges, null."""
     found: list[Any] = [None, True, False, 0, 1, 2, 3, 0.5, 0.9, 1.0, [], [1, 1], [0.5, 0.9], ["a"], ["bias"]]
-    for one in rule.kinds():
-        found += [*one.words, *([] if one.low is None else [one.low]), *one.also]
-        if one.item is not None and one.item.words:
-            found.append([one.item.words[-1]] * max(one.least, 1))
-    return [value for value in found if rule.fits(value)]
+    for one in kinds(schema):
+        found += [*one.get("enum", ()), *([one["minimum"]] if "minimum" in one else [])]
+        if one.get("items", {}).get("enum"):
+            found.append([one["items"]["enum"][-1]] * max(one.get("minItems", 0), 1))
+    return [value for value in found if is_valid(value, schema)]
 
 
 def combined(place: Place, others: list[Place], choose: random.Random) -> Draw:
-    """Two or three keys of one command line with values that each of them takes; no words where `right` knows none."""
+    """Two or three keys of one command line with values that each of them takes; no words where `right` has none."""
     chosen = [place, *choose.sample(others, min(len(others), choose.choice((1, 2))))]
-    pairs = [(one.key, right(one.rule)) for one in chosen if right(one.rule)]
+    pairs = [(one.key, right(one.schema)) for one in chosen if right(one.schema)]
     words = tuple(f"{key}={written(choose.choice(values))}" for key, values in pairs)
     return Draw(place.script, place.base, words, place.key)
 
@@ -235,16 +238,16 @@ def places(lines: list[tuple[str, str, tuple[str, ...], str]]) -> list[Place]:
     found: dict[tuple[str, str, str], Place] = {}
     for script, verb, base, group in lines:
         cfg = config(*base, name=verb)
-        for key, rule in rules(cfg, verb).items():
+        for key, schema in key_schemas(cfg, verb).items():
             if group and not key.startswith(f"{group}."):
                 continue
             parent: Any = cfg
             for part in key.split(".")[:-1]:
                 parent = parent[part]
             target = str(parent.get("_target_", key.rpartition(".")[0]))
-            found.setdefault((verb, target, key.rpartition(".")[2]), Place(script, base, key, rule))
+            found.setdefault((verb, target, key.rpartition(".")[2]), Place(script, base, key, schema))
             if "_target_" in parent and key.count(".") > 1:
-                found.setdefault((verb, target, ""), Place(script, base, key.rpartition(".")[0], node | None))
+                found.setdefault((verb, target, ""), Place(script, base, key.rpartition(".")[0], NULLABLE))
     return list(found.values())
 
 
@@ -258,20 +261,21 @@ def structural(place: Place, choose: random.Random) -> Draw:
     if what == "force":
         return Draw(place.script, place.base, (f"++{under}qqx=1",), f"{under}qqx", added=True)
     if what == "below":
-        return Draw(place.script, place.base, (f"+{place.key}.qqx=1",), f"{place.key}.qqx", place.rule)
+        return Draw(place.script, place.base, (f"+{place.key}.qqx=1",), f"{place.key}.qqx", place.schema)
     words = {
         "out": (f"~{place.key}",),
         "again": (f"+{place.key}=1",),
         "misspelt": (f"{under}{name}q=1",),
         "twice": (f"{place.key}=1", f"{place.key}=abc"),
     }[what]
-    return Draw(place.script, place.base, words, place.key, place.rule)
+    return Draw(place.script, place.base, words, place.key, place.schema)
 
 
 def draws(seed: int, count: int, groups: int | None = None) -> Iterator[Draw]:
-    """`count` command lines: the keys in turn, in an order of their own for each seed, with a value that the key's rule
-    refuses, one of JUNK, a change of structure, or several keys with values that each takes. `groups` limits them to
-    the keys of so many choices."""
+    """`count` command lines: the keys in turn, in an order of their own for each seed, with a value that does not fit
+    the key, one of JUNK, a change of structure, or several keys with values that each takes. `groups` limits them to
+    the keys of so many choices.
+    """
     choose = random.Random(seed)
     lines = bases()
     every = places(lines if groups is None else choose.sample(lines, groups))
@@ -284,9 +288,9 @@ def draws(seed: int, count: int, groups: int | None = None) -> Iterator[Draw]:
             several = combined(place, near, choose) if way >= 0.2 else None
             yield several if several is not None and several.words else structural(place, choose)
             continue
-        bad = wrong(place.rule)
+        bad = wrong(place.schema)
         value = written(choose.choice(bad)) if way < 0.7 and bad else choose.choice(JUNK)
-        yield Draw(place.script, place.base, (f"{place.key}={value}",), place.key, place.rule)
+        yield Draw(place.script, place.base, (f"{place.key}={value}",), place.key, place.schema)
 
 
 def seed() -> int:

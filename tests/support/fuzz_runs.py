@@ -20,6 +20,7 @@ import torch
 import lathe.launch.start
 import lathe.verbs.train
 from lathe.benchmark import crew, inference
+from lathe.config.values import is_valid
 from support.fuzz_draws import Draw
 from support.runs import ROOT
 
@@ -193,7 +194,7 @@ def _fault_of_what_was_taken(draw: Draw, found: Outcome, warm: Warm) -> str | No
     if found.cfg is None:
         return None  # a script that goes no way through the launch; its own tests say what it does
     value = _value(found.cfg, draw.key)
-    if draw.rule is not None and not draw.words[0].startswith("~") and not draw.rule.fits(value):
+    if draw.schema is not None and not draw.words[0].startswith("~") and not is_valid(value, draw.schema):
         return f"accepted {value!r}, which the schema does not take"
     base, taken = _plain(warm.baseline(draw.script, draw.base)), _plain(found.cfg)
     same = taken == base

@@ -8,17 +8,19 @@ from collections import deque
 from pathlib import Path
 from statistics import mean, median
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from pydantic import Field
 from torch import Tensor
 
 from lathe.callbacks.device_stats import gpus_of
 from lathe.callbacks.throughput import Throughput
 from lathe.callbacks.webhook import ENV, Webhook
-from lathe.config.schema.held import held
+from lathe.config.types import OpenShare, Positive
+from lathe.config.validation import validated
 from lathe.data.steps import reached, steps_before
 from lathe.errors import require
 from lathe.measure.nvml import Gpu, NoNvml, open_gpu
@@ -33,7 +35,15 @@ EVERY = 1.0  # seconds between two looks at temperature and disk
 FLOOR = 0.01  # of the first loss: below it a loss that rises is as good as zero
 
 
-@held("lathe.callbacks.Alerts")
+Address = Annotated[
+    str,
+    Field(
+        pattern=r"^(env:[A-Za-z_]\w*|https?://[^\s/@]+(?:[/?]\S*)?)$",
+        description="an http:// or https:// address, or env:NAME",
+    ),
+]
+
+
 class Alerts(Callback):
     """Warn in the log, and post to `url`, when a run gets slow, its loss rises, the device is hot or the disk nearly
     full: once for each of the four, and again after it has recovered. Looks at logged steps, in process 0; nothing
@@ -61,14 +71,15 @@ class Alerts(Callback):
         UserError: `url` can't be used, nothing is looked at, or throughput is to be and nothing measures it.
     """
 
+    @validated
     def __init__(
         self,
-        url: str | None = None,
-        throughput_drop: float | None = 0.5,
-        loss_rise: float | None = 2.0,
-        temperature: float | None = 90.0,
-        disk_free_gb: float | None = 5.0,
-        timeout: float = 10.0,
+        url: Address | None = None,
+        throughput_drop: OpenShare | None = 0.5,
+        loss_rise: Annotated[float, Field(gt=1)] | None = 2.0,
+        temperature: Annotated[float, Field(ge=0, le=200)] | None = 90.0,
+        disk_free_gb: Positive | None = 5.0,
+        timeout: Annotated[float, Field(gt=0, le=600)] = 10.0,
     ) -> None:
         self.throughput_drop, self.loss_rise = throughput_drop, loss_rise
         self.temperature, self.disk_free_gb = temperature, disk_free_gb

@@ -5,26 +5,29 @@ import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from pydantic import Field
 from torch import Tensor
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO, AtomicCheckpointIO
 from lathe.callbacks.checkpoint_top import Top
 from lathe.callbacks.loop_state import ends, stop_is_due, validation_follows
 from lathe.callbacks.methods.base import compressions
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Name
+from lathe.config.validation import validated
 from lathe.data.steps import reached, steps_before
 from lathe.errors import ArgumentError, UserError, did_you_mean, require
 from lathe.files import whole
 
+Asynchronous = TypedDict("Asynchronous", {"async": bool}, total=False)  # a keyword of Python's
 
-@held("lathe.callbacks.Checkpoint")
+
 class Checkpoint(CheckpointBase):
     """Keeps the best epoch by a monitored metric (of equals the later, which has trained longer), and the newest state.
     A metric is judged when it is reported: after a validation, or at the end of the training epoch. An epoch counts
@@ -45,15 +48,16 @@ class Checkpoint(CheckpointBase):
             not report.
     """
 
+    @validated
     def __init__(
         self,
         dirpath: None = None,
-        monitor: str | None = "val/accuracy",
-        mode: str = "max",
-        every_n_train_steps: int | None = None,
-        every_n_epochs: int | None = 1,
-        save_top_k: int = 1,
-        **options: bool,
+        monitor: Name | None = "val/accuracy",
+        mode: Literal["auto", "min", "max"] = "max",
+        every_n_train_steps: Count | None = None,
+        every_n_epochs: Count | None = 1,
+        save_top_k: Annotated[int, Field(ge=-1)] = 1,
+        **options: Unpack[Asynchronous],
     ) -> None:
         super().__init__()
         self.asynchronous = options.pop("async", False)

@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from lathe.config.schema.held import held
+from lathe.config.validation import validated
 from lathe.data.steps import reached, steps_before
 from lathe.errors import require
 from lathe.measure.energy import Meter, Rapl
@@ -16,7 +16,6 @@ from lathe.measure.nvml import Gpu, NoNvml, open_gpu
 from lathe.measure.processes import everyones, processes
 
 
-@held("lathe.callbacks.DeviceStats")
 class DeviceStats(Callback):
     """Log `device/*` at every logged step, of process 0's device.
 
@@ -38,6 +37,7 @@ class DeviceStats(Callback):
         UserError: there is no GPU and `cpu_stats` is False, which leaves nothing.
     """
 
+    @validated
     def __init__(self, cpu_stats: bool | None = None) -> None:
         self.cpu_stats = cpu_stats
         self._gpus: list[Gpu] = []

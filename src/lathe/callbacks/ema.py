@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from lathe.callbacks.averaging import MovingAverage, wide
 from lathe.callbacks.module_access import net_of
 from lathe.callbacks.skippable_hooks import SkippableHooks
-from lathe.config.schema.held import held
+from lathe.config.types import Count, NonNegativeInt, ShareBelowOne
+from lathe.config.validation import validated
 from lathe.errors import UserError
 from lathe.measure.processes import everyones, processes
 from lathe.measure.shards import is_sharded, joined, local, part_of, whole
 
 
-@held("lathe.callbacks.EMA")
 class EMA(SkippableHooks, Callback):
     """Keep `average = decay * average + (1 - decay) * weights` of `pl_module.net` (Polyak and Juditsky, 1992).
 
@@ -46,11 +46,12 @@ class EMA(SkippableHooks, Callback):
     process does not hold its share of every tensor under the net's own names (pipeline, deepspeed_3).
     """
 
+    @validated
     def __init__(
         self,
-        decay: float = 0.999,
-        every_n_steps: int = 1,
-        start_step: int = 0,
+        decay: ShareBelowOne = 0.999,
+        every_n_steps: Count = 1,
+        start_step: NonNegativeInt = 0,
         warmup: bool = True,
         buffers: Literal["average", "copy"] = "average",
     ) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from lathe.callbacks.module_access import planned_batches
 from lathe.callbacks.skippable_hooks import SkippableHooks
-from lathe.config.schema.held import held
+from lathe.config.types import Count, OpenShare, Share
+from lathe.config.validation import validated
 from lathe.data.selection import Selection
 from lathe.errors import require
 from lathe.files import write_atomically
@@ -24,7 +25,6 @@ MOST = 1000  # samples in hard_samples.csv
 OUT = "leave hard_samples out of callbacks"
 
 
-@held("lathe.callbacks.HardSamples")
 class HardSamples(SkippableHooks, Callback):
     """An epoch takes a `share` of the training samples: those of the largest cross-entropy when they were last trained
     on (`hardest` of the epoch), and others at random. See `lathe.data.selection.Selection`.
@@ -48,7 +48,8 @@ class HardSamples(SkippableHooks, Callback):
 
     every_step = ("on_train_batch_start",)
 
-    def __init__(self, share: float = 0.35, hardest: float = 0.7, passes: int = 1) -> None:
+    @validated
+    def __init__(self, share: OpenShare = 0.35, hardest: Share = 0.7, passes: Count = 1) -> None:
         self.share, self.hardest, self.passes = share, hardest, passes
         self._selection = Selection(share, hardest, passes)
         self._loader: Any = None

@@ -1,21 +1,22 @@
 """Small images first."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from lathe.callbacks.module_access import net_of, planned_batches, task_of
 from lathe.compression.modes import evaluated
-from lathe.config.schema.held import held
+from lathe.config.types import PositiveShare
+from lathe.config.validation import validated
 from lathe.errors import UserError, require
 
 
-@held("lathe.callbacks.ImageSizes")
 class ImageSizes(Callback):
     """Trains on smaller images in the first epochs, whose steps cost as much less as they have fewer pixels
     (progressive resizing: Howard et al. in DAWNBench 2018; Tan and Le 2021, arXiv:2104.00298).
@@ -30,7 +31,8 @@ class ImageSizes(Callback):
         UserError: when a fit begins, for a net that takes no image of such a size, data of no images, or compiled code.
     """
 
-    def __init__(self, scales: Sequence[float]) -> None:
+    @validated
+    def __init__(self, scales: Annotated[Sequence[PositiveShare], Field(min_length=1)]) -> None:
         self.scales = list(scales)
         self._whole = 0  # pixels of a side
         self._size = 0  # of the epoch under way

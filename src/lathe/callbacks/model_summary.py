@@ -1,26 +1,30 @@
 """A table of the layers that have parameters, printed before training."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichModelSummary
 from lightning.pytorch.utilities.model_summary import ModelSummary as Summary
 from lightning.pytorch.utilities.model_summary import summarize
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from lathe.config.schema.held import held
+from lathe.config.validation import validated
 
 SHOWN = ("Name", "Type", "Params", "In sizes", "Out sizes")
 
 
-@held("lathe.callbacks.ModelSummary")
 class ModelSummary(RichModelSummary):
     """Lightning's summary, short: names, types and parameters of the modules that have any.
 
     Metrics, activations and pooling layers have none. Lightning's column of FLOPs is left out: it is 0 unless the task
     has an example input. The table is printed before a strategy shards the net: later rank 0 would count its own shard.
     """
+
+    @validated
+    def __init__(self, max_depth: Annotated[int, Field(ge=-1)] = 1, **options: Any) -> None:
+        super().__init__(max_depth, **options)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":

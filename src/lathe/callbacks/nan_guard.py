@@ -14,8 +14,9 @@ from torch.utils.hooks import RemovableHandle
 from lathe.callbacks.bad_rows import bad_batch, bad_rows, blame, kind_of, names_of
 from lathe.callbacks.module_access import net_of, task_of
 from lathe.compression.modes import copy_input
-from lathe.config.schema.held import held
 from lathe.config.splits import split_of
+from lathe.config.types import Count
+from lathe.config.validation import validated
 from lathe.errors import UserError, require
 from lathe.measure.flops import net_input
 from lathe.measure.processes import everyones
@@ -31,7 +32,6 @@ class _Finding(NamedTuple):
     state: str
 
 
-@held("lathe.callbacks.NanGuard")
 class NanGuard(Callback):
     """Raise UserError with the optimizer step and the first tensor that is nan or inf.
 
@@ -52,7 +52,8 @@ class NanGuard(Callback):
         every_n_steps: optimizer steps between two readings.
     """
 
-    def __init__(self, every_n_steps: int = 50) -> None:
+    @validated
+    def __init__(self, every_n_steps: Count = 50) -> None:
         self.every_n_steps = every_n_steps
         self._losses: list[Tensor] = []
         self._ends: list[int] = []  # for each optimizer step since the last reading, the number of losses up to it

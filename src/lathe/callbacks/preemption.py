@@ -12,14 +12,14 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lathe.callbacks.checkpoint import Checkpoint
 from lathe.callbacks.loop_state import validation_follows
-from lathe.config.schema.held import held
+from lathe.config.types import Count
+from lathe.config.validation import validated
 from lathe.data.steps import reached, steps_before
 
 # SLURM's --signal is USR1 by custom, a terminal that closes sends HUP; Windows has neither
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 
 
-@held("lathe.callbacks.Preemption")
 class Preemption(Callback):
     """On SIGTERM, SIGHUP or SIGUSR1, finishes the optimizer step (and a validation that is due), writes last.ckpt and
     stops. A signal that the process ignores, as SIGHUP under nohup, stays ignored.
@@ -33,7 +33,8 @@ class Preemption(Callback):
 
     stops_all = True  # the processes agree on a stop here, so Lightning need not ask them before every batch
 
-    def __init__(self, every_n_steps: int = 10) -> None:
+    @validated
+    def __init__(self, every_n_steps: Count = 10) -> None:
         self.every_n_steps = every_n_steps
         self.received: str | None = None
         self._before: dict[int, Any] = {}

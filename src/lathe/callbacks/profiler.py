@@ -10,7 +10,8 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from lathe.callbacks.skippable_hooks import SkippableHooks
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Name, NonNegativeInt
+from lathe.config.validation import validated
 from lathe.errors import UserError
 
 
@@ -55,7 +56,6 @@ def table_of(title: str, operators: Sequence[Operator]) -> Table:
     return table
 
 
-@held("lathe.callbacks.TorchProfiler")
 class TorchProfiler(SkippableHooks, Callback):
     """Record some training steps with torch.profiler, write a trace per process, and print the costliest operators.
 
@@ -76,13 +76,14 @@ class TorchProfiler(SkippableHooks, Callback):
     Raises UserError at the end of a fit that was too short to record anything, and for counts out of range.
     """
 
+    @validated
     def __init__(
         self,
-        dirpath: str | None = None,
-        wait: int = 5,
-        warmup: int = 3,
-        active: int = 10,
-        top_k: int = 12,
+        dirpath: Name | None = None,
+        wait: NonNegativeInt = 5,
+        warmup: Count = 3,
+        active: Count = 10,
+        top_k: Count = 12,
         record_shapes: bool = False,
         profile_memory: bool = False,
         with_stack: bool = False,

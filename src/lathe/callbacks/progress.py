@@ -12,15 +12,15 @@ from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTh
 from rich.progress import TimeRemainingColumn
 from torch import Tensor
 
-from lathe.config.schema.held import held
 from lathe.config.splits import split_of
+from lathe.config.types import Count
+from lathe.config.validation import validated
 from lathe.measure.shards import local
 
 BAR, METRICS = 8, 3  # columns of the bar itself at least, and metrics in its line at most
 OTHERS = 43  # columns of all that is not a metric in that line: epoch, bar, batches and the time left
 
 
-@held("lathe.callbacks.Progress")
 class Progress(RichProgressBar):
     """Lightning's rich bar, drawn a few times a second instead of at every batch, and a row for each finished epoch.
 
@@ -36,7 +36,8 @@ class Progress(RichProgressBar):
         plain: rows without a bar; None decides by whether standard output is a terminal.
     """
 
-    def __init__(self, refresh_rate: int = 5, leave: bool = False, plain: bool | None = None) -> None:
+    @validated
+    def __init__(self, refresh_rate: Count = 5, leave: bool = False, plain: bool | None = None) -> None:
         super().__init__(refresh_rate=refresh_rate, leave=leave, theme=RichProgressBarTheme(metrics_format="#.3g"))
         self.plain = plain
         self._rows = False

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lathe.callbacks.samples_page import Gathered, Shown, write_page
-from lathe.config.schema.held import held
+from lathe.config.types import Count, NonNegativeInt
+from lathe.config.validation import validated
 from lathe.data.order import IGNORE
 from lathe.errors import require
 from lathe.measure.processes import everyones
@@ -28,7 +29,6 @@ class _Kept(NamedTuple):
     sample: Shown
 
 
-@held("lathe.callbacks.Samples")
 class Samples(Callback):
     """At the end of a run, with the weights of best.ckpt: samples/<split>.html and .json in the run directory.
 
@@ -47,8 +47,13 @@ class Samples(Callback):
         UserError: the task does not predict classes.
     """
 
+    @validated
     def __init__(
-        self, split: Literal["val", "test"] = "val", worst: int = 24, random: int = 24, bins: int = 15
+        self,
+        split: Literal["val", "test"] = "val",
+        worst: NonNegativeInt = 24,
+        random: NonNegativeInt = 24,
+        bins: Count = 15,
     ) -> None:
         self.split, self.worst, self.random, self.bins = split, worst, random, bins
         self.page: Path | None = None  # on rank 0, once it is written

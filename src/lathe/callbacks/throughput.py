@@ -14,13 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 from lathe.callbacks.epochs import Epochs, Window, is_nan, waited_in_backward
 from lathe.callbacks.model_flops import compute_dtype, step_flops, without_memory
 from lathe.callbacks.module_access import count_units, net_of, task_of
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Positive
+from lathe.config.validation import validated
 from lathe.measure.flops import net_input, peak_flops
 
 TIMED = ("cpu", "cuda")  # devices for which DDP's reducer has a timer
 
 
-@held("lathe.callbacks.Throughput")
 class Throughput(Callback):
     """Log `throughput/*` once per window of training steps, and once per epoch, measured on process 0.
 
@@ -64,7 +64,8 @@ class Throughput(Callback):
         peak_flops: FLOP/s of one device; None looks the GPU's name up in `lathe.measure.flops`.
     """
 
-    def __init__(self, window: int | None = None, skip_steps: int = 10, peak_flops: float | None = None) -> None:
+    @validated
+    def __init__(self, window: Count | None = None, skip_steps: Count = 10, peak_flops: Positive | None = None) -> None:
         self.window, self.skip_steps, self.peak_flops = window, skip_steps, peak_flops
         self._twin: nn.Module | None = None
         self._restored: dict[str, Any] = {}

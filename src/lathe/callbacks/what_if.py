@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
 import torch
@@ -14,12 +14,14 @@ from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from lathe.callbacks.module_access import task_of
-from lathe.config.schema.held import held
+from lathe.config.types import NonNegativeInt
+from lathe.config.validation import validated
 
 WARMUP = 2  # steps of each that are not timed
 COPIES = 10  # times the weights: two nets, their gradients, two states of each in their optimizers, and room
@@ -32,7 +34,6 @@ TYPED = {
 }
 
 
-@held("lathe.callbacks.WhatIf")
 class WhatIf(Callback):
     """After training, time steps of copies of the net in the run's own settings and in others, one of each in turn, and
     print those that would have been faster: bfloat16, channels last, a fused optimizer, all of these together, and one
@@ -51,7 +52,13 @@ class WhatIf(Callback):
             for one that could not be measured, or whose settings were the quickest.
     """
 
-    def __init__(self, steps: int = 5, at_least: float = 1.1, min_steps: int = 0) -> None:
+    @validated
+    def __init__(
+        self,
+        steps: Annotated[int, Field(ge=2)] = 5,
+        at_least: Annotated[float, Field(ge=1)] = 1.1,
+        min_steps: NonNegativeInt = 0,
+    ) -> None:
         self.steps, self.at_least, self.min_steps = steps, at_least, min_steps
         self.line = ""  # what was said
         self._batch: Any = None

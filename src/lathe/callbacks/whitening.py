@@ -6,11 +6,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.callbacks.module_access import net_of
-from lathe.config.schema.held import held
+from lathe.config.types import Count, NonNegativeInt
+from lathe.config.validation import validated
 from lathe.errors import UserError, require
 
 
-@held("lathe.callbacks.Whitening")
 class Whitening(Callback):
     """Has a net that has a method `whiten(images)`, such as `lathe.nets.Airbench`, look at training images before its
     first step.
@@ -30,7 +30,8 @@ class Whitening(Callback):
             several processes.
     """
 
-    def __init__(self, samples: int = 5000, settle_epoch: int | None = None) -> None:
+    @validated
+    def __init__(self, samples: Count = 5000, settle_epoch: NonNegativeInt | None = None) -> None:
         self.samples, self.settle_epoch = samples, settle_epoch
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -10,8 +10,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from lathe.config.schema.rule import path as a_path
-from lathe.config.schema.rule import text
+from lathe.config.values import is_valid, problem
 from lathe.errors import UserError, require
 
 SPLITS = ("train", "val", "test")
@@ -25,7 +24,7 @@ CALLED = {
     "test": "test",
     "testing": "test",
 }
-_class = text("the name of a class")
+_NAME = {"type": "string", "minLength": 1}
 NO_CLASSES = ("__MACOSX",)  # what an archive leaves, beside hidden folders
 LISTS = (".txt", ".csv")  # the suffixes of lists of files
 
@@ -38,7 +37,8 @@ def class_names(folder: Any, train: Any = None) -> list[str]:
         UserError: there are none.
     """
     for key, value in (("data.folder", folder), ("data.source.train", train)):
-        sentence = (a_path | None if key.endswith("train") else a_path).sentence(key, value)
+        optional = key.endswith("train")
+        sentence = problem(key, value, {**_NAME, "type": ["string", "null"] if optional else "string"})
         require(sentence is None, sentence or "")
     home = Path(folder)
     require(
@@ -63,7 +63,7 @@ def _checked(names: Iterable[str], place: str) -> list[str]:
     else's: an interpolation among them, such as one of an environment's variable, is never resolved."""
     for name in sorted(names):
         require(
-            _class.fits(name) and "${" not in name,
+            is_valid(name, _NAME) and "${" not in name,
             f"data.folder: {place} has a class named {name!r}, expected printable characters without ${{ and without "
             "blanks around them: rename it.",
         )

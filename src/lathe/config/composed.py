@@ -18,14 +18,13 @@ from lathe.config.class_folders import class_names
 from lathe.config.schema import (
     CLASHES,
     CONTRADICTIONS,
-    TRAIN,
     Problem,
     Together,
+    command_keys,
     follows,
+    key_schemas,
     kind_of,
-    places_of,
     problems,
-    rules,
     shown,
     together,
 )
@@ -140,7 +139,7 @@ def mistyped(
     `typed` are the dotted keys of the overrides; `defaults` is the configuration of the same groups without them, flat.
     A default of null says nothing about the type, and null is always taken: each YAML comment says what it does.
     """
-    values, reference, known = flatten(cfg), flatten(defaults), rules(cfg, verb)
+    values, reference, known = flatten(cfg), flatten(defaults), key_schemas(cfg, verb)
     for key in typed:
         for leaf in [name for name in values if (name == key or name.startswith(f"{key}.")) and name not in known]:
             default, value = reference.get(leaf), values[leaf]
@@ -171,12 +170,12 @@ def check(
     """Everything that is wrong with a resolved configuration, a sentence for each mistake, beginning with its key.
     Needs no torch.
 
-    Each key is asked alone, then what keys mean together: the rules of `schema` and these `rules` (None: neither). One
-    that needs a value that was refused says nothing, and neither does a key that follows another one. `raw` is the
+    Each key is checked alone, then, if all fit, what keys mean together: the rules of `schema` and these `rules` (None:
+    neither). A key that follows one that does not fit is not reported. `raw` is the
     configuration before it was resolved, if that is known, and `more` what else is wrong with single keys. Of a `saved`
     configuration, what a job on a run directory (`parts`) does not build is left out.
     """
-    training, old = TRAIN.keys() <= places_of(verb, cfg).keys(), saved is not None
+    training, old = command_keys("train", {}).keys() <= command_keys(verb, cfg).keys(), saved is not None
     keys = {key: value for key, value in cfg.items() if saved != "parts" or key in READ_AGAIN}
     followed = follows(raw)
     read = None if raw is None else {name.split(".")[0] for names in followed.values() for name in names}
@@ -187,10 +186,10 @@ def check(
     told = [
         sentence for key, sentence in alone.items() if not ((followed.get(key, set()) | _above(key)) & alone.keys())
     ]
-    if rules is None:
+    if rules is None or alone:
         return told
     shipped = (CLASHES if old else CONTRADICTIONS) if training else ()
-    return [*told, *together([*shipped, *rules], cfg, alone)]
+    return [*told, *together([*shipped, *rules], cfg)]
 
 
 def _above(key: str) -> set[str]:

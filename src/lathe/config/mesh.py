@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from lathe.config.schema.rule import count
+from lathe.config.values import is_valid
 from lathe.errors import require
 
 SIZES = ("data", "tensor", "stages")
@@ -32,7 +32,7 @@ def axes(strategy: dict[str, Any], world: int) -> Axes:
     """
     named = {key: strategy[key] for key in SIZES if key in strategy}
     for key, size in named.items():
-        fits = size is None or count.fits(size)
+        fits = size is None or is_valid(size, {"type": "integer", "minimum": 1})
         require(fits, f"strategy.{key}={size!r}: give a whole number from 1, or null for what remains.")
     given = {"data": None, "tensor": 1, "stages": 1, **named}
     open_keys = [key for key, size in given.items() if size is None]

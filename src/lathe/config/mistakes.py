@@ -18,8 +18,7 @@ from lathe.config.composed import check, flatten, resolve
 from lathe.config.flags import FLAGS, MULTIRUN, Groups, check_flags
 from lathe.config.help import configuration_folder
 from lathe.config.raised import loaded_file, of_hydras_lists, of_omegaconf, override_of, unchosen, undecodable
-from lathe.config.schema.strategies import COMPILE
-from lathe.config.schema.trainer import FILLED_IN
+from lathe.config.schema.check import FILLED_IN, command_keys
 from lathe.config.typed import as_typed
 from lathe.config.words import Untranslated, key_of, no_such_choice, without_split
 from lathe.errors import UserError, did_you_mean
@@ -274,7 +273,7 @@ def _no_such_key(key: str, hint: str) -> str:
         return f"{key}: there is no such key in trainer; {FILLED_IN[last]}."
     if prefix == "optimizer" and not hint:  # optimizer=none
         return f"{key}: optimizer=none has no keys; with model=lightning it is the module's own: model.net.{last}"
-    if prefix == "compile" and last in COMPILE:
+    if prefix == "compile" and last in command_keys("train", {})["compile"]["properties"]:
         return f"{key}: compile=none compiles nothing and has no such key: add compile=default."
     if key == "data.folder":
         return (

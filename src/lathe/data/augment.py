@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lathe.config.schema.held import held
+from lathe.config.types import NonNegative, NonNegativeInt
+from lathe.config.validation import validated
 from lathe.data.random import sample_betas, sample_uniforms, to_integers
 
 # Columns of the table of uniforms: each method reads its own, so that switching one on leaves the others' numbers
@@ -14,7 +15,7 @@ from lathe.data.random import sample_betas, sample_uniforms, to_integers
 CROP_Y, CROP_X, FLIP, CUTOUT_Y, CUTOUT_X, MIX_CHOICE, MIX_Y, MIX_X, COLUMNS = range(9)
 
 
-@held("lathe.data.Augment")
+@validated
 @dataclass(frozen=True)
 class Augment:
     """What is done to training images, in this order: crop, flip, cutout, normalisation, mixup or cutmix.
@@ -36,12 +37,12 @@ class Augment:
         UserError: for a negative value, a part of a pixel, or an unknown name.
     """
 
-    crop: int = 0
+    crop: NonNegativeInt = 0
     crop_fill: Literal["zero", "reflect"] = "zero"
     flip: Literal["none", "random", "alternating"] = "none"
-    cutout: int = 0
-    mixup: float = 0.0
-    cutmix: float = 0.0
+    cutout: NonNegativeInt = 0
+    mixup: NonNegative = 0.0
+    cutmix: NonNegative = 0.0
 
     @property
     def mixes(self) -> bool:

@@ -1,9 +1,10 @@
 """CIFAR-10 and CIFAR-100 (A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009)."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Name, Seed, Url
+from lathe.config.validation import validated
 from lathe.data.archive import ARCHIVES, Archive, read_archive
 from lathe.data.download import check, download
 from lathe.data.records import Recorded
@@ -13,7 +14,6 @@ from lathe.errors import UserError
 BASE_URL = "https://www.cs.toronto.edu/~kriz/"
 
 
-@held("lathe.data.Cifar")
 class Cifar(Recorded):
     """32 x 32 colour images: 50,000 for training, of which `val_size` are kept for validation, and 10,000 for the test.
 
@@ -34,15 +34,16 @@ class Cifar(Recorded):
             short, and for a folder that cannot be written; in `load`, if `prepare` has not run.
     """
 
+    @validated
     def __init__(
         self,
         name: Literal["cifar10", "cifar100"],
-        data_dir: str,
+        data_dir: Name,
         download: bool = True,
-        val_size: int = 5000,
-        split_seed: int = 0,
-        archives: Sequence[Archive] | None = None,
-        base_url: str = BASE_URL,
+        val_size: Count = 5000,
+        split_seed: Seed = 0,
+        archives: Sequence[Any] | None = None,
+        base_url: Url = BASE_URL,
     ) -> None:
         super().__init__(name, (3, 32, 32), data_dir, val_size, split_seed)
         self.num_classes = 10 if name == "cifar10" else 100

@@ -1,13 +1,15 @@
 """The LightningDataModule of any torch Dataset or Hugging Face dataset."""
 
 from collections.abc import Callable, Iterable, Sequence, Sized
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch.utils.data import DataLoader
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Name, NonNegativeInt, OpenShare, Positive, PositiveShare, Seed
+from lathe.config.validation import validated
 from lathe.data.absent import tell_absent
 from lathe.data.base import SPLITS, ExactDataModule
 from lathe.data.checks import check_class_names
@@ -26,7 +28,6 @@ from lathe.data.workers import Workers, batches_ahead
 from lathe.errors import ArgumentError, UserError, require
 
 
-@held("lathe.data.DatasetDataModule")
 class DatasetDataModule(ExactDataModule[Items]):
     """Train, validation and test loaders over datasets with `__len__` and `__getitem__`, equal on one device and on
     many. Samples are (input, target), or whatever a task of the user's own takes.
@@ -68,36 +69,37 @@ class DatasetDataModule(ExactDataModule[Items]):
             declared; for batch sizes that do not fit, and while reading, for samples that make no batch.
     """
 
+    @validated
     def __init__(
         self,
         train: Any,
         val: Any = None,
         test: Any = None,
-        input: str | None = None,  # noqa: A002 (the name that stands in the configuration)
-        target: str | None = None,
+        input: Name | None = None,  # noqa: A002 (the name that stands in the configuration)
+        target: Name | None = None,
         transform: Callable[[Any], Any] | None = None,
         eval_transform: Callable[[Any], Any] | None = None,
         collate_fn: Callable[[list[Any]], Any] | None = None,
-        val_share: float = 0.1,
-        test_share: float = 0.1,
-        split_seed: int = 0,
-        num_classes: int | None = None,
-        class_names: Sequence[str] | None = None,
-        channels: int | None = None,
-        image_size: int | None = None,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
-        batch_size: int = 64,
-        eval_batch_size: int | None = None,
-        seed: int = 0,
-        samples: int | None = None,
-        folds: int | None = None,
-        fold: int | None = None,
-        num_workers: int | Literal["auto"] = 0,
+        val_share: OpenShare = 0.1,
+        test_share: OpenShare = 0.1,
+        split_seed: Seed = 0,
+        num_classes: Count | None = None,
+        class_names: Sequence[Name] | None = None,
+        channels: Count | None = None,
+        image_size: Count | None = None,
+        mean: Annotated[Sequence[float], Field(min_length=1)] | None = None,
+        std: Annotated[Sequence[Positive], Field(min_length=1)] | None = None,
+        batch_size: Count = 64,
+        eval_batch_size: Count | None = None,
+        seed: Seed = 0,
+        samples: Count | None = None,
+        folds: Annotated[int, Field(ge=2)] | None = None,
+        fold: NonNegativeInt | None = None,
+        num_workers: NonNegativeInt | Literal["auto"] = 0,
         pin_memory: bool = False,
-        prefetch_factor: int | None = None,
+        prefetch_factor: Count | None = None,
         persistent_workers: bool = False,
-        share: float = 1.0,
+        share: PositiveShare = 1.0,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed)
         self.datasets = {"train": train, "val": val, "test": test}

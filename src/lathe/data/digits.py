@@ -1,18 +1,20 @@
 """The handwritten digits beside this file: 1,797 real images, no download."""
 
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch.nn.functional import interpolate
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Seed
+from lathe.config.validation import validated
 from lathe.data.splits import Split, Splits, stratified_split
 
 DIGITS = Path(__file__).with_name("digits.npz")
 
 
-@held("lathe.data.Digits")
 class Digits:
     """8 x 8 grey images of the digits 0 to 9, optionally enlarged; pixel values 0..16 are scaled to 0..255.
 
@@ -32,7 +34,14 @@ class Digits:
 
     num_classes = 10
 
-    def __init__(self, image_size: int = 8, val_size: int = 200, test_size: int = 297, split_seed: int = 0) -> None:
+    @validated
+    def __init__(
+        self,
+        image_size: Annotated[int, Field(ge=8)] = 8,
+        val_size: Count = 200,
+        test_size: Count = 297,
+        split_seed: Seed = 0,
+    ) -> None:
         self.image_size = image_size
         self.sizes = {"val": val_size, "test": test_size}
         self.split_seed = split_seed

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Seed
+from lathe.config.validation import validated
 from lathe.data.base import ExactDataModule, replicas_of
 from lathe.data.buckets import Ints, plan_buckets, round_up
 from lathe.data.order import IGNORE, EpochLoader
@@ -183,7 +185,6 @@ class DocumentLoader(EpochLoader):
             yield tuple(part.to(self.device, non_blocking=True) for part in parts)
 
 
-@held("lathe.data.DocumentDataModule")
 class DocumentDataModule(ExactDataModule[Documents]):
     """Train, validation and test loaders over the documents of a source, equal on one device and on many.
 
@@ -209,20 +210,21 @@ class DocumentDataModule(ExactDataModule[Documents]):
             document over `length` or `max_tokens` in `setup`.
     """
 
+    @validated
     def __init__(
         self,
         source: DocumentSource,
-        vocab_size: int,
-        length: int,
-        max_tokens: int,
-        max_batch_size: int,
-        batch_size: int | None = None,
-        eval_batch_size: int | None = None,
-        long: Literal["refuse", "cut", "split"] = "refuse",
-        bucket_growth: float | None = 1.1,
-        pad_multiple: int = 1,
-        row_multiple: int = 1,
-        seed: int = 0,
+        vocab_size: Annotated[int, Field(ge=2)],
+        length: Count,
+        max_tokens: Count,
+        max_batch_size: Count,
+        batch_size: Count | None = None,
+        eval_batch_size: Count | None = None,
+        long: Literal["refuse", "split", "cut"] = "refuse",
+        bucket_growth: Annotated[float, Field(ge=1)] | None = 1.1,
+        pad_multiple: Count = 1,
+        row_multiple: Count = 1,
+        seed: Seed = 0,
     ) -> None:
         if batch_size not in (None, max_batch_size):
             raise UserError(

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Name, Seed, Url
+from lathe.config.validation import validated
 from lathe.data.download import download
 from lathe.data.idx import IdxFile, parse_idx, read_bounded
 from lathe.data.records import Recorded
@@ -53,7 +54,6 @@ FILES: dict[str, tuple[IdxFile, IdxFile]] = {
 }
 
 
-@held("lathe.data.FashionMnist", "files")
 class FashionMnist(Recorded):
     """28 x 28 grey images of clothes: 60,000 for training, of which `val_size` are kept for validation, and 10,000 for
     the test.
@@ -77,15 +77,16 @@ class FashionMnist(Recorded):
 
     num_classes = 10
 
+    @validated
     def __init__(
         self,
-        data_dir: str,
-        folder: str | None = None,
+        data_dir: Name,
+        folder: Name | None = None,
         download: bool = True,
-        val_size: int = 5000,
-        split_seed: int = 0,
+        val_size: Count = 5000,
+        split_seed: Seed = 0,
         files: Mapping[str, Any] | None = None,
-        base_url: str = BASE_URL,
+        base_url: Url = BASE_URL,
     ) -> None:
         super().__init__("fashion_mnist", (1, SIDE, SIDE), data_dir, val_size, split_seed)
         self.folder = None if folder is None else Path(folder)

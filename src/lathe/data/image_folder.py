@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Literal
@@ -11,7 +10,8 @@ from typing import Literal
 import numpy as np
 
 from lathe.config.class_folders import SPLITS, class_names
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Name, NonNegativeInt, OpenShare, Seed, SomeNames
+from lathe.config.validation import validated
 from lathe.data.absent import tell_absent
 from lathe.data.image_cache import ImageCache, check_bad
 from lathe.data.image_files import ImageFiles, find_files, some, warn_once
@@ -21,7 +21,6 @@ from lathe.images.files import read_image
 from lathe.images.pictures import scaled
 
 
-@held("lathe.data.ImageFolder")
 class ImageFolder:
     """Image files `<folder>/<class>/*`, or `<folder>/<split>/<class>/*` with splits train, val and test, or as lists of
     files say. They are decoded and scaled once, as predictions and requests are (`lathe.images`), and kept as an array.
@@ -46,21 +45,22 @@ class ImageFolder:
         UserError: here, for a folder without classes; in `prepare`, for files that can't be used as they are.
     """
 
+    @validated
     def __init__(
         self,
-        folder: str,
-        data_dir: str,
-        classes: Sequence[str] | None = None,
-        train: str | None = None,
-        val: str | None = None,
-        test: str | None = None,
-        channels: int = 3,
-        image_size: int = 64,
+        folder: Name,
+        data_dir: Name,
+        classes: SomeNames | None = None,
+        train: Name | None = None,
+        val: Name | None = None,
+        test: Name | None = None,
+        channels: Literal[1] | Literal[3] = 3,
+        image_size: Count = 64,
         resize: Literal["crop", "squash"] = "crop",
-        val_share: float = 0.1,
-        test_share: float = 0.1,
-        split_seed: int = 0,
-        skip_bad: int = 0,
+        val_share: OpenShare = 0.1,
+        test_share: OpenShare = 0.1,
+        split_seed: Seed = 0,
+        skip_bad: NonNegativeInt = 0,
     ) -> None:
         found = class_names(folder, train)
         self.class_names = list(classes or found)

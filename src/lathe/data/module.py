@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Name, NonNegativeInt, Positive, PositiveShare, Seed
+from lathe.config.validation import validated
 from lathe.data.augment import Augment
 from lathe.data.base import ExactDataModule
 from lathe.data.checks import check_class_names
@@ -22,7 +24,6 @@ from lathe.data.workers import Workers, batches_ahead
 from lathe.errors import UserError
 
 
-@held("lathe.data.ImageDataModule")
 class ImageDataModule(ExactDataModule[Split]):
     """Train, validation and test loaders over a source of images, equal on one device and on many.
 
@@ -58,29 +59,30 @@ class ImageDataModule(ExactDataModule[Split]):
             fit the devices or the data when a loader is asked for.
     """
 
+    @validated
     def __init__(
         self,
         source: Source,
-        num_classes: int,
-        channels: int,
-        image_size: int,
-        mean: Sequence[float],
-        std: Sequence[float],
-        batch_size: int,
-        eval_batch_size: int | None = None,
-        seed: int = 0,
-        augment: Augment | Sequence[Any] | None = None,
+        num_classes: Count,
+        channels: Count,
+        image_size: Count,
+        mean: Annotated[Sequence[float], Field(min_length=1)],
+        std: Annotated[Sequence[Positive], Field(min_length=1)],
+        batch_size: Count,
+        eval_batch_size: Count | None = None,
+        seed: Seed = 0,
+        augment: Augment | Sequence[Callable[..., Any]] | None = None,
         normalize: Literal["batch", "folded"] = "batch",
         loader: Literal["resident", "workers"] = "resident",
-        num_workers: int | Literal["auto"] = 0,
+        num_workers: NonNegativeInt | Literal["auto"] = 0,
         pin_memory: bool = False,
-        prefetch_factor: int | None = None,
+        prefetch_factor: Count | None = None,
         persistent_workers: bool = False,
-        class_names: Sequence[str] | None = None,
-        folds: int | None = None,
-        fold: int | None = None,
-        folder: str | None = None,
-        share: float = 1.0,
+        class_names: Sequence[Name] | None = None,
+        folds: Annotated[int, Field(ge=2)] | None = None,
+        fold: NonNegativeInt | None = None,
+        folder: Name | None = None,
+        share: PositiveShare = 1.0,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed)
         if loader == "workers" and normalize == "folded":

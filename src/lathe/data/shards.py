@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Name
+from lathe.config.validation import validated
 from lathe.data.module import ImageDataModule
 from lathe.data.order import Batch
 from lathe.data.random import epoch_permutation, hashed_seed
@@ -101,7 +102,7 @@ class ShardImages:
         return self._open[shard]
 
 
-@held("lathe.data.Shards", "data_dir")  # empty: name is an absolute path
+# empty: name is an absolute path
 class Shards:
     """The source of images that scripts/make_shards.py wrote; three splits of any size.
 
@@ -115,7 +116,8 @@ class Shards:
         UserError: on use, for a file that is missing, cut, changed or foreign.
     """
 
-    def __init__(self, data_dir: str, name: str, verify: bool = False, max_open: int = 16) -> None:
+    @validated
+    def __init__(self, data_dir: str, name: Name, verify: bool = False, max_open: Count = 16) -> None:
         self.folder, self.verify, self.max_open = Path(data_dir) / name, verify, max_open
         self._index: dict[str, Any] | None = None
 
@@ -212,7 +214,6 @@ class ShardLoader(StreamLoader):
         return window_order(self.seed, epoch, self.sizes, self.window)[places], counts
 
 
-@held("lathe.data.ShardDataModule")
 class ShardDataModule(ImageDataModule):
     """`ImageDataModule` over a source of shards.
 
@@ -224,8 +225,10 @@ class ShardDataModule(ImageDataModule):
     """
 
     source: Shards
+    fixed_parameters = ("normalize", "folds", "fold", "share", "folder")
 
-    def __init__(self, source: Shards, *, window: int = 16, **settings: Any) -> None:
+    @validated
+    def __init__(self, source: Shards, *, window: Count = 16, **settings: Any) -> None:
         super().__init__(source, **settings)
         self.window = window
 

@@ -1,8 +1,12 @@
 """Images from a generator whose best possible accuracy is known exactly."""
 
-import numpy as np
+from typing import Annotated
 
-from lathe.config.schema.held import held
+import numpy as np
+from pydantic import Field
+
+from lathe.config.types import Count, Seed, Share
+from lathe.config.validation import validated
 from lathe.data import random
 from lathe.data.splits import Images, Labels, Split, Splits
 from lathe.errors import UserError
@@ -11,7 +15,6 @@ SIGNAL = 64  # half the distance, in pixel values, between a template's dark and
 CANDIDATES = 64  # templates tried for each class; the one farthest from those already chosen is kept
 
 
-@held("lathe.data.Synthetic")
 class Synthetic:
     """One random chequered template for each class, disturbed so that it can always be told from the others, under
     noisy labels.
@@ -43,17 +46,18 @@ class Synthetic:
         UserError: for values out of these ranges, or more classes than different templates.
     """
 
+    @validated
     def __init__(
         self,
-        num_classes: int = 10,
-        channels: int = 1,
-        image_size: int = 16,
-        train_size: int = 4096,
-        val_size: int = 1024,
-        test_size: int = 1024,
-        noise: float = 0.1,
-        difficulty: float = 0.5,
-        seed: int = 0,
+        num_classes: Annotated[int, Field(ge=2)] = 10,
+        channels: Count = 1,
+        image_size: Annotated[int, Field(ge=4)] = 16,
+        train_size: Count = 4096,
+        val_size: Count = 1024,
+        test_size: Count = 1024,
+        noise: Share = 0.1,
+        difficulty: Share = 0.5,
+        seed: Seed = 0,
     ) -> None:
         self.num_classes = num_classes
         self.channels = channels

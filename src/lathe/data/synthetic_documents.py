@@ -1,17 +1,19 @@
 """Documents of random lengths from a source whose entropy is known exactly."""
 
 import math
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Seed, Share
+from lathe.config.validation import validated
 from lathe.data import random
 from lathe.data.checks import check_number
 from lathe.data.synthetic_tokens import SyntheticTokens
 from lathe.data.tokens import Tokens
 
 
-@held("lathe.data.SyntheticDocuments")
 class SyntheticDocuments:
     """Beginnings, of random length, of the sequences of `SyntheticTokens`, each ended by the token `vocab_size - 1`.
 
@@ -35,17 +37,18 @@ class SyntheticDocuments:
         UserError: for values out of these ranges.
     """
 
+    @validated
     def __init__(
         self,
-        vocab_size: int = 64,
-        shortest: int = 4,
-        longest: int = 127,
-        train_size: int = 4096,
-        val_size: int = 256,
-        test_size: int = 256,
-        noise: float = 0.2,
-        lag: int = 1,
-        seed: int = 0,
+        vocab_size: Annotated[int, Field(ge=3)] = 64,
+        shortest: Count = 4,
+        longest: Annotated[int, Field(ge=2)] = 127,
+        train_size: Count = 4096,
+        val_size: Count = 256,
+        test_size: Count = 256,
+        noise: Share = 0.2,
+        lag: Count = 1,
+        seed: Seed = 0,
     ) -> None:
         check_number("shortest", shortest, 1, longest)
         self.chain = SyntheticTokens(vocab_size - 1, longest - 1, train_size, val_size, test_size, noise, lag, seed)

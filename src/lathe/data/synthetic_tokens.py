@@ -1,18 +1,19 @@
 """Tokens from a source whose entropy is known exactly: the best possible loss is a number to compare with."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Seed, Share
+from lathe.config.validation import validated
 from lathe.data import random
 from lathe.data.checks import check_number
 from lathe.data.tokens import Tokens
 
 
-@held("lathe.data.SyntheticTokens")
 class SyntheticTokens:
     """Sequences of a Markov chain: each token follows from the one `lag` places before it, or is drawn anew.
 
@@ -42,16 +43,17 @@ class SyntheticTokens:
         UserError: for values out of these ranges.
     """
 
+    @validated
     def __init__(
         self,
-        vocab_size: int = 32,
-        length: int = 32,
-        train_size: int = 2048,
-        val_size: int = 512,
-        test_size: int = 512,
-        noise: float = 0.2,
-        lag: int = 1,
-        seed: int = 0,
+        vocab_size: Annotated[int, Field(ge=2)] = 32,
+        length: Count = 32,
+        train_size: Count = 2048,
+        val_size: Count = 512,
+        test_size: Count = 512,
+        noise: Share = 0.2,
+        lag: Count = 1,
+        seed: Seed = 0,
     ) -> None:
         check_number("lag", lag, 1, length)
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}

@@ -14,7 +14,8 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lathe.config.schema.held import held
+from lathe.config.types import Name
+from lathe.config.validation import validated
 from lathe.data.base import SPLITS
 from lathe.data.tokens import Tokens
 from lathe.errors import UserError, naming
@@ -143,7 +144,6 @@ def open_split(folder: Path, name: str, meta: dict[str, Any]) -> NDArray[np.uint
     return ids
 
 
-@held("lathe.data.TokenFiles", "data_dir")
 class TokenFiles:
     """The source of tokens that scripts/prepare_tokens.py wrote.
 
@@ -157,7 +157,8 @@ class TokenFiles:
         UserError: on use, for anything that is missing, cut, foreign or of another version.
     """
 
-    def __init__(self, data_dir: str, name: str, verify: bool = False) -> None:
+    @validated
+    def __init__(self, data_dir: str, name: Name, verify: bool = False) -> None:
         self.folder = Path(data_dir) / name
         self.verify = verify
         self._meta: dict[str, Any] | None = None

@@ -2,13 +2,15 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Seed
+from lathe.config.validation import validated
 from lathe.data.base import ExactDataModule
 from lathe.data.order import IGNORE, Batch, EpochLoader
 from lathe.data.random import hashed_seed
@@ -97,7 +99,6 @@ class TokenLoader(EpochLoader):
             yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
 
 
-@held("lathe.data.TokenDataModule")
 class TokenDataModule(ExactDataModule[Tokens]):
     """Train, validation and test loaders over a source of tokens, equal on one device and on many.
 
@@ -116,14 +117,15 @@ class TokenDataModule(ExactDataModule[Tokens]):
             loader is asked for.
     """
 
+    @validated
     def __init__(
         self,
         source: TokenSource,
-        vocab_size: int,
-        length: int,
-        batch_size: int,
-        eval_batch_size: int | None = None,
-        seed: int = 0,
+        vocab_size: Annotated[int, Field(ge=2)],
+        length: Count,
+        batch_size: Count,
+        eval_batch_size: Count | None = None,
+        seed: Seed = 0,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed)
         check_members(source, "vocab_size", "prepare", "load")

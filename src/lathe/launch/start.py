@@ -23,7 +23,7 @@ from lathe.config.composed import check, data_at, differences, flatten, mistyped
 from lathe.config.direction import check_direction
 from lathe.config.idle import idle
 from lathe.config.mesh import data_replicas
-from lathe.config.schema import Taken, Together, rules
+from lathe.config.schema import Together, key_schemas
 from lathe.config.stages import check_compression
 from lathe.config.words import key_of
 from lathe.errors import Stopped, refuse, require
@@ -161,9 +161,7 @@ def launched(cfg: DictConfig, job: str) -> tuple[Any, str]:
 def check_together(around: Outer | None) -> tuple[Together, ...]:
     """What the keys of a run mean together, beside lathe.config.schema's."""
 
-    def sizes(cfg: Taken) -> None:
-        if cfg.refused and cfg["trainer"]["accelerator"] != "cpu":
-            return  # GPUs are counted by torch, which is not imported for a command that can't run
+    def sizes(cfg: dict[str, Any]) -> None:
         nodes = read_nodes(cfg["launch"], around)
         outer = None if nodes.several else around
         _check_sweep(outer, nodes)
@@ -255,7 +253,7 @@ def check_typed(cfg: DictConfig, resolved: dict[str, Any], together: Sequence[To
     """
     hydra = HydraConfig.get()
     verb, choices, typed = str(hydra.job.config_name), hydra.runtime.choices, typed_words()
-    raw, known = OmegaConf.to_container(cfg, resolve=False), rules(resolved, verb)
+    raw, known = OmegaConf.to_container(cfg, resolve=False), key_schemas(resolved, verb)
     if verb in ELSEWHERE and hydra.mode != RunMode.MULTIRUN:
         named = next((item for item in typed if key_of(item) == "paths.log_dir"), None)
         require(named is None, f"{named} has no effect on {verb}.py, which {ELSEWHERE[verb]}: leave it out.")

@@ -1,18 +1,19 @@
 """The old DataParallel, kept as a baseline for DDP."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from pydantic import Field
 from torch import nn
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, NonNegativeInt
+from lathe.config.validation import validated
 from lathe.errors import UserError
 
 
-@held("lathe.legacy.DP")
 class DP(SingleDeviceStrategy):
     """One process that copies the net to every GPU at each step and splits the batch among them
     (torch.nn.DataParallel).
@@ -26,7 +27,15 @@ class DP(SingleDeviceStrategy):
         UserError: no GPU is visible.
     """
 
-    def __init__(self, devices: int | str | list[int] | None = None) -> None:
+    @validated
+    def __init__(
+        self,
+        devices: Count
+        | Literal[-1]
+        | Literal["auto"]
+        | Annotated[list[NonNegativeInt], Field(min_length=1)]
+        | None = None,
+    ) -> None:
         if not torch.cuda.is_available():
             raise UserError(
                 "strategy=dp drives several GPUs from one process and none is visible here: use strategy=ddp or auto."

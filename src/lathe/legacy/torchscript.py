@@ -14,12 +14,12 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lathe.config.schema.held import held
+from lathe.config.validation import validated
 from lathe.errors import UserError
 from lathe.export.calls import Array, on_arrays
 from lathe.export.deploy import copied
@@ -40,9 +40,14 @@ def available() -> str | None:
     return None
 
 
-@held("target.torchscript")
+@validated
 def export(
-    net: nn.Module, example: Tensor, path: str | Path, method: str = "trace", freeze: bool = True, fuse: bool = True
+    net: nn.Module,
+    example: Tensor,
+    path: str | Path,
+    method: Literal["trace", "script"] = "trace",
+    freeze: bool = True,
+    fuse: bool = True,
 ) -> None:
     """Writes the net for batches of any size. `example` is its input, `[batch, ...]`; only its shape and type are used.
     The net and its modes stay as they are.

@@ -19,14 +19,15 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lathe import export as exports
-from lathe.config.schema.held import held
+from lathe.config.types import Count, NonNegativeInt
+from lathe.config.validation import validated
 from lathe.errors import UserError, uninstalled
 from lathe.export.deploy import is_quantized
 from lathe.export.files import readable, whole
@@ -50,21 +51,21 @@ def available() -> str | None:
     return uninstalled("export", "model_archiver")
 
 
-@held("target.torchserve")
+@validated
 def export(
     net: nn.Module,
     example: Tensor,
     path: str | Path,
     *,
     facts: Mapping[str, Any] | None = None,
-    payload: str | None = None,
-    workers: int = 1,
-    threads: int | None = None,
-    batch_size: int = 32,
-    max_batch_delay: int = 5,
-    response_timeout: int = 60,
-    top_k: int = 5,
-    max_pixels: int = 2**24,
+    payload: Literal["torch_export", "onnx", "aot_inductor", "torchscript"] | None = None,
+    workers: Count = 1,
+    threads: Count | None = None,
+    batch_size: Count = 32,
+    max_batch_delay: NonNegativeInt = 5,
+    response_timeout: Count = 60,
+    top_k: Count = 5,
+    max_pixels: Count = 2**24,
 ) -> None:
     """Writes the archive. `example` is the net's input, `[batch, ...]`; only its shape and type are used. The net stays
     as it is.

@@ -14,7 +14,8 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lathe.config.schema.held import held
+from lathe.config.types import Name
+from lathe.config.validation import validated
 from lathe.errors import UserError
 from lathe.loggers.csv import CSVLogger
 from lathe.loggers.facts import LOGIN, log_facts, main_facts, run_facts
@@ -58,16 +59,16 @@ def tensorboard(run_dir: Path, start_step: int) -> Logger:
     )
 
 
-@held("lathe.loggers.wandb")
+@validated
 def wandb(
     run_dir: Path,
     start_step: int,
-    project: str = "lathe",
-    name: str | None = None,
+    project: Name = "lathe",
+    name: Name | None = None,
     offline: bool = True,
-    group: str | None = None,
-    tags: list[str] | None = None,
-    entity: str | None = None,
+    group: Name | None = None,
+    tags: list[Name] | None = None,
+    entity: Name | None = None,
     log_model: bool = False,
 ) -> Logger:
     """Weights & Biases, files under wandb/ in the run directory. A continued run goes on under the same id. With
@@ -115,13 +116,13 @@ def ended_on_error(run_dir: Path) -> Iterator[None]:
         raise
 
 
-@held("lathe.loggers.mlflow")
+@validated
 def mlflow(
     run_dir: Path,
     start_step: int,
-    experiment_name: str = "lathe",
-    tracking_uri: str | None = None,
-    run_name: str | None = None,
+    experiment_name: Name = "lathe",
+    tracking_uri: Name | None = None,
+    run_name: Name | None = None,
 ) -> Logger:
     """MLflow. A continued run goes on in the MLflow run that carries its directory's name. Without a `tracking_uri`,
     MLflow's own choice holds: the variable MLFLOW_TRACKING_URI, or sqlite:///mlflow.db where the command runs.

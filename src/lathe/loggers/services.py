@@ -6,16 +6,17 @@ from pathlib import Path
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lathe.config.schema.held import held
+from lathe.config.types import Name
+from lathe.config.validation import validated
 from lathe.errors import UserError
 
 
-@held("lathe.loggers.comet")
+@validated
 def comet(
     run_dir: Path,
     start_step: int,
-    project: str = "lathe",
-    workspace: str | None = None,
+    project: Name = "lathe",
+    workspace: Name | None = None,
 ) -> Logger:
     """Comet, online: Lightning's logger keeps nothing of an offline experiment. A continued run goes on in the same
     experiment. The key is read from COMET_API_KEY or Comet's own file.
@@ -35,8 +36,8 @@ def comet(
     )
 
 
-@held("lathe.loggers.aim")
-def aim(run_dir: Path, start_step: int, repo: str = "logs", experiment: str = "lathe") -> Logger:
+@validated
+def aim(run_dir: Path, start_step: int, repo: Name = "logs", experiment: Name = "lathe") -> Logger:
     """Aim, in a repository on this machine or a server. A continued run goes on in the Aim run that carries its
     directory's name.
 

@@ -1,12 +1,14 @@
 """The net of short runs: Jordan 2024, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv:2404.00498."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count
+from lathe.config.validation import validated
 from lathe.nets.blocks import Blocks
 
 
@@ -45,7 +47,6 @@ class AirbenchBlock(nn.Module):
         return out
 
 
-@held("lathe.nets.Airbench")
 class Airbench(nn.Module):
     """A frozen 2x2 convolution that whitens patches, three blocks, the maximum of each channel, and a linear head.
 
@@ -62,15 +63,16 @@ class Airbench(nn.Module):
     Raises ArgumentError if images have a single pixel, or another argument is out of its range.
     """
 
+    @validated
     def __init__(
         self,
         *,
-        width: int = 64,
-        growth: int = 4,
-        in_channels: int,
-        image_size: int,
-        num_classes: int,
-        views: Literal[1, 2, 6] = 1,
+        width: Count = 64,
+        growth: Count = 4,
+        in_channels: Count,
+        image_size: Annotated[int, Field(ge=2)],
+        num_classes: Count,
+        views: Annotated[int, Field(ge=1, le=2)] | Literal[6] = 1,
     ) -> None:
         super().__init__()
         self.views = views

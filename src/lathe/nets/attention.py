@@ -3,12 +3,12 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, ShareBelowOne
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError
 from lathe.nets.add import Add
 
 
-@held("lathe.nets.GPT")
 class Attention(nn.Module):
     """Multi-head self-attention, Vaswani et al. 2017, arXiv:1706.03762: `[batch, time, width] -> [batch, time, width]`.
 
@@ -19,7 +19,8 @@ class Attention(nn.Module):
     Raises ArgumentError if `heads` does not divide `width`.
     """
 
-    def __init__(self, width: int, heads: int, *, causal: bool, dropout: float) -> None:
+    @validated
+    def __init__(self, width: Count, heads: Count, *, causal: bool, dropout: ShareBelowOne) -> None:
         super().__init__()
         if width % heads:
             near = next(count for count in range(min(heads, width), 0, -1) if width % count == 0)
@@ -45,7 +46,6 @@ class Attention(nn.Module):
         return x.view(x.shape[0], x.shape[1], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)
 
 
-@held("lathe.nets.GPT")
 class TransformerBlock(nn.Module):
     """x + attention(norm(x)), then x + down(gelu(up(norm(x)))), four times as wide within: `[batch, time, width]` in
     and out.
@@ -54,7 +54,10 @@ class TransformerBlock(nn.Module):
     attention's weights and at the end of both branches.
     """
 
-    def __init__(self, width: int, heads: int, *, causal: bool, dropout: float, eps: float, tanh: bool) -> None:
+    @validated
+    def __init__(
+        self, width: Count, heads: Count, *, causal: bool, dropout: ShareBelowOne, eps: float, tanh: bool
+    ) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width, eps=eps)
         self.attention = Attention(width, heads, causal=causal, dropout=dropout)

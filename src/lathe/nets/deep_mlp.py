@@ -2,7 +2,8 @@
 
 from torch import Tensor, nn
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, ShareBelowOne
+from lathe.config.validation import validated
 from lathe.nets.mlp import Stack
 
 
@@ -21,7 +22,6 @@ class NormedLayer(nn.Module):
         return out
 
 
-@held("lathe.nets.DeepMLP")
 class DeepMLP(Stack):
     """A stem, `depth` blocks of `width` units, all equal, and a linear classifier; no shortcuts.
 
@@ -30,8 +30,16 @@ class DeepMLP(Stack):
     Raises ArgumentError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
     """
 
+    @validated
     def __init__(
-        self, *, channels: int, image_size: int, num_classes: int, width: int, depth: int, dropout: float = 0.0
+        self,
+        *,
+        channels: Count,
+        image_size: Count,
+        num_classes: Count,
+        width: Count,
+        depth: Count,
+        dropout: ShareBelowOne = 0.0,
     ) -> None:
         super().__init__(NormedLayer, channels * image_size**2, num_classes, width, depth, dropout)
 

@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor, nn
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, ShareBelowOne
+from lathe.config.validation import validated
 from lathe.errors import UserError
 from lathe.nets.attention import TransformerBlock, block_plan
 from lathe.nets.blocks import Blocks
@@ -26,7 +27,6 @@ class TokenEmbedding(nn.Module):
         return out
 
 
-@held("lathe.nets.GPT")
 class GPT(nn.Module):
     """`depth` causal pre-norm blocks of `width` with `heads` heads over learned embeddings of tokens and positions.
 
@@ -39,15 +39,16 @@ class GPT(nn.Module):
     outside [0, 1), or (in `forward`) a sequence is longer than `max_length`.
     """
 
+    @validated
     def __init__(
         self,
         *,
-        vocab_size: int,
-        max_length: int,
-        width: int,
-        depth: int,
-        heads: int,
-        dropout: float = 0.0,
+        vocab_size: Count,
+        max_length: Count,
+        width: Count,
+        depth: Count,
+        heads: Count,
+        dropout: ShareBelowOne = 0.0,
         tie_weights: bool = True,
     ) -> None:
         super().__init__()

@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, ShareBelowOne
+from lathe.config.validation import validated
 from lathe.nets.blocks import Blocks
 
 
@@ -51,7 +52,6 @@ class Stack(nn.Module):
         return self.leave(self.blocks(self.enter(x)))
 
 
-@held("lathe.nets.MLP")
 class MLP(Stack):
     """`depth` hidden layers of `width` units, then a linear classifier.
 
@@ -61,8 +61,16 @@ class MLP(Stack):
     Raises ArgumentError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
     """
 
+    @validated
     def __init__(
-        self, *, channels: int, image_size: int, num_classes: int, width: int, depth: int, dropout: float = 0.0
+        self,
+        *,
+        channels: Count,
+        image_size: Count,
+        num_classes: Count,
+        width: Count,
+        depth: Count,
+        dropout: ShareBelowOne = 0.0,
     ) -> None:
         super().__init__(HiddenLayer, channels * image_size**2, num_classes, width, depth - 1, dropout)
 

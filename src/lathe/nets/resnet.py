@@ -9,12 +9,14 @@ at 8x8 pixels, a batch of at least two.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError
 from lathe.nets.add import Add
 from lathe.nets.blocks import Blocks
@@ -160,7 +162,6 @@ class _StagedResNet(nn.Module):
         return self.leave(self.blocks(self.enter(x)))
 
 
-@held("lathe.nets.CifarResNet")
 class CifarResNet(_StagedResNet):
     """The paper's section 4.2: three stages of n basic blocks, `width`, 2x and 4x `width` channels, `depth` 6n + 2 (20,
     32, ...).
@@ -176,15 +177,16 @@ class CifarResNet(_StagedResNet):
     is unknown.
     """
 
+    @validated
     def __init__(
         self,
         *,
-        depth: int,
-        width: int = 16,
-        in_channels: int = 3,
-        num_classes: int = 10,
-        shortcut: Shortcut = "projection",
-        stem: int | None = None,
+        depth: Annotated[int, Field(ge=8)],
+        width: Count = 16,
+        in_channels: Count = 3,
+        num_classes: Count = 10,
+        shortcut: Literal["projection", "zero_pad"] = "projection",
+        stem: Count | None = None,
     ) -> None:
         if (depth - 2) % 6:
             near = depth - (depth - 2) % 6
@@ -203,7 +205,6 @@ class CifarResNet(_StagedResNet):
         )
 
 
-@held("lathe.nets.ResNet")
 class ResNet(_StagedResNet):
     """The paper's four-stage nets (table 1), `width`, 2x, 4x and 8x `width` channels.
 
@@ -224,13 +225,14 @@ class ResNet(_StagedResNet):
         152: (3, 8, 36, 3),
     }
 
+    @validated
     def __init__(
         self,
         *,
-        depth: int,
-        width: int = 64,
-        in_channels: int = 3,
-        num_classes: int = 10,
+        depth: Count,
+        width: Count = 64,
+        in_channels: Count = 3,
+        num_classes: Count = 10,
         stem: Literal["cifar", "imagenet"] = "cifar",
     ) -> None:
         if depth not in self.COUNTS:

@@ -3,12 +3,14 @@ parameters, so that weights go both ways."""
 
 import re
 from itertools import takewhile
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Name, ShareBelowOne
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError, did_you_mean, uninstalled
 from lathe.nets.timm_parts import add_parts
 
@@ -31,17 +33,17 @@ def import_timm(name: str) -> Any:
     return timm
 
 
-@held("lathe.nets.timm_net")
+@validated
 def timm_net(
-    name: str,
+    name: Annotated[str, Field(pattern=r"^[\w.]+$", description="a name that timm lists")],
     *,
-    in_channels: int = 3,
-    num_classes: int = 10,
-    image_size: int | None = None,
-    patch_size: int | None = None,
-    drop_rate: float | None = None,
-    drop_path_rate: float | None = None,
-    global_pool: str | None = None,
+    in_channels: Count = 3,
+    num_classes: Count = 10,
+    image_size: Count | None = None,
+    patch_size: Count | None = None,
+    drop_rate: ShareBelowOne | None = None,
+    drop_path_rate: ShareBelowOne | None = None,
+    global_pool: Name | None = None,
 ) -> nn.Module:
     """The net that timm calls `name`, with new weights; a tag behind it (`resnet50.a1_in1k`) says which pretrained ones
     are meant. Options that are None are timm's own.

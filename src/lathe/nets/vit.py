@@ -5,7 +5,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, ShareBelowOne
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError
 from lathe.nets.attention import TransformerBlock, block_plan
 from lathe.nets.blocks import Blocks
@@ -37,7 +38,6 @@ class PatchEmbedding(nn.Module):
         return out
 
 
-@held("lathe.nets.ViT")
 class ViT(nn.Module):
     """`depth` pre-norm blocks of `width` with `heads` heads over the patches of an image.
 
@@ -50,18 +50,19 @@ class ViT(nn.Module):
     `heads` does not divide `width`, `dropout` is outside [0, 1), or `pool` is unknown.
     """
 
+    @validated
     def __init__(
         self,
         *,
-        channels: int,
-        image_size: int,
-        num_classes: int,
-        patch_size: int,
-        width: int,
-        depth: int,
-        heads: int,
-        dropout: float = 0.0,
-        pool: Pool = "mean",
+        channels: Count,
+        image_size: Count,
+        num_classes: Count,
+        patch_size: Count,
+        width: Count,
+        depth: Count,
+        heads: Count,
+        dropout: ShareBelowOne = 0.0,
+        pool: Literal["mean", "token"] = "mean",
     ) -> None:
         super().__init__()
         if image_size % patch_size:

@@ -1,8 +1,12 @@
 """Wide residual nets: Zagoruyko and Komodakis 2016, "Wide Residual Networks", arXiv:1605.07146."""
 
+from typing import Annotated
+
+from pydantic import Field
 from torch import Tensor, nn
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, ShareBelowOne
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError
 from lathe.nets.add import Add
 from lathe.nets.blocks import Blocks
@@ -37,7 +41,6 @@ class PreActivationBlock(nn.Module):
         return out
 
 
-@held("lathe.nets.WideResNet")
 class WideResNet(nn.Module):
     """WRN-`depth`-`width`: three stages of n pre-activation blocks with 16, 32 and 64 times `width` channels, depth 6n
     + 4.
@@ -49,8 +52,15 @@ class WideResNet(nn.Module):
     [0, 1).
     """
 
+    @validated
     def __init__(
-        self, *, depth: int, width: int, in_channels: int = 3, num_classes: int = 10, dropout: float = 0.0
+        self,
+        *,
+        depth: Annotated[int, Field(ge=10)],
+        width: Count,
+        in_channels: Count = 3,
+        num_classes: Count = 10,
+        dropout: ShareBelowOne = 0.0,
     ) -> None:
         super().__init__()
         if (depth - 4) % 6:

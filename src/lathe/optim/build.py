@@ -8,19 +8,26 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Name, NonNegative, Positive, PositiveShare
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, did_you_mean
 from lathe.optim.foreign import refused, try_out
 from lathe.optim.rules import layer_numbers, matching_names, scale_of_each
 
 
-@held("lathe.optim.build_optimizer")
-def scaled_lr(lr: float, *, scale_lr: str, batch_size: int | None, reference_batch_size: int | None) -> float:
+@validated
+def scaled_lr(
+    lr: Positive,
+    *,
+    scale_lr: Literal["none", "linear", "sqrt"],
+    batch_size: Count | None,
+    reference_batch_size: Count | None,
+) -> float:
     """Return `lr`, which was tuned at `reference_batch_size`, as it should be at the global `batch_size`.
 
     `linear` multiplies by the ratio of the batches (Goyal et al. 2017, arXiv:1706.02677, for SGD), `sqrt` by its square
@@ -119,18 +126,18 @@ def _check_known(kind: type[Optimizer], options: Mapping[str, Any]) -> None:
             raise ArgumentError(f"{key}: {kind.__name__} needs a value for it; add one.")
 
 
-@held("lathe.optim.build_optimizer")
+@validated
 def check_options(
     *,
     kind: type[Optimizer],
-    lr: float | None = None,
-    weight_decay: float | None = None,
-    scale_lr: str = "none",
-    reference_batch_size: int | None = None,
-    batch_size: int | None = None,
-    no_decay: Sequence[str] | None = None,
-    layer_decay: float | None = None,
-    lr_scale: Mapping[str, float] | None = None,
+    lr: Positive | None = None,
+    weight_decay: NonNegative | None = None,
+    scale_lr: Literal["none", "linear", "sqrt"] = "none",
+    reference_batch_size: Count | None = None,
+    batch_size: Count | None = None,
+    no_decay: Sequence[Name] | Name | None = None,
+    layer_decay: PositiveShare | None = None,
+    lr_scale: Mapping[str, Positive] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Return the options that `kind` gets, `lr` and `weight_decay` among them, those at null left out, after trying
@@ -232,19 +239,19 @@ def try_on(factory: Any, net: nn.Module) -> None:
     scale_of_each(net, keys.get("lr_scale") or {})
 
 
-@held("lathe.optim.build_optimizer")
+@validated
 def build_optimizer(
     net: nn.Module,
     *,
     kind: type[Optimizer],
-    lr: float | None,
-    weight_decay: float | None,
-    no_decay: Sequence[str] | None = None,
-    scale_lr: str = "none",
-    reference_batch_size: int | None = None,
-    batch_size: int | None = None,
-    layer_decay: float | None = None,
-    lr_scale: Mapping[str, float] | None = None,
+    lr: Positive | None,
+    weight_decay: NonNegative | None,
+    no_decay: Sequence[Name] | Name | None = None,
+    scale_lr: Literal["none", "linear", "sqrt"] = "none",
+    reference_batch_size: Count | None = None,
+    batch_size: Count | None = None,
+    layer_decay: PositiveShare | None = None,
+    lr_scale: Mapping[str, Positive] | None = None,
     **options: Any,
 ) -> Optimizer:
     """Return `kind` over the parameter groups of `net`; `options` go to `kind`, except those at null, for which it has

@@ -11,7 +11,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from lathe.config.schema.held import held
+from lathe.config.types import Betas, NonNegative, Positive, ShareBelowOne
+from lathe.config.validation import validated
 from lathe.optim.descent import descend
 
 
@@ -64,7 +65,6 @@ class _LayerWise(Optimizer):
         raise NotImplementedError
 
 
-@held("lathe.optim.LARS")
 class LARS(_LayerWise):
     """SGD with momentum whose gradient `g + weight_decay * w` is multiplied, in each tensor, by
     `trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)`.
@@ -75,15 +75,16 @@ class LARS(_LayerWise):
     State per parameter: `momentum_buffer`.
     """
 
+    @validated
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1.0,
-        weight_decay: float = 0.0,
-        momentum: float = 0.9,
+        lr: Positive = 1.0,
+        weight_decay: NonNegative = 0.0,
+        momentum: ShareBelowOne = 0.9,
         nesterov: bool = False,
-        trust_coefficient: float = 0.001,
-        eps: float = 1e-8,
+        trust_coefficient: Positive = 0.001,
+        eps: NonNegative = 1e-8,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -110,7 +111,6 @@ class LARS(_LayerWise):
         descend(parameter, direction, group["lr"])
 
 
-@held("lathe.optim.LAMB")
 class LAMB(_LayerWise):
     """AdamW's update with bias correction, weight decay added to it, times `|w| / |update|` in each tensor: Algorithm 2
     of the paper with the identity for its scaling function. A group named `no_decay` (norms, biases) takes the update
@@ -119,13 +119,14 @@ class LAMB(_LayerWise):
     State per parameter: `step`, `exp_avg`, `exp_avg_sq`.
     """
 
+    @validated
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-3,
-        weight_decay: float = 0.01,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
+        lr: Positive = 1e-3,
+        weight_decay: NonNegative = 0.01,
+        betas: Betas = (0.9, 0.999),
+        eps: NonNegative = 1e-6,
     ) -> None:
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps})
 

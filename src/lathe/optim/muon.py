@@ -4,15 +4,17 @@ the rest.
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, overload
+from typing import Annotated, Any, Literal, overload
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
-from lathe.config.schema.held import held
+from lathe.config.types import Betas, NonNegative, Positive, ShareBelowOne
+from lathe.config.validation import validated
 from lathe.errors import UserError
 from lathe.optim.descent import descend
 
@@ -55,7 +57,6 @@ def update_scale(rows: int, columns: int, adjust_lr_fn: str) -> float:
     )
 
 
-@held("lathe.optim.Muon")
 class Muon(Optimizer):
     """Momentum, orthogonalised by Newton-Schulz, on groups with the role `muon`; AdamW on groups with the role `adamw`,
     or SGD with Nesterov's momentum if the `rest` is to have that.
@@ -75,22 +76,23 @@ class Muon(Optimizer):
     needs_whole_weights = True  # a strategy that cuts them into flat pieces can't take it
     needs_closure = False
 
+    @validated
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 0.02,
-        weight_decay: float = 0.0,
-        momentum: float = 0.95,
+        lr: Positive = 0.02,
+        weight_decay: NonNegative = 0.0,
+        momentum: ShareBelowOne = 0.95,
         nesterov: bool = True,
-        ns_steps: int = 5,
+        ns_steps: Annotated[int, Field(ge=1, le=99)] = 5,
         adjust_lr_fn: Literal["original", "match_rms_adamw"] = "original",
-        adamw_lr_ratio: float = 0.05,
-        adamw_betas: tuple[float, float] = (0.9, 0.95),
-        adamw_eps: float = 1e-8,
+        adamw_lr_ratio: Positive = 0.05,
+        adamw_betas: Betas = (0.9, 0.95),
+        adamw_eps: NonNegative = 1e-8,
         normalize: bool = False,
         rest: Literal["adamw", "sgd"] = "adamw",
-        sgd_lr_ratio: float = 1.0,
-        sgd_momentum: float = 0.9,
+        sgd_lr_ratio: Positive = 1.0,
+        sgd_momentum: ShareBelowOne = 0.9,
     ) -> None:
         defaults = {
             "lr": lr,

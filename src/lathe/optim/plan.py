@@ -4,15 +4,19 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from lathe.config.schema.optim import PLAN
+from lathe.config.types import Count, Name
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError, did_you_mean
 from lathe.optim.foreign import check_scheduler
 
+KEYS = ("interval", "frequency", "monitor")
 
+
+@validated
 @dataclass(frozen=True)
 class Plan:
     """A scheduler's `factory`, stepped after every `frequency`-th optimizer step or epoch; one that waits for a metric,
@@ -20,9 +24,9 @@ class Plan:
     """
 
     factory: Callable[..., Any]
-    interval: str | None = None
-    frequency: int = 1
-    monitor: str | None = None
+    interval: Literal["step", "epoch"] | None = None
+    frequency: Count = 1
+    monitor: Name | None = None
 
     @property
     def waits(self) -> bool:
@@ -57,14 +61,9 @@ def plan_of(made: Any) -> Plan:
     """
     if not isinstance(made, Mapping):
         return Plan(made)
-    for key, value in made.items():
-        if key == "scheduler":
-            continue
-        if key not in PLAN:
-            raise ArgumentError(f"{key}: there is no such key beside a scheduler; {did_you_mean(key, PLAN)}")
-        sentence = PLAN[key].sentence(key, value)
-        if sentence is not None:
-            raise ArgumentError(sentence)
+    for key in made:
+        if key not in ("scheduler", *KEYS):
+            raise ArgumentError(f"{key}: there is no such key next to a scheduler; {did_you_mean(key, KEYS)}")
     return Plan(made["scheduler"], **{key: value for key, value in made.items() if key != "scheduler"})
 
 

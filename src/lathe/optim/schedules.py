@@ -7,11 +7,14 @@ number of optimizer steps. Every schedule is a `LambdaLR` over a closure: its st
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
+from pydantic import Field
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, OpenShare, Share, StepOrShare
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError
 from lathe.optim.factors import (
     cosine_factor,
@@ -21,6 +24,8 @@ from lathe.optim.factors import (
     step_factor,
     warm_up,
 )
+
+TotalSteps = Any  # optimizer steps of the run; inf where it has no end, which no schedule can plan
 
 
 def steps_of(key: str, value: float, total_steps: int) -> int:
@@ -53,8 +58,8 @@ def _schedule(optimizer: Optimizer, factor: Callable[[int], float]) -> LRSchedul
     return LambdaLR(optimizer, factor)
 
 
-@held("lathe.optim.constant")
-def constant(optimizer: Optimizer, total_steps: int, *, warmup: float = 0) -> LRScheduler:
+@validated
+def constant(optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then the peak.
 
     Raises ArgumentError if `warmup` does not end within the run.
@@ -63,8 +68,10 @@ def constant(optimizer: Optimizer, total_steps: int, *, warmup: float = 0) -> LR
     return _schedule(optimizer, lambda step: warm_up(step, warmup=warmup_steps))
 
 
-@held("lathe.optim.cosine")
-def cosine(optimizer: Optimizer, total_steps: int, *, warmup: float = 0, min_ratio: float = 0) -> LRScheduler:
+@validated
+def cosine(
+    optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0, min_ratio: Share = 0
+) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then a half cosine down to `min_ratio` of it at the end of the run.
 
     Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts.
@@ -76,15 +83,15 @@ def cosine(optimizer: Optimizer, total_steps: int, *, warmup: float = 0, min_rat
     return _schedule(optimizer, lambda step: cosine_factor(step, total=total, warmup=warmup_steps, min_ratio=min_ratio))
 
 
-@held("lathe.optim.cosine_restarts")
+@validated
 def cosine_restarts(
     optimizer: Optimizer,
-    total_steps: int,
+    total_steps: TotalSteps,
     *,
-    period: float,
-    period_growth: float = 1,
-    warmup: float = 0,
-    min_ratio: float = 0,
+    period: Count | OpenShare,
+    period_growth: Annotated[float, Field(ge=1)] = 1,
+    warmup: StepOrShare = 0,
+    min_ratio: Share = 0,
 ) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then half cosines down to `min_ratio`, each starting again at the
     peak.
@@ -105,8 +112,10 @@ def cosine_restarts(
     )
 
 
-@held("lathe.optim.linear")
-def linear(optimizer: Optimizer, total_steps: int, *, warmup: float = 0, end_ratio: float = 0) -> LRScheduler:
+@validated
+def linear(
+    optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0, end_ratio: Share = 0
+) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then one down to `end_ratio` of it at the end of the run.
 
     Raises ArgumentError if `warmup` does not end within the run.
@@ -116,9 +125,14 @@ def linear(optimizer: Optimizer, total_steps: int, *, warmup: float = 0, end_rat
     return _schedule(optimizer, lambda step: linear_factor(step, total=total, warmup=warmup_steps, end_ratio=end_ratio))
 
 
-@held("lathe.optim.one_cycle")
+@validated
 def one_cycle(
-    optimizer: Optimizer, total_steps: int, *, warmup: float = 0.3, start_ratio: float = 0.04, end_ratio: float = 4e-6
+    optimizer: Optimizer,
+    total_steps: TotalSteps,
+    *,
+    warmup: StepOrShare = 0.3,
+    start_ratio: Share = 0.04,
+    end_ratio: Share = 4e-6,
 ) -> LRScheduler:
     """Return a half cosine from `start_ratio` up to the peak over `warmup`, then one down to `end_ratio` at the end of
     the run.
@@ -138,9 +152,14 @@ def one_cycle(
     )
 
 
-@held("lathe.optim.step")
+@validated
 def step(
-    optimizer: Optimizer, total_steps: int, *, milestones: Sequence[float], gamma: float = 0.1, warmup: float = 0
+    optimizer: Optimizer,
+    total_steps: TotalSteps,
+    *,
+    milestones: Sequence[StepOrShare],
+    gamma: Share = 0.1,
+    warmup: StepOrShare = 0,
 ) -> LRScheduler:
     """Return a line up to the peak over `warmup`, multiplied by `gamma` from each of the `milestones` on.
 

@@ -8,12 +8,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import nn
 
-from lathe.config.schema.optim import PLAN
 from lathe.data.base import ExactDataModule
 from lathe.data.foreign import share
 from lathe.errors import UserError, require, under
 from lathe.optim.build import check_optimizer, factory_of, try_on
-from lathe.optim.plan import check_plan, plan_of
+from lathe.optim.plan import KEYS, check_plan, plan_of
 from lathe.optim.rules import freeze
 from lathe.runs.nodes import make, make_part, named, target_of
 from lathe.tasks import LightningTask, Task, apply_init
@@ -130,7 +129,7 @@ def make_schedule(node: dict[str, Any]) -> Any:
         return {"interval": "epoch", **node, "scheduler": inner}
     target = target_of(node)
     takes = inspect.signature(target).parameters if callable(target) else {}
-    beside = {key: value for key, value in node.items() if key in PLAN and key not in takes}
+    beside = {key: value for key, value in node.items() if key in KEYS and key not in takes}
     own = {key: value for key, value in node.items() if key not in beside}
     factory = make(own, "scheduler", _partial_=True)
     return {"scheduler": factory, **beside} if beside else factory

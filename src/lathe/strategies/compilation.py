@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from lathe.config.schema.held import held
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError, did_you_mean
 from lathe.nets import blocks_of
 
@@ -18,16 +18,16 @@ KINDS = 6  # of blocks; torch compiles one function at most eight times, of whic
 WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
-@held("compile")
+@validated
 def compile_net(
     net: nn.Module,
     device_type: str,
     enabled: bool = True,
-    mode: str = "default",
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = "default",
     regional: bool | Literal["auto"] = "auto",
     dynamic: bool | None = None,
     fullgraph: bool = False,
-    backend: str = "inductor",
+    backend: Literal["inductor", "aot_eager", "eager"] = "inductor",
     options: Mapping[str, Any] | None = None,
 ) -> None:
     """Compiles `net`, or with `regional` each of its `blocks`, in place, so parameter names and checkpoints stay as

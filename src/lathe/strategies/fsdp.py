@@ -1,6 +1,6 @@
 """Fully sharded data parallelism, by torch's `fully_shard` (FSDP2; Zhao et al. 2023, arXiv:2304.11277)."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule
@@ -10,13 +10,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count
+from lathe.config.validation import validated
 from lathe.errors import UserError
 from lathe.nets import blocks_of
 from lathe.strategies.sharded import ShardedStrategy
 
 
-@held("lathe.strategies.FSDP")
 class FSDP(ShardedStrategy):
     """Each rank keeps its share of every parameter, gradient and optimizer state, and sees its own slice of the global
     batch. The parameters of one unit at a time are gathered for its forward and backward pass.
@@ -37,13 +37,14 @@ class FSDP(ShardedStrategy):
     name = "fsdp"
     keeps_parameters = True
 
+    @validated
     def __init__(
         self,
-        min_params: int = 100_000,
+        min_params: Count = 100_000,
         reshard_after_forward: bool | None = None,
         cpu_offload: bool = False,
-        replicas: int = 1,
-        checkpoint: str = "full",
+        replicas: Count = 1,
+        checkpoint: Literal["full", "sharded"] = "full",
     ) -> None:
         super().__init__(checkpoint)
         self.min_params, self.replicas = min_params, replicas

@@ -4,19 +4,20 @@ at a time.
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from pydantic import Field
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, SomeNames
+from lathe.config.validation import validated
 from lathe.errors import UserError, require
 from lathe.nets import blocks_of
 
 
-@held("lathe.strategies.ModelSplit")
 class ModelSplit(SingleDeviceStrategy):
     """Places a net's blocks on `devices` in their order; activations move with them. What is not in a block stays on
     the first device, where the input and the loss are, so a tied embedding needs no copy.
@@ -33,7 +34,12 @@ class ModelSplit(SingleDeviceStrategy):
         UserError: no such device, a net without blocks, or a split that does not fit its blocks.
     """
 
-    def __init__(self, devices: Sequence[str] | None = None, split: Sequence[int] | None = None) -> None:
+    @validated
+    def __init__(
+        self,
+        devices: SomeNames | None = None,
+        split: Annotated[Sequence[Count], Field(min_length=1)] | None = None,
+    ) -> None:
         names = (
             [f"cuda:{index}" for index in range(torch.cuda.device_count())]
             if devices is None

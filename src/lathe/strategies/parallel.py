@@ -1,21 +1,22 @@
 """DistributedDataParallel, with communication hooks that act on every backend."""
 
 import inspect
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy
+from pydantic import Field
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count
+from lathe.config.validation import validated
 
 
 def auto() -> None:
     """No choice: the run takes none for one device, and DDP with its defaults for several."""
 
 
-@held("lathe.strategies.DDP")
 class DDP(DDPStrategy):
     """Lightning's DDPStrategy with two differences: a communication hook is never ignored, and the process group is
     left alone if an outer launcher's ranks have brought it up already.
@@ -26,16 +27,17 @@ class DDP(DDPStrategy):
         UserError: an unknown hook, or PowerSGD settings that torch refuses.
     """
 
+    @validated
     def __init__(
         self,
         find_unused_parameters: bool = False,
         gradient_as_bucket_view: bool = True,
         static_graph: bool = False,
         broadcast_buffers: bool = True,
-        bucket_cap_mb: int = 25,
-        comm_hook: str | None = None,
-        powersgd_rank: int = 1,
-        powersgd_start_step: int = 1000,
+        bucket_cap_mb: Count = 25,
+        comm_hook: Literal["fp16", "bf16", "powersgd"] | None = None,
+        powersgd_rank: Count = 1,
+        powersgd_start_step: Annotated[int, Field(ge=2)] = 1000,
     ) -> None:
         super().__init__(
             find_unused_parameters=find_unused_parameters,

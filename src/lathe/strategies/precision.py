@@ -1,18 +1,23 @@
 """Number formats. What a device can't do is refused, never replaced by something else."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Positive, PrecisionName
+from lathe.config.validation import validated
 from lathe.errors import UserError
 
 
-@held("precision")
+@validated
 def precision_plugin(
-    name: str, device_type: str, matmul: str = "highest", init_scale: float = 65536.0, growth_interval: int = 2000
+    name: PrecisionName | Literal["auto"],
+    device_type: str,
+    matmul: Literal["highest", "high", "medium"] = "highest",
+    init_scale: Positive = 65536.0,
+    growth_interval: Count = 2000,
 ) -> dict[str, Any]:
     """The Trainer arguments, `precision` or `plugins`, that bring format `name` to devices of `device_type` (cpu, cuda
     or mps); `auto` takes the one that they multiply fastest, and prints it.
@@ -47,7 +52,7 @@ def precision_plugin(
     return {"precision": name}
 
 
-def best_format(device_type: str) -> tuple[str, str]:
+def best_format(device_type: str) -> tuple[PrecisionName, str]:
     """The mixed format that devices of this type multiply fastest, and why.
 
     On CPUs bfloat16 pays with AMX tiles alone: with AVX-512's instructions of it, a ResNet-18 took 1.3 times as long as

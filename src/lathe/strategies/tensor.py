@@ -3,7 +3,7 @@ data replicas.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lathe.config.mesh import axes
-from lathe.config.schema.held import held
+from lathe.config.types import Count
+from lathe.config.validation import validated
 from lathe.strategies.clipping import reduce_partial
 from lathe.strategies.fsdp import shard_net
 from lathe.strategies.one_by_one import as_asked_for, step_one_by_one
@@ -22,7 +23,6 @@ from lathe.strategies.sharded import ShardedStrategy
 from lathe.strategies.tensor_plan import check_limits, parallelize, plan_of
 
 
-@held("lathe.strategies.TensorParallel")
 class TensorParallel(ShardedStrategy):
     """`tensor` ranks share each layer and see the same batch; `data` such groups see different parts of the global
     batch.
@@ -38,14 +38,15 @@ class TensorParallel(ShardedStrategy):
 
     name = "tensor"
 
+    @validated
     def __init__(
         self,
-        tensor: int | None = None,
-        data: int | None = 1,
+        tensor: Count | None = None,
+        data: Count | None = 1,
         sequence_parallel: bool = True,
         fsdp: bool = True,
         reshard_after_forward: bool | None = None,
-        checkpoint: str = "full",
+        checkpoint: Literal["full", "sharded"] = "full",
     ) -> None:
         super().__init__(checkpoint)
         self.tensor, self.data = tensor, data

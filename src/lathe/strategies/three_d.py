@@ -1,19 +1,19 @@
 """Data, tensor and pipeline parallelism together."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from lightning.pytorch import Trainer
 from torch import nn
 from torch.optim import Optimizer
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count
+from lathe.config.validation import validated
 from lathe.strategies.one_by_one import as_asked_for, step_one_by_one
 from lathe.strategies.pipeline.strategy import Pipeline
 from lathe.strategies.tensor_plan import check_limits, parallelize, plan_of
 
 
-@held("lathe.strategies.ThreeD")
 class ThreeD(Pipeline):
     """A pipeline of `stages`, in each of which `tensor` ranks share every layer (by the net's `tensor_plan`), `data`
     times over.
@@ -29,14 +29,15 @@ class ThreeD(Pipeline):
     name = "3d"
     precisions = ("64-true", "32-true", "bf16-mixed", "bf16-true")
 
+    @validated
     def __init__(
         self,
-        data: int | None = None,
-        tensor: int | None = 1,
-        stages: int | None = 2,
-        microbatches: int | None = None,
-        schedule: str = "gpipe",
-        slices: int = 2,
+        data: Count | None = None,
+        tensor: Count | None = 1,
+        stages: Count | None = 2,
+        microbatches: Count | None = None,
+        schedule: Literal["gpipe", "1f1b", "interleaved"] = "gpipe",
+        slices: Count = 2,
         sequence_parallel: bool = True,
     ) -> None:
         super().__init__(stages=stages, data=data, microbatches=microbatches, schedule=schedule, slices=slices)

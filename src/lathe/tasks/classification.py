@@ -1,16 +1,18 @@
 """Image classification: cross-entropy and accuracy."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lathe.config.schema.held import held
+from lathe.config.types import Name, NonNegative, ShareBelowOne, SomeNames
+from lathe.config.validation import validated
 from lathe.data.order import IGNORE
 from lathe.errors import ArgumentError, UserError
 from lathe.tasks.sums import stacked
@@ -19,7 +21,6 @@ from lathe.tasks.supervised import SupervisedTask
 MOST_LOGITS = 2**14  # of a batch whose metrics wait for those of the next
 
 
-@held("lathe.tasks.ClassificationTask", "loss", "metrics")
 class ClassificationTask(SupervisedTask):
     """Cross-entropy with optional label smoothing (Szegedy et al. 2016), or a loss of the user's own.
 
@@ -41,15 +42,16 @@ class ClassificationTask(SupervisedTask):
     known = ("accuracy", "top5_accuracy")
     standard_step = True
 
+    @validated
     def __init__(
         self,
         net: nn.Module,
         optimizer: Callable[[nn.Module], Optimizer] | None = None,
         scheduler: Callable[..., LRScheduler] | None = None,
-        label_smoothing: float = 0.0,
-        init: str | None = None,
+        label_smoothing: ShareBelowOne = 0.0,
+        init: Name | SomeNames | None = None,
         loss: Any = None,
-        class_weights: list[float] | None = None,
+        class_weights: Annotated[list[NonNegative], Field(min_length=1)] | None = None,
         metrics: Any = None,
     ) -> None:
         super().__init__(net, optimizer, scheduler, init, loss, metrics)

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lathe.config.schema.held import held
+from lathe.config.types import Name, SomeNames
+from lathe.config.validation import validated
 from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.nets.init import apply_init
@@ -44,7 +45,6 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return total
 
 
-@held("lathe.tasks.LanguageModellingTask")
 class LanguageModellingTask(Task):
     """Cross-entropy of the next token in nats, its accuracy, and perplexity, the exponential of the mean cross-entropy.
 
@@ -66,12 +66,13 @@ class LanguageModellingTask(Task):
     unit = "tokens"
     standard_step = True
 
+    @validated
     def __init__(
         self,
         net: nn.Module,
         optimizer: Callable[[nn.Module], Optimizer] | None = None,
         scheduler: Callable[..., LRScheduler] | None = None,
-        init: str | None = None,
+        init: Name | SomeNames | None = None,
     ) -> None:
         super().__init__(net, optimizer, scheduler)
         apply_init(net, init)

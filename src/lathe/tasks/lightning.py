@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lathe.config.schema.held import held
+from lathe.config.validation import validated
 from lathe.errors import UserError, require
 from lathe.tasks import ranks
 from lathe.tasks.base import Task
@@ -24,7 +24,6 @@ from lathe.tasks.scheduler import KEY, check_lengths, make_optimizers
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
-@held("lathe.tasks.LightningTask")
 class LightningTask(Task):
     """What a run asks of a task, said of a LightningModule that knows nothing of Lathe. It is the `net`: checkpoints
     have its own names, and the Trainer drives it with its own steps, `self.log` and `configure_optimizers`. For a
@@ -43,6 +42,7 @@ class LightningTask(Task):
     monitor = ""
     predicts = "what its predict_step returns"
 
+    @validated
     def __init__(
         self,
         net: nn.Module,

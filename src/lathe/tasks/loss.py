@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lathe.config.schema.held import held
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, own_place
 
 CALL = (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError)  # what wrong shapes and types raise
 
 
-@held("lathe.tasks.Weighted", "loss")
 class Weighted(nn.Module):
     """`weight` times a loss, which is a callable `(outputs, targets) -> scalar`."""
 
+    @validated
     def __init__(self, weight: float, loss: Callable[..., Tensor]) -> None:
         super().__init__()
         if not callable(loss):

@@ -1,22 +1,23 @@
 """Multi-label classification: binary cross-entropy of each label, or a loss of the user's own."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lathe.config.schema.held import held
+from lathe.config.types import Name, NonNegative, SomeNames
+from lathe.config.validation import validated
 from lathe.data.order import IGNORE
 from lathe.errors import ArgumentError, UserError
 from lathe.tasks.sums import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 
-@held("lathe.tasks.MultiLabelTask", "loss", "metrics")
 class MultiLabelTask(SupervisedTask):
     """A batch is `(x, y)`: y [batch, labels] of 0 and 1, or -100 throughout a row that only fills up a batch. The net
     gives a logit for each. `accuracy` is the share of labels that are right at a probability of one half; torchmetrics
@@ -31,14 +32,15 @@ class MultiLabelTask(SupervisedTask):
     standard_step = True
     predicts = "labels"
 
+    @validated
     def __init__(
         self,
         net: nn.Module,
         optimizer: Callable[[nn.Module], Optimizer] | None = None,
         scheduler: Callable[..., LRScheduler] | None = None,
-        init: str | None = None,
+        init: Name | SomeNames | None = None,
         loss: Any = None,
-        pos_weight: list[float] | None = None,
+        pos_weight: Annotated[list[NonNegative], Field(min_length=1)] | None = None,
         metrics: Any = None,
     ) -> None:
         super().__init__(net, optimizer, scheduler, init, loss, metrics)

@@ -10,13 +10,13 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lathe.config.schema.held import held
+from lathe.config.types import Name, SomeNames
+from lathe.config.validation import validated
 from lathe.errors import UserError
 from lathe.tasks.sums import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 
-@held("lathe.tasks.RegressionTask", "loss", "metrics")
 class RegressionTask(SupervisedTask):
     """A batch is `(x, y)`: y float [batch] or [batch, values], as are the net's outputs; outputs [batch, 1] stand for
     [batch]. Losses and torchmetrics get both in the shape of y. The metrics `mae` and `mse` are means over all values,
@@ -33,12 +33,13 @@ class RegressionTask(SupervisedTask):
     standard_step = True
     predicts = "values"
 
+    @validated
     def __init__(
         self,
         net: nn.Module,
         optimizer: Callable[[nn.Module], Optimizer] | None = None,
         scheduler: Callable[..., LRScheduler] | None = None,
-        init: str | None = None,
+        init: Name | SomeNames | None = None,
         loss: Any = None,
         metrics: Any = None,
     ) -> None:

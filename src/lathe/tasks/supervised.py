@@ -2,7 +2,7 @@
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -47,7 +47,7 @@ class SupervisedTask(Task):
         net: nn.Module,
         optimizer: Callable[[nn.Module], Optimizer] | None = None,
         scheduler: Callable[..., LRScheduler] | None = None,
-        init: str | None = None,
+        init: str | Sequence[str] | None = None,
         loss: Any = None,
         metrics: Any = None,
     ) -> None:

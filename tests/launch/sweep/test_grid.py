@@ -125,7 +125,7 @@ SENTENCES = {
         "Error: optimizer.lr=[0.1,0.2]: a list in brackets is one value; a sweep over its items is written without "
         "them, optimizer.lr=0.1,0.2.",
     ),
-    "a kind": (["-m", "sweep.jobs=many"], "Error: sweep.jobs=many: expected a whole number from 1 to 4096 or auto, "),
+    "a kind": (["-m", "sweep.jobs=many"], "Error: sweep.jobs=many: expected a whole number from 1 or auto, "),
     "processes": (["-m", "sweep.jobs=4000"], "Error: sweep.jobs=4000 of trainer.devices=1 are 4000 processes, and "),
     "a word to leave out": (
         ["-m", "seed=1", "sweep=ablation", 'sweep.remove=["model=mpl"]', "model=mlp"],

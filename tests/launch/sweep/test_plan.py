@@ -14,7 +14,9 @@ from hydra.utils import instantiate
 from rich.console import Console
 from support.runs import ROOT
 
-from lathe.config.schema.sweeps import SWEEP
+from lathe.config.commands import Sweep
+from lathe.config.signatures import schema_of
+from lathe.config.values import is_valid
 from lathe.errors import UserError
 from lathe.launch.sweep import devices
 from lathe.launch.sweep.devices import slots_of
@@ -73,7 +75,7 @@ def test_a_list_of_commands_with_seeds() -> None:
 
 def test_a_command_of_the_list_may_be_a_list_of_overrides() -> None:
     runs = [["model=mlp"], "model=mlp optimizer=adamw", ["model=mlp", "+x='a b'", "~callbacks"]]
-    assert SWEEP.keys["runs"].fits(runs)  # type: ignore[union-attr]
+    assert is_valid(runs, schema_of(Sweep.__annotations__["runs"]))
     assert plan("seed=1", runs=runs) == [
         ["seed=1", "model=mlp"],
         ["seed=1", "model=mlp", "optimizer=adamw"],

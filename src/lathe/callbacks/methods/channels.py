@@ -4,7 +4,7 @@ import copy
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -24,7 +24,8 @@ from lathe.compression.channels.penalty import add_penalty
 from lathe.compression.channels.prune import Options, shares, sizes
 from lathe.compression.channels.scores import loss_change
 from lathe.compression.modes import evaluated
-from lathe.config.schema.held import held
+from lathe.config.types import ChannelBudget, ChannelImportance, Count, Name, OpenShare, Positive, Share
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, under
 from lathe.measure.flops import net_input
 from lathe.measure.processes import everyones
@@ -34,7 +35,6 @@ KEY = "compression.prune_channels"
 BATCHES = 15  # for BatchNorm's statistics, and for `taylor`
 
 
-@held("lathe.callbacks.PruneChannels")
 class PruneChannels(SkippableHooks, Compression):
     """Removes whole channels, attention heads and hidden units until the net keeps to a budget (see `find_groups`,
     `choose`).
@@ -58,21 +58,22 @@ class PruneChannels(SkippableHooks, Compression):
     deepspeed).
     """
 
+    @validated
     def __init__(
         self,
-        budget: str = "macs",
-        share: float = 0.5,
-        mode: str = "gradual",
-        importance: str = "group_norm",
-        scope: str = "global",
-        round_to: int | None = None,
-        min_channels: int = 4,
-        start: float = 0.3,
-        end: float = 0.6,
-        regularise: str | None = None,
-        strength: float = 5e-4,
-        exclude: Sequence[str] = (),
-        latency_batch: int = 32,
+        budget: ChannelBudget = "macs",
+        share: OpenShare = 0.5,
+        mode: Literal["gradual", "one_shot"] = "gradual",
+        importance: ChannelImportance = "group_norm",
+        scope: Literal["global", "local"] = "global",
+        round_to: Count | None = None,
+        min_channels: Count = 4,
+        start: Share = 0.3,
+        end: Share = 0.6,
+        regularise: Literal["group_norm", "group_lasso", "bn_scale"] | None = None,
+        strength: Positive = 5e-4,
+        exclude: Sequence[Name] = (),
+        latency_batch: Count = 32,
     ) -> None:
         require_packages()  # here: it is told before data is read
         self.options = Options(budget, share, importance, scope, round_to, min_channels, tuple(exclude))

@@ -3,11 +3,12 @@
 import math
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from pydantic import Field
 from torch import Tensor, nn
 
 from lathe.callbacks.methods.base import Compression
@@ -16,13 +17,24 @@ from lathe.callbacks.methods.distill_teachers import Teachers
 from lathe.callbacks.methods.distill_terms import FEATURES, Comparison, Settings, counted, weights_of
 from lathe.callbacks.methods.teachers import OpenRun
 from lathe.compression.modes import copy_input
-from lathe.config.schema.held import held
+from lathe.config.types import (
+    Count,
+    DistillationMethod,
+    JoinedDistillationMethods,
+    Name,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    Share,
+    ShareBelowOne,
+    SomeDistillationMethods,
+)
+from lathe.config.validation import validated
 from lathe.data.transfer import val_batches
 from lathe.errors import ArgumentError, UserError
 from lathe.measure.processes import everyones_tensors
 
 
-@held("lathe.callbacks.Distill")
 class Distill(Compression):
     """Trains on `hard + soft` instead of the task's own objective, `hard`; with `alpha`, on `(1 - alpha) * hard + alpha
     * soft`. `soft` is the sum of the methods' terms, the weighted mean of those of all teachers. Both parts, as they
@@ -43,28 +55,29 @@ class Distill(Compression):
             compared; connectors under a strategy that spreads the net.
     """
 
+    @validated
     def __init__(
         self,
         teacher: Any,
-        method: Any = "kd",
-        alpha: float | None = None,
-        weight: Any = None,
-        temperature: float = 4.0,
-        warmup: float = 0.0,
-        teacher_weights: Any = None,
-        ema_decay: float = 0.999,
-        target_weight: float = 1.0,
-        other_weight: float = 8.0,
-        between_weight: float = 1.0,
-        within_weight: float = 1.0,
-        distance_weight: float = 25.0,
-        angle_weight: float = 50.0,
-        crd_features: int = 128,
-        crd_queue: int = 4096,
-        crd_temperature: float = 0.07,
-        student_layers: Any = None,
-        teacher_layers: Any = None,
-        cache: float = 0,
+        method: DistillationMethod | SomeDistillationMethods | JoinedDistillationMethods = "kd",
+        alpha: Share | None = None,
+        weight: Positive | dict[str, Positive] | None = None,
+        temperature: Positive = 4.0,
+        warmup: Share = 0.0,
+        teacher_weights: Annotated[list[Positive], Field(min_length=1)] | None = None,
+        ema_decay: ShareBelowOne = 0.999,
+        target_weight: NonNegative = 1.0,
+        other_weight: NonNegative = 8.0,
+        between_weight: NonNegative = 1.0,
+        within_weight: NonNegative = 1.0,
+        distance_weight: NonNegative = 25.0,
+        angle_weight: NonNegative = 50.0,
+        crd_features: Count = 128,
+        crd_queue: NonNegativeInt = 4096,
+        crd_temperature: Positive = 0.07,
+        student_layers: Name | Annotated[list[Any], Field(min_length=1)] | None = None,
+        teacher_layers: Name | Annotated[list[Any], Field(min_length=1)] | None = None,
+        cache: NonNegative = 0,
     ) -> None:
         weights = weights_of(method, weight)
         self.settings = Settings(

@@ -2,24 +2,25 @@
 
 import copy
 import itertools
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from pydantic import Field
 from torch import Tensor
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.masking import Masking
 from lathe.compression.masks.lottery import copy_state, rewind, round_sparsities
-from lathe.compression.masks.masks import Scope, make_masks
-from lathe.config.schema.held import held
+from lathe.compression.masks.masks import make_masks
+from lathe.config.types import LayerTypes, Name, OpenShare, SomeNames, StepOrShare
+from lathe.config.validation import validated
 from lathe.errors import UserError
 from lathe.measure.processes import processes
 from lathe.measure.shards import is_sharded, local, part_of, whole
 
 
-@held("lathe.callbacks.Lottery")
 class Lottery(Masking):
     """Iterative magnitude pruning with rewinding (Frankle and Carbin 2019, arXiv:1803.03635; Frankle et al. 2020,
     arXiv:1912.05671).
@@ -44,15 +45,16 @@ class Lottery(Masking):
 
     name = "lottery"
 
+    @validated
     def __init__(
         self,
-        sparsity: float = 0.8,
-        rounds: int = 4,
-        rewind: float = 0.05,
-        scope: Scope = "global",
-        layers: list[str] | None = None,
-        exclude: list[str] | None = None,
-        types: list[str] | None = None,
+        sparsity: OpenShare = 0.8,
+        rounds: Annotated[int, Field(ge=2)] = 4,
+        rewind: StepOrShare = 0.05,
+        scope: Literal["global", "layer"] = "global",
+        layers: SomeNames | None = None,
+        exclude: list[Name] | None = None,
+        types: LayerTypes | None = None,
         head: bool = False,
     ) -> None:
         super().__init__(layers, exclude, types, head)

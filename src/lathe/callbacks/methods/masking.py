@@ -2,6 +2,7 @@
 
 import math
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.compression.channels.slices import staying
 from lathe.compression.masks.masks import Masks, make_masks
 from lathe.compression.masks.parameters import HEAD_RULE, maskable, weights_of
+from lathe.config.types import LayerTypes
 from lathe.errors import UserError
 from lathe.measure.processes import everyones, processes
 from lathe.measure.shards import is_sharded, local, parameters_of, part_of
@@ -46,13 +48,13 @@ class Masking(SkippableHooks, Compression):
 
     def __init__(
         self,
-        layers: list[str] | None = None,
+        layers: Sequence[str] | None = None,
         exclude: list[str] | None = None,
-        types: list[str] | None = None,
+        types: LayerTypes | None = None,
         head: bool = False,
     ) -> None:
         self.layers, self.exclude, self.head = layers, exclude or [], head
-        self.types = ["linear", "conv"] if types is None else types
+        self.types: LayerTypes = types or ("linear", "conv")
         self.masks: Masks = {}
         self.parameters: dict[str, Tensor] = {}
         self.updates = 0

@@ -1,12 +1,13 @@
 """Pruning while training: sparsity grows along a schedule, then the net recovers behind fixed masks."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from pydantic import Field
 from torch import Tensor, nn
 
 from lathe.callbacks.methods.masking import Masking
@@ -16,7 +17,21 @@ from lathe.compression.masks.masks import check_options, divides
 from lathe.compression.masks.sparsity_schedules import SparsitySchedule
 from lathe.compression.modes import copy_input, evaluated
 from lathe.compression.trace import uncompiled
-from lathe.config.schema.held import held
+from lathe.config.types import (
+    Count,
+    Criterion,
+    LayerTypes,
+    MaskScope,
+    Name,
+    OpenShare,
+    Positive,
+    Seed,
+    Share,
+    ShareBelowOne,
+    SomeNames,
+    SparsityCurve,
+)
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require
 from lathe.measure.flops import net_input
 from lathe.measure.shards import joined, local, part_of, whole
@@ -24,7 +39,6 @@ from lathe.measure.shards import joined, local, part_of, whole
 GRADIENT_CRITERIA = ("taylor", "movement")
 
 
-@held("lathe.callbacks.Prune")
 class Prune(Masking):
     """Remove the weights of least worth, more and more of them, until `sparsity` of the maskable weights is zero.
 
@@ -46,27 +60,28 @@ class Prune(Masking):
 
     name = "prune"
 
+    @validated
     def __init__(
         self,
-        sparsity: float = 0.8,
-        granularity: str = "unstructured",
-        scope: str = "global",
-        criterion: str = "magnitude",
-        norm: float = 1.0,
-        schedule: str = "cubic",
-        initial_sparsity: float = 0.0,
-        start: float = 0.1,
-        end: float = 0.6,
-        every_n_steps: int | None = None,
-        jumps: int = 4,
-        n: int = 2,
-        m: int = 4,
-        block: Sequence[int] = (4, 1),
-        batches: int = 4,
-        seed: int = 0,
-        layers: list[str] | None = None,
-        exclude: list[str] | None = None,
-        types: list[str] | None = None,
+        sparsity: OpenShare = 0.8,
+        granularity: Literal["unstructured", "structured", "block", "n_m"] = "unstructured",
+        scope: MaskScope = "global",
+        criterion: Criterion = "magnitude",
+        norm: Positive = 1.0,
+        schedule: SparsityCurve = "cubic",
+        initial_sparsity: ShareBelowOne = 0.0,
+        start: Share = 0.1,
+        end: Share = 0.6,
+        every_n_steps: Count | None = None,
+        jumps: Count = 4,
+        n: Count = 2,
+        m: Count = 4,
+        block: Annotated[Sequence[Count], Field(min_length=2, max_length=2)] = (4, 1),
+        batches: Count = 4,
+        seed: Seed = 0,
+        layers: SomeNames | None = None,
+        exclude: list[Name] | None = None,
+        types: LayerTypes | None = None,
         head: bool = False,
     ) -> None:
         super().__init__(layers, exclude, types, head)
@@ -176,7 +191,7 @@ class Prune(Masking):
         every = self.every_n_steps or max(1, (end - start) // 100)
         self.schedule = SparsitySchedule(
             self.sparsity,
-            self.kind,  # type: ignore[arg-type]
+            self.kind,
             self.initial_sparsity,
             start,
             end,

@@ -4,26 +4,28 @@ from typing import Any
 
 from lathe.callbacks.methods.pruning import Prune
 from lathe.compression.masks.masks import check_options
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Criterion, MaskScope, OpenShare, Positive, Share, ShareBelowOne, SparsityCurve
+from lathe.config.validation import validated
 
 
-@held("lathe.callbacks.PruneStructured")
 class PruneStructured(Prune):
     """Prune whole rows: the output channels of convolutions, the output features of linear layers."""
 
     name = "prune_structured"
+    fixed_parameters = ("granularity", "n", "m", "block")
 
+    @validated
     def __init__(
         self,
-        sparsity: float = 0.5,
-        scope: str = "layer",
-        criterion: str = "magnitude",
-        norm: float = 2.0,
-        schedule: str = "cubic",
-        initial_sparsity: float = 0.0,
-        start: float = 0.1,
-        end: float = 0.6,
-        every_n_steps: int | None = None,
+        sparsity: OpenShare = 0.5,
+        scope: MaskScope = "layer",
+        criterion: Criterion = "magnitude",
+        norm: Positive = 2.0,
+        schedule: SparsityCurve = "cubic",
+        initial_sparsity: ShareBelowOne = 0.0,
+        start: Share = 0.1,
+        end: Share = 0.6,
+        every_n_steps: Count | None = None,
         **options: Any,
     ) -> None:
         shared: dict[str, Any] = {
@@ -37,14 +39,21 @@ class PruneStructured(Prune):
         )
 
 
-@held("lathe.callbacks.PruneNM")
 class PruneNM(Prune):
     """Prune to N:M sparsity: of every `m` consecutive inputs of a weight at most `n` stay. The sparsity that is reached
     is 1 - n / m.
     """
 
     name = "prune_nm"
+    fixed_parameters = ("sparsity", "granularity", "norm", "block")
 
-    def __init__(self, n: int = 2, m: int = 4, criterion: str = "magnitude", **options: Any) -> None:
+    @validated
+    def __init__(
+        self,
+        n: Count = 2,
+        m: Count = 4,
+        criterion: Criterion = "magnitude",
+        **options: Any,
+    ) -> None:
         check_options(0.0, "n_m", "global", n, m, (1, 1))
         super().__init__(1 - n / m, "n_m", criterion=criterion, n=n, m=m, **options)

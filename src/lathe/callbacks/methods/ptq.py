@@ -4,9 +4,10 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from lightning.pytorch.utilities import rank_zero_warn
+from pydantic import Field
 from torch import Tensor, nn
 
 from lathe.callbacks.methods.base import Compression
@@ -20,7 +21,8 @@ from lathe.compression.quantization.ptq import (
     refuse_quantized,
 )
 from lathe.compression.quantization.weight_only import quantize_weights
-from lathe.config.schema.held import held
+from lathe.config.types import Bits, Count, Name
+from lathe.config.validation import validated
 from lathe.data.transfer import train_batches
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
@@ -88,7 +90,6 @@ class _AfterTraining(Compression):
         return {f"{self.name}/{what}": float(count) for what, count in self._layers.items()}
 
 
-@held("lathe.callbacks.PTQStatic")
 class PTQStatic(_AfterTraining):
     """Static integers for weights and activations, whose ranges come from the first `batches` training batches, as
     training saw them: shuffled and augmented.
@@ -103,18 +104,19 @@ class PTQStatic(_AfterTraining):
 
     name = "ptq_static"
 
+    @validated
     def __init__(
         self,
-        batches: int = 16,
-        observer: str = "minmax",
-        percentile: float = 99.99,
-        weight_bits: int = 8,
-        activation_bits: int = 8,
+        batches: Count = 16,
+        observer: Literal["minmax", "percentile", "entropy"] = "minmax",
+        percentile: Annotated[float, Field(gt=50, le=100)] = 99.99,
+        weight_bits: Bits = 8,
+        activation_bits: Bits = 8,
         per_channel: bool = True,
         equalize: bool = False,
         bias_correction: bool = True,
-        layer_bits: Mapping[str, int | None] | None = None,
-        exclude: Sequence[str] | None = None,
+        layer_bits: Mapping[str, Bits | None] | None = None,
+        exclude: Sequence[Name] | None = None,
     ) -> None:
         super().__init__(weight_bits, layer_bits, exclude)
         self.batches = batches
@@ -128,7 +130,7 @@ class PTQStatic(_AfterTraining):
             batches,
             self.plan,
             self.overrides(),
-            observer=self.observer,  # type: ignore[arg-type]  # checked above
+            observer=self.observer,
             percentile=self.percentile,
             equalization=self.equalize,
             bias_correction=self.bias_correction,
@@ -142,7 +144,6 @@ class PTQStatic(_AfterTraining):
         return done
 
 
-@held("lathe.callbacks.PTQDynamic")
 class PTQDynamic(_AfterTraining):
     """Integer weights of linear layers, whose inputs are rounded in the range of each batch as it comes: no calibration
     data.
@@ -153,13 +154,14 @@ class PTQDynamic(_AfterTraining):
 
     name = "ptq_dynamic"
 
+    @validated
     def __init__(
         self,
-        weight_bits: int = 8,
-        activation_bits: int = 8,
+        weight_bits: Bits = 8,
+        activation_bits: Bits = 8,
         per_channel: bool = True,
-        layer_bits: Mapping[str, int | None] | None = None,
-        exclude: Sequence[str] | None = None,
+        layer_bits: Mapping[str, Bits | None] | None = None,
+        exclude: Sequence[Name] | None = None,
     ) -> None:
         super().__init__(weight_bits, layer_bits, exclude)
         self.plan = LayerPlan(
@@ -181,7 +183,6 @@ class PTQDynamic(_AfterTraining):
             )
 
 
-@held("lathe.callbacks.WeightOnly")
 class WeightOnly(_AfterTraining):
     """Integer weights alone, of linear layers, convolutions and embeddings: a smaller file, while the net computes in
     float.
@@ -193,14 +194,15 @@ class WeightOnly(_AfterTraining):
 
     name = "weight_only"
 
+    @validated
     def __init__(
         self,
-        weight_bits: int = 8,
-        group_size: int | None = None,
+        weight_bits: Bits = 8,
+        group_size: Annotated[int, Field(ge=2)] | None = None,
         bias_correction: bool = True,
-        batches: int = 16,
-        layer_bits: Mapping[str, int | None] | None = None,
-        exclude: Sequence[str] | None = None,
+        batches: Count = 16,
+        layer_bits: Mapping[str, Bits | None] | None = None,
+        exclude: Sequence[Name] | None = None,
     ) -> None:
         super().__init__(weight_bits, layer_bits, exclude)
         self.batches = batches

@@ -3,11 +3,12 @@
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -19,7 +20,8 @@ from lathe.compression.quantization.layer_plan import float_sentence
 from lathe.compression.quantization.layers import QuantConv2d, QuantEmbedding, QuantLinear, weighted
 from lathe.compression.quantization.net import LayerPlan, choose, quantize, quantized_layers, quantizers, reopen
 from lathe.compression.trace import tensors_read
-from lathe.config.schema.held import held
+from lathe.config.types import Bits, Name, Share
+from lathe.config.validation import validated
 from lathe.data.transfer import val_batches
 from lathe.errors import ArgumentError, UserError
 from lathe.measure.shards import whole
@@ -28,7 +30,6 @@ EXAMPLES = 64  # samples that show which layers share an input, and a first rang
 RECOMPILATIONS = 64  # compiled graphs per function: rounding, observing and frozen statistics each change them once
 
 
-@held("lathe.callbacks.QAT")
 class QAT(SkippableHooks, Compression):
     """Fake quantization of convolutions, linear layers, embeddings and residual sums (Jacob et al. 2018,
     arXiv:1712.05877).
@@ -57,19 +58,20 @@ class QAT(SkippableHooks, Compression):
         UserError: a value out of range, a pattern without a layer, or a net without a layer to quantize.
     """
 
+    @validated
     def __init__(
         self,
-        bits: int = 8,
-        activation_bits: int | None = 8,
+        bits: Bits = 8,
+        activation_bits: Bits | None = 8,
         per_channel: bool = True,
         lsq: bool = False,
-        layer_bits: Mapping[str, int | None] | None = None,
-        exclude: Sequence[str] | None = None,
-        start: float = 0.2,
-        freeze_observers: float | None = 0.8,
-        freeze_batchnorm: float | None = 0.8,
-        observer: str = "moving_average",
-        percentile: float = 99.99,
+        layer_bits: Mapping[str, Bits | None] | None = None,
+        exclude: Sequence[Name] | None = None,
+        start: Share = 0.2,
+        freeze_observers: Share | None = 0.8,
+        freeze_batchnorm: Share | None = 0.8,
+        observer: Literal["minmax", "moving_average", "percentile"] = "moving_average",
+        percentile: Annotated[float, Field(gt=50, le=100)] = 99.99,
     ) -> None:
         if freeze_observers is not None and freeze_observers < start:
             raise ArgumentError(f"freeze_observers={freeze_observers} lies before start={start}: freeze later.")

@@ -19,7 +19,8 @@ from lathe.compression.masks.rigl import (
     random_scores,
     uniform,
 )
-from lathe.config.schema.held import held
+from lathe.config.types import Count, LayerTypes, Name, OpenShare, PositiveShare, Seed, SomeNames
+from lathe.config.validation import validated
 from lathe.errors import UserError
 from lathe.measure.shards import local, part_of, whole
 
@@ -29,7 +30,6 @@ SECOND_MOMENTS = (
 )  # these follow the dense gradient while a weight is masked, and stay useful
 
 
-@held("lathe.callbacks.RigL")
 class RigL(Masking):
     """Dynamic sparse training: RigL (Evci et al. 2020, arXiv:1911.11134), or SET with growth="random" (Mocanu et al.
     2018).
@@ -56,19 +56,20 @@ class RigL(Masking):
 
     name = "rigl"
 
+    @validated
     def __init__(
         self,
-        sparsity: float = 0.8,
+        sparsity: OpenShare = 0.8,
         densities: Literal["erk", "uniform"] = "erk",
         growth: Literal["gradient", "random"] = "gradient",
-        fraction: float = 0.3,
-        every_n_steps: int = 100,
-        end: float = 0.75,
+        fraction: OpenShare = 0.3,
+        every_n_steps: Count = 100,
+        end: PositiveShare = 0.75,
         initial: Literal["random", "magnitude"] = "random",
-        seed: int = 0,
-        layers: list[str] | None = None,
-        exclude: list[str] | None = None,
-        types: list[str] | None = None,
+        seed: Seed = 0,
+        layers: SomeNames | None = None,
+        exclude: list[Name] | None = None,
+        types: LayerTypes | None = None,
         head: bool = False,
     ) -> None:
         super().__init__(layers, exclude, types, head)

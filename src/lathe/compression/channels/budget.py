@@ -12,7 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lathe.compression.channels.slices import Group, remove
 from lathe.compression.modes import evaluated
-from lathe.config.schema.held import held
+from lathe.config.types import ChannelBudget
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError
 
 
@@ -94,8 +95,10 @@ def macs(net: nn.Module, example: Tensor) -> int:
     return int(counter.get_total_flops()) // 2
 
 
-@held("lathe.callbacks.PruneChannels")
-def cost_function(budget: str, dense: nn.Module, example: Tensor) -> tuple[nn.Module, Callable[[nn.Module], float]]:
+@validated
+def cost_function(
+    budget: ChannelBudget, dense: nn.Module, example: Tensor
+) -> tuple[nn.Module, Callable[[nn.Module], float]]:
     """For `choose`: a net to make copies of, and what a copy costs as a share of `dense`.
 
     `example` is an input `[batch, ...]`. `macs` and `parameters` are counted on the meta device, `latency` is measured

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,11 @@ from lathe.compression.channels.budget import choose, cost_function
 from lathe.compression.channels.groups import find_groups
 from lathe.compression.channels.scores import scores
 from lathe.compression.channels.slices import Group, remove
-from lathe.config.schema.held import held
+from lathe.config.types import ChannelBudget, ChannelImportance, Count, Name, OpenShare
+from lathe.config.validation import validated
 
 
-@held("lathe.callbacks.PruneChannels")
+@validated
 @dataclass(frozen=True)
 class Options:
     """What may remain, and what decides about it; the keys of `compression.prune_channels`.
@@ -24,13 +26,13 @@ class Options:
     `choose`; `exclude`: patterns of layers that are left alone.
     """
 
-    budget: str = "macs"
-    share: float = 0.5
-    importance: str = "group_norm"
-    scope: str = "global"
-    round_to: int | None = None
-    min_channels: int = 4
-    exclude: tuple[str, ...] = ()
+    budget: ChannelBudget = "macs"
+    share: OpenShare = 0.5
+    importance: ChannelImportance = "group_norm"
+    scope: Literal["global", "local"] = "global"
+    round_to: Count | None = None
+    min_channels: Count = 4
+    exclude: tuple[Name, ...] = ()
 
     def pick(
         self,

@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 
 from lathe.compression.channels.slices import Group, Slice
-from lathe.config.schema.held import held
+from lathe.config.types import ChannelImportance
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError
 
 
-@held("lathe.callbacks.PruneChannels")
+@validated
 def scores(
     groups: Sequence[Group],
     tensors: Mapping[str, Tensor],
-    importance: str = "group_norm",
+    importance: ChannelImportance = "group_norm",
     *,
     sensitivity: Mapping[str, Tensor] | None = None,
     seed: int = 0,

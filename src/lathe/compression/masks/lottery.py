@@ -5,16 +5,18 @@ et al. 2020, "Linear Mode Connectivity and the Lottery Ticket Hypothesis", arXiv
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from lathe.config.schema.held import held
+from lathe.config.types import OpenShare
+from lathe.config.validation import validated
 
 
-@held("lathe.callbacks.Lottery")
-def round_sparsities(sparsity: float, rounds: int) -> list[float]:
+@validated
+def round_sparsities(sparsity: OpenShare, rounds: Annotated[int, Field(ge=2)]) -> list[float]:
     """The share of zeros in each of `rounds` trainings: 0 in the first, `sparsity` in the last, and the same share of
     the surviving weights removed between any two.
     """

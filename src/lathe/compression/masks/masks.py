@@ -9,18 +9,20 @@ A mask zeroes weights; shapes, and with them dense speed, stay as they are.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from lathe.compression.masks.parameters import HEAD_RULE, maskable
-from lathe.config.schema.held import held
+from lathe.config.types import Count, MaskScope
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError
 
 Masks = dict[str, Tensor]
 Granularity = Literal["unstructured", "structured", "n_m", "block"]
-Scope = Literal["global", "layer", "output"]
+Scope = MaskScope
 
 
 def make_masks(
@@ -149,8 +151,15 @@ def _pieces(granularity: str, m: int, block: tuple[int, int]) -> str:
     return f"groups of {m} inputs" if granularity == "n_m" else f"blocks of {block[0]} x {block[1]}"
 
 
-@held("lathe.callbacks.Prune", "sparsity")
-def check_options(sparsity: float, granularity: str, scope: str, n: int, m: int, block: Sequence[int]) -> None:
+@validated
+def check_options(
+    sparsity: float,
+    granularity: Literal["unstructured", "structured", "block", "n_m"],
+    scope: MaskScope,
+    n: Count,
+    m: Count,
+    block: Annotated[Sequence[Count], Field(min_length=2, max_length=2)],
+) -> None:
     """Raises ArgumentError for what `make_masks` does not take."""
     if not 0 <= sparsity < 1:
         raise ArgumentError(f"sparsity={sparsity} is not in [0, 1): give the share of weights to remove, such as 0.8.")

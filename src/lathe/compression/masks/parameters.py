@@ -5,7 +5,8 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from lathe.config.schema.held import held
+from lathe.config.types import LayerTypes, Name, SomeNames
+from lathe.config.validation import validated
 from lathe.errors import UserError
 
 HEAD_RULE = (
@@ -23,12 +24,12 @@ _TYPES: dict[str, tuple[type[nn.Module], ...]] = {
 }
 
 
-@held("lathe.callbacks.Prune")
+@validated
 def maskable(
     net: nn.Module,
-    layers: Sequence[str] | None = None,
-    exclude: Sequence[str] = (),
-    types: Sequence[str] = ("linear", "conv"),
+    layers: SomeNames | None = None,
+    exclude: Sequence[Name] = (),
+    types: LayerTypes = ("linear", "conv"),
     head: bool = False,
     prefix: str = "masks",
 ) -> dict[str, nn.Parameter]:

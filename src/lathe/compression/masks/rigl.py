@@ -11,17 +11,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lathe.config.schema.held import held
+from lathe.config.types import OpenShare
+from lathe.config.validation import validated
 
 
-@held("lathe.callbacks.RigL")
-def uniform(shapes: Mapping[str, Sequence[int]], sparsity: float) -> dict[str, float]:
+@validated
+def uniform(shapes: Mapping[str, Sequence[int]], sparsity: OpenShare) -> dict[str, float]:
     """The same density, the share of weights that are kept, for each tensor."""
     return dict.fromkeys(shapes, 1 - sparsity)
 
 
-@held("lathe.callbacks.RigL")
-def erdos_renyi_kernel(shapes: Mapping[str, Sequence[int]], sparsity: float) -> dict[str, float]:
+@validated
+def erdos_renyi_kernel(shapes: Mapping[str, Sequence[int]], sparsity: OpenShare) -> dict[str, float]:
     """A density for each tensor, in proportion to sum(shape) / prod(shape) and at most 1, so that all of them together
     keep `1 - sparsity` of the weights: small tensors stay denser than large ones. ERK of Evci et al. 2020, after Mocanu
     et al. 2018.

@@ -1,15 +1,13 @@
 """How much of a net is removed by when: an absolute sparsity as a function of the optimizer step."""
 
 from dataclasses import dataclass
-from typing import Literal
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, OpenShare, ShareBelowOne, SparsityCurve
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError
 
-Kind = Literal["one_shot", "linear", "cubic", "exponential", "stepped"]
 
-
-@held("lathe.callbacks.Prune", "start", "end")  # in steps here
+@validated
 @dataclass(frozen=True)
 class SparsitySchedule:
     """Sparsity from `initial_sparsity` at optimizer step `start` to `sparsity` at step `end`, brought up to date every
@@ -31,13 +29,13 @@ class SparsitySchedule:
         ArgumentError: an end before the start, of sparsity or of steps.
     """
 
-    sparsity: float
-    schedule: Kind = "cubic"
-    initial_sparsity: float = 0.0
+    sparsity: OpenShare
+    schedule: SparsityCurve = "cubic"
+    initial_sparsity: ShareBelowOne = 0.0
     start: int = 0
     end: int = 0
-    every_n_steps: int = 1
-    jumps: int = 4
+    every_n_steps: Count = 1
+    jumps: Count = 4
 
     def __post_init__(self) -> None:
         if self.initial_sparsity > self.sparsity:

@@ -1,23 +1,20 @@
-"""What every key takes: kinds, ranges and choices, in one place. Imports no torch."""
+"""Validation of configurations against configs/schema.json. Imports no torch."""
 
-from lathe.config.schema.check import Problem, follows, places_of, problems, rules
-from lathe.config.schema.rule import kind_of, shown
-from lathe.config.schema.together import CLASHES, CONTRADICTIONS, Taken, Together, together
-from lathe.config.schema.verbs import TRAIN, TRAINING
+from lathe.config.schema.check import Problem, command_keys, follows, key_schemas, problems, training_commands
+from lathe.config.schema.together import CLASHES, CONTRADICTIONS, Together, together
+from lathe.config.values import kind_of, shown
 
 __all__ = [
     "CLASHES",
     "CONTRADICTIONS",
-    "TRAIN",
-    "TRAINING",
     "Problem",
-    "Taken",
     "Together",
+    "command_keys",
     "follows",
+    "key_schemas",
     "kind_of",
-    "places_of",
     "problems",
-    "rules",
     "shown",
     "together",
+    "training_commands",
 ]

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lathe.config.schema.names import canonical
-from lathe.config.schema.rule import shown
+from lathe.config.values import shown
 
 CUT = ("Pipeline", "ThreeD")  # strategies under which no process has the whole net
 

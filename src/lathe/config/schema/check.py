@@ -1,256 +1,311 @@
-"""A resolved configuration held against the tables: by the verb's own keys, and in each part by what its `_target_`
-takes.
+"""Validate a resolved configuration against configs/schema.json. Imports no torch.
 
-Classes that no table knows are left to their own constructors.
+The keys of a command are looked up in its section of the schema, those of a component by its `_target_`. Components
+that the schema does not have are left to their own constructors: `python scripts/schema.py package=mine` adds yours.
 """
 
+import functools
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from lathe.config.schema.callbacks import CALLBACKS
-from lathe.config.schema.compression import COMPRESSION
-from lathe.config.schema.data import DATA
-from lathe.config.schema.loggers import LOGGERS
-from lathe.config.schema.models import MODELS
 from lathe.config.schema.names import canonical
-from lathe.config.schema.optim import OPTIMIZER, OPTIMIZERS, PLAN, PLATEAU, SCHEDULERS
-from lathe.config.schema.places import Keys, Part, Parts, Place
-from lathe.config.schema.rule import Rule, flag, path, shown, text, word
-from lathe.config.schema.strategies import STRATEGIES
-from lathe.config.schema.targets import own_targets
-from lathe.config.schema.trainer import FILLED_IN, TRAINER
-from lathe.config.schema.verbs import TRAIN, VERBS
+from lathe.config.values import NODE, NULL, Json, is_valid, kinds, problem, shown
+from lathe.configs import FOLDER, SOURCE
 from lathe.errors import did_you_mean
 
-CLASSES: dict[str, dict[str, Rule]] = {
-    "lightning.Trainer": TRAINER,
-    "lathe.optim.build_optimizer": OPTIMIZER,
-    "hydra.utils.get_class": {"path": text("the dotted path of a class", r"\w+(\.\w+)+")},
-    **CALLBACKS,
-    **COMPRESSION,
-    **DATA,
-    **LOGGERS,
-    **MODELS,
-    **SCHEDULERS,
-    **STRATEGIES,
-}
-_TARGET = text("the dotted path of a class or function", r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-_BUILDER = "lathe.optim.build_optimizer"  # hands what it does not take to the class at `kind`, but for what is null
-# groups whose files set keys of the whole
+Problem = tuple[str, str]  # a key, and the sentence that says what is wrong there
+PLATEAU = "torch.optim.ReduceLROnPlateau"
+BUILDER = "lathe.optim.build_optimizer"  # passes what it does not take itself to the class at `kind`
+# Groups whose files set keys of the whole configuration.
 WHOLE, GLOBAL = ("experiment", "debug", "performance"), "# @package _global_"
-_NONE: dict[str, Rule] = {}
-_HYDRA: dict[str, Rule] = {"_recursive_": flag, "_convert_": word("none", "partial", "object", "all")}
+TARGET: Json = {
+    "type": "string",
+    "pattern": r"^[^\W\d]\w*(\.[^\W\d]\w*)+$",
+    "description": "the dotted path of a class or function",
+}
+HYDRA: dict[str, Json] = {
+    "_recursive_": {"type": "boolean"},
+    "_partial_": {"type": "boolean"},
+    "_convert_": {"enum": ["none", "partial", "object", "all"]},
+}
+# What Lathe gives Lightning's Trainer itself.
+FILLED_IN = {
+    "precision": "choose precision=bf16-mixed or another file of configs/precision",
+    "strategy": "choose strategy=ddp or another file of configs/strategy",
+    "logger": "choose logger=tensorboard or other files of configs/logger, logger=none for none",
+    "callbacks": "choose callbacks=[default,ema] or other files of configs/callbacks",
+    "plugins": "precision=, strategy= and launch= choose the plug-ins",
+    "default_root_dir": "set paths.log_dir",
+    "barebones": "set enable_checkpointing, enable_progress_bar and enable_model_summary to false, one by one",
+    "enable_autolog_hparams": "loggers receive the run's configuration whatever it is",
+    "model_registry": "upload what scripts/export.py makes",
+}
+NOUNS = {"compression": "method", "callbacks": "callback", "logger": "logger"}
 
 
-def takes(part: Mapping[str, Any]) -> dict[str, Rule] | None:
-    """What the class of a part takes, by argument; None where no table knows it."""
-    name = canonical(str(part["_target_"]))
-    if name == _BUILDER:
-        options = OPTIMIZERS.get(canonical(_kind(part)))
-        return None if options is None else OPTIMIZER | {key: rule | None for key, rule in options.items()}
-    if name in OPTIMIZERS:  # the class itself, as Lightning users write it
-        return {key: rule for key, rule in OPTIMIZER.items() if key != "kind"} | {
-            key: rule | None for key, rule in OPTIMIZERS[name].items()
-        }
-    return PLATEAU if name == "torch.optim.ReduceLROnPlateau" else CLASSES.get(name)
+@functools.cache
+def definitions() -> dict[str, Json]:
+    """Return the definitions of configs/schema.json by name."""
+    tree: Json = json.loads((FOLDER / "schema.json").read_text(encoding="utf-8"))
+    return dict(tree["$defs"])
 
 
-def _kind(part: Mapping[str, Any]) -> str:
-    """The dotted path of an optimizer's class, empty where there is none."""
-    kind = part.get("kind")
-    return str(kind.get("path")) if isinstance(kind, Mapping) else ""
+def resolved(schema: Json) -> Json:
+    """Return the schema of a resolved value: references followed, and without interpolations and components' names."""
+    reference = str(schema.get("$ref", "")).removeprefix("#/$defs/").replace("~1", "/")
+    if reference:
+        return NODE if "." in reference and not reference.endswith(".yaml") else _referred(reference)
+    if "anyOf" not in schema:
+        return schema
+    arms = [resolved(arm) for arm in schema["anyOf"] if arm.get("$ref") != "#/$defs/interpolation"]
+    arms = [arm for number, arm in enumerate(arms) if arm not in arms[:number]]
+    return arms[0] if len(arms) == 1 else {"anyOf": [kind for arm in arms for kind in kinds(arm)]}
 
 
-def places_of(verb: str, cfg: Mapping[str, Any]) -> Mapping[str, Place]:
-    """The keys of a command. The user's own has those of train.py if it has all of them; else its keys are free but for
-    those that the launch reads."""
-    if verb in VERBS:
-        return VERBS[verb]
+def _referred(name: str) -> Json:
+    return NODE if name == "own" else resolved(definitions()[name])
+
+
+def command_keys(command: str, cfg: Mapping[str, Any]) -> dict[str, Json]:
+    """Return the schema of each key of a command.
+
+    A command of the user's own has those of train.py if it has all of them; else its keys are free but for those that
+    the launch reads.
+    """
+    if command in commands():
+        return _keys_of(command)
+    train = _keys_of("train")
     return (
-        TRAIN
-        if TRAIN.keys() <= cfg.keys()
-        else {key: TRAIN[key] for key in ("launch", "strategy", "trusted") if key in cfg}
+        train
+        if train.keys() <= cfg.keys()
+        else {key: train[key] for key in ("launch", "strategy", "trusted") if key in cfg}
     )
 
 
-Problem = tuple[str, str]  # a key, and the sentence that says what is wrong there
+@functools.cache
+def _keys_of(command: str) -> dict[str, Json]:
+    tree = definitions()[f"{command}.yaml"]["properties"]
+    return {key: resolved(schema) for key, schema in tree.items() if key not in ("hydra", "defaults")}
+
+
+@functools.cache
+def commands() -> list[str]:
+    """Return the names of Lathe's commands, train first."""
+    return [name.removesuffix(".yaml") for name in definitions() if name.endswith(".yaml") and "/" not in name]
+
+
+def training_commands() -> list[str]:
+    """Return the commands that have every key of train.py."""
+    return [name for name in commands() if _keys_of("train").keys() <= _keys_of(name).keys()]
+
+
+@functools.cache
+def component_keys(name: str) -> dict[str, Json] | None:
+    """Return the schema of each argument of a component, by its canonical name; None where the schema has none."""
+    found = definitions().get(name)
+    if found is None or "." not in name or name.endswith(".yaml"):
+        return None
+    return {
+        key: resolved(one)
+        for key, one in found["properties"].items()
+        if key not in ("_target_", "_partial_", "defaults")
+    }
+
+
+def takes(node: Mapping[str, Any]) -> dict[str, Json] | None:
+    """Return the schema of each argument that a node's `_target_` takes; None where the schema does not have it."""
+    name = canonical(str(node["_target_"]))
+    if name != BUILDER:
+        return component_keys(name)
+    options = component_keys(canonical(_kind(node)))
+    own = set(definitions()[BUILDER].get("own", ()))
+    if options is None:
+        return None
+    keys = component_keys(BUILDER) or {}
+    return {key: keys[key] for key in keys if key in own} | {
+        key: {"anyOf": [*kinds(schema), NULL]} for key, schema in options.items() if key not in own
+    }
+
+
+def _kind(node: Mapping[str, Any]) -> str:
+    """Return the dotted path of an optimizer's class, empty where there is none."""
+    kind = node.get("kind")
+    return str(kind.get("path")) if isinstance(kind, Mapping) else ""
+
+
+def own_targets() -> dict[str, str]:
+    """Return the modules of the user's export targets, `src/<package>/targets/<name>.py`, by name."""
+    files = sorted(SOURCE.glob("*/targets/[!_]*.py")) if SOURCE else []
+    return {file.stem: ".".join(file.with_suffix("").parts[-3:]) for file in files}
 
 
 def problems(
-    cfg: Mapping[str, Any], verb: str, read: Collection[str] | None = None, saved: bool = False
+    cfg: Mapping[str, Any], command: str, read: Collection[str] | None = None, saved: bool = False
 ) -> Iterator[Problem]:
-    """Each key of a verb's resolved configuration whose value nothing takes, or that nothing reads, with the sentence
-    that says so.
+    """Give each key whose value does not fit, or that nothing reads, with the sentence for it.
 
-    `read` are keys at the root that others interpolate; None where that is not known. A `saved` configuration, which an
-    older version may have written, may lack keys.
+    `read` are keys at the root that others interpolate; None where that is not known. Keys of a `saved` configuration
+    may be missing.
     """
-    tree = places_of(verb, cfg)
+    tree = command_keys(command, cfg)
     for key, value in cfg.items():
         if key in tree:
-            yield from _place(tree[key], key, value, saved)
+            yield from _value(tree[key], key, value, saved)
         elif key in WHOLE:
-            yield key, f"{key}: the file that was chosen sets no key of the run; it begins with the line `{GLOBAL}`."
-        elif verb in VERBS and read is not None and key not in read:
+            yield key, f"{key}: the chosen file sets no key of the run; it has to begin with the line `{GLOBAL}`."
+        elif command in commands() and read is not None and key not in read:
             yield key, f"{key}: there is no such key, and nothing reads it; {did_you_mean(key, tree)}"
-    for key, place in tree.items():
-        if key not in cfg and not saved and not _may_be_absent(place):
+    for key, schema in tree.items():
+        if key not in cfg and not saved and NULL not in kinds(schema):
             yield key, f"{key} is missing: leave ~{key} out."
 
 
-def rules(cfg: Mapping[str, Any], verb: str) -> dict[str, Rule]:
-    """The rule of each key that stands in a verb's resolved configuration and that a table knows, by dotted path."""
-    found: dict[str, Rule] = {}
+def _value(schema: Json, key: str, value: Any, saved: bool) -> Iterator[Problem]:
+    """Give what is wrong with a value, and with the components inside it."""
+    arms = kinds(schema) if schema else []
+    sections = [arm for arm in arms if "properties" in arm]
+    if isinstance(value, Mapping) and NODE in arms:
+        yield from _node(key, value, sections, saved)
+    elif isinstance(value, Mapping) and sections:
+        yield from _section(sections[0], key, value, saved)
+    elif sections or schema == NODE:
+        flat = [arm for arm in arms if arm not in sections and arm != NODE]
+        if not flat or not is_valid(value, {"anyOf": flat}):
+            way = f"choose one of the files in configs/{key}"
+            if "." in key:
+                way = f"write {key}={{_target_: your.module.Class, ...}}" if NODE in arms else "write {key: value, ...}"
+            yield key, f"{key}={shown(value)}: expected a group of keys; {way}."
+    elif sentence := problem(key, value, schema):
+        if not (saved and key == "paths.run_dir"):
+            yield key, sentence
+    else:
+        yield from _inside(key, value)
 
-    def visit(place: Place, key: str, value: Any) -> None:
-        if isinstance(place, Rule):
-            found[key] = place
+
+def _node(key: str, value: Mapping[str, Any], sections: list[Json], saved: bool) -> Iterator[Problem]:
+    """Give what is wrong with a group that may be a component."""
+    group, _, name = key.partition(".")
+    inner = value.get(key)
+    if "_target_" in value:
+        yield from _component(key, value, saved)
+    elif sections and not value:  # the choice `none`
+        return
+    elif key == "scheduler" and isinstance(inner, Mapping):  # as Lightning's configure_optimizers returns it
+        yield from _component(f"{key}.{key}", inner, saved)
+        plan = {name: (component_keys(PLATEAU) or {})[name] for name in ("interval", "frequency", "monitor")}
+        rest = {name: item for name, item in value.items() if name != key}
+        yield from _section({"properties": plan}, key, rest, saved)
+    elif group in NOUNS and name and "." not in name:
+        add = f"add {name} to {group}, or set {key}=null."
+        yield key, f"{key} sets options of a {NOUNS[group]} that the run does not have: {add}"
+    else:
+        names = " and ".join(f"model.net.{name}" for name in value)
+        own = f"; with model=lightning it is the module's own: {names}" if key == "optimizer" and names else ""
+        yield (
+            key,
+            f"{key} has no _target_: leave ~{key}._target_ out, or choose one of the files in configs/{group}{own}.",
+        )
+
+
+def _section(section: Json, key: str, value: Mapping[str, Any], saved: bool) -> Iterator[Problem]:
+    keys = {name: resolved(one) for name, one in section["properties"].items() if name != "defaults"}
+    more = section.get("additionalProperties")
+    for name, item in value.items():
+        below = f"{key}.{name}"
+        if name in keys:
+            yield from _value(keys[name], below, item, saved)
+        elif isinstance(more, dict) and not isinstance(item, Mapping) and item is not None:
+            noun = NOUNS[key]
+            such = f"a {noun} has a name, and its keys are below that"
+            yield below, f"{below}={shown(item)}: {such}: {key}.<name>.{name}."
+        elif isinstance(more, dict):
+            yield from _value(resolved(more), below, item, saved)
+        elif key != "target" or name not in own_targets():
+            filled = _filled_in(below, item)
+            yield below, filled or f"{below}: there is no such key in {key}; {did_you_mean(name, keys)}"
+    yield from _missing(section, key, value, saved)
+
+
+def _missing(section: Json, key: str, value: Mapping[str, Any], saved: bool) -> Iterator[Problem]:
+    for name in section.get("needs", ()) if not saved else ():
+        if name not in value:
+            yield f"{key}.{name}", f"{key}.{name} is missing: leave ~{key}.{name} out."
+
+
+def _filled_in(key: str, value: Any) -> str | None:
+    """Return the sentence for an argument of Lightning's Trainer that another group gives."""
+    group, _, name = key.partition(".")
+    given = group == "trainer" and name in FILLED_IN
+    return f"{key}={shown(value)} is not taken from here: {FILLED_IN[name]}." if given else None
+
+
+def _component(key: str, node: Mapping[str, Any], saved: bool = False) -> Iterator[Problem]:
+    """Give what is wrong with a component and with the components inside it."""
+    target = node["_target_"]
+    if sentence := problem(f"{key}._target_", target, TARGET):
+        yield f"{key}._target_", sentence
+        return
+    keys = takes(node)
+    for name, value in node.items():
+        below = f"{key}.{name}"
+        if name == "_target_":
+            continue
+        schema = HYDRA.get(name) if keys is None or name in HYDRA else keys.get(name)
+        if schema is not None:
+            yield from _value(schema, below, value, saved)
+        elif keys is None:
+            yield from _inside(below, value)
+        elif canonical(target) != BUILDER:
+            filled = _filled_in(below, value)
+            yield below, filled or f"{below}: {target} takes no such argument; {did_you_mean(name, keys)}"
+        elif value is not None:
+            hint = did_you_mean(name, keys)
+            yield below, f"{below}: {_kind(node)} takes no such option; leave it out with {below}=null; {hint}"
+    yield from _missing(definitions().get(canonical(target), {}), key, node, saved)
+
+
+def _inside(key: str, value: Any) -> Iterator[Problem]:
+    """Give what is wrong with the components in a list or a group of them."""
+    if isinstance(value, Mapping) and "_target_" in value:
+        yield from _component(key, value)
+    elif isinstance(value, (list, Mapping)):
+        below = enumerate(value) if isinstance(value, list) else value.items()
+        for name, item in below:
+            yield from _inside(f"{key}[{name}]" if isinstance(value, list) else f"{key}.{name}", item)
+
+
+def key_schemas(cfg: Mapping[str, Any], command: str) -> dict[str, Json]:
+    """Return the schema of each single value of a configuration that the schema knows, by dotted path."""
+    found: dict[str, Json] = {}
+
+    def visit(schema: Json, key: str, value: Any) -> None:
+        arms = kinds(schema) if schema else []
+        sections = [arm for arm in arms if "properties" in arm]
+        if schema and not sections and schema != NODE:
+            found[key] = schema
         if not isinstance(value, Mapping):
             return
         for name, item in value.items():
-            inner: Place | None = None
-            if isinstance(place, Keys):
-                inner = place.keys.get(name)
-            elif isinstance(place, Parts):
-                inner = place.settings.get(name, Part())
-            elif "_target_" in value:
-                inner = _TARGET if name == "_target_" else (takes(value) or {}).get(name) or _HYDRA.get(name)
+            inner: Json | None = {} if isinstance(item, Mapping) else None
+            if "_target_" in value:
+                inner = TARGET if name == "_target_" else (takes(value) or {}).get(name, HYDRA.get(name, inner))
+            elif sections:
+                properties, more = sections[0]["properties"], sections[0].get("additionalProperties")
+                inner = resolved(properties[name]) if name in properties else resolved(more) if more else inner
             if inner is not None:
                 visit(inner, f"{key}.{name}", item)
-            elif isinstance(item, Mapping) and "_target_" in item:
-                visit(Part(), f"{key}.{name}", item)
 
-    tree = places_of(verb, cfg)
+    tree = command_keys(command, cfg)
     for key, value in cfg.items():
         if key in tree:
             visit(tree[key], key, value)
     return found
 
 
-def _may_be_absent(place: Place) -> bool:
-    """Hydra leaves out a group whose choice is null."""
-    return isinstance(place, (Keys, Part)) and place.null
-
-
-def _place(place: Place, key: str, value: Any, saved: bool) -> Iterator[Problem]:
-    if isinstance(place, Rule):
-        sentence = (place | path if saved and key == "paths.run_dir" else place).sentence(key, value)
-        if sentence is not None:
-            yield key, sentence
-    elif value is None and (isinstance(place, Parts) or place.null):
-        return
-    elif not isinstance(value, Mapping):
-        way = f"choose one of the files in configs/{key}"
-        if "." in key:
-            node = "{_target_: your.module.Class, ...}"
-            way = f"write {key}={node}" if isinstance(place, (Part, Parts)) else "write {key: value, ...}"
-        yield key, f"{key}={shown(value)}: expected a group of keys; {way}."
-    elif isinstance(place, Keys):
-        yield from _keys(place, key, value, saved)
-    elif isinstance(place, Part) and place.empty and not value:
-        return
-    elif isinstance(place, Part):
-        yield from _part(key, value, PLAN if key == "scheduler" else {})
-        if not saved:
-            yield from _missing(key, [name for name in place.needs if name not in value])
-    else:
-        for name, node in value.items():
-            below = f"{key}.{name}"
-            if name in place.settings:
-                yield from _place(place.settings[name], below, node, saved)
-            elif isinstance(node, Mapping) and "_target_" not in node:
-                add = f"add {name} to {key}, or set {below}=null."
-                yield below, f"{below} sets options of a {place.noun} that the run does not have: {add}"
-            elif isinstance(node, Mapping):
-                yield from _place(Part(), below, node, saved)
-            elif node is not None:
-                such = f"a {place.noun} has a name of its own, and its keys stand below that"
-                yield below, f"{below}={shown(node)}: {such}: {key}.<name>.{name}."
-
-
-def _keys(place: Keys, key: str, value: Mapping[str, Any], saved: bool) -> Iterator[Problem]:
-    for name, item in value.items():
-        below = f"{key}.{name}"
-        if name in place.keys:
-            yield from _place(place.keys[name], below, item, saved)
-        elif key != "target" or name not in own_targets():
-            way = f"there is no such key in {key}; {did_you_mean(name, place.keys)}"
-            yield below, _filled_in(below, item) or f"{below}: {way}"
-    if not saved:
-        yield from _missing(key, [name for name in place.keys if name not in value and name not in place.optional])
-
-
-def _missing(key: str, names: list[str]) -> Iterator[Problem]:
-    for name in names:
-        yield f"{key}.{name}", f"{key}.{name} is missing: leave ~{key}.{name} out."
-
-
-def _filled_in(key: str, value: Any) -> str | None:
-    """The sentence for an argument of Lightning's Trainer that another group gives."""
-    group, _, name = key.partition(".")
-    given = group == "trainer" and name in FILLED_IN
-    return f"{key}={shown(value)} is not taken from here: {FILLED_IN[name]}." if given else None
-
-
-def _choose(key: str, part: Mapping[str, Any]) -> str:
-    """Where a part that has no _target_ finds one, and where the keys that it has may belong in place of that."""
-    names = " and ".join(f"model.net.{name}" for name in part)
-    own = f"; with model=lightning it is the module's own: {names}" if key == "optimizer" and names else ""
-    return f"choose one of the files in configs/{key.split('.')[0]}{own}"
-
-
-def _part(key: str, part: Mapping[str, Any], beside: Mapping[str, Rule] = _NONE) -> Iterator[Problem]:
-    """What is wrong with a part and with the parts inside it; `beside` are keys that the part itself does not take."""
-    inner = part.get(key)
-    if beside and "_target_" not in part and isinstance(inner, Mapping):  # as Lightning writes a scheduler
-        yield from _keys(Keys({key: Part(), **beside}, tuple(beside)), key, part, False)
-        return
-    if "_target_" not in part:
-        yield key, f"{key} has no _target_: leave ~{key}._target_ out, or {_choose(key, part)}."
-        return
-    target = part["_target_"]
-    sentence = _TARGET.sentence(f"{key}._target_", target)
-    if sentence is not None:
-        yield f"{key}._target_", sentence
-        return
-    rules = takes(part)
-    for name, value in part.items():
-        below = f"{key}.{name}"
-        if name == "_target_":
-            continue
-        rule = (rules or {}).get(name) or _HYDRA.get(name) or beside.get(name)
-        if rule is not None:
-            found = rule.sentence(below, value)
-            if found is not None:
-                yield below, found
-                continue
-        elif rules is not None and not (name in ("_partial_", "_args_") and not value):
-            hint = did_you_mean(name, rules)
-            if canonical(target) != _BUILDER:
-                yield below, _filled_in(below, value) or f"{below}: {target} takes no such argument; {hint}"
-            elif value is not None:
-                yield below, f"{below}: {_kind(part)} takes no such option; leave it out with {below}=null; {hint}"
-            continue
-        yield from _inside(below, value)
-
-
-def _inside(key: str, value: Any) -> Iterator[Problem]:
-    """What is wrong with a part at `key`, or with those in a list or a group of them."""
-    if isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _inside(f"{key}[{number}]", item)
-    elif isinstance(value, Mapping) and "_target_" in value:
-        yield from _part(key, value)
-    elif isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _inside(f"{key}.{name}", item)
-
-
 def follows(raw: Any, key: str = "") -> dict[str, set[str]]:
-    """The keys that each leaf of an unresolved configuration interpolates, by dotted path; those that interpolate none
-    are left out.
-    """
+    """Return the keys that each leaf of an unresolved configuration interpolates, by dotted path."""
     if isinstance(raw, (Mapping, list)):
         pairs = raw.items() if isinstance(raw, Mapping) else ((key, item) for item in raw)
         below = [(f"{key}.{name}" if key and isinstance(raw, Mapping) else str(name), item) for name, item in pairs]

@@ -1,7 +1,7 @@
 """What the YAML files say of each key beside its value: the comment, the file, and the class that reads it."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ import yaml
 
 from lathe.config.schema.check import GLOBAL
 from lathe.config.schema.names import canonical
-from lathe.config.schema.verbs import VERBS
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast
 NOT_GROUPS = ("hydra", "local")  # Hydra's own keys, and files that no clone has
@@ -33,9 +32,9 @@ class Written:
         return self.key.rpartition(".")[2]
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The files of Lathe's commands, and of the groups that these name: not a user's own command or group."""
-    commands = [path for path in roots(folder) if path.stem in VERBS]
+def files_of(folder: Path, names: Container[str]) -> list[Path]:
+    """Return the files of the commands with these names, and of the groups that they choose from."""
+    commands = [path for path in roots(folder) if path.stem in names]
     groups = headings(commands)
     return [*commands, *(path for path in sorted(folder.glob("*/*.yaml")) if path.parent.name in groups)]
 

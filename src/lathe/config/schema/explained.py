@@ -10,11 +10,10 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lathe.config.schema import rules
-from lathe.config.schema.check import takes
+from lathe.config.schema.check import key_schemas, takes
 from lathe.config.schema.described import Written, choices, comments, files_in, headings, plain, roots, written
 from lathe.config.schema.names import canonical
-from lathe.config.schema.rule import Rule
+from lathe.config.values import Json, expected
 from lathe.errors import UserError, did_you_mean
 
 # groups whose choices act side by side, and what a further one is written behind
@@ -42,7 +41,7 @@ class Page:
         self.chosen: dict[str, Any] = dict(self.cfg.hydra.runtime.choices)
         tree: Any = OmegaConf.to_container(self.cfg, resolve=False)
         self.tree = {key: value for key, value in tree.items() if key != "hydra"}
-        self.rules: Mapping[str, Rule] = rules(self.tree, verb)
+        self.schemas: Mapping[str, Json] = key_schemas(self.tree, verb)
         self.found = _written(folder) if found is None else found
         self.groups = {group: files for group, files in choices(self.found).items() if group in self.chosen}
         self.headings = headings(roots(folder))
@@ -51,7 +50,7 @@ class Page:
     def of(self, key: str) -> str:
         """What there is to say of a key or a group of keys."""
         there, value = self._look_up(key)
-        if isinstance(value, Mapping) and value and (key not in self.rules or "_target_" in value):
+        if isinstance(value, Mapping) and value and (key not in self.schemas or "_target_" in value):
             return self._group(key, value)
         if there:
             return self._key(key, value)
@@ -60,13 +59,13 @@ class Page:
         if key.rpartition(".")[2] in further:
             owner, name = parent["_target_"], key.rpartition(".")[2]
             said = self.comments.get((owner, name))
-            lines = {"takes": further[name].expected(), "means": said, "in": f"no file: add it with +{key}=..."}
+            lines = {"takes": expected(further[name]), "means": said, "in": f"no file: add it with +{key}=..."}
             return f"{key} (an argument of {owner})\n{_table(lines)}"
         if key in self.groups:
             return self._heading(key)
         if choice := self._choice_with(key):
             return f"{Page(self.folder, self.verb, [*self.overrides, choice], self.found).of(key)}\n  with    {choice}"
-        every = {*self.rules, *(name.rpartition(".")[0] for name in self.rules), *self.tree, *self.groups} - {""}
+        every = {*self.schemas, *(name.rpartition(".")[0] for name in self.schemas), *self.tree, *self.groups} - {""}
         same = [name for name in sorted(every) if name.rpartition(".")[2] == key][:3]
         near = [*every, *(f"{key.rpartition('.')[0]}.{name}" for name in further)]
         hint = f"did you mean {' or '.join(same)}?" if same else did_you_mean(key, near, "--help lists the groups")
@@ -89,14 +88,14 @@ class Page:
         return True, value
 
     def _key(self, key: str, value: Any) -> str:
-        rule, place = self.rules.get(key), self._written(key, value)
+        schema, place = self.schemas.get(key), self._written(key, value)
         parent = self._look_up(key.rpartition(".")[0])[1]
         owner = canonical(parent["_target_"]) if isinstance(parent, Mapping) and "_target_" in parent else ""
         said = self.comments.get((owner, key.rpartition(".")[2]) if owner else ("", key))
         if place is not None and place.comment and place.owner in ("", owner):
             said = place.comment
         lines = {
-            "takes": rule.expected() if rule is not None else None,
+            "takes": expected(schema) if schema is not None else None,
             "means": said,
             "in": place.file if place is not None else None,
         }
@@ -126,14 +125,14 @@ class Page:
         return f"{group}: {self.headings.get(group, 'a group of keys')}\n{_table(lines)}"
 
     def _group(self, key: str, value: Mapping[str, Any]) -> str:
-        rows = [(name, self._shown(name, item), self.rules.get(name)) for name, item in _leaves(key, value)]
+        rows = [(name, self._shown(name, item), self.schemas.get(name)) for name, item in _leaves(key, value)]
         width, values = max(len(name) for name, *_ in rows), min(28, max(len(item) for _, item, _ in rows))
         place = self._written(key, value)
         said = {item.key: item.comment for item in self.found if place is not None and item.file == place.file}
         lines = []
-        for name, item, rule in rows:
+        for name, item, schema in rows:
             note = f"  # {said[name]}" if key not in self.groups and said.get(name) else ""
-            lines.append(f"  {name:{width}}  {item:{values}}  {rule.expected() if rule else ''}{note}".rstrip())
+            lines.append(f"  {name:{width}}  {item:{values}}  {expected(schema) if schema else ''}{note}".rstrip())
         more = [name for name in _arguments(value) if name not in value]
         head = self._heading(key) if key in self.groups else f"{key}: {said.get(key) or 'a group of keys'}"
         also = f"\n\n  with a plus: {', '.join(f'+{key}.{name}' for name in more)}" if more else ""
@@ -152,7 +151,7 @@ def _written(folder: Path) -> list[Written]:
     return found
 
 
-def _arguments(part: Any) -> dict[str, Rule]:
+def _arguments(part: Any) -> dict[str, Json]:
     """What the class of a part takes, if that is known."""
     return (takes(part) or {}) if isinstance(part, Mapping) and isinstance(part.get("_target_"), str) else {}
 

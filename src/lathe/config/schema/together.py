@@ -8,59 +8,20 @@ from typing import Any
 from lathe.config.schema.attached import alerts, averaging, hard_samples, image_sizes, samples, whitening
 from lathe.config.schema.compiled import offloading, whole_step
 from lathe.config.schema.names import canonical
-from lathe.config.schema.rule import shown
 from lathe.config.schema.trainer import overfitting
+from lathe.config.values import shown
 from lathe.errors import UserError
 
 WORKERS_PER_CORE = 16  # more reading processes than this are a typing mistake, and take a machine down
-Together = Callable[
-    ["Taken"], Iterable[str] | None
-]  # yields a sentence for each contradiction, or raises the first one
+# Gives a sentence for each contradiction, or raises the first one as a UserError.
+Together = Callable[[dict[str, Any]], Iterable[str] | None]
 
 
-class Refused(Exception):
-    """A value was asked for that its key does not take."""
-
-
-class Taken(dict[str, Any]):
-    """A configuration of which some keys are `refused`, by dotted path: whoever asks for the value of one gets
-    `Refused`.
-    """
-
-    def __init__(self, tree: Mapping[str, Any], refused: Iterable[str]) -> None:
-        own = set(refused)
-        below = {key: [name.removeprefix(f"{key}.") for name in own if name.startswith(f"{key}.")] for key in tree}
-        super().__init__(
-            {key: Taken(value, below[key]) if isinstance(value, dict) else value for key, value in tree.items()}
-        )
-        self.refused = own
-
-    def __getitem__(self, key: str) -> Any:
-        if key in self.refused:
-            raise Refused(key)
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self[key] if key in self or key in self.refused else default
-
-    def __iter__(self) -> Iterator[str]:  # also: so that {**taken} asks for each value
-        return super().__iter__()
-
-    def values(self) -> Any:
-        return [self[key] for key in self]
-
-    def items(self) -> Any:
-        return [(key, self[key]) for key in self]
-
-
-def together(rules: Iterable[Together], cfg: dict[str, Any], refused: Iterable[str] = ()) -> Iterator[str]:
-    """What `rules` say of a configuration; one that asks for a `refused` key, which was told already, says nothing."""
-    taken = Taken(cfg, refused)
+def together(rules: Iterable[Together], cfg: dict[str, Any]) -> Iterator[str]:
+    """Give the sentences of `rules` about a configuration whose keys fit one by one."""
     for rule in rules:
         try:
-            yield from rule(taken) or ()
-        except Refused:
-            continue
+            yield from rule(cfg) or ()
         except UserError as error:
             yield from error.args
 

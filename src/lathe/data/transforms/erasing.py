@@ -1,19 +1,20 @@
 """Random erasing."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from lathe.config.schema.held import held
+from lathe.config.types import Positive, PositiveShare, Share
+from lathe.config.validation import validated
 from lathe.data.augment import box_mask
 from lathe.data.random import Rng
 from lathe.data.transforms.base import Transform
 from lathe.data.transforms.boxes import check_fits, check_range, random_boxes
 
 
-@held("lathe.data.RandomErasing")
 class RandomErasing(Transform):
     """Covers a box of a random size, ratio and place (Zhong et al. 2017, arXiv:1708.04896).
 
@@ -27,11 +28,12 @@ class RandomErasing(Transform):
         ArgumentError: for a value out of its range.
     """
 
+    @validated
     def __init__(
         self,
-        p: float = 0.5,
-        scale: Sequence[float] = (0.02, 0.33),
-        ratio: Sequence[float] = (0.3, 3.3),
+        p: Share = 0.5,
+        scale: Annotated[Sequence[PositiveShare], Field(min_length=2, max_length=2)] = (0.02, 0.33),
+        ratio: Annotated[Sequence[Positive], Field(min_length=2, max_length=2)] = (0.3, 3.3),
         fill: Literal["mean", "zero", "random"] = "mean",
     ) -> None:
         self.p, self.fill = p, fill

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, Positive
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError
 
 
@@ -29,7 +30,7 @@ def check_side(name: str, size: int, height: int, width: int) -> None:
         )
 
 
-@held("lathe.data.RandomCrop")
+@validated
 @dataclass(frozen=True)
 class RandomCrop(Field):
     """Pads each image and cuts a window of the original size out of it.
@@ -39,7 +40,7 @@ class RandomCrop(Field):
         fill: what the padding holds: black pixels, or the image mirrored at its edge.
     """
 
-    padding: int
+    padding: Count
     fill: Literal["zero", "reflect"] = "zero"
 
     def fields(self) -> dict[str, Any]:
@@ -53,7 +54,7 @@ class RandomCrop(Field):
             )
 
 
-@held("lathe.data.RandomFlip")
+@validated
 @dataclass(frozen=True)
 class RandomFlip(Field):
     """Left to right.
@@ -68,7 +69,7 @@ class RandomFlip(Field):
         return {"flip": self.how}
 
 
-@held("lathe.data.Cutout")
+@validated
 @dataclass(frozen=True)
 class Cutout(Field):
     """Sets a square at a random centre, cut off at the border, to the mean colour (DeVries and Taylor,
@@ -78,7 +79,7 @@ class Cutout(Field):
         size: side in pixels.
     """
 
-    size: int
+    size: Count
 
     def fields(self) -> dict[str, Any]:
         return {"cutout": self.size}
@@ -87,7 +88,7 @@ class Cutout(Field):
         check_side("size", self.size, height, width)
 
 
-@held("lathe.data.Mixup")
+@validated
 @dataclass(frozen=True)
 class Mixup(Field):
     """Weighted sums of two images and of their labels (Zhang et al., arXiv:1710.09412); comes last.
@@ -96,14 +97,14 @@ class Mixup(Field):
         alpha: of the Beta(alpha, alpha) from which each sample's share is drawn.
     """
 
-    alpha: float
+    alpha: Positive
     mixes = True
 
     def fields(self) -> dict[str, Any]:
         return {"mixup": self.alpha}
 
 
-@held("lathe.data.CutMix")
+@validated
 @dataclass(frozen=True)
 class CutMix(Field):
     """Pastes a box of another image (Yun et al., arXiv:1905.04899); comes last. Beside `Mixup`, each sample takes
@@ -113,7 +114,7 @@ class CutMix(Field):
         alpha: of the Beta(alpha, alpha) from which the share outside the box is drawn.
     """
 
-    alpha: float
+    alpha: Positive
     mixes = True
 
     def fields(self) -> dict[str, Any]:

@@ -1,10 +1,13 @@
 """Colour jitter."""
 
 from collections.abc import Callable
+from typing import Annotated
 
+from pydantic import Field
 from torch import Tensor
 
-from lathe.config.schema.held import held
+from lathe.config.types import NonNegative
+from lathe.config.validation import validated
 from lathe.data.random import Rng
 from lathe.data.transforms import ops
 from lathe.data.transforms.base import Transform
@@ -18,7 +21,6 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-@held("lathe.data.ColorJitter")
 class ColorJitter(Transform):
     """Changes brightness, contrast, saturation and hue, in an order that is drawn for each sample (as torchvision's).
 
@@ -34,8 +36,13 @@ class ColorJitter(Transform):
 
     uint8_only = True
 
+    @validated
     def __init__(
-        self, brightness: float = 0.0, contrast: float = 0.0, saturation: float = 0.0, hue: float = 0.0
+        self,
+        brightness: NonNegative = 0.0,
+        contrast: NonNegative = 0.0,
+        saturation: NonNegative = 0.0,
+        hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0,
     ) -> None:
         self.widths = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
         if not any(self.widths.values()):

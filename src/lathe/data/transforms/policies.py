@@ -2,11 +2,14 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from lathe.config.schema.held import held
+from lathe.config.types import NonNegativeInt
+from lathe.config.validation import validated
 from lathe.data.random import Rng
 from lathe.data.transforms import ops
 from lathe.data.transforms.base import Transform
@@ -62,7 +65,6 @@ class Policy(Transform):
         return images
 
 
-@held("lathe.data.RandAugment")
 class RandAugment(Policy):
     """`num_ops` operations for each sample, one after the other, at one magnitude (Cubuk et al. 2020, arXiv:1909.13719;
     the operations and levels of torchvision's, pixels by the nearest neighbour, black outside).
@@ -76,7 +78,13 @@ class RandAugment(Policy):
         ArgumentError: for a value out of its range.
     """
 
-    def __init__(self, num_ops: int = 2, magnitude: int = 9, num_bins: int = 31) -> None:
+    @validated
+    def __init__(
+        self,
+        num_ops: Annotated[int, Field(ge=1, le=64)] = 2,
+        magnitude: NonNegativeInt = 9,
+        num_bins: Annotated[int, Field(ge=2)] = 31,
+    ) -> None:
         self.num_ops, self.magnitude, self.bins = num_ops, magnitude, num_bins
         if magnitude >= num_bins:
             raise ArgumentError(f"magnitude={magnitude} is no bin of num_bins={num_bins}: choose 0 to {num_bins - 1}.")
@@ -104,7 +112,6 @@ class RandAugment(Policy):
         return images
 
 
-@held("lathe.data.TrivialAugmentWide")
 class TrivialAugmentWide(Policy):
     """One operation for each sample at a level of its own (Müller and Hutter 2021, arXiv:2103.10158; pixels by the
     nearest neighbour, black outside).
@@ -113,7 +120,8 @@ class TrivialAugmentWide(Policy):
         num_bins: bins of the levels.
     """
 
-    def __init__(self, num_bins: int = 31) -> None:
+    @validated
+    def __init__(self, num_bins: Annotated[int, Field(ge=2)] = 31) -> None:
         self.bins = num_bins
 
     def levels(self, height: int, width: int) -> dict[str, Levels]:

@@ -1,17 +1,19 @@
 """A random part of each image, enlarged to the whole."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from lathe.config.schema.held import held
+from lathe.config.types import Positive, PositiveShare
+from lathe.config.validation import validated
 from lathe.data.random import Rng
 from lathe.data.transforms.base import Transform
 from lathe.data.transforms.boxes import check_range, random_boxes
 
 
-@held("lathe.data.RandomResizedCrop")
 class RandomResizedCrop(Transform):
     """Cuts a box of a random size, ratio and place out and enlarges it, bilinearly, to the size of the image (Szegedy
     et al. 2015, arXiv:1409.4842; ratio, tries and the part taken where none fits as in torchvision).
@@ -24,7 +26,12 @@ class RandomResizedCrop(Transform):
         ArgumentError: for a value out of its range.
     """
 
-    def __init__(self, scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3)) -> None:
+    @validated
+    def __init__(
+        self,
+        scale: Annotated[Sequence[PositiveShare], Field(min_length=2, max_length=2)] = (0.08, 1.0),
+        ratio: Annotated[Sequence[Positive], Field(min_length=2, max_length=2)] = (3 / 4, 4 / 3),
+    ) -> None:
         self.scale, self.ratio = check_range("scale", scale), check_range("ratio", ratio)
 
     def __call__(self, images: Tensor, rng: Rng) -> Tensor:

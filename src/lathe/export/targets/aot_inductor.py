@@ -13,13 +13,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lathe.compression.quantization.net import quantized_layers
-from lathe.config.schema.held import held
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require
 from lathe.export import gpu, sums
 from lathe.export.calls import Array, on_arrays
@@ -79,8 +79,8 @@ def _compiler() -> str | None:
     return next((name for name in names if name and shutil.which(name)), None)
 
 
-@held("target.aot_inductor")
-def export(net: nn.Module, example: Tensor, path: str | Path, device: str = "cpu") -> None:
+@validated
+def export(net: nn.Module, example: Tensor, path: str | Path, device: Literal["cpu", "cuda"] = "cpu") -> None:
     """Compiles the net for this machine's CPU or, with `device` cuda, for its GPU, for batches of any size; token ids
     `[batch, time]` for times up to the example's. `example` is the net's input, `[batch, ...]`; only its shape and type
     are used. The net and its modes stay as they are.

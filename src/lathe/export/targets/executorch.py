@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from lathe.compression.quantization.net import quantized_layers
-from lathe.config.schema.held import held
+from lathe.config.types import Count
+from lathe.config.validation import validated
 from lathe.errors import UserError, uninstalled
 from lathe.export.bounded import Array, bounded_axes, check_bounds, in_parts, largest
 from lathe.export.deploy import copied, deployable
@@ -38,8 +39,8 @@ def available() -> str | None:
     return uninstalled("export", "executorch")
 
 
-@held("target.executorch")
-def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: int = 64) -> None:
+@validated
+def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: Count = 64) -> None:
     """Writes one file with its weights, for batches of up to `max_batch_size` and sequences of up to the example's
     length, for which memory is reserved when it is loaded. `example` is the net's input, `[batch, ...]`; only its shape
     and type are used. The net and its modes stay as they are.

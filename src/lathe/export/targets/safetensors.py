@@ -8,11 +8,12 @@ names.
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from torch import Tensor, nn
 
-from lathe.config.schema.held import held
+from lathe.config.validation import validated
 from lathe.errors import UserError, uninstalled
 from lathe.export.files import readable, whole
 from lathe.export.targets.onnx_graph import Array
@@ -38,13 +39,13 @@ def _require(package: str, key: str) -> None:
         raise UserError(f"{key}: {sentence}")
 
 
-@held("target.safetensors")
+@validated
 def export(
     net: nn.Module,
     example: Tensor,
     path: str | Path,
     config: Mapping[str, Any] | None = None,
-    push_to_hub: str | None = None,
+    push_to_hub: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="<user>/<name>")] | None = None,
 ) -> None:
     """Writes the net's weights, and beside them config.json with `config`, the node that builds the net. `example` is
     not used.

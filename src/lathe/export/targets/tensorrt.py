@@ -11,14 +11,15 @@ import importlib.util
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lathe.compression.quantization.net import quantized_layers
-from lathe.config.schema.held import held
+from lathe.config.types import Count
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError
 from lathe.export.bounded import Array, bounded_axes, check_bounds, in_parts, largest
 from lathe.export.deploy import IntegerEmbedding, copied, deployable
@@ -51,16 +52,16 @@ def available() -> str | None:
     return None
 
 
-@held("target.tensorrt")
+@validated
 def export(
     net: nn.Module,
     example: Tensor,
     path: str | Path,
-    through: str = "auto",
+    through: Literal["auto", "torch_tensorrt", "onnx"] = "auto",
     half: bool = False,
-    max_batch_size: int = 64,
-    typical_batch_size: int | None = None,
-    workspace: int | None = None,
+    max_batch_size: Count = 64,
+    typical_batch_size: Count | None = None,
+    workspace: Count | None = None,
 ) -> None:
     """Builds an engine for batches of up to `max_batch_size`, fastest at `typical_batch_size` (None: the largest), and
     sequences of up to the example's length. `example` is the net's input, `[batch, ...]`; only its shape and type are

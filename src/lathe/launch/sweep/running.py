@@ -11,7 +11,8 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from lathe import files
 from lathe.config.composed import check, resolve
-from lathe.config.schema import TRAINING, problems, rules, shown
+from lathe.config.schema import key_schemas, problems, shown, training_commands
+from lathe.config.values import is_valid
 from lathe.config.words import key_of
 from lathe.errors import UserError, refuse, require
 from lathe.launch.nodes import read_nodes
@@ -126,7 +127,7 @@ def _in_every_job(jobs: Sequence[DictConfig]) -> list[str]:
             cfg = resolve(raw)
             # a run that is continued says itself what it is made of
             together = None if cfg.get("resume") is not None else ()
-            found = check(cfg, verb, together, OmegaConf.to_container(raw)) if verb in TRAINING else []
+            found = check(cfg, verb, together, OmegaConf.to_container(raw)) if verb in training_commands() else []
         except UserError as error:
             found = [str(sentence) for sentence in error.args]
         shared = found if shared is None else [sentence for sentence in shared if sentence in found]
@@ -141,13 +142,13 @@ def _check_lists(job: DictConfig | None, words: Sequence[str]) -> None:
         return
     typed = {key_of(word): word for word in words if re.search(r"=\[.*\]$", word)}
     cfg = OmegaConf.to_container(OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"]), resolve=False)
-    known = rules(cfg, "train") if typed else {}  # type: ignore[arg-type]  # a group of keys
+    known = key_schemas(cfg, "train") if typed else {}  # type: ignore[arg-type]  # a group of keys
     for key, word in typed.items():
-        found, rule = OmegaConf.select(job, key), known.get(key)
-        if rule is None or not isinstance(found, ListConfig) or not found or rule.fits(list(found)):
+        found, schema = OmegaConf.select(job, key), known.get(key)
+        if schema is None or not isinstance(found, ListConfig) or not found or is_valid(list(found), schema):
             continue
         require(
-            not all(rule.fits(item) for item in found),
+            not all(is_valid(item, schema) for item in found),
             f"{word}: a list in brackets is one value; a sweep over its items is written without them, "
             f"{key}={','.join(map(shown, found))}.",
         )

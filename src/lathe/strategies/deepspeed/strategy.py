@@ -5,7 +5,7 @@ import importlib.util
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 from lightning.fabric.utilities.types import _PATH
@@ -15,10 +15,12 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.strategies.strategy import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import GradClipAlgorithmType
+from pydantic import Field
 from torch import nn
 from torch.optim import LBFGS, Adafactor, Optimizer, SparseAdam
 
-from lathe.config.schema.held import held
+from lathe.config.types import Count, NonNegativeInt
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError
 from lathe.strategies.deepspeed.precision import PRECISIONS, EnginePrecision
 from lathe.strategies.deepspeed.process import (
@@ -33,7 +35,6 @@ from lathe.strategies.deepspeed.state import PlainState, full_weights
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
-@held("lathe.strategies.DeepSpeed")
 class DeepSpeed(DeepSpeedStrategy):
     """Lightning's DeepSpeedStrategy with five differences: it runs on CPUs as well; it writes and reads one plain
     checkpoint file that every other strategy opens; gradient accumulation ends with the epoch, as under every strategy;
@@ -50,22 +51,23 @@ class DeepSpeed(DeepSpeedStrategy):
     # after fit the net's parameters are parts of DeepSpeed's buffers, or empty: the test begins with a fresh net
     reshapes = True
 
+    @validated
     def __init__(
         self,
-        stage: int = 2,
+        stage: Annotated[int, Field(ge=1, le=3)] = 2,
         offload_optimizer: bool = False,
         offload_parameters: bool = False,
         pin_memory: bool = True,
-        reduce_bucket_size: int = 50_000_000,
-        allgather_bucket_size: int = 50_000_000,
+        reduce_bucket_size: Count = 50_000_000,
+        allgather_bucket_size: Count = 50_000_000,
         overlap_comm: bool = True,
         contiguous_gradients: bool = True,
-        sub_group_size: int = 1_000_000_000,
-        persistence_threshold: int = 100_000,
-        model_persistence_threshold: int | None = None,
-        prefetch_bucket_size: int = 50_000_000,
-        max_live_parameters: int = 1_000_000_000,
-        log_level: str = "error",
+        sub_group_size: Count = 1_000_000_000,
+        persistence_threshold: NonNegativeInt = 100_000,
+        model_persistence_threshold: NonNegativeInt | None = None,
+        prefetch_bucket_size: NonNegativeInt = 50_000_000,
+        max_live_parameters: NonNegativeInt = 1_000_000_000,
+        log_level: Literal["debug", "info", "warning", "error"] = "error",
     ) -> None:
         name = f"deepspeed_{stage}{'_offload' if offload_optimizer or offload_parameters else ''}"
         if offload_parameters and stage != 3:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lathe.config.mesh import Axes, axes
-from lathe.config.schema.held import held
+from lathe.config.types import Count
+from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require
 from lathe.strategies.pipeline.cut import Cut, enough_blocks
 from lathe.strategies.pipeline.flow import Flow, count_microbatches
@@ -31,7 +32,6 @@ from lathe.strategies.pipeline.state import gather, local_optimizer_state, local
 PRECISIONS = ("64-true", "32-true", "16-mixed", "bf16-mixed", "bf16-true")
 
 
-@held("lathe.strategies.Pipeline")
 class Pipeline(DDPStrategy):
     """The net's blocks cut into `stages` consecutive parts, one for each rank, times `data` replicas of the whole
     pipeline.
@@ -54,13 +54,14 @@ class Pipeline(DDPStrategy):
     name = "pipeline"
     precisions: tuple[str, ...] = PRECISIONS
 
+    @validated
     def __init__(
         self,
-        stages: int | None = None,
-        data: int | None = 1,
-        microbatches: int | None = None,
-        schedule: str = "gpipe",
-        slices: int = 2,
+        stages: Count | None = None,
+        data: Count | None = 1,
+        microbatches: Count | None = None,
+        schedule: Literal["gpipe", "1f1b", "interleaved"] = "gpipe",
+        slices: Count = 2,
     ) -> None:
         super().__init__()
         if schedule == "interleaved" and slices < 2:

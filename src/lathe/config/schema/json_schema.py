@@ -1,0 +1,321 @@
+"""configs/schema.json: what every key takes, read from signatures, config/commands.py and the comments in configs/.
+
+Editors complete and check the YAML files with it, the launch validates with it, `--help` and the reference show it.
+`python scripts/schema.py` writes it. Two keywords are ours: `needs`, keys that a whole configuration has, and `own`,
+the options that `build_optimizer` does not pass on.
+"""
+
+import importlib
+import inspect
+import json
+import re
+import typing
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import is_typeddict
+
+from lathe.config import commands
+from lathe.config.schema.described import Written, comments, files_of, parts, written
+from lathe.config.schema.names import canonical
+from lathe.config.signatures import parameter_schemas, schema_of
+from lathe.config.values import NODE, NULL, Json, kinds
+
+INTERPOLATED: Json = {"$ref": "#/$defs/interpolation"}
+OWN: Json = {"$ref": "#/$defs/own"}
+DEFS: Json = {
+    "interpolation": {
+        "type": "string",
+        "pattern": r"\$\{|^\?\?\?$",
+        "description": "a value that follows other keys, or has to be given",
+    },
+    "defaults": {"type": "array", "description": "Hydra's list: the files that this one builds on"},
+}
+BUILDER = "lathe.optim.build_optimizer"
+PLATEAU = "torch.optim.ReduceLROnPlateau"
+ROOMS = ("callbacks", "data", "nets", "tasks", "optim", "strategies", "loggers", "legacy")
+# Arguments that a run gives: a file has none of them.
+GIVEN = {"net", "params", "optimizer", "scheduler", "total_steps", "run_dir"}
+# Arguments of Lightning's Trainer that other groups give.
+FILLED_IN = (
+    *("precision", "strategy", "logger", "callbacks", "plugins", "default_root_dir", "barebones"),
+    *("enable_autolog_hparams", "model_registry"),
+)
+
+
+class Schema:
+    """The schema of the files in a folder of configurations, and of the components of further `packages`."""
+
+    def __init__(self, folder: Path, packages: Iterable[str] = ()) -> None:
+        self.folder, self.packages = folder, list(packages)
+        self.files = files_of(folder, commands.COMMANDS)
+        self.found = written(folder, self.files)
+        self.comments = comments(self.found)
+        self.built = parts(self.found)
+        self.parts = dict(_components(self.found, packages))
+        self.components = {name: self._parameters(name, part) for name, part in self.parts.items()}
+
+    def build(self) -> Json:
+        """Return the whole schema."""
+        defs = dict(DEFS)
+        known = "|".join(map(name_pattern, self.components))
+        defs["own"] = {
+            "type": "object",
+            "required": ["_target_"],
+            "properties": {"_target_": {"type": "string", "not": {"pattern": f"^({known})$"}}},
+            "description": "a class or function of your own by its dotted path, and its arguments",
+        }
+        defs |= {name: self._component(name) for name in self.components}
+        train = typing.get_type_hints(commands.Train, include_extras=True)
+        groups = {key: hint for key, hint in train.items() if _is_section(hint)} | {"target": commands.ExportTarget}
+        for command, tree in commands.COMMANDS.items():
+            said = self.comments | comments([item for item in self.found if item.file == f"configs/{command}.yaml"])
+            defs[f"{command}.yaml"] = self._section(tree, "", groups, said, command=True)
+        for key, hint in groups.items():
+            defs[f"{key}/*.yaml"] = self._value(hint, key, {}, self.comments)
+        defs["hydra/*.yaml"] = {"type": "object", "required": ["output_subdir"]}  # Hydra's own keys
+        return {
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": "Lathe's configuration files; written by `python scripts/schema.py`",
+            "files": [path.relative_to(self.folder).as_posix() for path in self.files if path.parent.name != "local"],
+            "packages": sorted(self.packages),
+            "anyOf": [_file(name) for name in defs if name.endswith(".yaml")],
+            "$defs": defs,
+        }
+
+    def _parameters(self, name: str, part: Any) -> dict[str, Json]:
+        """Return what a component takes: the parameters of its signature and what the launch reads of it."""
+        given = {*GIVEN, "start_step"} if name.startswith("lathe.loggers.") else GIVEN
+        schemas = {key: value for key, value in parameter_schemas(part).items() if key not in given}
+        facts = {group for key, names in self.built.items() if name in names for group in [key.split(".")[0]]}
+        for group in facts & commands.FACTS.keys():
+            schemas |= _fields(commands.Plateau if name == PLATEAU else commands.FACTS[group])
+        if name == "lightning.Trainer":
+            schemas = {key: value for key, value in schemas.items() if key not in FILLED_IN}
+        return schemas
+
+    def _component(self, name: str) -> Json:
+        places = [place for place, classes in self.built.items() if name in classes]
+        properties: Json = {
+            "_target_": {"type": "string", "pattern": f"^{name_pattern(name)}$"},
+            "_partial_": {"type": "boolean"},
+        }
+        if any("." not in place for place in places):
+            properties["defaults"] = {"$ref": "#/$defs/defaults"}
+        for key, value in self.components[name].items():
+            inner = sorted({one for place in places for one in self._built_at(f"{place}.{key}")})
+            properties[key] = self._described(self.comments.get((name, key)), in_file(value, inner))
+        tree: Json = {"type": "object", "properties": properties, "additionalProperties": False}
+        if name == "lightning.Trainer":
+            tree["needs"] = sorted(commands.Trainer.__required_keys__)
+        if name == BUILDER:  # options of any optimizer; null leaves one out
+            options: dict[str, list[Json]] = {}
+            for kind in self.optimizers():
+                for key, value in self.components[kind].items():
+                    options.setdefault(key, []).append(value)
+            for key in sorted(options.keys() - properties.keys()):
+                value = {"anyOf": [one for value in options[key] for one in kinds(value)]}
+                properties[key] = self._described(self.comments.get((name, key)), in_file(value, ()))
+            tree = {"type": "object", "properties": properties, "own": list(self.components[name])}
+            tree["anyOf"] = [{"propertyNames": {"enum": list(properties)}}, {"required": ["_target_"]}]
+        return tree
+
+    def optimizers(self) -> list[str]:
+        """Return the names of the optimizers among the components."""
+        from torch.optim import Optimizer
+
+        return [name for name, part in self.parts.items() if inspect.isclass(part) and issubclass(part, Optimizer)]
+
+    def _built_at(self, key: str) -> list[str]:
+        """Return the components that the files build at a key, or in a list that is there."""
+        places = {place: names for place, names in self.built.items() if re.sub(r"\[\d+\]$", "", place) == key}
+        return [name for names in places.values() for name in names if name in self.components]
+
+    def _section(self, tree: Any, key: str, groups: Json, said: Any, command: bool = False) -> Json:
+        properties: Json = {"hydra": {}} if command else {}
+        if "." not in key:
+            properties["defaults"] = {"$ref": "#/$defs/defaults"}
+        needs = [] if command else sorted(tree.__required_keys__)
+        hints = typing.get_type_hints(tree, include_extras=True)
+        for name, hint in hints.items():
+            below = f"{key}.{name}" if key else name
+            if hint == groups.get(below):
+                properties[name] = _file(f"{below}/*.yaml")
+            else:
+                properties[name] = self._value(hint, below, groups, said)
+        if tree in (commands.Target, commands.ExportTarget):
+            properties |= _targets(self.folder)
+        if not _has_more(tree):
+            tree = {"type": "object", "properties": properties, "additionalProperties": False, "needs": needs}
+            return {key: value for key, value in tree.items() if value != []}
+        inner = {path.rpartition(".")[2]: path for path in self.built if path.rpartition(".")[0] == key}
+        for name, path in inner.items():
+            refs = [{"$ref": f"#/$defs/{one}"} for one in self._built_at(path)]
+            properties[name] = self._described(said.get(("", path)), {"anyOf": [*refs, OWN, NULL]})
+        return {
+            "type": "object",
+            "properties": properties,
+            "additionalProperties": {"anyOf": [OWN, NULL]},
+            "needs": needs,
+        }
+
+    def _value(self, hint: Any, key: str, groups: Json, said: Any) -> Json:
+        hint = _bare(hint)
+        arms = _arms(hint)
+        note = said.get(("", key))
+        sections = [arm for arm in arms if is_typeddict(arm)]
+        if not sections:
+            return self._described(note, in_file(schema_of(hint), ()))
+        found: list[Json] = []
+        for arm in sections:
+            if _inherits(arm, commands.Component):
+                found += [{"$ref": f"#/$defs/{name}"} for name in self._built_at(key)] + [OWN]
+                found += [INTERPOLATED] if "." in key else []  # ??? in a file
+            elif arm is commands.Nothing:
+                found.append({"type": "object", "properties": {"defaults": {}}, "additionalProperties": False})
+            else:
+                found.append(self._section(arm, key, groups, said))
+        rest = [schema_of(arm) for arm in arms if arm not in sections]
+        tree = found[0] if len(found) == 1 and not rest else {"anyOf": [*found, *rest]}
+        return self._described(note, tree)
+
+    def _described(self, note: str | None, tree: Json) -> Json:
+        return {"description": note, **tree} if note else tree
+
+
+def in_file(schema: Json, nodes: Iterable[str]) -> Json:
+    """Return the schema of a value in a file: it may also follow other keys, and `nodes` are built there."""
+    if not schema:
+        return {}
+    flat = [OWN if kind == NODE else kind for kind in kinds(schema)]
+    return {"anyOf": [*({"$ref": f"#/$defs/{name}"} for name in nodes), *flat, INTERPOLATED]}
+
+
+def name_pattern(name: str) -> str:
+    """Return a regular expression for the `_target_`s that mean a component: its module may be named or left out."""
+    *room, last = name.split(".")
+    if room[0] == "lightning":
+        return rf"(pytorch_)?lightning(\.\w+)*\.{last}"
+    return rf"{re.escape('.'.join(room))}(\.\w+)*\.{last}" if room[0] in ("lathe", "torch") else re.escape(name)
+
+
+def _components(found: list[Written], packages: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Give the canonical name and the class or function of each component, once."""
+    done: set[str] = set()
+
+    def new(name: str, part: Any) -> Iterator[tuple[str, Any]]:
+        if name not in done and callable(part):
+            done.add(name)
+            yield name, part
+
+    for room in ROOMS:
+        module = importlib.import_module(f"lathe.{room}")
+        for name in module.__all__:
+            part = getattr(module, name)
+            function = part.__init__ if inspect.isclass(part) else part
+            if getattr(function, "is_validated", False):
+                yield from new(f"lathe.{room}.{name}", part)
+    yield from _torch_optimizers(new)
+    targets = [item for item in found if item.name == "_target_" or item.key.endswith(".kind.path")]
+    for item in targets:
+        if not item.value.startswith("${"):
+            yield from new(canonical(item.value), _import(item.value))
+    for package in packages:
+        for path, part in _public(package):
+            yield from new(path, part)
+
+
+def _torch_optimizers(new: Any) -> Iterator[tuple[str, Any]]:
+    import torch
+
+    for name, kind in vars(torch.optim).items():
+        if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
+            yield from new(f"torch.optim.{name}", kind)
+    yield from new(PLATEAU, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+def _import(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _public(package: str) -> Iterator[tuple[str, Any]]:
+    """Give the classes and functions that the modules of a user's package define."""
+    import pkgutil
+
+    root = importlib.import_module(package)
+    names = [package, *(one.name for one in pkgutil.walk_packages(getattr(root, "__path__", ()), f"{package}."))]
+    for name in names:
+        for key, part in vars(importlib.import_module(name)).items():
+            if not key.startswith("_") and callable(part) and getattr(part, "__module__", "") == name:
+                yield f"{name}.{key}", part
+
+
+def _targets(folder: Path) -> dict[str, Json]:
+    """Return the options of each export target, by its `export` function; those of a user's own have a file."""
+    from lathe.export import TARGETS, get
+
+    found: dict[str, Json] = {}
+    for name in TARGETS:
+        if not (folder / "target" / f"{name}.yaml").exists():
+            continue
+        module = get(name)
+        schemas = parameter_schemas(module.export)
+        options = {key: value for key, value in schemas.items() if key not in ("net", "example", "path")}
+        if module.integers is None:  # it takes quantized nets and others
+            options["integers"] = {"type": ["boolean", "null"]}
+        tree = {key: in_file(value, ()) for key, value in options.items()}
+        found[name] = {"anyOf": [{"type": "object", "properties": tree, "additionalProperties": False}, NULL]}
+    return found
+
+
+def _bare(hint: Any) -> Any:
+    """Return a TypedDict's annotation without NotRequired."""
+    origin = typing.get_origin(hint)
+    return _bare(typing.get_args(hint)[0]) if origin in (typing.NotRequired, typing.Required) else hint
+
+
+def _arms(hint: Any) -> list[Any]:
+    import types
+
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return list(typing.get_args(hint)) if is_union else [hint]
+
+
+def _is_section(hint: Any) -> bool:
+    return any(is_typeddict(arm) for arm in _arms(_bare(hint)))
+
+
+def _has_more(tree: Any) -> bool:
+    return getattr(tree, "__pydantic_config__", {}).get("extra") == "allow"
+
+
+def _inherits(tree: Any, base: Any) -> bool:
+    """Tell whether a TypedDict inherits from another, which Python forgets."""
+    return tree is base or any(_inherits(one, base) for one in getattr(tree, "__orig_bases__", ()) if one is not tree)
+
+
+def _fields(tree: Any) -> dict[str, Json]:
+    hints = typing.get_type_hints(tree, include_extras=True)
+    return {key: schema_of(_bare(hint)) for key, hint in hints.items()}
+
+
+def _file(name: str) -> Json:
+    return {"$ref": f"#/$defs/{name.replace('/', '~1')}"}
+
+
+def text(tree: Json) -> str:
+    """Return the file's text: a line for each key, so that a change of one is a change of one line."""
+    tree = dict(tree)
+    blocks = []
+    for name, one in tree.pop("$defs").items():
+        rest = {key: value for key, value in one.items() if key != "properties"}
+        lines = [f"   {_line(key)}: {_line(value)}" for key, value in one.get("properties", {}).items()]
+        inner = ',\n  "properties": {\n' + ",\n".join(lines) + "\n  }" if lines else ""
+        blocks.append(f" {_line(name)}: {_line(rest)[:-1]}{inner}}}")
+    return f'{_line(tree)[:-1]},\n"$defs": {{\n' + ",\n".join(blocks) + "\n}}\n"
+
+
+def _line(tree: Any) -> str:
+    return json.dumps(tree, ensure_ascii=False)

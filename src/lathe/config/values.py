@@ -1,0 +1,183 @@
+"""Single values and the JSON Schemas that they have to fit: the check, and the sentence for one that does not.
+
+Imports no torch. Schemas are flat: `type`, `enum`, bounds, `pattern`, `items`, and `anyOf` of these.
+"""
+
+import functools
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jsonschema_rs
+from omegaconf import DictConfig, ListConfig
+
+from lathe.errors import did_you_mean
+
+Json = dict[str, Any]
+NODE: Json = {"type": "object", "required": ["_target_"]}
+NULL: Json = {"type": "null"}
+LARGEST = 2**63 - 1  # what a tensor's size and a checkpoint's counter can hold
+LONGEST = 4096  # characters of a string or a path
+# A string that YAML would read as something else without its quotes.
+_NEEDS_QUOTES = re.compile(r"[-+\d.].*|[\[{].*|null|~|true|false", re.IGNORECASE)
+_KINDS = {dict: "a group of keys", list: "a list", bool: "true or false", int: "a whole number", float: "a number"}
+_TYPES = {"integer": "a whole number", "number": "a number", "boolean": "true or false", "null": "null"}
+
+
+def plain(value: Any) -> Any:
+    """Return a value as YAML has it: tuples as lists, NumPy's numbers as Python's, paths as strings."""
+    if isinstance(value, (dict, DictConfig)):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, ListConfig)):
+        return [plain(item) for item in value]
+    if hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
+        return value.item()
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def is_valid(value: Any, schema: Json) -> bool:
+    """Check a plain value against a schema. A float is never a whole number, and no number is infinite or NaN."""
+    if not schema:
+        return True
+    if not _is_text(value) or not all(map(_is_finite, _numbers(value))):
+        return False
+    if isinstance(value, float):
+        schema = {"anyOf": [kind for kind in kinds(schema) if kind.get("type") != "integer"]}
+    try:
+        return bool(schema.get("anyOf", True)) and bool(_validator(json.dumps(schema)).is_valid(value))
+    except (TypeError, ValueError):  # an object, or a key that is not text
+        return False
+
+
+@functools.cache
+def _validator(schema: str) -> Any:
+    return jsonschema_rs.validator_for(json.loads(schema))
+
+
+def _is_finite(number: float) -> bool:
+    return math.isfinite(number) if isinstance(number, float) else abs(number) <= LARGEST
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, (int, float)):
+        yield value
+    elif isinstance(value, (list, Mapping)):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _numbers(item)
+
+
+def _is_text(value: Any) -> bool:
+    return not isinstance(value, str) or (value == value.strip() and value.isprintable() and len(value) <= LONGEST)
+
+
+def kinds(schema: Json) -> list[Json]:
+    """Return the alternatives of a schema, each of one type or a list of constants."""
+    if "anyOf" in schema:
+        return [kind for one in schema["anyOf"] for kind in kinds(one)]
+    if "const" in schema:
+        kept = {"description": schema["description"]} if "description" in schema else {}
+        return [{"enum": [schema["const"]], **kept}]
+    if isinstance(schema.get("type"), list):
+        return [NULL if name == "null" else {**schema, "type": name} for name in schema["type"]]
+    return [schema]
+
+
+def _types(schema: Json) -> set[str]:
+    return {kind.get("type", "number" if not kind.get("enum") else "") for kind in kinds(schema)}
+
+
+def problem(key: str, value: Any, schema: Json) -> str | None:
+    """Return the sentence for a value that does not fit its key, or None."""
+    if is_valid(value, schema):
+        return None
+    return f"{key}={shown(value)}: expected {expected(schema)}, got {_got(value, schema)}"
+
+
+def expected(schema: Json) -> str:
+    """Describe the values that fit: "a whole number from 1 or null"."""
+    found: dict[str, None] = {}
+    for kind in kinds(schema) if schema else [{}]:
+        listed = "enum" in kind and "description" not in kind
+        found.update(dict.fromkeys(map(shown, kind["enum"])) if listed else {_description(kind): None})
+    *first, last = found
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _description(kind: Json) -> str:
+    name = kind.get("type")
+    if kind.get("required") == ["_target_"]:
+        return "a group with a _target_"
+    if "description" in kind:
+        return str(kind["description"])
+    if name in ("integer", "number"):
+        return _TYPES[name] + _span(kind)
+    if name == "string":
+        return f"text of the form {kind['pattern']}" if "pattern" in kind else "a word"
+    if name == "array":
+        least, most = kind.get("minItems", 0), kind.get("maxItems")
+        size = f" of {least} items" if least == most else f" of {least} or more items" if least else ""
+        each = f" (each {expected(kind['items'])})" if kind.get("items") else ""
+        return f"a list{size}{each}{', none twice' if kind.get('uniqueItems') else ''}"
+    if name == "object":
+        values = kind.get("additionalProperties")
+        return (
+            f"a group of keys (each {expected(values)})" if isinstance(values, dict) and values else "a group of keys"
+        )
+    return _TYPES.get(str(name), "anything")
+
+
+def _span(kind: Json) -> str:
+    low = f" from {kind['minimum']:.17g}" if "minimum" in kind else ""
+    low = f" above {kind['exclusiveMinimum']:.17g}" if "exclusiveMinimum" in kind else low
+    high = f" to {kind['maximum']:.17g}" if "maximum" in kind else ""
+    high = f" and below {kind['exclusiveMaximum']:.17g}" if "exclusiveMaximum" in kind else high
+    return low + high
+
+
+def _got(value: Any, schema: Json) -> str:
+    words = [word for kind in kinds(schema) for word in kind.get("enum", ())]
+    hint = did_you_mean(value, map(str, words), "") if isinstance(value, str) and words else ""
+    end = f"; {hint}" if hint else "."
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value}{end}"
+    types = _types(schema)
+    inside = value if isinstance(value, list) else list(value.values()) if isinstance(value, Mapping) else []
+    items = [kind.get("items") or kind.get("additionalProperties") for kind in kinds(schema)]
+    for item in inside:
+        if any(isinstance(one, dict) and not is_valid(item, one) for one in items):
+            return f"{'a list' if isinstance(value, list) else 'a group'} with {shown(item)} in it{end}"
+    if isinstance(value, list) and "array" in types:
+        twice = next((item for item in value if value.count(item) > 1), ...)
+        return f"a list of {len(value)}{end}" if twice is ... else f"a list with {shown(twice)} twice{end}"
+    if isinstance(value, bool):
+        return f"{shown(value) if 'boolean' in types else kind_of(value)}{end}"
+    if isinstance(value, int) and any(isinstance(word, int) for word in words) and not types - {"", "null"}:
+        return f"another number{end}"
+    if isinstance(value, int) and types & {"integer", "number"}:
+        return f"one out of this range{end}"
+    if isinstance(value, float) and "number" in types:
+        return f"one out of this range{end}"
+    if isinstance(value, str) and (not value or not _is_text(value)):
+        return f"an empty word, or one with characters that can't be printed{end}"
+    return kind_of(value) + end
+
+
+def shown(value: Any) -> str:
+    """Return a value on one line as a user would type it, shortened if it is long."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return f"{'-' if value < 0 else ''}about 1e{int(math.log10(abs(value)))}"
+    bare = isinstance(value, str) and value and _is_text(value) and not _NEEDS_QUOTES.fullmatch(value)
+    text = value if bare else repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+
+
+def kind_of(value: Any) -> str:
+    """Return the kind of a value in words: "a whole number"."""
+    if value is None or isinstance(value, str):
+        return "null" if value is None else "a word"
+    return _KINDS.get(type(value), type(value).__name__)

@@ -1,0 +1,147 @@
+"""configs/schema.json is current, takes every file that ships, and refuses what no signature takes."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from omegaconf._utils import get_yaml_loader
+from support.runs import ROOT, config
+
+from lathe.config.schema.check import component_keys, definitions, problems
+from lathe.config.schema.json_schema import Schema, name_pattern, text
+from lathe.config.schema.names import canonical
+
+jsonschema = pytest.importorskip("jsonschema")
+SCHEMA = json.loads((ROOT / "configs" / "schema.json").read_text())
+WHOLE = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def loaded(text: str) -> Any:
+    return yaml.load(text, Loader=get_yaml_loader()) or {}
+
+
+def test_the_schema_is_current(tmp_path: Path) -> None:
+    for name in SCHEMA["files"]:  # without those that were added later, such as yours
+        if (ROOT / "configs" / name).is_file():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / "configs" / name, tmp_path / name)
+    made = text(Schema(tmp_path, SCHEMA["packages"]).build())
+    assert made == (ROOT / "configs" / "schema.json").read_text(), "run python scripts/schema.py"
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+def test_your_own_package_is_checked_before_anything_is_built(tmp_path: Path) -> None:
+    """Its signatures are in the schema once schema.py has read them."""
+    clone = tmp_path / "clone"
+    left = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "logs", "data", "*.egg-info", ".venv*", "tests")
+    shutil.copytree(ROOT, clone, ignore=lambda path, names: left(path, names) if Path(path) == ROOT else [])
+    (clone / "src" / "mine").mkdir()
+    (clone / "src" / "mine" / "nets.py").write_text(
+        "from typing import Annotated\nfrom pydantic import Field\nfrom torch import nn\n\n"
+        "class Net(nn.Linear):\n    def __init__(self, width: Annotated[int, Field(ge=1)]):\n"
+        "        super().__init__(width, 10)\n"
+    )
+    net = "model.net={_target_: mine.nets.Net, width: -1}"
+    environment = {"PYTHONPATH": str(clone / "src"), "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, *command], cwd=clone, env=environment, capture_output=True, text=True)
+
+    assert "mine/" not in run("scripts/schema.py", "package=mine").stderr
+    done = run("train.py", net)
+    assert done.returncode == 1
+    assert "model.net.width=-1: expected a whole number from 1, got one out of this range." in done.stderr
+    assert not (clone / "logs").exists()
+
+
+@pytest.mark.parametrize("name", SCHEMA["files"])
+def test_every_file_is_valid(name: str) -> None:
+    assert WHOLE.is_valid(loaded((ROOT / "configs" / name).read_text()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "optimzer: {}",
+        "max_epoch: 3",
+        "{name: latest, seed: 1}",
+        "max_restarts: -1",
+        "data: {batch_size: 0}",
+        "{_target_: lathe.optim.build_optimizer, lr: -1}",
+        "{_target_: lathe.nets.MLP, widht: 3}",
+        "ema: {_target_: lathe.callbacks.ema.EMA, decay: 2}",
+        "model: {net: {_target_: lathe.nets.GPT, heads: 0}}",
+        "model: {net: {_target_: lathe.nets.GPT, shortcut: projection}}",
+    ],
+)
+def test_editors_see_mistakes(text: str) -> None:
+    assert not WHOLE.is_valid(loaded(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data: {batch_size: '${oc.env:BATCH}'}",
+        "model: {net: {_target_: mine.Net, anything: goes}}",
+        "{_target_: lathe.optim.build_optimizer, kind: {_target_: hydra.utils.get_class, path: mine.Lion}, anything: "
+        "goes}",
+        "callbacks: {mine: {_target_: mine.Callback, x: 1}, nan_guard: null}",
+    ],
+)
+def test_interpolations_and_your_own_classes_are_valid(text: str) -> None:
+    assert WHOLE.is_valid(loaded(text))
+
+
+@pytest.mark.parametrize("name", [name for name in definitions() if component_keys(name) is not None])
+def test_a_component_is_meant_by_its_names(name: str) -> None:
+    pattern = jsonschema.Draft202012Validator({"pattern": f"^{name_pattern(name)}$"})
+    assert canonical(name) == name
+    longer = name.replace("lightning.", "lightning.pytorch.callbacks.")
+    assert pattern.is_valid(longer)
+    assert not pattern.is_valid(f"{name}x")
+    assert not pattern.is_valid(f"mine.{name}")
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (["+foo=1"], "foo: there is no such key, and nothing reads it; "),
+        (["+launch.foo=1"], "launch.foo: there is no such key in launch; "),
+        (["+trainer.foo=1"], "trainer.foo: lightning.pytorch.Trainer takes no such argument; "),
+        (["+data.foo=1"], "data.foo: lathe.data.ImageDataModule takes no such argument; "),
+        (["+model.net.widht=3"], "model.net.widht: lathe.nets.CifarResNet takes no such argument; did you mean width?"),
+        (["+callbacks.ema.x=1"], "callbacks.ema sets options of a callback that the run does not have: add ema"),
+        (["~launch.timeout"], "launch.timeout is missing: leave ~launch.timeout out."),
+        (["~trainer.enable_progress_bar"], "trainer.enable_progress_bar is missing"),
+        (
+            ["optimizer.kind.path=torch.optim.NAdam"],
+            "optimizer.momentum: torch.optim.NAdam takes no such option; leave it out with "
+            "optimizer.momentum=null; did you mean momentum_decay?",
+        ),
+        (["optimizer=adamw", "+optimizer.amsgrad=maybe"], "optimizer.amsgrad=maybe: expected true or false or null"),
+        (["optimizer.lr={_target_: builtins.print}"], "optimizer.lr={'_target_': 'builtins.print'}: expected a number"),
+        (["task._target_='a b'"], "task._target_=a b: expected the dotted path of a class or function, got a word."),
+        (["~task._target_"], "task has no _target_: leave ~task._target_ out"),
+        (["data.source=5"], "data.source=5: expected a group"),
+    ],
+)
+def test_a_mistake_is_one_sentence(change: list[str], sentence: str) -> None:
+    key, said = next(problems(config(*change), "train", read=()))
+    assert said.startswith(sentence)
+    assert said.startswith(key)
+
+
+def test_a_key_that_others_read_is_taken() -> None:
+    cfg = config("+width=24", "model.net.width=${width}")
+    assert list(problems(cfg, "train", read={"width"})) == []
+    assert list(problems(config("+foo=1"), "train")) == []  # it may have been read before it was resolved
+
+
+def test_unknown_classes_are_left_to_their_constructors() -> None:
+    own = config("optimizer.kind.path=mine.Lion", "+optimizer.anything=goes", "callbacks.nan_guard._target_=mine.Guard")
+    assert list(problems(own, "train")) == []
