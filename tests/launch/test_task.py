@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 from support.runs import SMALL, config, new_run
-from support.typed import Command
 
 from lathe.config.composed import differences
 from lathe.config.schema import current, moved
@@ -62,15 +61,6 @@ def test_an_earlier_override_goes_on_working() -> None:
     assert cfg["task"]["label_smoothing"] == 0.2
     assert cfg["model"].keys() == {"init", "net"}
     assert earlier("model.net.width=3") == "model.net.width=3"
-
-
-def test_a_models_file_that_names_its_task_beside_a_typed_task_is_told(
-    command: Command, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    words = (f"++model._target_={CLASSES}", "task.label_smoothing=0.1")
-    said = command.fails(*words, capsys=capsys)
-    assert said.startswith("task.label_smoothing=0.1: the file model=resnet20 names its own task: take that out of it.")
-    assert command.runs == []
 
 
 def test_an_earlier_run_goes_on(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from support.runs import SMALL, new_run, runs, weights
 
 import lathe.verbs.train
 from lathe.config.schema.names import RENAMED
-from lathe.launch import telling
 
 Cli = Callable[..., tuple[int, str]]
 WORDS = (
@@ -80,24 +79,3 @@ def test_it_is_exported(older: Path, cli: Cli) -> None:
     metrics = json.loads((older / "exports" / "onnx" / "parity.json").read_text())["figures"]
     result = json.loads((older / "result.json").read_text())
     assert metrics["file"]["accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-7)
-
-
-def test_a_configuration_of_ones_own_may_keep_an_older_name_and_is_told(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(telling, "_older", set())
-    words = [
-        *SMALL,
-        "trainer.max_epochs=1",
-        "callbacks.nan_guard._target_=lathe.callbacks.nan_guard.NanGuard",
-        "test=false",
-    ]
-    code, errors = cli(*words)
-    note = (
-        "Note: callbacks.nan_guard._target_=lathe.callbacks.nan_guard.NanGuard is an older name, which goes on "
-        "working: write "
-    )
-    assert code == 0, errors
-    assert [line for line in errors.splitlines() if "older name" in line] == [f"{note}lathe.callbacks.NanGuard."]
-    (run,) = runs(Path("logs"))
-    assert ": lathe.callbacks.NanGuard\n" in (run / "config.yaml").read_text()

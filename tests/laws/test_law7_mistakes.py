@@ -54,7 +54,7 @@ TYPED = {
     ),
     "more processes than makes sense": (
         ["trainer.accelerator=cpu", "trainer.devices=999"],
-        ["trainer.devices=999", "use at most"],
+        ["trainer.devices=999", "at most"],
     ),
     "unknown accelerator": (["trainer.accelerator=gpus"], ["trainer.accelerator=gpus", "did you mean gpu?"]),
     "several nodes by hand": (["trainer.num_nodes=2"], ["trainer.num_nodes=2", "torchrun or srun"]),

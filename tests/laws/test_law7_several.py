@@ -77,9 +77,9 @@ SEVERAL = {
     ),
     "a word told once": (
         [" optimizer.lr=1", "optimizer.lr = 1", "=", "seed=-1"],
-        ["'='", "' opt", "'optim", "seed=-1"],
+        ["'='", " opt", "optim", "seed=-1"],
     ),
-    "two that can't be read": (["optimizer.lr=[", "data.batch_size={"], ["'optimizer.lr=['", "'data.batch_size={'"]),
+    "two that can't be read": (["optimizer.lr=[", "data.batch_size={"], ["optimizer.lr=[:", "data.batch_size={:"]),
     "a key that another word leaves out": (
         ["model.net.width=16", "~model.net", "trainer.max_epochs=2", "~trainer.max_epochs"],
         [
@@ -133,10 +133,10 @@ def test_all_mistakes_of_another_verb_are_told_at_once(cli: Cli, tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"optimizer:\n  lr: [\n", "own.yaml, line 3: the file can't be read as YAML"),
-        (b"optimizer:\n\tlr: 1\n", "own.yaml, line 2: the file can't be read as YAML"),
-        (b"a: 1\nb: \x07\n", "own.yaml: the file can't be read as YAML"),
-        (b"\xff\xfe", "own.yaml can't be read as YAML (it is no UTF-8 text)"),
+        (b"optimizer:\n  lr: [\n", "own.yaml, line 3: invalid YAML"),
+        (b"optimizer:\n\tlr: 1\n", "own.yaml, line 2: invalid YAML"),
+        (b"a: 1\nb: \x07\n", "own.yaml: invalid YAML"),
+        (b"\xff\xfe", "own.yaml: the file is not UTF-8 text"),
         (b"", "experiment: the file that was chosen sets no key of the run"),
         (b"- a\n", "experiment: the file that was chosen sets no key of the run"),
     ],

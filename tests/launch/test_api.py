@@ -66,7 +66,7 @@ def test_every_mistake_is_told_at_once() -> None:
     ]
     with pytest.raises(UserError) as told:  # a part's own argument is no mistake beside another's
         lathe.compose(["data={_target_: support.own_parts.Table, kind: noisy}", "nme=3"])
-    assert told.value.args == ("nme: there is no such key; did you mean name? (to add a new key, put a + before it)",)
+    assert [message.split("?")[0] for message in told.value.args] == ["nme: unknown key; did you mean name"]
     with pytest.raises(UserError, match="-m: only overrides are taken here"):
         lathe.compose(["-m", "seed=1,2"])
     with pytest.raises(UserError, match="expected a list of overrides"):
