@@ -48,12 +48,11 @@ def hydra_message(error: BaseException, groups: Groups) -> str | None:
         return _missing_file(error, groups)
     if isinstance(error, OverrideParseException):
         return _invalid_override(str(error.override))
-    cause = error.__cause__
-    if isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigAttributeError | ConfigKeyError):
-        return _unknown_key(str(cause.full_key or ""), cause.parent_node, groups)
-    named = cause if isinstance(cause, OmegaConfBaseException) else error
-    if isinstance(named, OmegaConfBaseException):
-        return f"{named.full_key or 'configuration'}: {str(named).splitlines()[0]}"
+    refused = error.__cause__ if isinstance(error, ConfigCompositionException) and error.__cause__ else error
+    if refused is not error and isinstance(refused, ConfigAttributeError | ConfigKeyError):
+        return _unknown_key(str(refused.full_key or ""), refused.parent_node, groups)
+    if isinstance(refused, OmegaConfBaseException):
+        return f"{refused.full_key or 'configuration'}: {str(refused).splitlines()[0]}"
     text = " ".join(str(error).split())
     if isinstance(error, HydraException):
         return text
@@ -61,13 +60,14 @@ def hydra_message(error: BaseException, groups: Groups) -> str | None:
 
 
 def _raised_by_hydra(error: BaseException) -> bool:
-    """Whether the innermost frame is Hydra's or OmegaConf's: an override or a file it can't handle, such as model=true.
+    """True if the innermost frame is Hydra's or OmegaConf's: an override or a file it can't handle, such as model=true.
 
     A defaults list that includes itself ends in a RecursionError, somewhere in Python's own modules.
     """
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    innermost = modules if isinstance(error, RecursionError) else modules[-1:]
-    return any(module.startswith(("hydra.", "omegaconf.")) for module in innermost)
+    if isinstance(error, RecursionError):
+        return "hydra._internal.defaults_list" in modules
+    return bool(modules) and modules[-1].startswith(("hydra.", "omegaconf."))
 
 
 def _file_that_is_not_utf8() -> Path | None:

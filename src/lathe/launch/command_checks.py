@@ -21,7 +21,7 @@ from lathe.config.words import key_of
 from lathe.errors import refuse, require
 from lathe.launch.devices import count_processes
 from lathe.launch.external_launch import ExternalLaunch
-from lathe.launch.multi_node import Nodes, read_nodes
+from lathe.launch.multi_node import read_nodes
 
 # Commands that do not write to paths.log_dir, which they have only for Hydra's own sweepers.
 IGNORE_LOG_DIR = (
@@ -59,8 +59,13 @@ def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Seque
         UserError: with one message for each mistake.
     """
     hydra = HydraConfig.get()
+    is_sweep = hydra.mode == RunMode.MULTIRUN
     command, choices, typed = str(hydra.job.config_name), hydra.runtime.choices, typed_overrides()
-    if command in IGNORE_LOG_DIR and hydra.mode != RunMode.MULTIRUN:
+    require(
+        is_sweep or choices.get("launch") != "slurm",
+        "launch=slurm submits the jobs of a sweep. Add -m, or use scripts/slurm/train.sbatch for a single run.",
+    )
+    if command in IGNORE_LOG_DIR and not is_sweep:
         unused = next((item for item in typed if key_of(item) == "paths.log_dir"), None)
         require(unused is None, f"{unused} has no effect on {command}.py. Leave it out.")
     raw, known = OmegaConf.to_container(cfg, resolve=False), rules(resolved, command)
@@ -93,7 +98,6 @@ def launch_checks(external: ExternalLaunch | None) -> tuple[Together, ...]:
             return  # counting GPUs imports torch, which a refused command should not wait for
         nodes = read_nodes(cfg["launch"], external)
         ranks = None if nodes.several else external
-        check_sweep(ranks, nodes)
         processes = count_processes(cfg, ranks, nodes)
         for count in range(nodes.least, nodes.most + 1):
             check_batch_size(cfg, ranks.world_size if ranks else processes * count)
@@ -107,24 +111,10 @@ def _check_direction(cfg: dict[str, Any]) -> None:
         check_direction(cfg, OmegaConf.to_container(hydra.sweeper), hydra.overrides.hydra)  # type: ignore[arg-type]
 
 
-def check_sweep(external: ExternalLaunch | None, nodes: Nodes) -> None:
-    """Refuse what a sweep can't be combined with; a job that submitit has started is a single run."""
-    hydra = HydraConfig.get()
-    is_sweep, submitted = hydra.mode == RunMode.MULTIRUN, "SUBMITIT_EXECUTOR" in os.environ
-    require(
-        is_sweep or hydra.runtime.choices.get("launch") != "slurm",
-        "launch=slurm submits the jobs of a sweep. Add -m, or use scripts/slurm/train.sbatch for a single run.",
-    )
-    if not is_sweep or submitted:
-        return
-    require(
-        external is None,
-        "A sweep (-m) under torchrun or srun would be run once per rank. Start it with python, or sweep outside.",
-    )
-    require(
-        nodes.launch_id is None,
-        f"launch.id={nodes.launch_id} names one run, and a sweep (-m) has several. Leave launch.id out.",
-    )
+def make_paths_absolute(cfg: DictConfig) -> None:
+    """Make paths independent of the working directory, since a run directory is used from any."""
+    for key in ("data_dir", "log_dir"):
+        cfg.paths[key] = os.path.abspath(cfg.paths[key])
 
 
 def check_batch_size(cfg: dict[str, Any], world: int) -> None:

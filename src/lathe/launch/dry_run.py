@@ -1,6 +1,5 @@
 """Try out the configuration of a run without leaving a run directory: lr_find, batch_find. Imports no torch."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from lathe import trust
 from lathe.config.composed import pinned, resolve
 from lathe.config.stages import methods
 from lathe.errors import require
-from lathe.launch.command_checks import check_command, launch_checks, typed_overrides
+from lathe.launch.command_checks import check_command, launch_checks, make_paths_absolute, typed_overrides
 from lathe.launch.devices import count_processes
 from lathe.launch.elastic import run_job
 from lathe.launch.error_reporting import report_error
@@ -34,8 +33,7 @@ def launch_dry_run(cfg: DictConfig, job: str, one_device: bool = False) -> Any:
         require(detect_external_launch() is None, f"{command}.py starts its processes itself. Start it with python.")
         check_sweep_words(typed_overrides())
         check_command(cfg, resolve(cfg), launch_checks(None))
-        for key in ("data_dir", "log_dir"):
-            cfg.paths[key] = os.path.abspath(cfg.paths[key])
+        make_paths_absolute(cfg)
         resolved = pinned(resolve(cfg))
         trust.allow(resolved)
         _check_dry_run(resolved, command)

@@ -165,7 +165,7 @@ def _raise_outcome(folder: Path) -> None:
 
 
 def _describe_last_start(folder: Path) -> str | None:
-    """Which rank of the last start did not join a collective."""
+    """Describe the collective that a rank did not join in the last start."""
     try:
         start = json.loads((folder / "start.json").read_text())
     except (OSError, ValueError):

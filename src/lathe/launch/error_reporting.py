@@ -121,7 +121,7 @@ def _report_closed_stdout() -> int:
 
 
 def full_error() -> bool:
-    """Whether the user asked for tracebacks."""
+    """True if the user asked for tracebacks."""
     return os.environ.get(FULL_ERROR) == "1"
 
 
@@ -143,14 +143,15 @@ def explain_user_code(error: BaseException) -> UserError | None:
         return None
     frames = [frame for frame, own in source_frames(error) if own]
     places = traceback.format_list(frames[-LAST_FRAMES:])
-    said, *notes = _exception_lines(error)
-    key = next((f"{note.removeprefix(BUILDING)}: " for note in notes if note.startswith(BUILDING)), "")
-    lines = [f"{key}{said}", *"".join(places).splitlines(), *notes, "HYDRA_FULL_ERROR=1 shows the full traceback."]
-    return UserError("\n".join(lines))
+    message = _exception_lines(error)
+    key = next((f"{line.removeprefix(BUILDING)}: " for line in message if line.startswith(BUILDING)), "")
+    message = [line for line in message if not line.startswith(BUILDING)]
+    lines = [*message, *"".join(places).splitlines(), "HYDRA_FULL_ERROR=1 shows the full traceback."]
+    return UserError(key + "\n".join(lines))
 
 
 def _is_from_user_code(error: BaseException) -> bool:
-    """Whether the innermost frame outside of libraries is in the user's own code."""
+    """True if the innermost frame outside of libraries is in the user's own code."""
     frames = source_frames(error)
     return bool(frames) and frames[-1][1]
 
@@ -159,13 +160,13 @@ def _exception_lines(error: BaseException) -> list[str]:
     """The exception's type and message, and its notes, such as the item of a dataset that could not be read."""
     if isinstance(error, SyntaxError):  # whose lines are those of the file, which the frames show
         return [f"{type(error).__name__}: {error.msg}", *getattr(error, "__notes__", [])]
-    if WORKER in str(error):
-        return str(error).rstrip().rpartition("\n  ")[2].splitlines()[1:]
+    if WORKER in str(error):  # the lines after the traceback in it
+        return str(error).rstrip().rpartition("\n  ")[2].splitlines()[1:] or [str(error)]
     return "".join(traceback.format_exception_only(error)).splitlines()
 
 
 def _library_message(error: BaseException) -> str | None:
-    """What to change for errors of torch, Lightning and the disk that users meet often."""
+    """The fix for errors of torch, Lightning and the disk that users meet often."""
     text = str(error)
     if isinstance(error, OSError):
         return disk_sentence(error)

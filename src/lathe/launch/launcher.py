@@ -4,7 +4,6 @@ Hydra has composed once, in this process. Every rank receives the resolved confi
 again. torch is imported only when the configuration has passed all checks.
 """
 
-import os
 import sys
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -18,7 +17,13 @@ from omegaconf import DictConfig
 from lathe import trust
 from lathe.config.composed import check, differences, pinned, resolve
 from lathe.errors import Stopped, UserError, refuse
-from lathe.launch.command_checks import check_command, check_sweep, launch_checks, saved_overrides, typed_overrides
+from lathe.launch.command_checks import (
+    check_command,
+    launch_checks,
+    make_paths_absolute,
+    saved_overrides,
+    typed_overrides,
+)
 from lathe.launch.devices import count_processes
 from lathe.launch.elastic import call_job, run_job
 from lathe.launch.error_reporting import report_error
@@ -44,7 +49,7 @@ def launch(cfg: DictConfig, job: str) -> Any:
 
 
 def is_sweep_failure(error: Exception) -> bool:
-    """Whether Hydra is to handle `error`, which ends one job of a sweep; a signal ends the whole sweep."""
+    """True if `error` ends one job of a sweep, which Hydra handles; a signal ends the whole sweep."""
     return HydraConfig.get().mode == RunMode.MULTIRUN and not isinstance(error, Stopped)
 
 
@@ -61,12 +66,11 @@ def launch_run(cfg: DictConfig, job: str) -> tuple[Any, str]:
     has_own_config = typed.get("resume") is not None or (external is not None and external.rank != 0)
     check_command(cfg, typed, None if has_own_config else checks)
     sweep_job = job_of(cfg)
-    _make_paths_absolute(cfg)
+    make_paths_absolute(cfg)
     typed = resolve(cfg)
     trust.allow(typed)
     nodes = read_nodes(typed["launch"], external)
     external = None if nodes.several else external  # srun's task on each node is that node's agent
-    check_sweep(external, nodes)
     if sweep_job is not None and typed["resume"] is None:
         nodes = replace(nodes, launch_id=sweep_job.launch_id)
     if external is not None and external.rank != 0:
@@ -114,25 +118,17 @@ def launch_run(cfg: DictConfig, job: str) -> tuple[Any, str]:
                 if external is not None:
                     external.send(resolved)
                 result = run_job(job, resolved, 1 if external else processes, resolved["launch"], nodes)
-        except FileNotFoundError as error:
-            if not run.path.is_dir():
+        except BaseException as error:  # also Ctrl-C
+            if isinstance(error, FileNotFoundError) and not run.path.is_dir():
                 raise UserError(f"{run.path} was moved or removed during training. Resume it where it is.") from error
-            raise
-        except BaseException:  # also after Ctrl-C or a bug: leave no directory of a run that never began
-            if is_new and not run.begun:
+            if is_new and not run.begun:  # leave no directory of a run that never began
                 run.remove()
             raise
     return (result or {}).get("objective"), str(run.path)
 
 
-def _make_paths_absolute(cfg: DictConfig) -> None:
-    """A run directory is used from any working directory."""
-    for key in ("data_dir", "log_dir"):
-        cfg.paths[key] = os.path.abspath(cfg.paths[key])
-
-
 def _is_complete(run: rundir.RunDir | None, cfg: dict[str, Any]) -> bool:
-    """Whether there is nothing left to train."""
+    """True if there is nothing left to train."""
     return run is not None and run.complete and not differences(run.config, cfg, rundir.NOT_THE_EXPERIMENT)
 
 

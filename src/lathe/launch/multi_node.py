@@ -26,7 +26,7 @@ class Nodes:
 
     @property
     def several(self) -> bool:
-        """Whether more than one machine can take part."""
+        """True if more than one machine can take part."""
         return self.most > 1
 
     @property

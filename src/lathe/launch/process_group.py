@@ -131,7 +131,7 @@ def _read_timeouts(folder: Path, restart: int) -> list[CollectiveTimeout]:
 
 
 def describe_timeouts(folder: Path, restart: int, local_ranks: list[int], world_size: int) -> str | None:
-    """Which rank did not join which collective, from the files of one start; None if no rank timed out."""
+    """Describe the collective that a rank did not join, from the files of one start; None if no rank timed out."""
     found = _read_timeouts(folder, restart)
     if not found or not found[0].seconds:
         return None

@@ -78,7 +78,7 @@ def _find_complete(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
 
 
 def needs_receipt(run: RunDir, cfg: dict[str, Any]) -> bool:
-    """Whether the complete run of `cfg` was compressed and ended before its receipt was measured."""
+    """True if the complete run of `cfg` was compressed and ended before its receipt was measured."""
     compression = cfg.get("compression") or {}
     wanted = bool(methods(compression)) and compression.get("receipt", "none") != "none"
     return wanted and run.best.exists() and not (run.path / "receipt.json").exists()
@@ -129,7 +129,12 @@ def _take_changes(run: RunDir, saved: dict[str, Any], typed: list[str], resume: 
     data_is_missing = not os.path.exists(folder_of(saved) or os.curdir)
     moved = {key_of(word): word for word in typed if key_of(word) in FOLDERS and data_is_missing}
     own = [moved.get(key_of(word)) or _with_absolute_folder(word, saved) for word in run.overrides]
-    before, asked = pinned(_compose_original(own, resume)), pinned(_compose(own + typed))
+    try:
+        before, asked = pinned(_compose(own)), pinned(_compose(own + typed))
+    except MissingConfigException as error:
+        choice = "=".join(str(error.missing_cfg_file).rsplit("/", 1))
+        message = f"resume={resume}: the run was started with {choice}, which is missing here. Add its --config-dir."
+        raise UserError(message) from error
     if asked.get("tags") != before.get("tags"):
         saved["tags"] = asked["tags"]
     if moved:
@@ -156,22 +161,6 @@ def _take_changes(run: RunDir, saved: dict[str, Any], typed: list[str], resume: 
 
 def _compose(overrides: list[str]) -> dict[str, Any]:
     return resolve(compose(config_name=HydraConfig.get().job.config_name, overrides=overrides))
-
-
-def _compose_original(overrides: list[str], resume: str) -> dict[str, Any]:
-    """The configuration of the run's own overrides.
-
-    Raises:
-        UserError: one of their choices was in a --config-dir that this command does not have.
-    """
-    try:
-        return _compose(overrides)
-    except MissingConfigException as error:
-        choice = "=".join(str(error.missing_cfg_file).rsplit("/", 1))
-        raise UserError(
-            f"resume={resume}: the run was started with {choice}, which is missing here. Add its --config-dir, or type "
-            "only resume."
-        ) from error
 
 
 def _with_absolute_folder(word: str, saved: dict[str, Any]) -> str:

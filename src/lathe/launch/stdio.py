@@ -27,7 +27,7 @@ def prepare_stdio() -> None:
 
 
 def _encodes_all(stream: Any) -> bool:
-    """Whether the stream can write any text: other alphabets, and file names that are not valid text."""
+    """True if the stream can write any text: other alphabets, and file names that are not valid text."""
     try:
         "\u2026\udcff".encode(stream.encoding, stream.errors)
     except UnicodeEncodeError:
@@ -50,7 +50,7 @@ def _format_warnings() -> None:
 
 
 def stdout_is_closed() -> bool:
-    """Whether standard output is a pipe without a reader, as after `| head`; False where the system can't say."""
+    """True if standard output is a pipe without a reader, as after `| head`; False where the system can't say."""
     if not hasattr(select, "poll"):
         return False
     poll = select.poll()

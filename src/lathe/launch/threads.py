@@ -9,6 +9,7 @@ from typing import Any
 from lathe.config.cores import allowed, physical_cores
 
 SAMPLE_S = 0.2  # for measuring how busy the cores are
+QUIET = 0.5  # a load average that changes no number of threads, so that nothing is measured
 
 
 def choose_threads(wanted: int | str | None, processes: int, recorded: Any = None) -> tuple[int | None, str]:
@@ -39,15 +40,17 @@ def choose_threads(wanted: int | str | None, processes: int, recorded: Any = Non
 
 
 def _load_of_others() -> float:
-    """How many CPUs other programs use, at most the load average, so that a short burst does not count.
+    """The CPUs that other programs use, at most the load average, so that a short burst does not count.
 
     When all CPUs are busy, only the load average shows how many processes wait for them.
     """
     import psutil  # not needed for a command that is refused
 
+    load: float = psutil.getloadavg()[0]
+    if load < QUIET:
+        return load
     percents = psutil.cpu_percent(SAMPLE_S, percpu=True)
     used = sum(percent for number, percent in enumerate(percents) if number in allowed()) / 100
-    load: float = psutil.getloadavg()[0]
     return load if used > 0.9 * len(allowed()) else min(load, used)
 
 
