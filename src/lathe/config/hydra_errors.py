@@ -135,32 +135,32 @@ def explain_overrides(
 
     Composes the configuration in `folder` again without each refused override. None if `error` is something else.
     """
-    if isinstance(error, UserError) and not isinstance(error, Untranslated):
-        return None
-    message = hydra_message(error, groups)
-    if message is None or folder is None or not isinstance(error, HydraException | Untranslated):
-        return None if message is None else UserError(message)
     messages: list[str] = []
+    refusal: Exception | None = error
     left = [word for word in without_split(words)[1] if not word.startswith("-")]
-    stopped: Exception | None = error
     if isinstance(error, Untranslated):
-        messages, left, stopped = list(error.args), list(error.left), None
-    if any(word.startswith("-") for word in words):  # a sweep, or other configuration files
-        return UserError(*(messages or [message]))
+        messages, left, refusal = list(error.args), list(error.left), None
+    elif isinstance(error, UserError) or hydra_message(error, groups) is None:
+        return None
+    has_flags = any(word.startswith("-") for word in words)  # a sweep, or other configuration files
     while True:
-        if stopped is not None:
-            message = hydra_message(stopped, groups) or str(stopped)
-            refused = _refused_override(stopped, message, left)
-            if message in messages or not refused:
-                return UserError(*(messages or [message]))
+        if refusal is not None:
+            message = hydra_message(refusal, groups) or str(refusal)
+            refused = _refused_override(refusal, message, left)
+            if message in messages:
+                return UserError(*messages)
             messages.append(message)
             below = f"{key_of(refused)}." if groups.get(key_of(refused)) else "="  # keys of an unknown choice
             left = [word for word in left if word != refused and not key_of(word).startswith(below)]
+            if not refused:
+                return UserError(*messages)
+        if has_flags or folder is None:
+            return UserError(*messages)
         try:
             with initialize_config_dir(str(folder), version_base="1.3"):
                 cfg = compose(verb, overrides=left)
-        except HydraException as next_error:
-            stopped = next_error
+        except HydraException as next_refusal:
+            refusal = next_refusal
         else:
             return UserError(*messages, *_invalid_values(cfg, verb, left, messages))
 

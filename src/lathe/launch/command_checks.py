@@ -53,7 +53,7 @@ def _interpolated(item: str, cfg: dict[str, Any]) -> str:
 def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Sequence[Together] | None = ()) -> None:
     """Check the configuration of this command: each key, then what keys mean together.
 
-    Keys of a user's own components, which the schema does not know, need the type of their default.
+    Keys that the schema does not know, of a user's component, need the type of their default.
 
     Raises:
         UserError: with one message for each mistake.

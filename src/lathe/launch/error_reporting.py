@@ -138,7 +138,7 @@ def explain_error(error: BaseException) -> UserError | None:
 
 
 def explain_user_code(error: BaseException) -> UserError | None:
-    """The exception with the last frames of the user's own files; None where the user's code did not raise it."""
+    """The exception with the last frames of the user's files; None where the user's code did not raise it."""
     if not _is_from_user_code(error):
         return None
     frames = [frame for frame, own in source_frames(error) if own]

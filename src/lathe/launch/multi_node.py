@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from lathe.errors import UserError, require
-from lathe.files import disk_sentence
 from lathe.launch.external_launch import ExternalLaunch
 
 
@@ -97,19 +96,15 @@ def run_lookup_lock(log_dir: Path) -> Iterator[None]:
     """Let one command at a time look up a run directory, or create it, by a lock on the (shared) file system.
 
     Raises:
-        UserError: the folder can't be written to, or its file system has no locks.
+        UserError: the file system has no locks.
     """
     if sys.platform == "win32":
         yield
         return
     import fcntl
 
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        file = open(log_dir / ".arriving", "a")  # noqa: SIM115
-    except OSError as error:
-        raise UserError(disk_sentence(error) or f"paths.log_dir={log_dir} can't be created: {error}.") from error
-    with file:
+    log_dir.mkdir(parents=True, exist_ok=True)
+    with open(log_dir / ".arriving", "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:

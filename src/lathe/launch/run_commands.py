@@ -73,7 +73,7 @@ def _set_export(cfg: DictConfig) -> None:
 
 
 def _split_checkpoint_path(cfg: DictConfig) -> None:
-    """Let run=<directory>/checkpoints/<name>.ckpt stand for run=<directory> checkpoint=<name>."""
+    """Split run=<directory>/checkpoints/<name>.ckpt into run=<directory> and checkpoint=<name>."""
     path = Path("" if OmegaConf.is_missing(cfg, "run") else str(cfg.run))
     run = next((above.parent for above in path.parents if above.name == "checkpoints"), None)
     if path.suffix != ".ckpt" or run is None or not (run / "config.yaml").is_file():
@@ -96,6 +96,6 @@ def run_inline(cfg: DictConfig, job: str) -> None:
             request = resolve(cfg)
             check_command(cfg, request)
             code = call_job(job, request)
-    except Exception as error:  # before Hydra prints a line of its own
+    except Exception as error:  # before Hydra prints a line
         code = report_error(error)
     sys.exit(code if isinstance(code, int) else 0)
