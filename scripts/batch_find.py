@@ -9,7 +9,7 @@ from lathe.launch import launch_dry_run, report_errors
 @report_errors
 @hydra.main(version_base="1.3", config_path="../configs", config_name="batch_find")
 def main(cfg: DictConfig) -> None:
-    launch_dry_run(cfg, "lathe.verbs.batch_find:batch_find", alone=True)
+    launch_dry_run(cfg, "lathe.verbs.batch_find:batch_find", one_device=True)
 
 
 if __name__ == "__main__":

@@ -108,6 +108,8 @@ def _unknown_key(key: str, parent: Any, groups: Groups) -> str:
             return f"{key}: a resumed run keeps its own {prefix}. Leave {last} out."
         chosen = ",".join([*DEFAULT_CHOICES.get(prefix, []), last])
         return f"{key}: the run has no {last} in {prefix}. Add it: {prefix}=[{chosen}]."
+    if key == "data.folder":
+        return f"{key}: unknown key in data. Add data=image_folder, also to resume a run whose images have moved."
     if prefix == "trainer" and last in FILLED_IN:
         return f"{key}: unknown key in trainer; {FILLED_IN[last]}."
     if prefix in groups and names in ([], ["enabled"]):  # compile=none has a switch
