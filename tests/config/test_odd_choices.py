@@ -79,12 +79,12 @@ def test_a_file_whose_defaults_can_not_be_read(tmp_path: Path, content: object) 
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "words"),
     [
-        "# @package _global_\ndefaults:\n  - /model: mlp\n",
-        "defaults:\n  - override /model: mlp\n",
-        "# @package _global_\ndefaults:\n  - override model: mlp\n",
+        ("# @package _global_\ndefaults:\n  - /model: mlp\n", "'override model: mlp'"),
+        ("# @package _global_\ndefaults:\n  - override model: mlp\n", "Could not override 'experiment/model@model'"),
+        ("defaults:\n  - override /model: mlp\n", "own.yaml: override /model requires '# @package _global_'"),
     ],
 )
-def test_a_wrong_choice_in_a_file_is_reported_in_hydras_words(text: str, tmp_path: Path) -> None:
-    assert "model" in refusal(tmp_path, text)
+def test_a_wrong_choice_in_a_file_is_named(text: str, words: str, tmp_path: Path) -> None:
+    assert words in refusal(tmp_path, text)

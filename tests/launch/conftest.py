@@ -1,4 +1,4 @@
-"""What the tests of the launch share."""
+"""Fixtures of the launch's tests."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""How many processes a run needs, and what is not there."""
+"""The number of processes of a run, and the devices that are missing."""
 
 from typing import Any
 

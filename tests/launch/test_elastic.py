@@ -28,7 +28,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers from the server of support/processes.py, which has imported torch: who tests what the agent makes of
-    their end needs no more. They print elsewhere; that they are started anew, as users' are, the other tests show."""
+    their end needs no more. Their output is not captured. Other tests start fresh processes, as users' commands do."""
     server()
     monkeypatch.setattr(launcher, "LaunchConfig", lambda **of: LaunchConfig(**{**of, "start_method": "forkserver"}))
 
@@ -59,7 +59,7 @@ def options(restarts: int = 0, **others: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("works", [True, False])
-def test_garbage_is_not_looked_for_while_a_job_is_imported(
+def test_garbage_collection_is_off_while_a_job_is_imported(
     enabled: bool, works: bool, cfg: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"job_{enabled}_{works}"
@@ -109,7 +109,7 @@ def test_two_workers_get_the_configuration_and_rank_0_answers(cfg: dict[str, Any
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_workers_mistake_arrives_as_its_sentence_at_once(cfg: dict[str, Any]) -> None:
+def test_a_workers_mistake_arrives_at_once(cfg: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
         run_job("support.agent_jobs:mistake", cfg, 2, options())  # the other worker would sleep for long
     assert str(caught.value) == "data.batch_size=7: a sentence with 'quotes'."
@@ -166,7 +166,7 @@ def test_a_killed_worker_is_started_again_with_the_other(cfg: dict[str, Any], tm
     assert (tmp_path / "starts").read_text() == "xx"
 
 
-def test_a_restart_is_told(cfg: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_restart_is_printed(cfg: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert run_job("support.agent_jobs:killed", {**cfg, "deaths": 1}, 1, options(restarts=2)) == "start 2"
     assert (tmp_path / "starts").read_text() == "xx"
     assert "A worker died: restart 1 of 2, from the last checkpoint." in capfd.readouterr().out
@@ -210,7 +210,7 @@ def test_a_rank_that_hangs_is_started_again(
 
 
 @pytest.mark.parametrize("code", [None, 0, False])
-def test_a_part_that_leaves_as_if_all_were_done_is_a_failure(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_component_that_exits_is_a_failure(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lathe.verbs.train.train", lambda cfg: sys.exit(code))
     with pytest.raises(UserError, match=r"^The run ended early because a component called sys\.exit\(\)\. "):
         call_job("lathe.verbs.train:train", {})

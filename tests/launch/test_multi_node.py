@@ -1,4 +1,4 @@
-"""Several machines under one launch. Two agents on loopback stand for two machines."""
+"""Several machines under one launch. Two agents on loopback are used as two machines."""
 
 import json
 import os
@@ -89,7 +89,7 @@ def test_the_address_is_the_one_on_the_way_to_the_endpoint() -> None:
     assert Nodes().address is None
 
 
-def test_machines_arrive_one_at_a_time(tmp_path: Path) -> None:
+def test_machines_look_up_the_run_one_at_a_time(tmp_path: Path) -> None:
     order: list[str] = []
 
     def other() -> None:
@@ -175,7 +175,7 @@ def test_two_nodes_are_two_devices(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
+def test_training_continues_without_a_lost_node(tmp_path: Path) -> None:
     arguments = (
         *TRAIN,
         "model.net.width=1024",

@@ -1,4 +1,4 @@
-"""Which worker is bound to which CPUs is torch's to do; what it can't do here is told first."""
+"""torch binds workers to CPUs; what it can't do on this machine is refused first."""
 
 import shutil
 import warnings
@@ -71,7 +71,7 @@ def test_what_torch_can_not_bind_is_refused(
 
 
 @pytest.mark.parametrize("mode", ["node", "socket", "exclusive"])
-def test_torch_is_told(machine: Any, mode: str) -> None:
+def test_torch_gets_the_mode(machine: Any, mode: str) -> None:
     machine(gpus=2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

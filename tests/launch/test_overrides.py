@@ -1,4 +1,4 @@
-"""What was typed, as it was typed."""
+"""Overrides: interpolations are saved as values, and a log directory without effect is refused."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def test_a_value_may_follow_another_key(tmp_path: Path) -> None:
     assert len(wide) == 2
 
 
-def test_the_place_of_runs_is_refused_where_nothing_reads_it(cli: Callable[..., tuple[int, str]]) -> None:
+def test_a_log_directory_without_effect_is_refused(cli: Callable[..., tuple[int, str]]) -> None:
     texts = {verb: (ROOT / "configs" / f"{verb}.yaml").read_text() for verb in VERBS}
     assert {verb for verb, text in texts.items() if re.search(r"log_dir: .* # for Hydra alone", text)} == set(
         IGNORE_LOG_DIR

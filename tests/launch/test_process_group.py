@@ -61,7 +61,7 @@ def test_a_lost_neighbour_is_not_a_limit_and_a_bug_is_neither() -> None:
     assert find_timeout(OSError("Timed out waiting 2500ms")) is None
 
 
-def test_ranks_that_left_no_note_are_those_that_did_not_come(tmp_path: Path) -> None:
+def test_ranks_without_a_file_are_those_that_did_not_join(tmp_path: Path) -> None:
     assert describe_timeouts(tmp_path, 0, [0, 1, 2], 3) is None
     save_timeout(tmp_path, 0, CollectiveTimeout(1, "broadcast", 4, 2.0), [0, 1, 2], patience=0)
     save_timeout(tmp_path, 0, CollectiveTimeout(0, "broadcast", 4, 0.0), [0, 1, 2], patience=0)
@@ -73,19 +73,19 @@ def test_ranks_that_left_no_note_are_those_that_did_not_come(tmp_path: Path) -> 
     assert describe_timeouts(tmp_path, 1, [0, 1], 2) is None
 
 
-def test_a_torn_note_and_lost_neighbours_alone_say_nothing(tmp_path: Path) -> None:
+def test_an_unfinished_file_and_lost_connections_are_no_timeout(tmp_path: Path) -> None:
     (tmp_path / "timeout.0.1.json").write_text('{"rank"')
     save_timeout(tmp_path, 0, CollectiveTimeout(0, "broadcast", None, 0.0), [0, 1], patience=0)
     assert describe_timeouts(tmp_path, 0, [0, 1], 2) is None
 
 
 def limits(rank: int, port: int, folder: str) -> list[CollectiveTimeout | None]:
-    """What rank 0 meets in the default group and in one split off it when rank 1 stays away."""
+    """The timeouts of rank 0 in the default group and in a subgroup while rank 1 does not join."""
     torch.distributed.barrier()  # a rank that leaves while the other still connects would close its connection
     torch.distributed.destroy_process_group()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", str(port)
     trainer = {"accelerator": "cpu", "devices": 2}
-    time.sleep(1.5 * rank)  # longer than the limit: a late start is no hang
+    time.sleep(1.5 * rank)  # longer than the limit, which is allowed for a start
     for _ in range(2):  # the second time there is a group
         init_process_group(trainer, rank, 2, rank, 1.0)
     met = []

@@ -20,7 +20,7 @@ Cli = Callable[..., tuple[int, str]]
 
 
 def kills(folder: Path, number: int, seen: list[Path]) -> Callable[[Any], None]:
-    """A job that is told to end while it has a folder for temporary files."""
+    """A job that receives a signal while it has a folder of temporary files."""
 
     def job(request: Any) -> None:
         with scratch(folder) as place:

@@ -1,4 +1,4 @@
-"""A command ends as it would elsewhere where its terminal has few characters, and where it has no output at all."""
+"""A command works on a terminal of few characters, and without any output."""
 
 import io
 import os
@@ -14,7 +14,7 @@ from lathe.launch.elastic import worker
 from lathe.launch.error_reporting import FULL_ERROR, report_errors
 from lathe.launch.sweep.child import fork
 
-DOTS = "\u2026 \u00b1 \udcff"  # of a table, of a report, of the name of a file that is no text
+DOTS = "\u2026 \u00b1 \udcff"  # in a table, in a report, in a file name that is not valid text
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("ascii", "strict", "? ? ?"),
         ("ascii", "surrogateescape", "? ? ?"),  # of LC_ALL=C
         ("utf-8", "strict", "\u2026 \u00b1 ?"),
-        ("ascii", "backslashreplace", r"\u2026 \xb1 \udcff"),  # as somebody has chosen
+        ("ascii", "backslashreplace", r"\u2026 \xb1 \udcff"),  # by PYTHONIOENCODING
     ],
 )
 def test_characters_that_a_terminal_has_not_are_replaced(

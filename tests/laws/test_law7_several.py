@@ -1,4 +1,4 @@
-"""Law 7 of several mistakes in one command: all are told at once, a line each."""
+"""Law 7 of several mistakes in one command: all are reported together, a line each."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from support.runs import runs
 
 Cli = Callable[..., tuple[int, str]]
-# What is typed, and what each line of the answer begins with: a line for each mistake, those of keys together after
+# The overrides, and the begin of each line of the answer: a line for each mistake, those of keys together after
 # those of single keys.
 SEVERAL = {
     "three values": (
@@ -37,7 +37,7 @@ SEVERAL = {
         ],
         ["seed=-1", "trainer.min_epochs=9 is above", "optimizer.nesterov=true", "data.batch_size=33"],
     ),
-    "what was refused is not held against others": (
+    "a refused key is not checked with others": (
         [
             "trainer.min_epochs=9",
             "trainer.max_epochs=x",
@@ -75,7 +75,7 @@ SEVERAL = {
             *("data.batch_size=0: ", "optimizer.lr=ten: "),
         ],
     ),
-    "a word told once": (
+    "a word reported once": (
         [" optimizer.lr=1", "optimizer.lr = 1", "=", "seed=-1"],
         ["'='", " opt", "optim", "seed=-1"],
     ),
@@ -92,11 +92,11 @@ SEVERAL = {
         ["data.batch_size=${nope}", "seed=${neither}"],
         ["data.batch_size: it follows nope", "seed: it follows neither"],
     ),
-    "what lies below a refused key is told with it": (
+    "keys below a refused key are left out": (
         ["model.net.width=16", "model.net=/dev/null"],
         ["model.net=/dev/null: "],
     ),
-    "what follows a missing value is told with it": (
+    "keys that follow a missing value are left out": (
         ["model=gpt_nano", "data=documents", "data.length=???"],
         ["data.length: "],
     ),

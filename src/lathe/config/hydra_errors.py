@@ -54,6 +54,11 @@ def hydra_message(error: BaseException, groups: Groups) -> str | None:
     if isinstance(refused, OmegaConfBaseException):
         return f"{refused.full_key or 'configuration'}: {str(refused).splitlines()[0]}"
     text = " ".join(str(error).split())
+    without_package = re.match(r"In '([\w/]+)': Could not override '(\w+)@", text)
+    if without_package:
+        return (
+            f"{without_package[1]}.yaml: override /{without_package[2]} requires '# @package _global_' as first line."
+        )
     if isinstance(error, HydraException):
         return text
     return f"Hydra can't read the configuration: {type(error).__name__}: {text}" if _raised_by_hydra(error) else None

@@ -1,4 +1,4 @@
-"""What a launch finds by a key that is only typed, by a path, and under another launcher."""
+"""Runs that are found by a path, resumed with a later end, and shared by the ranks of torchrun."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ def test_a_key_that_is_only_typed_is_there_for_what_follows_it(command: Command)
     mine = (
         "data._target_=mine.Data",
         "model.net._target_=mine.Net",
-    )  # parts of one's own, whose arguments no table knows
+    )  # a user's classes, whose arguments the schema does not know
     command("model=mlp", *mine, "+data.length=3", "+model.net.length=${data.length}")
     assert command.runs[0].config["model"]["net"]["length"] == 3
 
@@ -124,7 +124,7 @@ def test_a_complete_run_without_its_last_state_is_not_trained_from_the_start(
     )
 
 
-# outer launchers
+# torchrun and srun
 
 
 TWO = ("trainer.accelerator=cpu", "trainer.devices=2")
@@ -161,7 +161,7 @@ class Wire:
         )
 
 
-def test_ranks_of_an_outer_launcher_share_rank_0s_configuration_and_directory(
+def test_ranks_of_torchrun_share_rank_0s_configuration_and_directory(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire = Wire(monkeypatch)
@@ -175,9 +175,7 @@ def test_ranks_of_an_outer_launcher_share_rank_0s_configuration_and_directory(
     assert run.environment["launch_id"] == "torchrun:1"
 
 
-def test_ranks_of_an_outer_launcher_are_told_that_a_run_is_complete(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_of_torchrun_return_when_the_run_is_complete(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire(monkeypatch)
     wire.rank(0)
     command(*TWO)
@@ -188,7 +186,7 @@ def test_ranks_of_an_outer_launcher_are_told_that_a_run_is_complete(
     assert wire.box[-1] is None
 
 
-def test_a_restart_of_an_outer_launcher_finds_its_run(
+def test_a_restart_of_torchrun_finds_its_run(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wire = Wire(monkeypatch)
