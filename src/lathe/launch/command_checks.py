@@ -14,7 +14,7 @@ from lathe.config.composed import check, flatten, mistyped
 from lathe.config.direction import check_direction
 from lathe.config.idle import idle
 from lathe.config.mesh import data_replicas
-from lathe.config.schema import Taken, Together, moved, rules
+from lathe.config.schema import Taken, Together, rules
 from lathe.config.stages import check_compression
 from lathe.config.typed import as_typed
 from lathe.config.words import key_of
@@ -69,7 +69,7 @@ def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Seque
         unused = next((item for item in typed if key_of(item) == "paths.log_dir"), None)
         require(unused is None, f"{unused} has no effect on {command}.py. Leave it out.")
     raw, known = OmegaConf.to_container(cfg, resolve=False), rules(resolved, command)
-    keys = [moved(key_of(item)) for item in typed if key_of(item) not in choices and not item.startswith("~")]
+    keys = [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")]
     unknown = [key for key in keys if key not in known]
     defaults = _default_values([item for item in typed if key_of(item) in choices]) if unknown else {}
     more = [*mistyped(unknown, resolved, defaults, command), *idle(typed, resolved)]
