@@ -3,10 +3,10 @@
 import hydra
 from omegaconf import DictConfig
 
-from lathe.launch import launch, one_sentence
+from lathe.launch import launch, report_errors
 
 
-@one_sentence
+@report_errors
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> float | None:
     return launch(cfg, "lathe.verbs.train:train")

@@ -3,13 +3,13 @@
 import hydra
 from omegaconf import DictConfig
 
-from lathe.launch import launch_trial, one_sentence
+from lathe.launch import launch_dry_run, report_errors
 
 
-@one_sentence
+@report_errors
 @hydra.main(version_base="1.3", config_path="../configs", config_name="batch_find")
 def main(cfg: DictConfig) -> None:
-    launch_trial(cfg, "lathe.verbs.batch_find:batch_find", alone=True)
+    launch_dry_run(cfg, "lathe.verbs.batch_find:batch_find", one_device=True)
 
 
 if __name__ == "__main__":

@@ -17,22 +17,22 @@ from lathe.benchmark import crew, sides, suites
 from lathe.benchmark.thresholds import missed
 from lathe.config.composed import check, resolve
 from lathe.errors import UserError, refuse, require
+from lathe.launch.command_checks import check_command
 from lathe.launch.devices import count_processes
-from lathe.launch.start import check_typed
-from lathe.launch.stops import stoppable
-from lathe.launch.telling import one_sentence, tell
+from lathe.launch.error_reporting import report_error, report_errors
+from lathe.launch.signals import raise_on_signal
 
 OLDER = ("cli",)
 
 
-@one_sentence
+@report_errors
 @hydra.main(version_base="1.3", config_path="../configs", config_name="benchmark")
 def main(cfg: DictConfig) -> None:
     try:
-        with stoppable():
+        with raise_on_signal():
             benchmark(cfg)
     except Exception as error:
-        sys.exit(tell(error))
+        sys.exit(report_error(error))
 
 
 def benchmark(cfg: DictConfig) -> None:
@@ -42,7 +42,7 @@ def benchmark(cfg: DictConfig) -> None:
         UserError: an unknown suite, or one that can't run here.
     """
     request = resolve(cfg)
-    check_typed(cfg, request)
+    check_command(cfg, request)
     trust.allow(request)
     suite = request["suite"] = sides.now(str(request["suite"]))
     where = request["output"] or f"{request['paths']['log_dir']}/benchmark/{suite}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"

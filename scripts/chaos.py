@@ -266,7 +266,7 @@ def main() -> None:
         parser.error(f"--variants {','.join(unknown)}: choose from {', '.join(VARIANTS)}")
     numbers = range(options.n) if options.case is None else [options.case]
     began, os.environ["OMP_NUM_THREADS"] = time.monotonic(), "1"
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["lathe.verbs.train", "lathe.launch.start"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["lathe.verbs.train", "lathe.launch.launcher"])
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
         folder = options.keep or Path(temporary)
         used = [name for i, name in enumerate(names) if any(number % len(names) == i for number in numbers)]

@@ -3,13 +3,13 @@
 import hydra
 from omegaconf import DictConfig
 
-from lathe.launch import launch_here, one_sentence
+from lathe.launch import report_errors, run_inline
 
 
-@one_sentence
+@report_errors
 @hydra.main(version_base="1.3", config_path="../configs", config_name="gpu_check")
 def main(cfg: DictConfig) -> None:
-    launch_here(cfg, "lathe.verbs.gpu_check:gpu_check")
+    run_inline(cfg, "lathe.verbs.gpu_check:gpu_check")
 
 
 if __name__ == "__main__":

@@ -3,13 +3,13 @@
 import hydra
 from omegaconf import DictConfig
 
-from lathe.launch import launch_trial, one_sentence
+from lathe.launch import launch_dry_run, report_errors
 
 
-@one_sentence
+@report_errors
 @hydra.main(version_base="1.3", config_path="../configs", config_name="lr_find")
 def main(cfg: DictConfig) -> None:
-    launch_trial(cfg, "lathe.verbs.lr_find:lr_find")
+    launch_dry_run(cfg, "lathe.verbs.lr_find:lr_find")
 
 
 if __name__ == "__main__":

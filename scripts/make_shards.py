@@ -8,23 +8,23 @@ import hydra
 from omegaconf import DictConfig
 
 from lathe.config.composed import resolve
-from lathe.launch.start import check_typed
-from lathe.launch.stops import stoppable
-from lathe.launch.telling import one_sentence, tell
+from lathe.launch.command_checks import check_command
+from lathe.launch.error_reporting import report_error, report_errors
+from lathe.launch.signals import raise_on_signal
 
 
-@one_sentence
+@report_errors
 @hydra.main(version_base="1.3", config_path="../configs", config_name="make_shards")
 def main(cfg: DictConfig) -> None:
     try:
         settings = resolve(cfg)
-        check_typed(cfg, settings)
+        check_command(cfg, settings)
         from lathe.verbs.make_shards import make_shards  # here: it imports torch
 
-        with stoppable():
+        with raise_on_signal():
             tell_of(*make_shards(settings))
     except Exception as error:
-        sys.exit(tell(error))  # here: Hydra would print a line of its own first
+        sys.exit(report_error(error))  # here: Hydra would print a line of its own first
 
 
 def tell_of(folder: Path, index: dict[str, Any]) -> None:

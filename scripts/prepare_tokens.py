@@ -6,23 +6,23 @@ import hydra
 from omegaconf import DictConfig
 
 from lathe.config.composed import resolve
-from lathe.launch.start import check_typed
-from lathe.launch.stops import stoppable
-from lathe.launch.telling import one_sentence, tell
+from lathe.launch.command_checks import check_command
+from lathe.launch.error_reporting import report_error, report_errors
+from lathe.launch.signals import raise_on_signal
 
 
-@one_sentence
+@report_errors
 @hydra.main(version_base="1.3", config_path="../configs", config_name="prepare_tokens")
 def main(cfg: DictConfig) -> None:
     try:
         settings = resolve(cfg)
-        check_typed(cfg, settings)
+        check_command(cfg, settings)
         from lathe.data.prepare_tokens import report  # imports torch: only once the command line is known to be right
 
-        with stoppable():
+        with raise_on_signal():
             report(settings)
     except Exception as error:  # told here: Hydra would print lines of its own first
-        sys.exit(tell(error))
+        sys.exit(report_error(error))
 
 
 if __name__ == "__main__":

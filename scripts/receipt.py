@@ -3,10 +3,10 @@
 import hydra
 from omegaconf import DictConfig
 
-from lathe.launch import launch_on_run, one_sentence
+from lathe.launch import launch_on_run, report_errors
 
 
-@one_sentence
+@report_errors
 @hydra.main(version_base="1.3", config_path="../configs", config_name="receipt")
 def main(cfg: DictConfig) -> None:
     launch_on_run(cfg, "lathe.verbs.receipt:receipt")

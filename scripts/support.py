@@ -18,8 +18,9 @@ from omegaconf import DictConfig
 from lathe import files
 from lathe.config.composed import resolve
 from lathe.errors import UserError, require
-from lathe.launch.agent import execute
-from lathe.launch.start import check_typed, one_sentence
+from lathe.launch.command_checks import check_command
+from lathe.launch.elastic import run_job
+from lathe.launch.error_reporting import report_errors
 from lathe.runs import rundir
 from lathe.verbs.evaluate import evaluate
 from lathe.verbs.support import chosen, graphs
@@ -47,11 +48,11 @@ REGIONAL = ("pipeline", "3d")  # they cut a net between its blocks, so that only
 TOLERANCE = 1e-5
 
 
-@one_sentence
+@report_errors
 @hydra.main(version_base="1.3", config_path="../configs", config_name="support")
 def main(cfg: DictConfig) -> None:
     request = resolve(cfg)
-    check_typed(cfg, request)
+    check_command(cfg, request)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     require(
         request["processes"] >= 2,
@@ -147,7 +148,7 @@ def run_strategy(cases: list[dict[str, Any]], request: dict[str, Any], folder: P
     while left:
         broke = None
         try:
-            execute(
+            run_job(
                 "lathe.verbs.support:run_cases",
                 {**left[0], "cases": left, "notes": str(notes)},
                 processes,

@@ -86,7 +86,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 LONGEST = (
     "laws/test_law3_interruption.py",
     "config/test_choices.py",
-    "launch/test_agent.py",
+    "launch/test_elastic.py",
     "laws/test_law7_mistakes.py",
     "receipt/test_receipt.py",
     "test_repository.py",

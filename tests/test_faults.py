@@ -74,7 +74,7 @@ def equal(left: Path, right: Path) -> None:
     assert rows(left) == rows(right)
 
 
-# Which ranks are killed under each: rank 0 writes checkpoints and logs, the last one has the loss of a pipeline.
+# The ranks to kill, by strategy: rank 0 writes checkpoints and logs, the last one has the loss of a pipeline.
 STRATEGIES = {
     "ddp": (0, 1),
     "fsdp": (0,),

@@ -55,7 +55,7 @@ def test_launch_imports_no_torch() -> None:
     run(
         sys.executable,
         "-c",
-        f"import sys, lathe.launch.start; late = {heavy} & set(sys.modules); assert not late, late",
+        f"import sys, lathe.launch.launcher; late = {heavy} & set(sys.modules); assert not late, late",
     )
 
 

@@ -24,10 +24,10 @@ SCRIPT = '''"""A project's own command over an installed Lathe."""
 
 import hydra
 
-from lathe.launch import launch, one_sentence
+from lathe.launch import launch, report_errors
 
 
-@one_sentence
+@report_errors
 @hydra.main(version_base="1.3", config_path="pkg://lathe.configs", config_name="train")
 def main(cfg):
     return launch(cfg, "lathe.verbs.train:train")

@@ -15,8 +15,8 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 # Where the faces stand. They are named, not imported: `import lathe` is the first thing that every command does.
 _FACES = {
-    "compose": "lathe.launch.python",
-    "train": "lathe.launch.python",
+    "compose": "lathe.launch.api",
+    "train": "lathe.launch.api",
     "load": "lathe.verbs.load",
     "restore": "lathe.verbs.load",
     "Trainer": "lathe.trainer",

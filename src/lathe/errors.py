@@ -1,4 +1,4 @@
-"""The exceptions that a user is meant to see."""
+"""Exceptions whose message is for the user, and the location of an error in the user's own code."""
 
 import difflib
 import functools
@@ -10,39 +10,42 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-HERE = Path(__file__).resolve().parent
-LATHES = (HERE, *(HERE.parents[1] / name for name in ("train.py", "scripts", "benchmarks")))  # of a clone
+PACKAGE = Path(__file__).resolve().parent
+LATHE_PATHS = (PACKAGE, *(PACKAGE.parents[1] / name for name in ("train.py", "scripts", "benchmarks")))
+BUILDING = "while building "  # begins the note with the component's key on an exception of its constructor
+WORKER = "DataLoader worker process"  # in the message of an exception that torch raises again in the main process
 
 
 class UserError(Exception):
-    """A mistake that whoever typed the command can mend.
+    """A mistake in the command or the configuration.
 
-    Its message is one sentence that names the key, the value and the way out, or one for each of several mistakes. The
-    command line prints these alone, a line each, and exits with 1; `HYDRA_FULL_ERROR=1` brings the traceback back.
+    Each argument is one message: the key, the problem and the fix. The command line prints only the messages and exits
+    with code 1; `HYDRA_FULL_ERROR=1` shows the traceback too.
     """
 
-    def __init__(self, *sentences: str) -> None:
-        # of proposals there may be none
-        super().__init__(*(re.sub(r"; *$", ".", one) if isinstance(one, str) else one for one in sentences))
+    def __init__(self, *messages: str) -> None:
+        # `did_you_mean` may have no hint to end the message with
+        super().__init__(*(re.sub(r"; *$", ".", one) if isinstance(one, str) else one for one in messages))
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.args))
 
 
 class ArgumentError(UserError):
-    """An argument of a part is wrong: the sentences begin with its name, before which whoever built the part from a
-    configuration puts the key, by `under`."""
+    """An argument of a component is wrong; the messages begin with its name.
+
+    The code that builds the component from a configuration prefixes its key by `under`.
+    """
 
     def under(self, key: str) -> UserError:
-        """The same of arguments that stand below `key` of a configuration."""
-        return UserError(*(f"{key}.{sentence}" for sentence in self.args))
+        """The same error for arguments below `key` of a configuration."""
+        return UserError(*(f"{key}.{message}" for message in self.args))
 
 
 @contextmanager
 def under(key: str) -> Iterator[None]:
-    """Puts `key` before the sentences of an ArgumentError that passes through."""
+    """Prefix the messages of an ArgumentError that passes through with `key`."""
     try:
         yield
     except ArgumentError as error:
@@ -50,9 +53,9 @@ def under(key: str) -> Iterator[None]:
 
 
 class Stopped(UserError):
-    """A signal ended the run at a step boundary after a checkpoint was written: it can be resumed.
+    """A signal ended the run after a checkpoint was written; the run can be resumed.
 
-    `signal` is its name, such as SIGTERM, and `command` the line for a shell that resumes it, if there is one. The
+    `signal` is its name, such as SIGTERM, and `command` the shell command that resumes the run, if there is one. The
     process exits with 128 plus the signal's number, as shells report it.
     """
 
@@ -63,46 +66,42 @@ class Stopped(UserError):
 
 
 def uninstalled(extra: str, *packages: str) -> str | None:
-    """None, or the sentence that says which of `packages` can't be imported, and the extra of setup.cfg that brings
-    them.
-    """
-    from importlib.util import find_spec  # here: --help need not import it
+    """A message if some of `packages` can't be imported, naming the `extra` of setup.cfg that installs them."""
+    from importlib.util import find_spec  # not needed for --help
 
     missing = [name for name in packages if find_spec(name) is None]
     return f"{' and '.join(missing)} can't be imported: pip install -e '.[{extra}]'." if missing else None
 
 
-def require(condition: bool, sentence: str) -> None:
-    """Raises UserError with `sentence` unless `condition` holds."""
+def require(condition: bool, message: str) -> None:
+    """Raise UserError with `message` unless `condition` holds."""
     if not condition:
-        raise UserError(sentence)
+        raise UserError(message)
 
 
-def refuse(sentences: Iterable[str]) -> None:
-    """Raises UserError with these sentences, if there are any."""
-    found = list(dict.fromkeys(sentences))
+def refuse(messages: Iterable[str]) -> None:
+    """Raise UserError with these messages, if there are any."""
+    found = list(dict.fromkeys(messages))
     if found:
         raise UserError(*found)
 
 
-def together(*checks: Callable[[], object]) -> None:
-    """Calls these, which need nothing of each other.
-
-    Raises:
-        UserError: some of them did; with the sentences of all.
-    """
-    told: list[str] = []
+def collect_errors(*checks: Callable[[], object]) -> None:
+    """Call independent checks, and raise one UserError with the messages of all that failed."""
+    messages: list[str] = []
     for check in checks:
         try:
             check()
         except UserError as error:
-            told += error.args
-    refuse(told)
+            messages += error.args
+    refuse(messages)
 
 
 def did_you_mean(word: object, options: Iterable[object], otherwise: str | None = None) -> str:
-    """A clause that proposes the nearest of `options`: the shortest that begins with the word or holds it, else the one
-    spelled most alike; where none is near `otherwise`, or without it a list of them if they are few."""
+    """A hint at the option nearest to `word`: the shortest that contains it, else the most similar.
+
+    Without a near one `otherwise`, or by default a list of the options if they are few.
+    """
     names, text = sorted(map(str, options)), str(word)
     holds = [name for name in names if len(text) > 2 and text.lower() in name.lower()]
     close = sorted(holds, key=lambda name: (not name.lower().startswith(text.lower()), len(name)))
@@ -115,9 +114,7 @@ def did_you_mean(word: object, options: Iterable[object], otherwise: str | None 
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Gives an OSError that passes through the name of the file that was written: a full disk is met by a write, which
-    knows of none.
-    """
+    """Add the file's name to an OSError that passes through, since a failed write names no file."""
     try:
         yield
     except OSError as error:
@@ -126,70 +123,53 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
 
 
+def is_user_file(name: str) -> bool | None:
+    """True for a file of the user's own code, False for Lathe's, None for an installed package's or no file at all."""
+    if not Path(name).is_absolute():
+        return None
+    path = Path(name).resolve()
+    if any(path.is_relative_to(folder) for folder in _package_folders()):
+        return None
+    return not any(path.is_relative_to(place) for place in LATHE_PATHS)
+
+
 @functools.cache
-def _libraries() -> list[Path]:
+def _package_folders() -> list[Path]:
     """The folders of Python's own modules and of installed packages."""
     return [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")]
 
 
-def is_own(name: str) -> bool | None:
-    """Whether the file of that name is a user's own code, and not Lathe's; None for a library's, or none at all."""
-    if not Path(name).is_absolute():
-        return None
-    path = Path(name).resolve()
-    if any(path.is_relative_to(folder) for folder in _libraries()):
-        return None
-    return not any(path.is_relative_to(place) for place in LATHES)
+def source_frames(error: BaseException) -> list[tuple[traceback.FrameSummary, bool]]:
+    """The frames of `error` outside of installed packages, innermost last, each with `is_user_file`.
 
-
-def own_places(error: BaseException) -> list[tuple[str, bool]]:
-    """The places outside of libraries that `error` has passed, the deepest last: function, file and line, and whether
-    that is a user's own code (or Lathe's). What a worker of a DataLoader met is read off the text that it sent.
+    Those of a DataLoader's worker are read from the traceback that torch puts into the message.
     """
-    frames: list[tuple[str, Any, str]] = [
-        (frame.f_code.co_filename, line, frame.f_code.co_qualname)
-        for frame, line in traceback.walk_tb(error.__traceback__)
-    ]
+    frames = list(traceback.extract_tb(error.__traceback__))
     if isinstance(error, SyntaxError) and error.filename:
-        frames.append((error.filename, error.lineno, "<module>"))
-    if "DataLoader worker process" in str(error):
-        frames += re.findall(r'File "(.+)", line (\d+), in (\S+)', str(error))
-    found = [(f"{function} at {name}:{line}", is_own(name)) for name, line, function in frames]
-    return [(place, own) for place, own in found if own is not None]
+        frames.append(traceback.FrameSummary(error.filename, error.lineno or 0, "<module>", line=error.text))
+    if WORKER in str(error):
+        found = re.findall(r'File "(.+)", line (\d+), in (\S+)\n +(.+)', str(error))
+        frames += [traceback.FrameSummary(file, int(line), name, line=code) for file, line, name, code in found]
+    return [(frame, own) for frame in frames if (own := is_user_file(frame.filename)) is not None]
 
 
-def item_note(key: str, row: int) -> str:
-    """What is added to an exception that a dataset raised: `add_note` survives the way from a DataLoader's worker."""
-    return f"Met while reading {key}: item {row}"
+def user_location(error: BaseException) -> str:
+    """The innermost frame of `error` in the user's own code as " (file:line)"; empty if there is none."""
+    frames = [frame for frame, own in source_frames(error) if own]
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
-def noted_item(error: BaseException) -> str:
-    """The item that `item_note` names with `error`, such as `data.train: item 3`; empty where there is none."""
-    told = [*getattr(error, "__notes__", []), str(error)]
-    found = [match[1] for text in told for match in re.finditer(r"^Met while reading (.+: item \d+)$", text, re.M)]
-    return found[-1] if found else ""
-
-
-def own_place(error: BaseException) -> str:
-    """The last place in a user's own code that `error` has passed, in brackets behind a space; empty where there is
-    none.
-    """
-    return next((f" ({place.partition(' at ')[2]})" for place, own in reversed(own_places(error)) if own), "")
-
-
-def worker_sentence(error: BaseException) -> str | None:
-    """What became of a process that read data for a DataLoader, and the way out; None where `error` tells of none. What
-    the dataset raised in one is no such end.
-    """
-    # the system's word comes first, where torch has noticed it at its queue as well
-    told = [re.match(r"DataLoader worker \(pid\S* [\d, ]+\) ([^.]+)", str(one)) for one in (error.__cause__, error)]
-    ended = told[0] or told[1]
-    cut = isinstance(error, (ConnectionError, EOFError)) and "DataLoader worker process" not in str(error)
-    if ended is None and not cut:
+def worker_message(error: BaseException) -> str | None:
+    """The message for a DataLoader worker process that died; None for anything else, such as an error of a dataset."""
+    # the signal's name is in the cause, where torch has noticed the death at its queue as well
+    matches = [re.match(r"DataLoader worker \(pid\S* [\d, ]+\) ([^.]+)", str(one)) for one in (error.__cause__, error)]
+    died = matches[0] or matches[1]
+    closed = isinstance(error, (ConnectionError, EOFError)) and WORKER not in str(error)
+    if died is None and not closed:
         return None
-    how = ended[1].replace("is killed", "was killed") if ended else "ended unexpectedly"
-    shared = ", and raise the limit of shared memory (/dev/shm)" if "Bus error" in how else ""
+    how = died[1].replace("is killed", "was killed") if died else "ended unexpectedly"
+    shared = " and raise the limit of shared memory (/dev/shm)" if "Bus error" in how else ""
     return (
-        f"a process that reads data {how}, as where memory is used up or the dataset's own code ends it: lower "
-        f"data.num_workers{shared}; data.num_workers=0 reads in this process, and shows what happens there."
+        f"a DataLoader worker {how}; it may have run out of memory. Lower data.num_workers{shared}, or find the cause "
+        "with data.num_workers=0."
     )

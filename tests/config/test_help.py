@@ -13,7 +13,7 @@ from support.commands import environment, in_process, run
 from support.runs import ROOT
 
 from lathe.config import help as help_page
-from lathe.config.mistakes import explain
+from lathe.config.hydra_errors import hydra_message
 from lathe.config.schema.described import written
 from lathe.config.schema.explained import Page
 
@@ -182,7 +182,7 @@ def test_a_broken_file_of_any_group_is_named(tmp_path: Path) -> None:
     (tmp_path / "model" / "mine.yaml").write_text("net: {depth: 3\ninit: [\n")
     with pytest.raises(yaml.YAMLError) as caught:
         written(tmp_path)
-    assert f"{tmp_path / 'model' / 'mine.yaml'}, line " in str(explain(caught.value))
+    assert f"{tmp_path / 'model' / 'mine.yaml'}, line " in str(hydra_message(caught.value, {}))
 
 
 def test_a_broken_file_is_left_out_of_the_help_of_other_keys(

@@ -10,10 +10,10 @@ import pytest
 from torch.utils.data import Dataset
 
 from lathe.data.workers import Reader
-from lathe.errors import UserError, worker_sentence
-from lathe.launch.telling import sentence_for
+from lathe.errors import UserError, worker_message
+from lathe.launch.error_reporting import explain_error
 
-WAY = "lower data.num_workers; data.num_workers=0 reads in this process, and shows what happens there."
+WAY = "Lower data.num_workers, or find the cause with data.num_workers=0."
 
 
 class Ending(Dataset[int]):
@@ -46,9 +46,9 @@ def test_it_is_told_and_the_others_end(end: Any, words: str, stays: bool, monkey
     children = set(active_children())
     with pytest.raises((UserError, RuntimeError)) as caught:  # torch's own where the signal comes between two batches
         list(Reader(Ending(end), batch_size=1, num_workers=2, persistent_workers=stays))
-    said = str(caught.value if isinstance(caught.value, UserError) else worker_sentence(caught.value))
+    said = str(caught.value if isinstance(caught.value, UserError) else worker_message(caught.value))
     # torch has the system's word, unless it sees the end of a queue before
-    assert any(said.startswith(f"a process that reads data {how}, ") for how in (words, "ended unexpectedly")), said
+    assert any(said.startswith(f"a DataLoader worker {how}; ") for how in (words, "ended unexpectedly")), said
     assert said.endswith(WAY)
     assert not [child for child in set(active_children()) - children if child.is_alive()]
 
@@ -62,17 +62,16 @@ SAID = {
 
 @pytest.mark.parametrize("text", SAID)
 def test_what_torch_raises_anywhere_in_a_run(text: str) -> None:
-    said = sentence_for(RuntimeError(text))
-    assert said is not None
-    assert said.startswith(f"a process that reads data {SAID[text]}")
+    said = str(explain_error(RuntimeError(text)))
+    assert said.startswith(f"a DataLoader worker {SAID[text]}")
     assert said.endswith(WAY)
 
 
 def test_shared_memory_is_named_and_other_errors_are_left_alone() -> None:
     error = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
     error.__cause__ = RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that")
-    assert "was killed by signal: Bus error, " in str(worker_sentence(error))
-    assert "/dev/shm" in str(worker_sentence(error))
+    assert "was killed by signal: Bus error; " in str(worker_message(error))
+    assert "/dev/shm" in str(worker_message(error))
     text = "Caught ConnectionError in DataLoader worker process 0.\nOriginal Traceback"
     for other in (RuntimeError("shapes"), ConnectionError(text), ValueError("x")):
-        assert worker_sentence(other) is None
+        assert worker_message(other) is None

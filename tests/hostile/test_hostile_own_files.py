@@ -16,8 +16,8 @@ from support.commands import in_process
 from support.hostile_runs import copied
 
 from lathe.errors import UserError
+from lathe.launch.error_reporting import explain_error
 from lathe.launch.sweep.jobs import Jobs
-from lathe.launch.telling import sentence_for
 from lathe.loggers import CSVLogger, run_log
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.places import Place
@@ -149,7 +149,8 @@ def test_every_file_in_every_shape(name: str, good: RunDir, tmp_path: Path, monk
                 with in_time():
                     opened(run.path)
             except Exception as error:
-                sentence = sentence_for(error)
+                explained = explain_error(error)
+                sentence = None if explained is None else str(explained)
                 if sentence is None or "\n" in sentence or not sentence:
                     wrong.append(f"{kind}, {verb}: {error!r}")
             if verb in ("runs", "report") and sentence:
@@ -174,7 +175,7 @@ def test_damaged_lines_are_told_and_the_run_stays_as_it_was(kind: str, foreign: 
     before = sorted(foreign.path.rglob("*"))
     with in_time(), pytest.raises((UserError, OSError)) as caught:
         resume(foreign.path)
-    assert re.search(METRICS[kind], sentence_for(caught.value) or "")
+    assert re.search(METRICS[kind], str(explain_error(caught.value)))
     assert sorted({*foreign.path.rglob("*")} - {foreign.path / ".lock", foreign.path / "run.log"}) == before
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the launch share."""
+"""Fixtures of the launch's tests."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from support.typed import Command
 
-from lathe.launch.telling import FULL_ERROR
+from lathe.launch.error_reporting import FULL_ERROR
 from lathe.runs.rundir import RunDir
 
 

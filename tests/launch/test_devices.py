@@ -1,4 +1,4 @@
-"""How many processes a run needs, and what is not there."""
+"""The number of processes of a run, and the devices that are missing."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 
 from lathe.errors import UserError
 from lathe.launch.devices import count_processes
-from lathe.launch.outer import Outer
+from lathe.launch.external_launch import ExternalLaunch
 
 
 @pytest.fixture(autouse=True)
@@ -57,32 +57,32 @@ def test_counts(machine: Any, accelerator: str, devices: Any, gpus: int, mps: bo
 
 
 @pytest.mark.parametrize(
-    ("accelerator", "devices", "gpus", "sentence"),
+    ("accelerator", "devices", "gpus", "parts"),
     [
-        ("gpu", 1, 0, "trainer.accelerator=gpu: no GPU is visible here; use trainer.accelerator=cpu or auto."),
-        ("cuda", 1, 0, "trainer.accelerator=cuda: no GPU is visible here"),
-        ("mps", 1, 0, "trainer.accelerator=mps: there is none here; use trainer.accelerator=auto."),
-        ("gpu", 3, 2, "trainer.devices=3 asks for 3 GPUs, but 2 are here: ask for at most 2."),
-        ("gpu", [0, 2], 2, "trainer.devices=[0, 2] names a GPU that is not here: give numbers from 0 to 1."),
-        ("gpu", [-1], 2, "trainer.devices=[-1] names a GPU that is not here"),
-        ("tpu", 1, 0, "trainer.accelerator=tpu: no TPU is visible here; use trainer.accelerator=cpu or auto."),
-        ("cpu", [0], 0, "trainer.devices=[0] names GPUs by their numbers, and this run is on the CPU: give a number"),
-        ("auto", [0], 0, "trainer.devices=[0] names GPUs by their numbers"),
-        ("cpu", 17, 0, "trainer.devices=17 asks for 17 processes on 4 cores: use at most 16."),
-        ("auto", 100, 0, "trainer.devices=100 asks for 100 processes on 4 cores: use at most 16."),
+        ("gpu", 1, 0, ["trainer.accelerator=gpu", "no GPU"]),
+        ("cuda", 1, 0, ["trainer.accelerator=cuda", "no GPU"]),
+        ("tpu", 1, 0, ["trainer.accelerator=tpu", "no TPU"]),
+        ("mps", 1, 0, ["trainer.accelerator=mps"]),
+        ("gpu", 3, 2, ["trainer.devices=3", "2 are here"]),
+        ("gpu", [0, 2], 2, ["trainer.devices=[0, 2]", "from 0 to 1"]),
+        ("gpu", [-1], 2, ["trainer.devices=[-1]"]),
+        ("cpu", [0], 0, ["trainer.devices=[0]", "on the CPU"]),
+        ("auto", [0], 0, ["trainer.devices=[0]", "on the CPU"]),
+        ("cpu", 17, 0, ["trainer.devices=17", "at most 16"]),
+        ("auto", 100, 0, ["trainer.devices=100", "at most 16"]),
     ],
 )
-def test_what_is_not_there_is_refused(machine: Any, accelerator: str, devices: Any, gpus: int, sentence: str) -> None:
+def test_missing_devices_are_refused(machine: Any, accelerator: str, devices: Any, gpus: int, parts: list[str]) -> None:
     machine(gpus=gpus)
     with pytest.raises(UserError) as caught:
         count_processes(cfg(accelerator, devices))
-    assert str(caught.value).startswith(sentence)
+    assert [part for part in parts if part not in str(caught.value)] == []
 
 
 def test_a_small_machine_may_still_run_eight(machine: Any) -> None:
     machine(cores=1)
     assert count_processes(cfg("cpu", 8)) == 8
-    with pytest.raises(UserError, match="use at most 8"):
+    with pytest.raises(UserError, match="at most 8"):
         count_processes(cfg("cpu", 9))
 
 
@@ -93,15 +93,15 @@ def test_a_strategy_of_one_process_drives_all_devices(machine: Any) -> None:
         count_processes(cfg("gpu", 5, processes="one"))
 
 
-def outer(world: int) -> Outer:
-    return Outer("torchrun:1", 0, 0, world, False)
+def outer(world: int) -> ExternalLaunch:
+    return ExternalLaunch("torchrun:1", 0, 0, world, False)
 
 
 def test_an_outer_launcher_has_to_agree() -> None:
     assert count_processes(cfg("cpu", 2, nodes=3), outer(6)) == 2
     with pytest.raises(
         UserError,
-        match=r"^trainer\.devices x trainer\.num_nodes = 1, but the launcher started 2 processes: make them equal",
+        match=r"^trainer\.devices x trainer\.num_nodes = 1, but the launcher started 2 processes",
     ):
         count_processes(cfg("cpu", 1), outer(2))
 

@@ -1,4 +1,4 @@
-"""Ctrl-C and a time limit: a run that they ended goes on."""
+"""Ctrl-C and a time limit: a run that they ended can be resumed."""
 
 import signal
 import time
@@ -13,7 +13,7 @@ from lathe.verbs.train import train
 
 @pytest.mark.slow
 @pytest.mark.parametrize("again", [None, 0.002, 0.02, 0.1])
-def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path: Path, again: float | None) -> None:
+def test_an_interrupted_run_prints_how_to_resume(tmp_path: Path, again: float | None) -> None:
     """Also where Ctrl-C comes twice."""
     words = [word for word in SMALL if not word.startswith("trainer.max_epochs")]
     process = start(command(*words, "trainer.max_epochs=100000"), tmp_path)
@@ -35,7 +35,7 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path: Path, again: floa
 
 
 @pytest.mark.slow
-def test_a_run_that_its_time_ended_goes_on_with_more(tmp_path: Path) -> None:
+def test_a_run_that_its_time_limit_ended_continues_with_more(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SMALL, "trainer.max_epochs=100000", "trainer.max_time=00:00:00:01")
     steps = train(cfg)["steps"]
     assert train(cfg)["steps"] == steps  # brought to its end again

@@ -41,10 +41,10 @@ def test_paths_are_whole_so_that_a_run_can_be_used_from_anywhere(
         (("data.batch_size=0",), "data.batch_size=0: expected a whole number from 1"),
         (
             ("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=33"),
-            "data.batch_size=33 is the global batch and does not divide by trainer.devices x trainer.num_nodes = 2: "
-            "choose a multiple of 2",
+            "data.batch_size=33 is the global batch and does not divide by trainer.devices x trainer.num_nodes = 2. "
+            "Choose a multiple of 2",
         ),
-        (("trainer.accelerator=cpu", "trainer.devices=999"), "trainer.devices=999 asks for 999 processes"),
+        (("trainer.accelerator=cpu", "trainer.devices=999"), "trainer.devices=999 is too much for"),
         (
             ("trainer.num_nodes=2",),
             "trainer.num_nodes=2: start a run on several machines with launch.nodes=2, or with torchrun or srun",
@@ -124,15 +124,15 @@ def test_any_other_change_is_refused_with_a_diff(
 @pytest.mark.parametrize(
     ("typed", "way"),
     [
-        (["trainer.devices=2"], "go on elsewhere in a new run, by its other words and ckpt_path={} ckpt_mode=trainer."),
-        (["trainer.devices=2", "seed=8"], "start a new run from its weights with ckpt_path."),
+        (["trainer.devices=2"], "ckpt_path={} ckpt_mode=trainer"),
+        (["trainer.devices=2", "seed=8"], "ckpt_path={}"),
     ],
 )
 def test_other_devices_are_a_new_run_with_all_of_its_state(
     command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str], typed: list[str], way: str
 ) -> None:
     told = command.fails(f"resume={broken.path}", *typed, capsys=capsys)
-    assert told.endswith(f": leave that out, or {way.format(broken.path)}")
+    assert told.endswith(f". Leave that out, or start a new run with {way.format(broken.path)}.")
 
 
 def test_a_failed_continuation_keeps_the_run(

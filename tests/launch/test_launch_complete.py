@@ -1,4 +1,4 @@
-"""What the launch does with a run that is complete already."""
+"""Launching a run that is complete already."""
 
 from pathlib import Path
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.runs import SMALL, column, config, weights
 
-from lathe.launch.agent import execute
+from lathe.launch.elastic import run_job
 from lathe.runs import rundir
 
 AUROC = "{_target_: torchmetrics.classification.MulticlassAUROC, num_classes: 10}"
@@ -37,7 +37,7 @@ def train(folder: Path, processes: int, *overrides: str) -> dict[str, Path]:
         cases.append({**cfg, "case": number})
     notes = folder / "notes.jsonl"
     whole: dict[str, Any] = {**cases[0], "cases": cases, "notes": str(notes)}
-    execute("lathe.verbs.support:run_cases", whole, processes, whole["launch"])
+    run_job("lathe.verbs.support:run_cases", whole, processes, whole["launch"])
     lines = [json.loads(line) for line in notes.read_text().splitlines()]
     assert [line["refused"] for line in lines if "refused" in line] == [None] * len(CASES)
     return directories

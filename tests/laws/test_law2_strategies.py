@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.runs import column, config
 
-from lathe.launch.agent import execute
+from lathe.launch.elastic import run_job
 from lathe.runs import rundir
 from lathe.verbs.evaluate import evaluate
 
@@ -60,7 +60,7 @@ def _train(folder: Path, processes: int, nets: list[str], *overrides: str) -> di
         directories[net] = rundir.create(folder, cfg, []).path
         cases.append({**cfg, "case": number})
     notes = folder / "notes.jsonl"
-    execute(
+    run_job(
         "lathe.verbs.support:run_cases",
         {**cases[0], "cases": cases, "notes": str(notes)},
         processes,

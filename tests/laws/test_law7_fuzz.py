@@ -131,7 +131,7 @@ def test_a_directory_goes_with_whatever_ends_a_run_before_its_first_step(
 def test_what_a_script_fills_in_is_not_typed(warm: Warm, script: str) -> None:
     more = ("input=x", "output=y") if "predict" in script else ()
     found = warm(script, "run=RUN", *more, "export=onnx")
-    assert (found.code, found.errors) == (1, "Error: export=onnx is filled in from target=: write target=onnx.\n")
+    assert (found.code, found.errors) == (1, "Error: export=onnx is set by target. Use target=onnx.\n")
 
 
 @pytest.mark.slow

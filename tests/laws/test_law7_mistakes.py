@@ -54,7 +54,7 @@ TYPED = {
     ),
     "more processes than makes sense": (
         ["trainer.accelerator=cpu", "trainer.devices=999"],
-        ["trainer.devices=999", "use at most"],
+        ["trainer.devices=999", "at most"],
     ),
     "unknown accelerator": (["trainer.accelerator=gpus"], ["trainer.accelerator=gpus", "did you mean gpu?"]),
     "several nodes by hand": (["trainer.num_nodes=2"], ["trainer.num_nodes=2", "torchrun or srun"]),
@@ -159,14 +159,14 @@ TYPED = {
         ["trainer.precision=bf16-mixed", "precision=bf16-mixed"],
     ),
     "the Trainer's logger": (["+trainer.logger=false"], ["trainer.logger=false", "logger=tensorboard"]),
-    "a name that leads elsewhere": (["name=../x"], ["name='../x'", "letters, digits"]),
+    "a name that leads outside": (["name=../x"], ["name='../x'", "letters, digits"]),
     "the name of the newest run": (["name=latest"], ["name=latest", "none of latest"]),
     "a sweep of nothing": (["-m", "seed=range(1,1)"], ["seed=range(1,1)", "no job"]),
     "no place to write": (["paths.log_dir=/proc/nowhere"], ["/proc/nowhere", "paths.log_dir"]),
 }
 
 
-# They start two processes; the sentences have tests of their own beside the strategies.
+# They start two processes; the strategies' tests check the messages too.
 ON_RANKS = ("more stages than blocks", "heads that do not divide", "a net without a tensor plan")
 
 

@@ -1,4 +1,4 @@
-"""Law 7 of several mistakes in one command: all are told at once, a line each."""
+"""Law 7 of several mistakes in one command: all are reported together, a line each."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 from support.runs import runs
 
 Cli = Callable[..., tuple[int, str]]
-# What is typed, and what each line of the answer begins with: a line for each mistake, those of keys together after
+# The overrides, and the begin of each line of the answer: a line for each mistake, those of keys together after
 # those of single keys.
 SEVERAL = {
     "three values": (
@@ -37,7 +37,7 @@ SEVERAL = {
         ],
         ["seed=-1", "trainer.min_epochs=9 is above", "optimizer.nesterov=true", "data.batch_size=33"],
     ),
-    "what was refused is not held against others": (
+    "a refused key is not checked with others": (
         [
             "trainer.min_epochs=9",
             "trainer.max_epochs=x",
@@ -75,11 +75,11 @@ SEVERAL = {
             *("data.batch_size=0: ", "optimizer.lr=ten: "),
         ],
     ),
-    "a word told once": (
+    "a word reported once": (
         [" optimizer.lr=1", "optimizer.lr = 1", "=", "seed=-1"],
-        ["'='", "' opt", "'optim", "seed=-1"],
+        ["'='", " opt", "optim", "seed=-1"],
     ),
-    "two that can't be read": (["optimizer.lr=[", "data.batch_size={"], ["'optimizer.lr=['", "'data.batch_size={'"]),
+    "two that can't be read": (["optimizer.lr=[", "data.batch_size={"], ["optimizer.lr=[:", "data.batch_size={:"]),
     "a key that another word leaves out": (
         ["model.net.width=16", "~model.net", "trainer.max_epochs=2", "~trainer.max_epochs"],
         [
@@ -92,11 +92,11 @@ SEVERAL = {
         ["data.batch_size=${nope}", "seed=${neither}"],
         ["data.batch_size: it follows nope", "seed: it follows neither"],
     ),
-    "what lies below a refused key is told with it": (
+    "keys below a refused key are left out": (
         ["model.net.width=16", "model.net=/dev/null"],
         ["model.net=/dev/null: "],
     ),
-    "what follows a missing value is told with it": (
+    "keys that follow a missing value are left out": (
         ["model=gpt_nano", "data=documents", "data.length=???"],
         ["data.length: "],
     ),
@@ -133,10 +133,10 @@ def test_all_mistakes_of_another_verb_are_told_at_once(cli: Cli, tmp_path: Path)
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"optimizer:\n  lr: [\n", "own.yaml, line 3: the file can't be read as YAML"),
-        (b"optimizer:\n\tlr: 1\n", "own.yaml, line 2: the file can't be read as YAML"),
-        (b"a: 1\nb: \x07\n", "own.yaml: the file can't be read as YAML"),
-        (b"\xff\xfe", "own.yaml can't be read as YAML (it is no UTF-8 text)"),
+        (b"optimizer:\n  lr: [\n", "own.yaml, line 3: invalid YAML"),
+        (b"optimizer:\n\tlr: 1\n", "own.yaml, line 2: invalid YAML"),
+        (b"a: 1\nb: \x07\n", "own.yaml: invalid YAML"),
+        (b"\xff\xfe", "own.yaml: the file is not UTF-8 text"),
         (b"", "experiment: the file that was chosen sets no key of the run"),
         (b"- a\n", "experiment: the file that was chosen sets no key of the run"),
     ],

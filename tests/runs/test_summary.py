@@ -9,7 +9,7 @@ from rich.console import Console
 from support.runs import config, new_run
 
 from lathe.config.composed import differences
-from lathe.launch.telling import one_sentence
+from lathe.launch.error_reporting import report_errors
 from lathe.runs.rundir import RunDir, create
 from lathe.runs.summary import proposals, show, show_next
 
@@ -155,7 +155,7 @@ def test_the_next_commands_have_the_folder_of_further_choices(
     monkeypatch.setattr("sys.argv", ["train.py", "--config-dir", str(own), "seed=1"])
     for name, value in {"LATHE_CONFIG_DIR": "", "HYDRA_FULL_ERROR": "0", "LATHE_FULL_ERROR": "0"}.items():
         monkeypatch.setenv(name, value)  # and is put back
-    one_sentence(lambda: None)()
+    report_errors(lambda: None)()
     _, slower, seeds, _ = commands(shown(RESULT, new_run(tmp_path, "model=mlp")))
     assert slower[:4] == ["python", "train.py", "--config-dir", str(own)]
     assert seeds[:5] == ["python", "train.py", "--config-dir", str(own), "-m"]

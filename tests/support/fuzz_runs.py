@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-import lathe.launch.start
+import lathe.launch.elastic
+import lathe.launch.launcher
+import lathe.launch.run_commands
 import lathe.verbs.train
 from lathe.benchmark import crew, inference
 from lathe.config.values import is_valid
@@ -51,11 +53,12 @@ class Warm:
     def __init__(self, folder: Path, run: Path, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
         self.folder, self.run, self.patch, self.capture = folder, run, patch, capture
         self.cfg: dict[str, Any] | None = None
-        self.real = lathe.launch.start.execute
+        self.real = lathe.launch.elastic.run_job
         self.known: dict[tuple[str, tuple[str, ...]], dict[str, Any] | None] = {}
         patch.setenv("HYDRA_FULL_ERROR", "0")
         patch.setenv("LATHE_FULL_ERROR", "0")
-        patch.setattr(lathe.launch.start, "execute", self._execute)
+        for module in (lathe.launch.launcher, lathe.launch.run_commands):
+            patch.setattr(module, "run_job", self._execute)
         patch.setattr(lathe.verbs.train.Start, "on_train_start", self._reach)
         patch.setattr(crew, "run", self._reach)
         patch.setattr(inference, "compare", self._reach)

@@ -72,6 +72,7 @@ def gadgets(canary: Path) -> dict[str, dict[str, Any]]:
         "torch.load": {"f": str(payload), "weights_only": False},
         "torch.nn.functional.torch.hub.load": {"repo_or_dir": str(canary.parent), "model": "Net", "source": "local"},
         "lightning.pytorch.callbacks.ModelCheckpoint": {"dirpath": str(canary)},
+        "lathe.launch.elastic.call_job": {"job": f"runpy:run_path({module})", "cfg": {}},
         "lathe.files.write_atomically": {"path": str(canary), "text": "x"},
         "hydra.utils.instantiate": {"config": {"_target_": "os.getcwd"}},
         "functools.partial": {"_args_": ["os.system"]},

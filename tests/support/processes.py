@@ -198,9 +198,9 @@ def _main(words: list[str], cwd: str, env: dict[str, str], out: int, err: int, s
 
 def _fork_ranks() -> None:
     """Has the ranks of this command forked from it instead of started anew, so that they cost no imports either."""
-    from lathe.launch import agent
+    from lathe.launch import elastic
 
-    made, begun = agent._launch_config, agent.worker
+    made, begun = elastic._launch_config, elastic.worker
 
     def config(*of: Any) -> Any:
         found = made(*of)
@@ -210,10 +210,10 @@ def _fork_ranks() -> None:
     def worker(*of: Any) -> Any:
         from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-        for name in agent.SIGNALS.split(","):  # a new process has no handlers of the agent's
+        for name in elastic.SIGNALS.split(","):  # a new process has no handlers of the agent's
             signal.signal(getattr(signal, name), signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         rank_zero_only.rank = int(os.environ["RANK"])  # as it finds it when it is imported
         return begun(*of)
 
-    agent._launch_config, agent.worker = config, worker
+    elastic._launch_config, elastic.worker = config, worker

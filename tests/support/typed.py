@@ -10,7 +10,7 @@ from hydra.types import RunMode
 from omegaconf import open_dict
 
 from lathe.launch import launch, launch_on_run
-from lathe.launch.start import ELSEWHERE
+from lathe.launch.command_checks import IGNORE_LOG_DIR
 from lathe.runs.rundir import RunDir
 from support.runs import ROOT, runs
 
@@ -24,7 +24,7 @@ class Command:
     def __call__(
         self, *typed: str, job: str = "support.agent_jobs:echo", name: str = "train", mode: RunMode = RunMode.RUN
     ) -> Any:
-        overrides = [*typed] if name in ELSEWHERE else [*typed, f"paths.log_dir={self.log_dir}"]
+        overrides = [*typed] if name in IGNORE_LOG_DIR else [*typed, f"paths.log_dir={self.log_dir}"]
         with initialize_config_dir(str(ROOT / "configs"), version_base="1.3", job_name="train"):
             cfg = compose(name, overrides=overrides, return_hydra_config=True)
             with open_dict(cfg):

@@ -91,9 +91,9 @@ def test_the_command_leaves_no_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["-m", "seed=1,2"], "-m: lr_find.py tries one configuration: leave -m out."),
-        (["resume=auto"], "resume=auto: lr_find.py tries a new run: leave resume out."),
-        (["compression=prune"], "compression=prune acts in the course of a whole run: lr_find.py tries the dense one."),
+        (["-m", "seed=1,2"], "lr_find.py takes one configuration. Leave -m out."),
+        (["resume=auto"], "resume=auto: lr_find.py starts a new run."),
+        (["compression=prune"], "compression=prune needs a whole run."),
         (["find.steps=1"], "find.steps=1: expected a whole number from 10, got one out of this range."),
         (["find.min_lr=1", "find.max_lr=0.1"], "find.min_lr=1 is not below find.max_lr=0.1: the rate rises from"),
         (["optimizer.lr=fast"], "optimizer.lr=fast: expected a number above 0"),

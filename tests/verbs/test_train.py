@@ -217,9 +217,9 @@ def test_mistakes_are_told_before_training_begins(
     cfg = new_run(tmp_path, *SMALL, *(item.format(last=run_of(done[0]).last) for item in overrides))
     with pytest.raises(Exception, match=sentence) as caught:
         train(cfg)
-    from lathe.launch.telling import sentence_for
+    from lathe.launch.error_reporting import explain_error
 
-    assert sentence_for(caught.value) is not None
+    assert explain_error(caught.value) is not None
     assert not run_of(cfg).begun
 
 

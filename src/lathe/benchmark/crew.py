@@ -168,8 +168,8 @@ def _short(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    from lathe.launch.agent import _die_with_parent, execute
+    from lathe.launch.elastic import die_with_parent, run_job
 
-    _die_with_parent()
+    die_with_parent()
     job = json.loads(Path(sys.argv[1]).read_text())
-    execute("lathe.benchmark.rank:work", job["cfg"], job["processes"], job["cfg"]["launch"])
+    run_job("lathe.benchmark.rank:work", job["cfg"], job["processes"], job["cfg"]["launch"])

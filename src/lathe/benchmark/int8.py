@@ -14,7 +14,7 @@ from lathe.benchmark.spread import Results, Spread, spread, table
 from lathe.benchmark.turns import Claim, Facts, over
 from lathe.errors import require
 from lathe.files import scratch
-from lathe.launch.python import compose, train
+from lathe.launch.api import compose, train
 from lathe.measure import interleaved, plot
 from lathe.runs.rundir import RunDir, open_run
 from lathe.verbs.export.compare import compared

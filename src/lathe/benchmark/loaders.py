@@ -24,7 +24,7 @@ from lathe.benchmark import usual
 from lathe.benchmark.spread import Results, spread, table
 from lathe.benchmark.turns import Claim, Facts, failure, fastest, over, take_turns
 from lathe.files import scratch
-from lathe.launch.python import compose
+from lathe.launch.api import compose
 from lathe.measure import plot, usable_cores
 from lathe.runs.build import make_data
 from lathe.verbs.make_shards import make_shards

@@ -20,7 +20,7 @@ from lathe.benchmark.fits import Clock, fit
 from lathe.callbacks import Throughput
 from lathe.data.transfer import train_batches
 from lathe.files import write_atomically
-from lathe.launch.telling import sentence_for
+from lathe.launch.error_reporting import explain_error
 from lathe.measure import PeakMemory, SavedActivations, count_state
 from lathe.measure.processes import everyones
 from lathe.runs import score
@@ -46,10 +46,10 @@ def work(cfg: Mapping[str, Any]) -> None:
         try:
             result = measure(plan["cases"][name])
         except Exception as error:
-            sentence = sentence_for(error)
-            if sentence is None:
+            explained = explain_error(error)
+            if explained is None:
                 raise
-            result = {"error": sentence}
+            result = {"error": str(explained)}
         if int(os.environ.get("RANK", "0")) == 0:
             write_atomically(folder / f"done-{turn}", json.dumps(result))
 

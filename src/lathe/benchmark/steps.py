@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torchmetrics.classification import MulticlassAccuracy
 
 from lathe.callbacks import skip_empty_hooks
-from lathe.launch.python import compose
+from lathe.launch.api import compose
 from lathe.runs.attached import make_callbacks, make_loggers
 from lathe.runs.build import make_task
 from lathe.runs.trainer import make_trainer, prepare

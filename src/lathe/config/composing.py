@@ -14,11 +14,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lathe.config.composed import flatten
 from lathe.config.help import names_of
-from lathe.config.mistakes import explain, refused_as_well
+from lathe.config.hydra_errors import explain_overrides
 from lathe.config.typed import as_typed
 from lathe.config.words import translate
 from lathe.configs import FOLDER
-from lathe.errors import UserError, require
+from lathe.errors import require
 
 TYPED = "lathe_overrides"  # a flag of a composed configuration, which its copies keep: the overrides it was made of
 
@@ -42,10 +42,10 @@ def composing(verb: str, overrides: Sequence[str]) -> Iterator[DictConfig]:
             cfg = compose(verb, overrides=words, return_hydra_config=True)
         except Exception as error:
             GlobalHydra.instance().clear()
-            also = refused_as_well(error, FOLDER, names, words, verb) or [explain(error, names) or ""]
-            if not also[0]:
+            explained = explain_overrides(error, FOLDER, verb, words, names)
+            if explained is None:
                 raise
-            raise UserError(*also) from error
+            raise explained from error
         with open_dict(cfg):
             cfg.hydra.mode, cfg.hydra.job.config_name = RunMode.RUN, verb
             HydraConfig.instance().set_config(cfg)

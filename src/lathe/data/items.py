@@ -15,7 +15,7 @@ from lathe.data.forms import INTEGERS, check_pairs, form, mixed
 from lathe.data.pairs import FIRST, Pairs, Sent
 from lathe.data.seeded import Reads, Rowed, draws_nothing, fetch
 from lathe.data.splits import Labels
-from lathe.errors import UserError, item_note
+from lathe.errors import UserError
 
 
 class Items(Reads):
@@ -92,7 +92,7 @@ class Items(Reads):
             found.extend(samples)
         except Exception as error:
             if len(found) < len(rows):  # else it is no sample's: there are more of them than were asked for
-                error.add_note(item_note(self.key, rows[len(found)]))
+                error.add_note(f"while reading {self.key}: item {rows[len(found)]}")
             raise
         return found
 

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.data.base import SPLITS
 from lathe.data.splits import Labels, Source, Split, Splits
-from lathe.errors import UserError, own_place, refuse, under
+from lathe.errors import UserError, refuse, under, user_location
 
 KEY = "data.source"
 IMAGES = "expected a uint8 numpy array [m, channels, height, width]"
@@ -46,7 +46,7 @@ def using(source: object, what: str, key: str = KEY) -> Iterator[None]:
             raise
         said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
         frame = traceback.extract_tb(error.__traceback__)[-1]
-        place = own_place(error) or f" ({frame.filename}:{frame.lineno})"
+        place = user_location(error) or f" ({frame.filename}:{frame.lineno})"
         raise UserError(f"{key} can't be {what}: {said}{place}") from error
 
 

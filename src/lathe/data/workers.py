@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lathe.config.cores import physical_cores
-from lathe.errors import UserError, worker_sentence
+from lathe.errors import UserError, worker_message
 
 SECONDS = 2.0  # after which no further number is tried, and what reading a whole run may take that needs no workers
 WINDOW = 0.2  # seconds of reading by which a number is judged
@@ -129,7 +129,7 @@ class Reader(DataLoader[Any]):
         except Exception as error:
             self._iterator = batches
             self.close()
-            gone = worker_sentence(error) if self.num_workers else None
+            gone = worker_message(error) if self.num_workers else None
             if gone is not None:
                 raise UserError(gone) from error
             raise

@@ -1,8 +1,8 @@
-"""From a command line to running processes. Imports no torch: it answers at once."""
+"""From a command line to running processes. Imports no torch, so that it answers at once."""
 
-from lathe.launch.here import launch_here
-from lathe.launch.start import launch, launch_on_run
-from lathe.launch.telling import one_sentence
-from lathe.launch.trial import launch_trial
+from lathe.launch.dry_run import launch_dry_run
+from lathe.launch.error_reporting import report_errors
+from lathe.launch.launcher import launch
+from lathe.launch.run_commands import launch_on_run, run_inline
 
-__all__ = ["launch", "launch_here", "launch_on_run", "launch_trial", "one_sentence"]
+__all__ = ["launch", "launch_dry_run", "launch_on_run", "report_errors", "run_inline"]

@@ -13,7 +13,7 @@ from hydra.errors import InstantiationException
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
-from lathe.errors import ArgumentError, UserError, did_you_mean, own_place
+from lathe.errors import BUILDING, ArgumentError, UserError, did_you_mean, user_location
 from lathe.trust.own import source_folder
 
 # What a part that can't be made with its arguments may raise.
@@ -117,11 +117,12 @@ def _told(error: Exception, node: dict[str, Any], key: str) -> Exception:
     known = isinstance(deepest, (*_RAISED, InstantiationException))
     if known or unfound:  # a user's module may raise anything when it is imported
         raised = "" if known and not isinstance(deepest, LookupError) else f"{type(deepest).__name__}: "
-        text = deepest.msg if isinstance(deepest, SyntaxError) else str(deepest)  # own_place names its line
-        said = f"{raised}{' '.join(text.split())[:500]}{own_place(deepest)}"
+        text = deepest.msg if isinstance(deepest, SyntaxError) else str(deepest)  # user_location names its line
+        said = f"{raised}{' '.join(text.split())[:500]}{user_location(deepest)}"
         if isinstance(deepest, ModuleNotFoundError) and str(node.get("_target_")).startswith(f"{deepest.name}."):
             said += f": a module of your own lies in {source_folder() or 'src'}/, or PYTHONPATH names its folder"
         return UserError(f"{key} can't be built: {said}")
+    error.add_note(f"{BUILDING}{key}")
     return error
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lathe.config.validation import validated
-from lathe.errors import ArgumentError, UserError, own_place
+from lathe.errors import ArgumentError, UserError, user_location
 
 CALL = (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError)  # what wrong shapes and types raise
 
@@ -111,7 +111,7 @@ class OwnLoss:
         except CALL as error:
             raise UserError(
                 f"{self._key(name)} does not take outputs {shape(outputs)} and targets {shape(targets)}: "
-                f"{' '.join(str(error).split())[:300]}{own_place(error)}"
+                f"{' '.join(str(error).split())[:300]}{user_location(error)}"
             ) from error
         if not isinstance(value, Tensor) or value.dim():
             what = f"a tensor {shape(value)}" if isinstance(value, Tensor) else f"{type(value).__name__}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.aggregation import BaseAggregator
 
-from lathe.errors import ArgumentError, UserError, did_you_mean, own_place, refuse
+from lathe.errors import ArgumentError, UserError, did_you_mean, refuse, user_location
 from lathe.tasks import ranks
 from lathe.tasks.loss import CALL, named, shape
 
@@ -119,7 +119,7 @@ class Meters(nn.Module):
             except CALL as error:
                 raise UserError(
                     f"task.metrics.{name}: {named(metric)} does not take predictions {shape(given)} and targets "
-                    f"{shape(targets)}: {' '.join(str(error).split())[:300]}{own_place(error)}"
+                    f"{shape(targets)}: {' '.join(str(error).split())[:300]}{user_location(error)}"
                 ) from error
 
     @torch.no_grad()
@@ -195,7 +195,7 @@ def _value(name: str, metric: Metric) -> float:
     except CALL as error:
         raise UserError(
             f"task.metrics.{name}: {named(metric)} can't be computed: {' '.join(str(error).split())[:300]}"
-            f"{own_place(error)}"
+            f"{user_location(error)}"
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         what = f"a tensor {shape(value)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

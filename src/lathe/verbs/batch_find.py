@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from lathe import files
 from lathe.data.base import ExactDataModule
 from lathe.data.shared import SharedLoader
-from lathe.errors import UserError, own_place, require
+from lathe.errors import UserError, require, user_location
 from lathe.runs.nodes import target_of
 from lathe.runs.trainer import device_type
 from lathe.verbs.trial import Trial, rates_of
@@ -216,7 +216,7 @@ def _attempt(cfg: dict[str, Any], size: int, device: str, send: Connection) -> N
 
 def _refused(error: Exception) -> Try:
     """The sentence for what a user's own part has raised; for anything else its traceback is shown."""
-    place = own_place(error)
+    place = user_location(error)
     if not place:
         raise error
     said = " ".join(f"{type(error).__name__}: {error}".split())

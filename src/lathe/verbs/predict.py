@@ -16,7 +16,7 @@ from lathe import export
 from lathe.data import Normalizer
 from lathe.data.checks import squashed
 from lathe.data.image_files import some, warn_once
-from lathe.errors import UserError, require, together
+from lathe.errors import UserError, collect_errors, require
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
 from lathe.export.files import whole
@@ -47,7 +47,7 @@ def predict(cfg: dict[str, Any]) -> int:
     request, facts = cfg["request"], cfg["data"]
     devices, target = cfg["trainer"]["devices"], request["export"] or MODULE
     given = Path(request["input"])
-    together(
+    collect_errors(
         lambda: require(devices in (1, "auto"), f"trainer.devices={devices}: prediction runs on one device."),
         lambda: require(given.exists(), f"input={given}: there is no such file or folder."),
         lambda: check_request(request),

@@ -13,7 +13,7 @@ from support.commands import environment
 
 from lathe.errors import Stopped, UserError
 from lathe.files import beside
-from lathe.launch.stops import stoppable
+from lathe.launch.signals import raise_on_signal
 from lathe.verbs.export import folder as folders
 from lathe.verbs.export.folder import fresh_folder
 
@@ -118,7 +118,7 @@ def test_a_signal_unwinds_what_is_under_way(tmp_path: Path, name: str) -> None:
     path = tmp_path / "onnx"
 
     def interrupted() -> None:
-        with stoppable(), fresh_folder(path) as folder:
+        with raise_on_signal(), fresh_folder(path) as folder:
             (folder / "manifest.json").write_text("half")
             try:
                 os.kill(os.getpid(), number)

@@ -196,8 +196,7 @@ def test_numbers_read_well() -> None:
         (["runs=logs/train", "output=logs/train/2026-11-23_00-00-00_a1b2c3/x"], "lies in the run directory "),
         (
             ["runs=logs/train,logs/other"],
-            "runs=logs/train,logs/other has several values: add -m for a sweep, or write runs=[logs/train,logs/other] "
-            "for a list.",
+            "Ambiguous value for argument 'runs=logs/train,logs/other'",
         ),
         ([], "runs: a value has to be given, runs=...; --help runs says what it takes."),
     ],

@@ -100,7 +100,7 @@ def test_runs_are_chosen_and_ordered(
             "where=optimizer.lrr=1: none of these 3 runs has optimizer.lrr; did you mean opt",
         ),
         (["where=[complete]"], "where=complete: write key=value, such as state=complete or 'test/accuracy>=0.9'."),
-        (["where=[name='x]"], "\"where=[name='x]\" can't be read as an override"),
+        (["where=[name='x]"], "where=[name='x]: invalid override"),
         (["where=[seed>x]"], "where=seed>x: > takes a number."),
         (["sort=accuracy"], "sort=accuracy: none of these 3 runs has accuracy; did you mean "),
         (["columns=[val/acc]"], "columns=[val/acc]: none of these 3 runs has val/acc; did you mean val/acc"),

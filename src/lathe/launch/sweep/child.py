@@ -19,8 +19,8 @@ from typing import Any
 
 from lathe.errors import UserError
 from lathe.files import write_atomically
-from lathe.launch.streams import usable_streams
-from lathe.launch.telling import sentence_for, tell
+from lathe.launch.error_reporting import explain_error, report_error
+from lathe.launch.stdio import prepare_stdio
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGCHLD") if hasattr(signal, name)
@@ -75,7 +75,7 @@ def _alone(parent: int, log: Path) -> None:
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
-    usable_streams()
+    prepare_stdio()
 
 
 def _told(work: Callable[[], Any], outcome: Path) -> int:
@@ -85,10 +85,10 @@ def _told(work: Callable[[], Any], outcome: Path) -> int:
     except SystemExit as error:  # a signal has stopped it, which is no outcome
         return error.code if isinstance(error.code, int) else 1
     except Exception as error:
-        tell(error)
-        said = sentence_for(error)
+        report_error(error)
+        explained = explain_error(error)
         mistake = isinstance(error, UserError)
-        words = said or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        words = str(explained) if explained else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         write_atomically(outcome, json.dumps({"sentence": words, "mistake": mistake}))
         return 1
     good = isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, Protocol
 
-from lathe.launch.agent import imported
+from lathe.launch.elastic import import_job
 from lathe.launch.sweep.context import Context, SweepStopped
 from lathe.launch.sweep.devices import Slot
 from lathe.launch.sweep.jobs import Jobs
@@ -84,7 +84,7 @@ def run_here(
     Raises:
         SweepStopped: a signal ended the sweep.
     """
-    imported("lathe.verbs.train")  # what every job would import is there before the first of them is forked
+    import_job("lathe.verbs.train")  # what every job would import is there before the first of them is forked
     sweep = _Sweep(folder, source, options["retries"])
     queue = Jobs(folder, slots, lambda job: lambda: context.run(folder, job), options["silence"])
     shown = Screen(folder.path, len(slots), source.total, sweep.done, source.names, source.directions)

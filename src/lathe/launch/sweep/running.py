@@ -15,8 +15,8 @@ from lathe.config.schema import key_schemas, problems, shown, training_commands
 from lathe.config.values import is_valid
 from lathe.config.words import key_of
 from lathe.errors import UserError, refuse, require
-from lathe.launch.nodes import read_nodes
-from lathe.launch.outer import detect_outer
+from lathe.launch.external_launch import detect_external_launch
+from lathe.launch.multi_node import read_nodes
 from lathe.launch.sweep.context import Context
 from lathe.launch.sweep.devices import slots_of
 from lathe.launch.sweep.jobs import was_pruned
@@ -157,7 +157,7 @@ def _check_lists(job: DictConfig | None, words: Sequence[str]) -> None:
 def _check_alone(context: Context) -> None:
     """Raises UserError for what a sweep can't be combined with."""
     require(
-        detect_outer() is None,
+        detect_external_launch() is None,
         "A sweep (-m) under torchrun or srun would be run once per rank: start it with python, or sweep outside.",
     )
     if context.config.hydra.runtime.choices.get("launch") == "slurm":  # whose name is the job's

@@ -8,7 +8,7 @@ from typing import Any
 
 from lathe import files
 from lathe.config.schema import shown
-from lathe.errors import refuse, require, together
+from lathe.errors import collect_errors, refuse, require
 from lathe.verbs.runs import change, compare, table
 from lathe.verbs.runs.choose import begun_since, check_key, chosen, conditions, ordered
 from lathe.verbs.runs.find import count_gone, find
@@ -40,7 +40,7 @@ def runs(request: dict[str, Any]) -> None:
     require(len(asked) < 2, f"{' and '.join(asked)} are one thing each: give one of them at a time.")
     refuse(_of_others(request, asked[0] if asked else "the list"))
     forms = (".json",) if request["compare"] else (".csv", ".json")
-    together(
+    collect_errors(
         lambda: conditions(request["where"]),
         lambda: request["since"] is None or begun_since(request["since"]),
         lambda: request["output"] is None or table.check_output(request["output"], forms),
@@ -51,7 +51,7 @@ def runs(request: dict[str, Any]) -> None:
     log_dir = Path(request["paths"]["log_dir"]).resolve()
     every = find(request["runs"], log_dir)
     if not asked:  # names that no run has at all; which of them those that are chosen lack is told later
-        together(
+        collect_errors(
             *(partial(chosen, every, [word], None) for word in request["where"]),
             *(partial(check_key, every, key, f"columns=[{key}]") for key in request["columns"] or ()),
             lambda: ordered(every, request["sort"]),

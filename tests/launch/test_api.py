@@ -65,7 +65,7 @@ def test_compose_gives_the_commands_configuration_from_anywhere(
     assert Path.cwd() == tmp_path
 
 
-def test_every_mistake_is_told_at_once() -> None:
+def test_all_mistakes_are_reported_together() -> None:
     with pytest.raises(UserError) as told:
         lathe.compose(["model=mpl", "optimizer.lr=-1", "foo=3", "data.batch_size=0"])
     assert [line.split(":")[0].split("=")[0] for line in told.value.args] == [
@@ -74,9 +74,9 @@ def test_every_mistake_is_told_at_once() -> None:
         "data.batch_size",
         "optimizer.lr",
     ]
-    with pytest.raises(UserError) as told:  # a part's own argument is no mistake beside another's
+    with pytest.raises(UserError) as told:  # the arguments of a user's class are not checked here
         lathe.compose(["data={_target_: support.own_parts.Table, kind: noisy}", "nme=3"])
-    assert told.value.args == ("nme: there is no such key; did you mean name? (to add a new key, put a + before it)",)
+    assert [message.split("?")[0] for message in told.value.args] == ["nme: unknown key; did you mean name"]
     with pytest.raises(UserError, match="-m: only overrides are taken here"):
         lathe.compose(["-m", "seed=1,2"])
     with pytest.raises(UserError, match="expected a list of overrides"):
@@ -116,7 +116,7 @@ def test_keys_that_came_or_went_are_typed_too() -> None:
 
 
 def everything() -> dict[str, Any]:
-    """What a training may change in this process and must not."""
+    """Everything in this process that a training might change."""
     return {
         "handlers": {number: signal.getsignal(number) for number in signal.valid_signals()},
         "environment": dict(os.environ),
@@ -177,7 +177,7 @@ def test_trainings_in_one_process_leave_it_as_it_was(
     capsys.readouterr()
 
 
-def test_what_a_notebook_holds_stays_garbage_one_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_of_a_notebook_can_be_garbage_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command freezes what it has imported (`gc.freeze`), for its process ends with it."""
     monkeypatch.delitem(sys.modules, "lathe.verbs.inside")
     gc.unfreeze()
@@ -192,7 +192,7 @@ def test_what_a_notebook_holds_stays_garbage_one_day(tmp_path: Path, monkeypatch
         gc.freeze()
 
 
-def test_a_changed_configuration_trains_and_goes_on(tmp_path: Path) -> None:
+def test_a_changed_configuration_trains_and_resumes(tmp_path: Path) -> None:
     """As the command would have with the same words, and `resume` takes the run up from the change."""
     cfg = lathe.compose([*SHORT, f"paths.log_dir={tmp_path}"])
     cfg.optimizer.lr = 0.025

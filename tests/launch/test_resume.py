@@ -1,4 +1,4 @@
-"""What a launch finds by a key that is only typed, by a path, and under another launcher."""
+"""Runs that are found by a path, resumed with a later end, and shared by the ranks of torchrun."""
 
 import json
 import shlex
@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra.types import RunMode
 from support.typed import Command
 
-from lathe.errors import UserError
-from lathe.launch import start as launching
-from lathe.launch.outer import Outer
+from lathe.launch import launcher as launching
+from lathe.launch.external_launch import ExternalLaunch
 from lathe.runs.rundir import RunDir
 from lathe.runs.summary import proposals
 
@@ -38,7 +36,7 @@ def test_a_key_that_is_only_typed_is_there_for_what_follows_it(command: Command)
     mine = (
         "data._target_=mine.Data",
         "model.net._target_=mine.Net",
-    )  # parts of one's own, whose arguments no table knows
+    )  # a user's classes, whose arguments the schema does not know
     command("model=mlp", *mine, "+data.length=3", "+model.net.length=${data.length}")
     assert command.runs[0].config["model"]["net"]["length"] == 3
 
@@ -125,8 +123,8 @@ def test_a_choice_of_the_users_own_that_is_not_here(command: Command, capsys: py
     typed = run.path / "overrides.yaml"
     typed.write_text(typed.read_text() + "- experiment=own\n")
     told = command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
-    assert "the run was started with experiment=own, which is not here" in told
-    assert "add the --config-dir that has it, or type no more than resume" in told
+    assert "the run was started with experiment=own, which is missing here" in told
+    assert "Add its --config-dir" in told
 
 
 def test_the_end_that_counts_is_raised(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,23 +161,17 @@ def test_a_complete_run_without_its_last_state_is_not_trained_from_the_start(
 ) -> None:
     run = finished(command, steps=5, epochs=30)
     run.last.unlink()
-    assert "last.ckpt is not there" in command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
+    assert "last.ckpt is missing" in command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
     (run.path / "overrides.yaml").unlink()
     assert "its overrides.yaml is not there" in command.fails(
         f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys
     )
 
 
-# outer launchers
+# torchrun and srun
 
 
 TWO = ("trainer.accelerator=cpu", "trainer.devices=2")
-
-
-def test_a_sweep_under_an_outer_launcher_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "detect_outer", lambda: Outer("torchrun:1", 0, 0, 2, False))
-    with pytest.raises(UserError, match=r"^A sweep \(-m\) under torchrun or srun would be run once per rank"):
-        command(mode=RunMode.MULTIRUN)
 
 
 def test_under_srun_with_a_task_on_each_node_the_agent_counts(
@@ -189,9 +181,9 @@ def test_under_srun_with_a_task_on_each_node_the_agent_counts(
     for key, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "12345"), ("SLURM_NNODES", "2")):
         monkeypatch.setenv(key, value)
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(launching, "detect_outer", lambda: Outer("slurm:99", 0, 0, 2, False))
+    monkeypatch.setattr(launching, "detect_external_launch", lambda: ExternalLaunch("slurm:99", 0, 0, 2, False))
     monkeypatch.setattr(
-        launching, "execute", lambda job, cfg, processes, options, nodes: asked.append((processes, nodes.most)) or {}
+        launching, "run_job", lambda job, cfg, processes, options, nodes: asked.append((processes, nodes.most)) or {}
     )
     command("launch.nodes=2", "trainer.num_nodes=2", *TWO, "data.batch_size=64")
     assert asked == [(2, 2)]
@@ -202,16 +194,18 @@ class Wire:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.box: list[Any] = []
-        monkeypatch.setattr(Outer, "send", lambda outer, cfg: self.box.append(cfg))
-        monkeypatch.setattr(Outer, "dismiss", lambda outer, cfg: self.box.append(None))
-        monkeypatch.setattr(Outer, "receive", lambda outer, typed: self.box[-1])
+        monkeypatch.setattr(ExternalLaunch, "send", lambda outer, cfg: self.box.append(cfg))
+        monkeypatch.setattr(ExternalLaunch, "dismiss", lambda outer, cfg: self.box.append(None))
+        monkeypatch.setattr(ExternalLaunch, "receive", lambda outer, typed: self.box[-1])
         self.patch = monkeypatch
 
     def rank(self, rank: int, launch_id: str = "torchrun:1", restarted: bool = False) -> None:
-        self.patch.setattr(launching, "detect_outer", lambda: Outer(launch_id, rank, rank, 2, restarted))
+        self.patch.setattr(
+            launching, "detect_external_launch", lambda: ExternalLaunch(launch_id, rank, rank, 2, restarted)
+        )
 
 
-def test_ranks_of_an_outer_launcher_share_rank_0s_configuration_and_directory(
+def test_ranks_of_torchrun_share_rank_0s_configuration_and_directory(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wire = Wire(monkeypatch)
@@ -225,9 +219,7 @@ def test_ranks_of_an_outer_launcher_share_rank_0s_configuration_and_directory(
     assert run.environment["launch_id"] == "torchrun:1"
 
 
-def test_ranks_of_an_outer_launcher_are_told_that_a_run_is_complete(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_of_torchrun_return_when_the_run_is_complete(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire(monkeypatch)
     wire.rank(0)
     command(*TWO)
@@ -238,7 +230,7 @@ def test_ranks_of_an_outer_launcher_are_told_that_a_run_is_complete(
     assert wire.box[-1] is None
 
 
-def test_a_restart_of_an_outer_launcher_finds_its_run(
+def test_a_restart_of_torchrun_finds_its_run(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wire = Wire(monkeypatch)

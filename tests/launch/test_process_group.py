@@ -10,7 +10,13 @@ import pytest
 import torch
 from support.ranks import on_ranks
 
-from lathe.launch.group import Waited, bring_up, leave_note, read_notes, waited
+from lathe.launch.process_group import (
+    CollectiveTimeout,
+    describe_timeouts,
+    find_timeout,
+    init_process_group,
+    save_timeout,
+)
 
 
 def fails(message: str, step: int | None = None) -> RuntimeError:
@@ -37,57 +43,57 @@ NCCL = (
 )
 def test_a_limit_that_was_reached_is_recognised(monkeypatch: pytest.MonkeyPatch, message: str, seconds: float) -> None:
     monkeypatch.setenv("RANK", "3")
-    assert waited(fails(message, 7)) == Waited(3, "a collective", 7, seconds)
-    assert waited(fails(message)) == Waited(3, "a collective", None, seconds)
+    assert find_timeout(fails(message, 7)) == CollectiveTimeout(3, "a collective", 7, seconds)
+    assert find_timeout(fails(message)) == CollectiveTimeout(3, "a collective", None, seconds)
 
 
 def test_a_cause_counts() -> None:
     outer = ValueError("outer")
     outer.__cause__ = fails(GLOO)
-    assert waited(outer) is not None
+    assert find_timeout(outer) is not None
 
 
 def test_a_lost_neighbour_is_not_a_limit_and_a_bug_is_neither() -> None:
-    lost = waited(fails("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"))
+    lost = find_timeout(fails("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"))
     assert lost is not None
     assert lost.seconds == 0
-    assert waited(fails("shapes differ")) is None
-    assert waited(OSError("Timed out waiting 2500ms")) is None
+    assert find_timeout(fails("shapes differ")) is None
+    assert find_timeout(OSError("Timed out waiting 2500ms")) is None
 
 
-def test_ranks_that_left_no_note_are_those_that_did_not_come(tmp_path: Path) -> None:
-    assert read_notes(tmp_path, 0, [0, 1, 2], 3) is None
-    leave_note(tmp_path, 0, Waited(1, "broadcast", 4, 2.0), [0, 1, 2], patience=0)
-    leave_note(tmp_path, 0, Waited(0, "broadcast", 4, 0.0), [0, 1, 2], patience=0)
+def test_ranks_without_a_file_are_those_that_did_not_join(tmp_path: Path) -> None:
+    assert describe_timeouts(tmp_path, 0, [0, 1, 2], 3) is None
+    save_timeout(tmp_path, 0, CollectiveTimeout(1, "broadcast", 4, 2.0), [0, 1, 2], patience=0)
+    save_timeout(tmp_path, 0, CollectiveTimeout(0, "broadcast", 4, 0.0), [0, 1, 2], patience=0)
     said = "rank 1 waited longer than launch.timeout=2 seconds in broadcast (step 4): "
-    assert read_notes(tmp_path, 0, [0, 1, 2], 3) == f"{said}rank 2 did not come"
-    assert read_notes(tmp_path, 0, [0, 1, 2, 3], 4) == f"{said}ranks 2, 3 did not come"
-    assert read_notes(tmp_path, 0, [0, 1], 4) == f"{said}a rank on another node did not come"
-    assert read_notes(tmp_path, 0, [0, 1], 2) == f"{said}every rank waited, so they called different collectives"
-    assert read_notes(tmp_path, 1, [0, 1], 2) is None
+    assert describe_timeouts(tmp_path, 0, [0, 1, 2], 3) == f"{said}rank 2 did not come"
+    assert describe_timeouts(tmp_path, 0, [0, 1, 2, 3], 4) == f"{said}ranks 2, 3 did not come"
+    assert describe_timeouts(tmp_path, 0, [0, 1], 4) == f"{said}a rank on another node did not come"
+    assert describe_timeouts(tmp_path, 0, [0, 1], 2) == f"{said}every rank waited, so they called different collectives"
+    assert describe_timeouts(tmp_path, 1, [0, 1], 2) is None
 
 
-def test_a_torn_note_and_lost_neighbours_alone_say_nothing(tmp_path: Path) -> None:
-    (tmp_path / "waited.0.1.json").write_text('{"rank"')
-    leave_note(tmp_path, 0, Waited(0, "broadcast", None, 0.0), [0, 1], patience=0)
-    assert read_notes(tmp_path, 0, [0, 1], 2) is None
+def test_an_unfinished_file_and_lost_connections_are_no_timeout(tmp_path: Path) -> None:
+    (tmp_path / "timeout.0.1.json").write_text('{"rank"')
+    save_timeout(tmp_path, 0, CollectiveTimeout(0, "broadcast", None, 0.0), [0, 1], patience=0)
+    assert describe_timeouts(tmp_path, 0, [0, 1], 2) is None
 
 
-def limits(rank: int, port: int, folder: str) -> list[Waited | None]:
-    """What rank 0 meets in the default group and in one split off it when rank 1 stays away."""
+def limits(rank: int, port: int, folder: str) -> list[CollectiveTimeout | None]:
+    """The timeouts of rank 0 in the default group and in a subgroup while rank 1 does not join."""
     torch.distributed.barrier()  # a rank that leaves while the other still connects would close its connection
     torch.distributed.destroy_process_group()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", str(port)
     trainer = {"accelerator": "cpu", "devices": 2}
-    time.sleep(1.5 * rank)  # longer than the limit: a late start is no hang
+    time.sleep(1.5 * rank)  # longer than the limit, which is allowed for a start
     for _ in range(2):  # the second time there is a group
-        bring_up(trainer, rank, 2, rank, 1.0)
+        init_process_group(trainer, rank, 2, rank, 1.0)
     met = []
     for group in (torch.distributed.new_group([0, 1]), None):
         if rank == 0:
             with pytest.raises(RuntimeError) as caught:
                 torch.distributed.all_gather([torch.zeros(1)] * 2, torch.zeros(1), group=group)
-            met.append(waited(caught.value))
+            met.append(find_timeout(caught.value))
     Path(folder, str(rank)).touch()
     while not Path(folder, "0").exists():
         time.sleep(0.05)
@@ -101,9 +107,9 @@ def test_every_group_has_the_limit_and_a_late_start_is_no_hang(tmp_path: Path) -
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     met, _ = on_ranks(limits, port, str(tmp_path))
-    assert met == [Waited(0, "all_gather", None, 1.0)] * 2
+    assert met == [CollectiveTimeout(0, "all_gather", None, 1.0)] * 2
 
 
 def test_a_single_rank_needs_no_group() -> None:
-    bring_up({"accelerator": "cpu", "devices": 1}, 0, 1, 0, 1.0)
+    init_process_group({"accelerator": "cpu", "devices": 1}, 0, 1, 0, 1.0)
     assert not torch.distributed.is_initialized()

@@ -12,15 +12,15 @@ from support.runs import SMALL, new_run
 
 from lathe.errors import Stopped
 from lathe.files import scratch
-from lathe.launch.agent import imported
-from lathe.launch.stops import stoppable
+from lathe.launch.elastic import import_job
+from lathe.launch.signals import raise_on_signal
 from lathe.verbs.train import train
 
 Cli = Callable[..., tuple[int, str]]
 
 
 def kills(folder: Path, number: int, seen: list[Path]) -> Callable[[Any], None]:
-    """A job that is told to end while it has a folder for temporary files."""
+    """A job that receives a signal while it has a folder of temporary files."""
 
     def job(request: Any) -> None:
         with scratch(folder) as place:
@@ -57,7 +57,7 @@ def test_a_signal_means_all_jobs_of_a_sweep(cli: Cli, tmp_path: Path, monkeypatc
         asked.append(cfg["request"]["split"])
         raise Stopped("SIGTERM", None)
 
-    monkeypatch.setattr("lathe.launch.start.execute", ended)
+    monkeypatch.setattr("lathe.launch.run_commands.run_job", ended)
     code, told = cli("-m", f"run={run['paths']['run_dir']}", "split=val,test", script="scripts/evaluate.py")
     assert (code, told, asked) == (128 + signal.SIGTERM, "Error: stopped by SIGTERM\n", ["val"])
 
@@ -65,7 +65,7 @@ def test_a_signal_means_all_jobs_of_a_sweep(cli: Cli, tmp_path: Path, monkeypatc
 def test_what_nohup_ignores_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with stoppable():
+        with raise_on_signal():
             os.kill(os.getpid(), signal.SIGHUP)
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -76,7 +76,7 @@ def test_a_second_one_waits_until_all_is_taken_back() -> None:
     taken_back = []
 
     def twice() -> None:
-        with stoppable():
+        with raise_on_signal():
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(5)
@@ -100,7 +100,7 @@ def test_ctrl_c_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch: pyte
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            imported("half_way")
+            import_job("half_way")
     finally:
         signal.signal(signal.SIGINT, before)
-    assert imported("half_way").whole
+    assert import_job("half_way").whole

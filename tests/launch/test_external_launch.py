@@ -13,7 +13,7 @@ import torch
 from support.ranks import on_ranks
 
 from lathe.errors import UserError
-from lathe.launch.outer import Outer, detect_outer
+from lathe.launch.external_launch import ExternalLaunch, detect_external_launch
 
 TORCHRUN = {
     "TORCHELASTIC_RUN_ID": "job7",
@@ -58,37 +58,41 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_run_by_hand_has_no_outer_launcher() -> None:
-    assert detect_outer() is None
+    assert detect_external_launch() is None
 
 
 def test_torchrun(environment: Any) -> None:
     environment(**TORCHRUN)
-    assert detect_outer() == Outer("torchrun:job7", rank=3, local_rank=1, world_size=4, restarted=False)
+    assert detect_external_launch() == ExternalLaunch(
+        "torchrun:job7", rank=3, local_rank=1, world_size=4, restarted=False
+    )
     environment(TORCHELASTIC_RESTART_COUNT="2")
-    assert detect_outer() == Outer("torchrun:job7", rank=3, local_rank=1, world_size=4, restarted=True)
+    assert detect_external_launch() == ExternalLaunch(
+        "torchrun:job7", rank=3, local_rank=1, world_size=4, restarted=True
+    )
 
 
 def test_torchrun_without_a_name_is_known_by_its_agent_on_one_machine(environment: Any) -> None:
     environment(**{**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0"})
-    outer = detect_outer()
+    outer = detect_external_launch()
     assert outer is not None
     assert outer.launch_id == f"torchrun:torchrun-{os.getppid()}-29400"
 
 
 def test_torchrun_without_a_name_is_refused_on_several(environment: Any) -> None:
     environment(**{**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"})
-    with pytest.raises(UserError, match="torchrun on several nodes needs --rdzv-id"):
-        detect_outer()
+    with pytest.raises(UserError, match="--rdzv-id"):
+        detect_external_launch()
 
 
 def test_srun_and_where_its_ranks_meet(environment: Any) -> None:
     environment(**SLURM)
-    assert detect_outer() == Outer("slurm:99", rank=2, local_rank=0, world_size=4, restarted=False)
+    assert detect_external_launch() == ExternalLaunch("slurm:99", rank=2, local_rank=0, world_size=4, restarted=False)
     assert os.environ["MASTER_ADDR"] == "node3"
     port = int(os.environ["MASTER_PORT"])
     assert 10000 <= port < 65536
     environment(SLURM_RESTART_COUNT="1")
-    outer = detect_outer()
+    outer = detect_external_launch()
     assert outer is not None
     assert outer.restarted
     assert int(os.environ["MASTER_PORT"]) == port
@@ -96,16 +100,14 @@ def test_srun_and_where_its_ranks_meet(environment: Any) -> None:
 
 def test_srun_has_to_say_how_many_tasks_a_node_has(environment: Any) -> None:
     environment(**{key: value for key, value in SLURM.items() if key != "SLURM_NTASKS_PER_NODE"})
-    with pytest.raises(
-        UserError, match=r"^srun was given --ntasks alone: give --nodes and --ntasks-per-node in its place\.$"
-    ):
-        detect_outer()
+    with pytest.raises(UserError, match="--ntasks-per-node"):
+        detect_external_launch()
 
 
 def test_a_task_of_srun_has_a_step(environment: Any) -> None:
     environment(**SLURM, SLURM_STEP_ID="0")
     environment(SLURM_PROCID="0")
-    outer = detect_outer()
+    outer = detect_external_launch()
     assert outer is not None
     assert outer.rank == 0
 
@@ -121,7 +123,7 @@ def test_a_task_of_srun_has_a_step(environment: Any) -> None:
 )
 def test_a_command_typed_inside_an_allocation_is_a_run_by_hand(environment: Any, change: dict[str, str]) -> None:
     environment(**{**SLURM, **change})
-    assert detect_outer() is None
+    assert detect_external_launch() is None
     assert "MASTER_ADDR" not in os.environ
 
 
@@ -177,13 +179,17 @@ def horovodrun(environment: Any) -> Iterator[Any]:
 def test_horovodrun_and_where_its_ranks_meet(horovodrun: Any, environment: Any) -> None:
     environment(**{**SLURM, "SLURM_PROCID": "0"})  # a batch script inside an allocation: every rank sees these
     address = horovodrun(0, hosts=2)
-    assert detect_outer() == Outer(f"horovodrun:{address}", rank=0, local_rank=0, world_size=4, restarted=False)
+    assert detect_external_launch() == ExternalLaunch(
+        f"horovodrun:{address}", rank=0, local_rank=0, world_size=4, restarted=False
+    )
     host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
     assert (host, port.isdigit()) == ("host0", True)
     for key in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
         del os.environ[key]
     horovodrun(3, hosts=2)
-    assert detect_outer() == Outer(f"horovodrun:{address}", rank=3, local_rank=1, world_size=4, restarted=False)
+    assert detect_external_launch() == ExternalLaunch(
+        f"horovodrun:{address}", rank=3, local_rank=1, world_size=4, restarted=False
+    )
     names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     assert [os.environ[name] for name in names] == [host, port, "3", "1", "4", "2", "1"]
 
@@ -192,7 +198,7 @@ def test_a_rank_of_horovodrun_waits_for_rank_0(horovodrun: Any) -> None:
     horovodrun(1)
     late = threading.Timer(0.3, Table.keys.__setitem__, ("/lathe/meeting", b"localhost:29501"))
     late.start()
-    assert detect_outer() is not None
+    assert detect_external_launch() is not None
     late.join()
     assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("localhost", "29501")
 
@@ -200,11 +206,11 @@ def test_a_rank_of_horovodrun_waits_for_rank_0(horovodrun: Any) -> None:
 def test_what_horovodrun_can_not_be(horovodrun: Any, environment: Any) -> None:
     horovodrun(0)
     environment(HOROVOD_GLOO_RENDEZVOUS_PORT="1")
-    with pytest.raises(UserError, match=r"^horovodrun does not answer at 127\.0\.0\.1:1: start all ranks again"):
-        detect_outer()
+    with pytest.raises(UserError, match=r"^horovodrun does not answer at 127\.0\.0\.1:1"):
+        detect_external_launch()
     environment(HOROVOD_ELASTIC="1")
-    with pytest.raises(UserError, match=r"^horovodrun with --min-np is not supported"):
-        detect_outer()
+    with pytest.raises(UserError, match="--min-np"):
+        detect_external_launch()
 
 
 TYPED = {"trainer": {"accelerator": "cpu", "devices": 2}, "launch": {"timeout": 30.0}}
@@ -212,7 +218,7 @@ TYPED = {"trainer": {"accelerator": "cpu", "devices": 2}, "launch": {"timeout": 
 
 def exchange(rank: int) -> dict[str, Any]:
     """As two ranks that composed different configurations."""
-    outer = Outer("torchrun:1", rank, rank, 2, False)
+    outer = ExternalLaunch("torchrun:1", rank, rank, 2, False)
     torch.distributed.barrier()  # a rank that leaves while the other still connects would close its connection
     torch.distributed.destroy_process_group()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", os.environ["TEST_PORT"]

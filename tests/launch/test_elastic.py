@@ -14,8 +14,8 @@ from torch.distributed.launcher import api as launcher
 from torch.distributed.launcher.api import LaunchConfig
 
 from lathe.errors import Stopped, UserError
-from lathe.launch.agent import call, execute
-from lathe.launch.telling import FULL_ERROR
+from lathe.launch.elastic import call_job, run_job
+from lathe.launch.error_reporting import FULL_ERROR
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers from the server of support/processes.py, which has imported torch: who tests what the agent makes of
-    their end needs no more. They print elsewhere; that they are started anew, as users' are, the other tests show."""
+    their end needs no more. Their output is not captured. Other tests start fresh processes, as users' commands do."""
     server()
     monkeypatch.setattr(launcher, "LaunchConfig", lambda **of: LaunchConfig(**{**of, "start_method": "forkserver"}))
 
@@ -59,7 +59,7 @@ def options(restarts: int = 0, **others: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("works", [True, False])
-def test_garbage_is_not_looked_for_while_a_job_is_imported(
+def test_garbage_collection_is_off_while_a_job_is_imported(
     enabled: bool, works: bool, cfg: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"job_{enabled}_{works}"
@@ -71,19 +71,21 @@ def test_garbage_is_not_looked_for_while_a_job_is_imported(
     (gc.enable if enabled else gc.disable)()
     try:
         with nullcontext() if works else pytest.raises(ZeroDivisionError):
-            assert call(f"{name}:job", {}) == (False, enabled)
+            assert call_job(f"{name}:job", {}) == (False, enabled)
         assert gc.isenabled() is enabled
         assert (gc.get_freeze_count() > before) is enabled
-        call("support.agent_jobs:describe", cfg)  # what is there is not imported again, and what it makes not frozen
+        call_job(
+            "support.agent_jobs:describe", cfg
+        )  # what is there is not imported again, and what it makes not frozen
         made = gc.get_freeze_count()
-        call("support.agent_jobs:describe", cfg)
+        call_job("support.agent_jobs:describe", cfg)
         assert gc.get_freeze_count() <= made
     finally:
         gc.enable()
 
 
 def test_one_process_is_this_one(cfg: dict[str, Any]) -> None:
-    result = execute("support.agent_jobs:describe", cfg, 1, options())
+    result = run_job("support.agent_jobs:describe", cfg, 1, options())
     assert result["pid"] == os.getpid()
     assert result["cfg"] is cfg
     assert result["RANK"] == os.environ.get("RANK")
@@ -91,20 +93,15 @@ def test_one_process_is_this_one(cfg: dict[str, Any]) -> None:
 
 def test_a_mistake_in_this_process_passes_through(cfg: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"^the same sentence\.$"):
-        execute("support.agent_jobs:mistake_everywhere", cfg, 1, options())
+        run_job("support.agent_jobs:mistake_everywhere", cfg, 1, options())
 
 
 def test_call_finds_a_function_by_name() -> None:
-    assert call("json:dumps", {"a": 1}) == '{"a": 1}'
-
-
-def test_a_job_keeps_its_older_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lathe.verbs.train.train", lambda cfg: cfg["seed"])
-    assert call("lathe.run:train", {"seed": 3}) == 3
+    assert call_job("json:dumps", {"a": 1}) == '{"a": 1}'
 
 
 def test_two_workers_get_the_configuration_and_rank_0_answers(cfg: dict[str, Any], tmp_path: Path) -> None:
-    result = execute("support.agent_jobs:describe", {**cfg, "nested": {"list": [1, None, 0.1]}}, 2, options())
+    result = run_job("support.agent_jobs:describe", {**cfg, "nested": {"list": [1, None, 0.1]}}, 2, options())
     assert result["cfg"] == {**cfg, "nested": {"list": [1, None, 0.1]}}
     assert result["pid"] != os.getpid()
     assert (result["RANK"], result["LOCAL_RANK"], result["WORLD_SIZE"]) == ("0", "0", "2")
@@ -112,23 +109,23 @@ def test_two_workers_get_the_configuration_and_rank_0_answers(cfg: dict[str, Any
 
 
 @pytest.mark.usefixtures("forked")
-def test_a_workers_mistake_arrives_as_its_sentence_at_once(cfg: dict[str, Any]) -> None:
+def test_a_workers_mistake_arrives_at_once(cfg: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
-        execute("support.agent_jobs:mistake", cfg, 2, options())  # the other worker would sleep for long
+        run_job("support.agent_jobs:mistake", cfg, 2, options())  # the other worker would sleep for long
     assert str(caught.value) == "data.batch_size=7: a sentence with 'quotes'."
 
 
 @pytest.mark.usefixtures("forked")
 def test_a_mistake_is_not_tried_again(cfg: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^the same sentence\.$"):
-        execute("support.agent_jobs:mistake_everywhere", cfg, 1, options(restarts=2))
+        run_job("support.agent_jobs:mistake_everywhere", cfg, 1, options(restarts=2))
     assert (tmp_path / "rank0").read_text() == "x"
 
 
 @pytest.mark.usefixtures("forked")
 def test_a_stop_is_a_stop_and_not_tried_again(cfg: dict[str, Any]) -> None:
     with pytest.raises(Stopped) as caught:
-        execute("support.agent_jobs:stopped", cfg, 1, options(restarts=2))
+        run_job("support.agent_jobs:stopped", cfg, 1, options(restarts=2))
     assert (caught.value.signal, caught.value.command, caught.value.code) == (
         "SIGUSR1",
         "python train.py resume=logs/x",
@@ -139,24 +136,24 @@ def test_a_stop_is_a_stop_and_not_tried_again(cfg: dict[str, Any]) -> None:
 @pytest.mark.usefixtures("forked")
 def test_a_bug_in_a_worker_shows_where_it_was(cfg: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match=r"rank 0 failed.*'int' object has no attribute") as caught:
-        execute("support.agent_jobs:bug", {**cfg, "bug": 3}, 1, options(restarts=1))
+        run_job("support.agent_jobs:bug", {**cfg, "bug": 3}, 1, options(restarts=1))
     assert not isinstance(caught.value, UserError)
     assert "schema" in str(caught.value)
 
 
 @pytest.mark.usefixtures("forked")
-def test_what_a_users_own_code_raises_is_tried_again_and_told(cfg: dict[str, Any]) -> None:
+def test_an_error_of_the_users_code_is_tried_again_and_reported_with_its_line(cfg: dict[str, Any]) -> None:
     with pytest.raises(
-        UserError, match=r"^lost at .*agent_jobs\.py:\d+ failed: ConnectionError: no network; HYDRA_FULL"
+        UserError, match=r"(?s)^ConnectionError: no network\n  File \".*agent_jobs\.py\", line \d+, in lost\n"
     ):
-        execute("support.agent_jobs:lost", cfg, 1, options(restarts=1))
+        run_job("support.agent_jobs:lost", cfg, 1, options(restarts=1))
     assert Path(cfg["folder"], "tries").read_text() == "xx"
 
 
 @pytest.mark.usefixtures("forked")
 def test_a_killed_worker_is_one_sentence(cfg: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
-        execute("support.agent_jobs:killed", {**cfg, "deaths": 9}, 2, options())
+        run_job("support.agent_jobs:killed", {**cfg, "deaths": 9}, 2, options())
     assert str(caught.value) == (
         "rank 0 died (SIGKILL) and launch.max_restarts=0 leaves no restart: continue with resume=logs/x, or set "
         "launch.max_restarts."
@@ -165,12 +162,12 @@ def test_a_killed_worker_is_one_sentence(cfg: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_a_killed_worker_is_started_again_with_the_other(cfg: dict[str, Any], tmp_path: Path) -> None:
-    assert execute("support.agent_jobs:killed", {**cfg, "deaths": 1}, 2, options(restarts=2)) == "start 2"
+    assert run_job("support.agent_jobs:killed", {**cfg, "deaths": 1}, 2, options(restarts=2)) == "start 2"
     assert (tmp_path / "starts").read_text() == "xx"
 
 
-def test_a_restart_is_told(cfg: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert execute("support.agent_jobs:killed", {**cfg, "deaths": 1}, 1, options(restarts=2)) == "start 2"
+def test_a_restart_is_printed(cfg: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_job("support.agent_jobs:killed", {**cfg, "deaths": 1}, 1, options(restarts=2)) == "start 2"
     assert (tmp_path / "starts").read_text() == "xx"
     assert "A worker died: restart 1 of 2, from the last checkpoint." in capfd.readouterr().out
 
@@ -178,7 +175,7 @@ def test_a_restart_is_told(cfg: dict[str, Any], tmp_path: Path, capfd: pytest.Ca
 @pytest.mark.usefixtures("forked")
 def test_restarts_are_counted(cfg: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^rank 0 died \(SIGKILL\) and launch\.max_restarts=1 leaves no restart"):
-        execute("support.agent_jobs:killed", {**cfg, "deaths": 9}, 1, options(restarts=1))
+        run_job("support.agent_jobs:killed", {**cfg, "deaths": 9}, 1, options(restarts=1))
     assert (tmp_path / "starts").read_text() == "xx"
 
 
@@ -187,7 +184,7 @@ def test_restarts_are_counted(cfg: dict[str, Any], tmp_path: Path) -> None:
 def test_a_rank_that_hangs_is_ended_with_who_waited_where(cfg: dict[str, Any], rank: int) -> None:
     began = time.monotonic()
     with pytest.raises(UserError) as caught:
-        execute("support.agent_jobs:hangs", {**cfg, "rank": rank, "hangs": 9}, 2, options(timeout=1.0))
+        run_job("support.agent_jobs:hangs", {**cfg, "rank": rank, "hangs": 9}, 2, options(timeout=1.0))
     assert str(caught.value) == (
         f"rank {1 - rank} waited longer than launch.timeout=1 seconds in all_reduce (step 2): rank {rank} did not come "
         "(if it was only slow, raise launch.timeout), and launch.max_restarts=0 leaves no restart: continue with "
@@ -201,7 +198,7 @@ def test_a_rank_that_hangs_is_started_again(
     cfg: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert (
-        execute("support.agent_jobs:hangs", {**cfg, "rank": 1, "hangs": 1}, 2, options(restarts=2, timeout=1.0))
+        run_job("support.agent_jobs:hangs", {**cfg, "rank": 1, "hangs": 1}, 2, options(restarts=2, timeout=1.0))
         == "4 steps"
     )
     assert (tmp_path / "starts").read_text() == "xx"
@@ -213,10 +210,10 @@ def test_a_rank_that_hangs_is_started_again(
 
 
 @pytest.mark.parametrize("code", [None, 0, False])
-def test_a_part_that_leaves_as_if_all_were_done_is_a_failure(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_component_that_exits_is_a_failure(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lathe.verbs.train.train", lambda cfg: sys.exit(code))
-    with pytest.raises(UserError, match=r"^The run ended before it was done, for a part called sys\.exit\(\): "):
-        call("lathe.verbs.train:train", {})
+    with pytest.raises(UserError, match=r"^The run ended early because a component called sys\.exit\(\)\. "):
+        call_job("lathe.verbs.train:train", {})
     monkeypatch.setattr("lathe.verbs.train.train", lambda cfg: sys.exit(3))
     with pytest.raises(SystemExit, match="3"):
-        call("lathe.verbs.train:train", {})
+        call_job("lathe.verbs.train:train", {})

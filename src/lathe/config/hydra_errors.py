@@ -1,0 +1,205 @@
+"""Messages for what Hydra, OmegaConf and the YAML reader refuse.
+
+Our own message where the library's does not say what to type; otherwise the library's message on one line.
+"""
+
+import re
+import shlex
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from lathe.config.composed import check, flatten, resolve
+from lathe.config.flags import FLAGS, Groups, check_flags
+from lathe.config.help import configuration_folder
+from lathe.config.schema.check import FILLED_IN
+from lathe.config.typed import as_typed
+from lathe.config.words import Untranslated, key_of, no_such_choice, without_split
+from lathe.errors import UserError, did_you_mean
+
+DEFAULT_CHOICES = {"callbacks": ["default"], "logger": ["csv"]}
+
+
+def hydra_message(error: BaseException, groups: Groups) -> str | None:
+    """The message for an error of Hydra, OmegaConf or YAML, which may be a UserError already; None for any other.
+
+    `groups` are the names that an override may start with: the groups with their choices, and the root keys with none.
+    """
+    from yaml import YAMLError  # not needed for --help
+
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, YAMLError):
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        where = f"{mark.name}, line {mark.line + 1}" if mark else getattr(error, "name", "a configuration file")
+        return f"{where}: invalid YAML ({problem or str(error).splitlines()[0]})."
+    if isinstance(error, UnicodeDecodeError):
+        path = _file_that_is_not_utf8()
+        return f"{path}: the file is not UTF-8 text. Save it as UTF-8." if path else None
+    if isinstance(error, MissingConfigException):
+        return _missing_file(error, groups)
+    if isinstance(error, OverrideParseException):
+        return _invalid_override(str(error.override))
+    refused = error.__cause__ if isinstance(error, ConfigCompositionException) and error.__cause__ else error
+    if refused is not error and isinstance(refused, ConfigAttributeError | ConfigKeyError):
+        return _unknown_key(str(refused.full_key or ""), refused.parent_node, groups)
+    if isinstance(refused, OmegaConfBaseException):
+        return f"{refused.full_key or 'configuration'}: {str(refused).splitlines()[0]}"
+    text = " ".join(str(error).split())
+    without_package = re.match(r"In '([\w/]+)': Could not override '(\w+)@", text)
+    if without_package:
+        return (
+            f"{without_package[1]}.yaml: override /{without_package[2]} requires '# @package _global_' as first line."
+        )
+    if isinstance(error, HydraException):
+        return text
+    return f"Hydra can't read the configuration: {type(error).__name__}: {text}" if _raised_by_hydra(error) else None
+
+
+def _raised_by_hydra(error: BaseException) -> bool:
+    """True if the innermost frame is Hydra's or OmegaConf's: an override or a file it can't handle, such as model=true.
+
+    A defaults list that includes itself ends in a RecursionError, somewhere in Python's own modules.
+    """
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    if isinstance(error, RecursionError):
+        return "hydra._internal.defaults_list" in modules
+    return bool(modules) and modules[-1].startswith(("hydra.", "omegaconf."))
+
+
+def _file_that_is_not_utf8() -> Path | None:
+    for folder in (configuration_folder(), check_flags(sys.argv[1:]).config_dir):
+        for path in Path(folder).rglob("*.yaml") if folder else ():
+            try:
+                path.read_text(encoding="utf-8")
+            except UnicodeDecodeError:
+                return path
+    return None
+
+
+def _missing_file(error: MissingConfigException, groups: Groups) -> str:
+    file = str(error.missing_cfg_file or "")
+    if "submitit" in file and not find_spec("submitit"):
+        return "launch=slurm requires hydra-submitit-launcher. Install it: pip install -e '.[slurm]'."
+    group = max((name for name in groups if file.startswith(f"{name}/")), key=len, default=file.rpartition("/")[0])
+    options = error.options or groups.get(group)
+    if group and options:
+        return no_such_choice(group, file.removeprefix(f"{group}/"), options, groups)
+    return str(error).splitlines()[0]
+
+
+def _invalid_override(override: str) -> str:
+    key, _, value = override.partition("=")
+    if not value or value[0] in "[{('\"":
+        return f"{override}: invalid override. Write key=value, and close every bracket and quote."
+    quoted = f"{key}={as_typed(value)}"
+    quoted = shlex.quote(quoted) if re.search(r'["$`!\\]', quoted) else f'"{quoted}"'
+    return f"{override}: invalid override. Values with special characters need quotes: {quoted}"
+
+
+def _unknown_key(key: str, parent: Any, groups: Groups) -> str:
+    prefix, _, last = key.rpartition(".")
+    names = [str(name) for name in parent] if isinstance(parent, DictConfig) else []
+    if prefix in groups and last in groups[prefix]:
+        if any(typed.startswith("resume=") for typed in sys.argv[1:]):
+            return f"{key}: a resumed run keeps its own {prefix}. Leave {last} out."
+        chosen = ",".join([*DEFAULT_CHOICES.get(prefix, []), last])
+        return f"{key}: the run has no {last} in {prefix}. Add it: {prefix}=[{chosen}]."
+    if key == "data.folder":
+        return f"{key}: unknown key in data. Add data=image_folder, also to resume a run whose images have moved."
+    if prefix == "trainer" and last in FILLED_IN:
+        return f"{key}: unknown key in trainer; {FILLED_IN[last]}."
+    if prefix in groups and names in ([], ["enabled"]):  # compile=none has a switch
+        others = [name for name in groups[prefix] if name != "none"]
+        return f"{key}: {prefix}=none has no keys. Choose another: {', '.join(f'{prefix}={name}' for name in others)}."
+    leaves = [f"{prefix}.{leaf}" if prefix else leaf for leaf in _keys_ending_in(last, parent)]
+    hint = f"did you mean {' or '.join(leaves)}?" if leaves else did_you_mean(last, names)
+    meant = FLAGS.get(last, "")
+    if meant.partition(".")[0] in groups and not hint.startswith("did you mean"):
+        hint = f"did you mean {meant}?"
+    if last in groups and last != prefix and prefix and not hint.startswith("did you mean"):
+        hint = f"did you mean {last}?"
+    where = f" in {prefix}" if prefix else ""
+    return f"{key}: unknown key{where}{'; ' if hint else ''}{hint} (put a + in front to add a new key)"
+
+
+def _keys_ending_in(name: str, tree: Any) -> list[str]:
+    """At most three full keys below `tree` that end in `name`, the shortest first, without Hydra's own."""
+    leaves = flatten(OmegaConf.to_container(tree)) if isinstance(tree, DictConfig) else {}
+    found = (key for key in leaves if key.endswith(f".{name}") and not key.startswith("hydra."))
+    return sorted(found, key=lambda key: (key.count("."), key))[:3]
+
+
+def explain_overrides(
+    error: Exception, folder: Path | None, verb: str, words: Sequence[str], groups: Groups
+) -> UserError | None:
+    """The messages for all overrides in `words` that are refused, where Hydra stops at the first with `error`.
+
+    Composes the configuration in `folder` again without each refused override. None if `error` is something else.
+    """
+    messages: list[str] = []
+    refusal: Exception | None = error
+    left = [word for word in without_split(words)[1] if not word.startswith("-")]
+    if isinstance(error, Untranslated):
+        messages, left, refusal = list(error.args), list(error.left), None
+    elif isinstance(error, UserError) or hydra_message(error, groups) is None:
+        return None
+    has_flags = any(word.startswith("-") for word in words)  # a sweep, or other configuration files
+    while True:
+        if refusal is not None:
+            message = hydra_message(refusal, groups) or str(refusal)
+            refused = _refused_override(refusal, message, left)
+            if message in messages:
+                return UserError(*messages)
+            messages.append(message)
+            below = f"{key_of(refused)}." if groups.get(key_of(refused)) else "="  # keys of an unknown choice
+            left = [word for word in left if word != refused and not key_of(word).startswith(below)]
+            if not refused:
+                return UserError(*messages)
+        if has_flags or folder is None:
+            return UserError(*messages)
+        try:
+            with initialize_config_dir(str(folder), version_base="1.3"):
+                cfg = compose(verb, overrides=left)
+        except HydraException as next_refusal:
+            refusal = next_refusal
+        else:
+            return UserError(*messages, *_invalid_values(cfg, verb, left, messages))
+
+
+def _refused_override(error: Exception, message: str, words: Sequence[str]) -> str:
+    """The override that an error of Hydra is about; empty if its message names none."""
+    if getattr(error, "override", None) in words:
+        return str(error.override)  # type: ignore[attr-defined]
+    places = {word: re.search(rf"(?<![\w.]){re.escape(key_of(word))}(?![\w.])", message) for word in words}
+    named = sorted((match.start(), word) for word, match in places.items() if match)
+    below = [word for word in words if key_of(word).startswith(f"{_key_in(message)}.")]
+    return named[0][1] if named else next(iter(below), "")
+
+
+def _invalid_values(cfg: DictConfig, verb: str, words: Sequence[str], known: Sequence[str]) -> list[str]:
+    """The messages for values of the overrides `words`, without those for keys that `known` messages name."""
+    try:
+        messages = check(resolve(cfg), verb, rules=None, raw=OmegaConf.to_container(cfg, resolve=False))
+    except UserError:  # the refused overrides may be what is missing
+        return []
+    typed, reported = [key_of(word) for word in words], [_key_in(message) for message in known]
+    return [
+        message
+        for message in messages
+        if (key := _key_in(message)) in typed
+        and not any(f"{key}.".startswith(f"{other}.") or other.startswith(f"{key}.") for other in reported)
+    ]
+
+
+def _key_in(message: str) -> str:
+    """The key that a message begins with."""
+    return re.split("[=:]", message)[0]

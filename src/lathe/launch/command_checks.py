@@ -1,0 +1,129 @@
+"""The overrides of the running command, and the checks of its configuration. Imports no torch."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lathe.config.composed import check, flatten, mistyped
+from lathe.config.direction import check_direction
+from lathe.config.idle import idle
+from lathe.config.mesh import data_replicas
+from lathe.config.schema import Together, key_schemas
+from lathe.config.stages import check_compression
+from lathe.config.typed import as_typed
+from lathe.config.words import key_of
+from lathe.errors import refuse, require
+from lathe.launch.devices import count_processes
+from lathe.launch.external_launch import ExternalLaunch
+from lathe.launch.multi_node import read_nodes
+
+# Commands that do not write to paths.log_dir, which they have only for Hydra's own sweepers.
+IGNORE_LOG_DIR = (
+    *("compress", "evaluate", "export", "make_shards", "predict", "prepare_tokens", "profile", "receipt", "report"),
+    *("sensitivity", "serve"),
+)
+
+
+def typed_overrides() -> list[str]:
+    """The overrides of this command as they were typed, without Hydra's own."""
+    typed: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)
+    return [str(item) for item in typed]
+
+
+def saved_overrides(cfg: dict[str, Any]) -> list[str]:
+    """The overrides that a run directory keeps, with interpolations replaced by their values in `cfg`."""
+    words = [item for item in typed_overrides() if key_of(item).split(".")[0] not in ("resume", "sweep")]
+    return [_interpolated(item, cfg) if "${" in item else item for item in words]
+
+
+def _interpolated(item: str, cfg: dict[str, Any]) -> str:
+    value: Any = cfg
+    for name in key_of(item).split("."):
+        require(isinstance(value, dict) and name in value, f"{item}: a choice can't follow a key. Type the choice.")
+        value = value[name]
+    return f"{item.partition('=')[0]}={as_typed(value)}"
+
+
+def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Sequence[Together] | None = ()) -> None:
+    """Check the configuration of this command: each key, then what keys mean together.
+
+    Keys that the schema does not know, of a user's component, need the type of their default.
+
+    Raises:
+        UserError: with one message for each mistake.
+    """
+    hydra = HydraConfig.get()
+    is_sweep = hydra.mode == RunMode.MULTIRUN
+    command, choices, typed = str(hydra.job.config_name), hydra.runtime.choices, typed_overrides()
+    require(
+        is_sweep or choices.get("launch") != "slurm",
+        "launch=slurm submits the jobs of a sweep. Add -m, or use scripts/slurm/train.sbatch for a single run.",
+    )
+    if command in IGNORE_LOG_DIR and not is_sweep:
+        unused = next((item for item in typed if key_of(item) == "paths.log_dir"), None)
+        require(unused is None, f"{unused} has no effect on {command}.py. Leave it out.")
+    raw, known = OmegaConf.to_container(cfg, resolve=False), key_schemas(resolved, command)
+    keys = [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")]
+    unknown = [key for key in keys if key not in known]
+    defaults = _default_values([item for item in typed if key_of(item) in choices]) if unknown else {}
+    more = [*mistyped(unknown, resolved, defaults, command), *idle(typed, resolved)]
+    refuse(check(resolved, command, cross_checks, raw, more=more))
+
+
+def _default_values(groups: list[str]) -> dict[str, Any]:
+    """The flat configuration of these choices; None for a value that can't be resolved without the other overrides."""
+    tree = compose(config_name=HydraConfig.get().job.config_name, overrides=groups)
+    leaves: dict[str, Any] = flatten(OmegaConf.to_container(tree))
+    for key, value in leaves.items():
+        if isinstance(value, str) and ("${" in value or value == "???"):
+            try:
+                found = OmegaConf.select(tree, key)
+                leaves[key] = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+            except OmegaConfBaseException:
+                leaves[key] = None
+    return leaves
+
+
+def launch_checks(external: ExternalLaunch | None) -> tuple[Together, ...]:
+    """The checks of a training run across keys, in addition to those of the schema."""
+
+    def check_sizes(cfg: dict[str, Any]) -> None:
+        nodes = read_nodes(cfg["launch"], external)
+        ranks = None if nodes.several else external
+        processes = count_processes(cfg, ranks, nodes)
+        for count in range(nodes.least, nodes.most + 1):
+            check_batch_size(cfg, ranks.world_size if ranks else processes * count)
+
+    return check_compression, _check_direction, check_sizes
+
+
+def _check_direction(cfg: dict[str, Any]) -> None:
+    hydra = HydraConfig.get()
+    if hydra.mode == RunMode.MULTIRUN:
+        check_direction(cfg, OmegaConf.to_container(hydra.sweeper), hydra.overrides.hydra)  # type: ignore[arg-type]
+
+
+def make_paths_absolute(cfg: DictConfig) -> None:
+    """Make paths independent of the working directory, since a run directory is used from any."""
+    for key in ("data_dir", "log_dir"):
+        cfg.paths[key] = os.path.abspath(cfg.paths[key])
+
+
+def check_batch_size(cfg: dict[str, Any], world: int) -> None:
+    """Refuse a global batch that the data replicas of `world` processes can't share equally."""
+    any_size = "max_batch_size" in cfg["data"]  # documents: batches of any size, filled up to equal shares
+    batch_size = None if any_size else cfg["data"].get("batch_size")
+    replicas = data_replicas(cfg["strategy"], world)
+    processes = f"trainer.devices x trainer.num_nodes = {world}"
+    by = processes if replicas == world else f"the {replicas} data replicas of {processes}"
+    require(
+        batch_size is None or batch_size % replicas == 0,
+        f"data.batch_size={batch_size} is the global batch and does not divide by {by}. "
+        f"Choose a multiple of {replicas}.",
+    )

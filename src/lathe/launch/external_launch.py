@@ -1,0 +1,154 @@
+"""Support for torchrun, SLURM's srun and horovodrun, which start the ranks themselves.
+
+Each rank composes its own configuration then, so rank 0 sends its configuration to the others: a random sampler, a
+clock or an edited file can't give the ranks different hyper-parameters. torch is imported only to communicate.
+"""
+
+import os
+import socket
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from typing import Any
+
+from lathe.errors import UserError
+from lathe.launch.process_group import START_TIMEOUT, init_process_group
+
+
+@dataclass
+class ExternalLaunch:
+    """This process's place in a launch. `launch_id` is the same on all ranks, and after a restart."""
+
+    launch_id: str
+    rank: int
+    local_rank: int
+    world_size: int
+    restarted: bool
+
+    def __enter__(self) -> "ExternalLaunch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Destroy the process group: gloo aborts a process that exits with one."""
+        import torch
+
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    def send(self, cfg: dict[str, Any]) -> None:
+        """Send rank 0's configuration to all other ranks."""
+        self._broadcast(cfg, [cfg])
+
+    def dismiss(self, cfg: dict[str, Any]) -> None:
+        """Let all other ranks return from `receive` with None: there is nothing to do."""
+        self._broadcast(cfg, [None])
+
+    def receive(self, own: dict[str, Any]) -> dict[str, Any] | None:
+        """Wait for rank 0's configuration; `own`, this rank's, gives the device and the time limit for that."""
+        box: list[Any] = [None]
+        self._broadcast(own, box)
+        received: dict[str, Any] | None = box[0]
+        return received
+
+    def _broadcast(self, cfg: dict[str, Any], box: list[Any]) -> None:
+        """Send `box` from rank 0, over the process group that Lightning uses later."""
+        import torch
+
+        init_process_group(cfg["trainer"], self.rank, self.world_size, self.local_rank, cfg["launch"]["timeout"])
+        if self.world_size > 1:
+            torch.distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+
+
+def detect_external_launch() -> ExternalLaunch | None:
+    """The launcher that started this process as one of its ranks; None for a command typed by hand.
+
+    Raises:
+        UserError: the launcher's options leave ranks that can't find one run directory, or each other.
+    """
+    env = os.environ
+    if "TORCHELASTIC_RUN_ID" in env and "RANK" in env:
+        return _torchrun()
+    if "HOROVOD_RANK" in env and "HOROVOD_GLOO_RENDEZVOUS_ADDR" in env:  # before SLURM: it may run in an allocation
+        return _horovodrun()
+    if "SLURM_JOB_ID" in env and "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
+        shell = env.get("SLURM_JOB_NAME") in ("bash", "interactive")
+        batch_script = env["SLURM_PROCID"] == "0" and "SLURM_STEP_ID" not in env
+        return None if shell or batch_script else _srun()
+    return None
+
+
+def _torchrun() -> ExternalLaunch:
+    env = os.environ
+    run_id, world = env["TORCHELASTIC_RUN_ID"], int(env["WORLD_SIZE"])
+    if run_id == "none":  # without --rdzv-id the agent's process identifies the launch, on one machine only
+        if int(env.get("LOCAL_WORLD_SIZE", "1")) != world:
+            raise UserError("torchrun on several nodes requires --rdzv-id, a name that is the same on all of them.")
+        run_id = f"torchrun-{os.getppid()}-{env.get('MASTER_PORT', '')}"
+    restarted = int(env.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return ExternalLaunch(f"torchrun:{run_id}", int(env["RANK"]), int(env["LOCAL_RANK"]), world, restarted)
+
+
+def _srun() -> ExternalLaunch:
+    """The ranks meet at the first node of the job, at a port made from the job's number, as Lightning derives them."""
+    from lightning.fabric.plugins.environments import SLURMEnvironment
+
+    env = os.environ
+    try:
+        slurm = SLURMEnvironment(auto_requeue=False)
+    except RuntimeError as error:  # --ntasks does not say how many tasks a node has
+        raise UserError("srun --ntasks is not enough. Use --nodes and --ntasks-per-node instead.") from error
+    env.setdefault("MASTER_ADDR", slurm.main_address)
+    env.setdefault("MASTER_PORT", str(slurm.main_port))
+    restarted = int(env.get("SLURM_RESTART_COUNT", "0")) > 0
+    rank, local, world = (int(env[name]) for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"))
+    return ExternalLaunch(f"slurm:{env['SLURM_JOB_ID']}", rank, local, world, restarted)
+
+
+def _horovodrun() -> ExternalLaunch:
+    """Rank 0 chooses where torch's process group meets, and shares it through horovodrun's key-value store.
+
+    horovodrun itself may run on a machine without ranks.
+    """
+    env = os.environ
+    if env.get("HOROVOD_ELASTIC"):
+        raise UserError("horovodrun --min-np is not supported. Leave it out, or use launch.nodes=min:max instead.")
+    rank, local, world = (int(env[f"HOROVOD_{name}"]) for name in ("RANK", "LOCAL_RANK", "SIZE"))
+    store = f"{env['HOROVOD_GLOO_RENDEZVOUS_ADDR']}:{env['HOROVOD_GLOO_RENDEZVOUS_PORT']}"
+    if rank == 0:
+        host = "localhost" if env["HOROVOD_LOCAL_SIZE"] == env["HOROVOD_SIZE"] else env["HOROVOD_HOSTNAME"]
+        with socket.socket() as free:
+            free.bind(("", 0))
+            meeting = _horovod_store(store, f"{host}:{free.getsockname()[1]}")
+    else:
+        meeting = _horovod_store(store)
+    host, _, port = meeting.rpartition(":")
+    # torchrun's names: Lightning reads them before SLURM's, which say that every rank is rank 0.
+    env.update(
+        MASTER_ADDR=host,
+        MASTER_PORT=port,
+        RANK=str(rank),
+        LOCAL_RANK=str(local),
+        WORLD_SIZE=str(world),
+        LOCAL_WORLD_SIZE=env["HOROVOD_LOCAL_SIZE"],
+        GROUP_RANK=env["HOROVOD_CROSS_RANK"],
+        TORCHELASTIC_RUN_ID=f"horovodrun-{store}",
+    )
+    return ExternalLaunch(f"horovodrun:{store}", rank, local, world, False)
+
+
+def _horovod_store(address: str, meeting: str | None = None) -> str:
+    """Write the ranks' meeting place into horovodrun's key-value store, or wait until rank 0 has."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy inside the cluster
+    data = None if meeting is None else meeting.encode()
+    request = urllib.request.Request(f"http://{address}/lathe/meeting", data, method="GET" if data is None else "PUT")
+    deadline = time.monotonic() + START_TIMEOUT
+    while True:
+        try:
+            with opener.open(request, timeout=START_TIMEOUT) as answer:
+                return meeting or str(answer.read().decode())
+        except (urllib.error.URLError, OSError) as error:
+            not_yet = isinstance(error, urllib.error.HTTPError) and error.code == 404
+            if not not_yet or time.monotonic() > deadline:
+                raise UserError(f"horovodrun does not answer at {address}. Start all ranks again.") from error
+            time.sleep(0.05)

@@ -1,0 +1,102 @@
+"""Commands that do not train: on one run directory, or in this process. Imports no torch."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from lathe import trust
+from lathe.config.composed import check, data_at, resolve
+from lathe.config.words import key_of
+from lathe.errors import refuse, require
+from lathe.launch.command_checks import check_command, typed_overrides
+from lathe.launch.devices import count_processes
+from lathe.launch.elastic import call_job, run_job
+from lathe.launch.error_reporting import report_error
+from lathe.launch.launcher import is_sweep_failure
+from lathe.launch.multi_node import read_nodes
+from lathe.launch.signals import raise_on_signal
+from lathe.runs import rundir
+
+
+def launch_on_run(cfg: DictConfig, job: str) -> Any:
+    """Run `job`, a function named `module:function`, on the run directory `cfg.run`, which it only reads.
+
+    The job gets the run's own configuration with the device, strategy, precision and evaluation batch of `cfg`, and
+    `cfg` itself as `request`.
+    """
+    try:
+        if "export" in cfg:
+            _set_export(cfg)
+        _split_checkpoint_path(cfg)
+        request = resolve(cfg)
+        check_command(cfg, request)
+        trust.allow(request)
+        resolved = _config_of_run(request)
+        refuse(check(resolved, saved="parts"))
+        nodes = read_nodes(request["launch"])
+        require(
+            not nodes.several and nodes.launch_id is None,
+            "launch.nodes and launch.id are for training. Leave them out.",
+        )
+        with raise_on_signal():
+            return run_job(job, resolved, count_processes(resolved), request["launch"])
+    except Exception as error:
+        if is_sweep_failure(error):
+            raise
+        sys.exit(report_error(error))
+
+
+def _config_of_run(request: dict[str, Any]) -> dict[str, Any]:
+    run = rundir.open_run(request["run"], "run")
+    run.warn_of_changes()
+    cfg = run.config
+    cfg["paths"]["run_dir"] = str(run.path)
+    cfg["trainer"] |= request["trainer"]
+    cfg["strategy"] = request["strategy"]
+    if request.get("precision") is not None:
+        cfg["precision"] = request["precision"]
+    if request["batch_size"] is not None:
+        cfg["data"]["eval_batch_size"] = request["batch_size"]
+    data_at(cfg, (request.get("data") or {}).get("folder"))
+    cfg["request"] = request
+    return cfg
+
+
+def _set_export(cfg: DictConfig) -> None:
+    """Set `export` to the choice of the group `target`; commands on a run use only its name."""
+    typed = cfg.get("export")
+    require(typed is None, f"export={typed} is set by target. Use target={typed}.")
+    cfg.export = HydraConfig.get().runtime.choices.get("target")
+    require(bool(cfg.export), "target: expected one choice such as target=onnx, not a list.")
+
+
+def _split_checkpoint_path(cfg: DictConfig) -> None:
+    """Split run=<directory>/checkpoints/<name>.ckpt into run=<directory> and checkpoint=<name>."""
+    path = Path("" if OmegaConf.is_missing(cfg, "run") else str(cfg.run))
+    run = next((above.parent for above in path.parents if above.name == "checkpoints"), None)
+    if path.suffix != ".ckpt" or run is None or not (run / "config.yaml").is_file():
+        return
+    name = str(path.relative_to(run / "checkpoints").with_suffix(""))  # own/... for a user's own ModelCheckpoint
+    other = any(key_of(word) == "checkpoint" for word in typed_overrides()) and cfg.get("checkpoint") != name
+    require("checkpoint" in cfg, f"run={path}: expected a run directory, not a checkpoint. Use run={run}.")
+    require(not other, f"run={path} is another checkpoint than checkpoint={cfg.get('checkpoint')}. Leave one out.")
+    cfg.run, cfg.checkpoint = str(run), name
+
+
+def run_inline(cfg: DictConfig, job: str) -> None:
+    """Call `job`, a function named `module:function`, in this process with the resolved `cfg`.
+
+    Exits with the code that the function returns, or 0 if it returns something else.
+    """
+    code: Any
+    try:
+        with raise_on_signal():
+            request = resolve(cfg)
+            check_command(cfg, request)
+            code = call_job(job, request)
+    except Exception as error:  # before Hydra prints a line
+        code = report_error(error)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,290 @@
+"""A message for a mistake, the user's own lines for an error in their code, a traceback for a bug, and an exit code."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from support.commands import command, start
+from support.runs import ROOT
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from lathe.config.schema import rules
+from lathe.data.workers import Reader
+from lathe.errors import Stopped, UserError, is_user_file, user_location
+from lathe.launch.error_reporting import FULL_ERROR, explain_error, report_error, report_errors
+from lathe.runs.nodes import make
+
+HINT = "HYDRA_FULL_ERROR=1 shows the full traceback."
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for key in (FULL_ERROR, "HYDRA_FULL_ERROR", "RANK", "SLURM_PROCID"):
+        monkeypatch.setenv(key, "x")  # so that what the code sets is removed after the test
+        monkeypatch.delenv(key)
+    monkeypatch.setattr("sys.argv", [str(ROOT / "train.py")])
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_mistake_is_one_line_on_stderr_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_error(UserError("seed=-1: give another.")) == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "Error: seed=-1: give another.\n")
+
+
+def test_several_mistakes_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_error(UserError("x: unknown key; ", "y: unknown key; did you mean z?")) == 1
+    assert capsys.readouterr().err == "Error: x: unknown key.\nError: y: unknown key; did you mean z?\n"
+
+
+def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(AttributeError) as caught:
+        rules(3, "train")  # type: ignore[arg-type]
+    assert report_error(caught.value) == 1
+    assert "Traceback" in (text := capsys.readouterr().err)
+    assert "AttributeError: 'int' object has no attribute" in text
+
+
+def test_a_full_error_is_shown_when_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FULL_ERROR, "1")
+    assert report_error(UserError("a message.")) == 1
+    assert "lathe.errors.UserError: a message." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["RANK", "SLURM_PROCID"])
+def test_only_rank_0_reports_a_mistake(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv(key, "1")
+    assert report_error(UserError("a message.")) == 1
+    assert capsys.readouterr().err == ""
+    assert report_error(KeyError("a bug")) == 1
+    assert "KeyError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 138), ("SIGINT", 130)])
+def test_a_stopped_run_leaves_with_the_code_of_its_signal(
+    capsys: pytest.CaptureFixture[str], name: str, code: int
+) -> None:
+    assert report_error(Stopped(name, "python train.py resume=logs/x")) == code
+    assert capsys.readouterr().err == f"Error: stopped by {name}; continue with: python train.py resume=logs/x\n"
+
+
+# the user's own code
+
+
+class Net(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.zeros(3, 3)
+
+    def bug(self) -> None:
+        rules(3, "train")  # type: ignore[arg-type]  # where Lathe's own code fails
+
+
+class Unbuildable(nn.Module):
+    def __init__(self) -> None:
+        self.width = width  # type: ignore[name-defined]  # noqa: F821
+
+
+class Samples(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, row: int) -> Tensor:
+        raise OSError(f"sample {row} is gone")
+
+
+def raised(call: Any) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (of many kinds)
+        call()
+    assert isinstance(caught.value, Exception)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("call", "message", "place"),
+    [
+        (lambda: Net()(torch.zeros(2, 2)), "RuntimeError: mat1 and mat2 shapes", "return x @ torch.zeros(3, 3)"),
+        (
+            lambda: make({"_target_": f"{__name__}.Unbuildable"}, "model.net"),
+            "model.net: NameError: name 'width' is not defined",
+            "self.width = width",
+        ),
+        (
+            lambda: next(iter(Reader(Samples(), num_workers=1))),
+            "OSError: sample 0 is gone",
+            'raise OSError(f"sample {row} is gone")',
+        ),
+    ],
+    ids=["a step", "a constructor", "a worker"],
+)
+def test_an_error_in_the_users_code_is_reported_with_its_lines(
+    call: Any, message: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert report_error(raised(call)) == 1
+    first, *lines = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"Error: {message}")
+    assert f'  File "{__file__}", line ' in "\n".join(lines)
+    assert any(line.strip().startswith(place) for line in lines)
+    assert lines[-1] == HINT
+
+
+@pytest.mark.parametrize(("text", "error"), [("class Net(:\n", "SyntaxError"), ("x = nothing\n", "NameError")])
+def test_a_file_that_can_not_be_imported_is_named_with_its_line(
+    text: str, error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / f"mine_{error}.py").write_text(f"# a file of the user's\n{text}")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert report_error(raised(lambda: make({"_target_": f"mine_{error}.Net"}, "model.net"))) == 1
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    assert "model.net" in printed
+    assert error in printed
+    assert f"{tmp_path / f'mine_{error}.py'}" in printed
+
+
+def test_an_error_in_lathes_code_is_a_bug_whoever_called_it(capsys: pytest.CaptureFixture[str]) -> None:
+    error = raised(Net().bug)
+    assert report_error(error) == 1
+    assert "Traceback" in capsys.readouterr().err
+    assert user_location(error).startswith(f" ({__file__}:")
+
+
+def test_whose_code_a_file_is() -> None:
+    lathes = ("train.py", "scripts/make_shards.py", "src/lathe/errors.py")
+    assert [is_user_file(str(ROOT / name)) for name in lathes] == [False] * 3
+    assert [is_user_file(name) for name in (torch.__file__, signal.__file__, "<string>", "")] == [None] * 4
+    assert is_user_file(str(ROOT / "src" / "mine" / "net.py"))
+
+
+# other libraries
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.ENOSPC, "x", "/a"), "/a can't be written, the disk is full"),
+        (torch.OutOfMemoryError("x"), "GPU out of memory. Lower data.batch_size"),
+        (MisconfigurationException("two\n  lines"), "two lines"),
+        (RuntimeError("parameters that were not used in producing the loss"), "strategy=ddp: some parameters"),
+        (RuntimeError("operator torchvision::nms does not exist"), "torchvision does not fit the installed torch"),
+        (
+            RuntimeError("gloo: Timed out waiting 2000ms for recv operation to complete"),
+            "rank 0 waited longer than launch.timeout=2 seconds in a collective",
+        ),
+        (ValueError("a bug"), None),
+        (FileNotFoundError(errno.ENOENT, "x", "/a"), None),
+    ],
+)
+def test_errors_of_libraries_that_users_can_fix(error: Exception, message: str | None) -> None:
+    explained = explain_error(error)
+    assert explained is None if message is None else str(explained).startswith(message)
+
+
+# commands
+
+
+def main_that(error: BaseException | None) -> Any:
+    @report_errors
+    def main() -> None:
+        if error is not None:
+            raise error
+
+    return main
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "printed"),
+    [
+        (UserError("a message."), 1, "Error: a message.\n"),
+        (KeyboardInterrupt(), 130, "Error: stopped by Ctrl-C.\n"),
+    ],
+)
+def test_a_command_exits_with_the_message(
+    error: BaseException, code: int, printed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main_that(None)()
+    with pytest.raises(SystemExit) as left:
+        main_that(error)()
+    assert (left.value.code, capsys.readouterr().err) == (code, printed)
+
+
+def test_the_users_setting_of_hydra_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(SystemExit):
+        main_that(UserError("a message."))()
+    assert "Traceback" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("--cfg", "job"),
+        ("model=mlp", "trainer.max_epochs=1", "trainer.enable_model_summary=false"),
+        ("model=mlp", "trainer.max_epochs=1"),  # rich prints first, and exits by itself
+    ],
+    ids=["help", "configuration", "line", "table"],
+)
+@pytest.mark.parametrize("merged", [False, True], ids=["stdout", "both"])
+def test_a_closed_standard_output_ends_a_command(words: tuple[str, ...], merged: bool, tmp_path: Path) -> None:
+    """As `| head` closes it: exit code 141, which a shell gives for it."""
+    process = start(command(*words), tmp_path, merged=merged)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    printed = "" if merged else process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 128 + signal.SIGPIPE, printed
+    assert "Traceback" not in printed
+
+
+STOPPED = """
+import runpy
+import sys
+
+class Stopping:
+    def find_spec(self, name, path=None, target=None):
+        half = sys.modules.get("torch._subclasses.fake_tensor")
+        if hasattr(half, "dump_cache_stats"):
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Stopping())
+sys.argv = ["train.py", "paths.log_dir=" + sys.argv[1]]
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def test_ctrl_c_during_the_import_of_torch_is_one_line(tmp_path: Path) -> None:
+    """Also although torch logs statistics at its exit, on a screen that Hydra has opened."""
+    done = subprocess.run([sys.executable, "-c", STOPPED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "Error: stopped by Ctrl-C.\n")
+
+
+def test_variables_of_a_dotenv_file_are_set_and_named_without_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".env").write_text('# of this machine\nLATHE_TOKEN="hush hush"\nLATHE_SET=file\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LATHE_SET", "before")
+    monkeypatch.setenv("LATHE_TOKEN", "x")  # so that it is removed after the test
+    monkeypatch.delenv("LATHE_TOKEN")
+    found: dict[str, str] = {}
+    report_errors(lambda: found.update(os.environ))()
+    assert (found["LATHE_TOKEN"], found["LATHE_SET"]) == ("hush hush", "before")
+    assert capsys.readouterr().out == ".env sets LATHE_TOKEN.\n"
