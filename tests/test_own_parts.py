@@ -119,7 +119,7 @@ def test_a_target_passes_its_comparison(clone: Path, tmp_path: Path) -> None:
     assert json.loads((folder / "manifest.json").read_text())["options"] == {"compressed": False}
     done = export("+target.npy.compressed=true")
     assert done.returncode == 1
-    assert done.stderr.startswith("Error: target.npy: there is no such key in target; ")
+    assert done.stderr.startswith("Error: target.npy: unknown key in target; ")
 
 
 @pytest.mark.slow

@@ -174,7 +174,7 @@ def test_help_offers_what_the_command_has(
 
 def test_a_group_that_the_command_does_not_have_is_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert in_process("scripts/report.py", "--help", "optimizer") == 1
-    assert "optimizer: there is no such key" in capsys.readouterr().err
+    assert "optimizer: unknown key" in capsys.readouterr().err
 
 
 def test_a_broken_file_of_any_group_is_named(tmp_path: Path) -> None:

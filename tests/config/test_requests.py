@@ -76,9 +76,9 @@ def test_a_request_that_can_not_be_is_told(verb: str, key: str, value: Any, word
 @pytest.mark.parametrize(
     ("key", "sentence"),
     [
-        ("target.aot_inductor.opzet", "target.aot_inductor.opzet: there is no such key in target.aot_inductor; "),
-        ("target.onxn", "target.onxn: there is no such key in target; did you mean onnx?"),
-        ("target.sampels", "target.sampels: there is no such key in target; did you mean samples?"),
+        ("target.aot_inductor.opzet", "target.aot_inductor.opzet: unknown key in target.aot_inductor; "),
+        ("target.onxn", "target.onxn: unknown key in target; did you mean onnx?"),
+        ("target.sampels", "target.sampels: unknown key in target; did you mean samples?"),
     ],
 )
 def test_an_option_that_no_target_has_is_told(key: str, sentence: str) -> None:

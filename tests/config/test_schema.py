@@ -110,8 +110,8 @@ def test_a_component_is_meant_by_its_names(name: str) -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        (["+foo=1"], "foo: there is no such key, and nothing reads it; "),
-        (["+launch.foo=1"], "launch.foo: there is no such key in launch; "),
+        (["+foo=1"], "foo: unknown key, and nothing reads it; "),
+        (["+launch.foo=1"], "launch.foo: unknown key in launch; "),
         (["+trainer.foo=1"], "trainer.foo: lightning.pytorch.Trainer takes no such argument; "),
         (["+data.foo=1"], "data.foo: lathe.data.ImageDataModule takes no such argument; "),
         (["+model.net.widht=3"], "model.net.widht: lathe.nets.CifarResNet takes no such argument; did you mean width?"),

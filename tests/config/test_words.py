@@ -253,7 +253,7 @@ def test_every_argument_of_the_trainer_is_a_key_or_told() -> None:
 
 
 def test_a_script_that_opens_a_run_names_it_for_ckpt_path() -> None:
-    with pytest.raises(UserError, match=r"^ckpt_path=a/best\.ckpt: there is no such key; .* run=a/best\.ckpt\.$"):
+    with pytest.raises(UserError, match=r"^ckpt_path=a/best\.ckpt: unknown key; .* run=a/best\.ckpt\.$"):
         translate(["ckpt_path=a/best.ckpt"], {"run": [], "checkpoint": []})
 
 

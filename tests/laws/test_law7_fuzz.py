@@ -92,7 +92,7 @@ NAMED = {
     ),
     "data.num_workers=100000": "data.num_workers=100000 ",
     "trainer.devices=[0,0]": "trainer.devices=[0, 0] names a device twice",
-    "+foo=1": "foo: there is no such key, and nothing reads it",
+    "+foo=1": "foo: unknown key, and nothing reads it",
     "+callbacks.ema.decay=0.9": "callbacks.ema sets options of a callback that the run does not have",
 }
 

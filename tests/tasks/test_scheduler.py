@@ -140,7 +140,7 @@ def test_a_plateau_follows_the_tasks_metric_each_validation(tmp_path: Path) -> N
         ),
         (node("StepLR", step_size=1, interval="epochs"), (), "scheduler.interval=epochs: expected step, epoch or null"),
         ({"scheduler": STEP, "frequency": 0}, (), "scheduler.frequency=0: expected a whole number"),
-        ({"scheduler": STEP, "freqency": 1}, (), "scheduler.freqency: there is no such key in scheduler; did you mean"),
+        ({"scheduler": STEP, "freqency": 1}, (), "scheduler.freqency: unknown key in scheduler; did you mean"),
         (
             node("SequentialLR", schedulers=[WARM, STEP], milestones=[1, 2]),
             (),

@@ -193,7 +193,7 @@ def _translated(word: str, groups: Groups) -> list[str]:
             way = "a run has checkpoint=best and checkpoint=last"
         if key == "ckpt_path" and "checkpoint" in groups:
             way = f"the checkpoint of a run is run={value}"
-        require(not way or habit in groups, f"{word}: there is no such key; {way.rstrip('.')}.")
+        require(not way or habit in groups, f"{word}: unknown key; {way.rstrip('.')}.")
         ours = "a run has a directory of its own below paths.log_dir=..., under name=..."
         require(key not in UNUSED, f"{word} would change nothing: {ours}")
         added = sign.startswith("+") and key.count(".") == 1 and key.startswith("hydra.")

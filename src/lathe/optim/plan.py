@@ -63,7 +63,7 @@ def plan_of(made: Any) -> Plan:
         return Plan(made)
     for key in made:
         if key not in ("scheduler", *KEYS):
-            raise ArgumentError(f"{key}: there is no such key next to a scheduler; {did_you_mean(key, KEYS)}")
+            raise ArgumentError(f"{key}: unknown key next to a scheduler; {did_you_mean(key, KEYS)}")
     return Plan(made["scheduler"], **{key: value for key, value in made.items() if key != "scheduler"})
 
 

@@ -156,7 +156,7 @@ def problems(
         elif key in WHOLE:
             yield key, f"{key}: the chosen file sets no key of the run; it has to begin with the line `{GLOBAL}`."
         elif command in commands() and read is not None and key not in read:
-            yield key, f"{key}: there is no such key, and nothing reads it; {did_you_mean(key, tree)}"
+            yield key, f"{key}: unknown key, and nothing reads it; {did_you_mean(key, tree)}"
     for key, schema in tree.items():
         if key not in cfg and not saved and NULL not in kinds(schema):
             yield key, f"{key} is missing: leave ~{key} out."
@@ -224,7 +224,7 @@ def _section(section: Json, key: str, value: Mapping[str, Any], saved: bool) -> 
             yield from _value(resolved(more), below, item, saved)
         elif key != "target" or name not in own_targets():
             filled = _filled_in(below, item)
-            yield below, filled or f"{below}: there is no such key in {key}; {did_you_mean(name, keys)}"
+            yield below, filled or f"{below}: unknown key in {key}; {did_you_mean(name, keys)}"
     yield from _missing(section, key, value, saved)
 
 

@@ -69,7 +69,7 @@ class Page:
         same = [name for name in sorted(every) if name.rpartition(".")[2] == key][:3]
         near = [*every, *(f"{key.rpartition('.')[0]}.{name}" for name in further)]
         hint = f"did you mean {' or '.join(same)}?" if same else did_you_mean(key, near, "--help lists the groups")
-        raise UserError(f"--help {key}: there is no such key; {hint}")
+        raise UserError(f"--help {key}: unknown key; {hint}")
 
     def _choice_with(self, key: str) -> str | None:
         """The override with the first choice of its group that has a key, where the chosen one has not."""
