@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from lathe.config.schema import check
-from lathe.config.schema.json_schema import Schema, text
 from lathe.config.schema.pages import Book
 from lathe.configs import FOLDER
+from lathe.verbs.schema import Schema, text
 
 ROOT = Path(__file__).resolve().parent.parent
 

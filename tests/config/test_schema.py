@@ -13,8 +13,8 @@ from omegaconf._utils import get_yaml_loader
 from support.runs import ROOT, config
 
 from lathe.config.schema.check import component_keys, definitions, problems
-from lathe.config.schema.json_schema import Schema, name_pattern, text
 from lathe.config.schema.names import canonical
+from lathe.verbs.schema import Schema, name_pattern, text
 
 jsonschema = pytest.importorskip("jsonschema")
 SCHEMA = json.loads((ROOT / "configs" / "schema.json").read_text())

@@ -73,8 +73,6 @@ def test_objects_paths_and_tuples_stand_for_nodes_text_and_lists(tmp_path: Path)
 
     net = nn.ReLU()
     assert build(net, tmp_path, (1, 2)) == (net, tmp_path, (1, 2))  # type: ignore[arg-type]
-    with pytest.raises(ArgumentError, match=r"^net=3: expected a group with a _target_, got a whole number"):
-        build(3, tmp_path, [1])  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"^sizes=\[1, 'x'\]: expected a list"):
         build(net, tmp_path, (1, "x"))  # type: ignore[arg-type]
 

@@ -40,15 +40,11 @@ def validated(part: T) -> T:
 
 
 def _problem(key: str, value: Any, schema: Json) -> str | None:
-    """Return the sentence for a value that does not fit; objects stand for the nodes of a file."""
+    """Return the sentence for a value that does not fit. Objects stand for the nodes of a file; the function checks
+    them itself.
+    """
     takes_objects = any(NODE in (kind, kind.get("items")) for kind in kinds(schema))
-    return None if takes_objects and _has_object(value) else problem(key, value, schema)
-
-
-def _has_object(value: Any) -> bool:
-    if isinstance(value, (list, dict)):
-        return any(map(_has_object, value if isinstance(value, list) else value.values()))
-    return not isinstance(value, (bool, int, float, str, type(None)))
+    return None if takes_objects and not isinstance(value, dict) else problem(key, value, schema)
 
 
 @functools.cache

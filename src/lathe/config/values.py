@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jsonschema_rs
-from omegaconf import DictConfig, ListConfig
 
 from lathe.errors import did_you_mean
 
@@ -29,9 +28,9 @@ _TYPES = {"integer": "a whole number", "number": "a number", "boolean": "true or
 
 def plain(value: Any) -> Any:
     """Return a value as YAML has it: tuples as lists, NumPy's numbers as Python's, paths as strings."""
-    if isinstance(value, (dict, DictConfig)):
+    if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, ListConfig)):
+    if isinstance(value, (list, tuple)) or type(value).__name__ == "ListConfig":  # OmegaConf's
         return [plain(item) for item in value]
     if hasattr(value, "dtype") and hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
         return value.item()
@@ -47,9 +46,16 @@ def is_valid(value: Any, schema: Json) -> bool:
     if isinstance(value, float):
         schema = {"anyOf": [kind for kind in kinds(schema) if kind.get("type") != "integer"]}
     try:
-        return bool(schema.get("anyOf", True)) and bool(_validator(json.dumps(schema)).is_valid(value))
+        return bool(schema.get("anyOf", True)) and bool(_validator(json.dumps(schema)).is_valid(_with_text_keys(value)))
     except (TypeError, ValueError):  # an object, or a key that is not text
         return False
+
+
+def _with_text_keys(value: Any) -> Any:
+    """Return a value as JSON has it: names that YAML reads as numbers are text."""
+    if isinstance(value, list):
+        return [_with_text_keys(item) for item in value]
+    return {str(key): _with_text_keys(item) for key, item in value.items()} if isinstance(value, Mapping) else value
 
 
 @functools.cache
