@@ -116,7 +116,7 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         (["-m", "model=mlp", "seed=range(5,1)"], ["seed=range(5,1)", "no job"]),
         (["-m", "optimizer=glob(x*)"], ["optimizer=glob(x*)", "no choice has that name", "choose among "]),
         (["-m", "seed=glob(*)"], ["seed=glob(*)", "a group", "by commas"]),
-        *[([f"{word}=3"], [f"{word}=3", "no such key"]) for word in HABITS],
+        *[([f"{word}=3"], [f"{word}=3", "unknown key"]) for word in HABITS],
         (["--shell-completion"], ["--shell-completion", "install=bash"]),
         (["~hydra"], ["~hydra", "leave it out"]),
         (["~hydra.sweeper", "seed=1"], ["~hydra.sweeper", "leave it out"]),

@@ -48,7 +48,7 @@ def test_a_script_without_a_guard_ends_with_one_sentence(tmp_path: Path) -> None
     (tmp_path / "script.py").write_text(f"import lathe\nlathe.train({words})\n")
     done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, cwd=tmp_path)
     last = done.stderr.strip().splitlines()[-1]
-    assert last.endswith('guard the call by if __name__ == "__main__":')
+    assert last.endswith('Guard the call by if __name__ == "__main__":')
     assert done.stderr.count("Traceback") == 1
     assert not runs(tmp_path)
 
@@ -172,7 +172,7 @@ def test_trainings_in_one_process_leave_it_as_it_was(
     assert weights(first.dir).keys() == weights(last.dir).keys()
     for name, value in weights(first.dir).items():
         assert torch.equal(value, weights(last.dir)[name])
-    assert RunDir(last.dir).overrides == words
+    assert RunDir(last.dir).typed == words
     assert len(runs(tmp_path)) == 4  # those that had begun
     capsys.readouterr()
 

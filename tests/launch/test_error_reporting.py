@@ -17,7 +17,7 @@ from support.runs import ROOT
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from lathe.config.schema import rules
+from lathe.config.schema import key_schemas
 from lathe.data.workers import Reader
 from lathe.errors import Stopped, UserError, is_user_file, user_location
 from lathe.launch.error_reporting import FULL_ERROR, explain_error, report_error, report_errors
@@ -50,7 +50,7 @@ def test_several_mistakes_are_a_line_each(capsys: pytest.CaptureFixture[str]) ->
 
 def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AttributeError) as caught:
-        rules(3, "train")  # type: ignore[arg-type]
+        key_schemas(3, "train")  # type: ignore[arg-type]
     assert report_error(caught.value) == 1
     assert "Traceback" in (text := capsys.readouterr().err)
     assert "AttributeError: 'int' object has no attribute" in text
@@ -91,7 +91,7 @@ class Net(nn.Module):
         return x @ torch.zeros(3, 3)
 
     def bug(self) -> None:
-        rules(3, "train")  # type: ignore[arg-type]  # where Lathe's own code fails
+        key_schemas(3, "train")  # type: ignore[arg-type]  # where Lathe's own code fails
 
 
 class Unbuildable(nn.Module):

@@ -117,6 +117,8 @@ def _unknown_key(key: str, parent: Any, groups: Groups) -> str:
         return f"{key}: unknown key in data. Add data=image_folder, also to resume a run whose images have moved."
     if prefix == "trainer" and last in FILLED_IN:
         return f"{key}: unknown key in trainer; {FILLED_IN[last]}."
+    if prefix == "optimizer" and not names:
+        return f"{key}: optimizer=none has no keys; with model=lightning it is the module's own: model.net.{last}."
     if prefix in groups and names in ([], ["enabled"]):  # compile=none has a switch
         others = [name for name in groups[prefix] if name != "none"]
         return f"{key}: {prefix}=none has no keys. Choose another: {', '.join(f'{prefix}={name}' for name in others)}."

@@ -158,7 +158,9 @@ def problems(
         elif command in commands() and read is not None and key not in read:
             yield key, f"{key}: unknown key, and nothing reads it; {did_you_mean(key, tree)}"
     for key, schema in tree.items():
-        if key not in cfg and not saved and NULL not in kinds(schema):
+        arms = kinds(schema)
+        has_null_choice = NULL in arms and any(arm == NODE or "properties" in arm for arm in arms)
+        if key not in cfg and not saved and not has_null_choice:
             yield key, f"{key} is missing: leave ~{key} out."
 
 
