@@ -152,7 +152,7 @@ class LogPaths(TypedDict):
 
 
 class RunPaths(Paths):
-    run_dir: Name | None
+    run_dir: None  # filled in; a saved configuration has it
 
 
 class Launch(TypedDict):
