@@ -18,8 +18,15 @@ from lathe.verbs.schema import Schema, text
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def is_stale(path: Path, text: str) -> bool:
-    return not path.is_file() or path.read_text(encoding="utf-8") != text
+def write(made: dict[Path, str], check_only: bool) -> list[Path]:
+    """Write and print the files that are stale, or only print them; return their paths."""
+    stale = [path for path, text in made.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    for path in stale:
+        if not check_only:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(made[path], encoding="utf-8")
+        print(path.relative_to(ROOT), "is stale: python scripts/schema.py" if check_only else "")
+    return stale
 
 
 def main() -> None:
@@ -30,18 +37,11 @@ def main() -> None:
     schema = FOLDER / "schema.json"
     packages = [word.removeprefix("package=") for word in options.package]
     packages += [name for name in json.loads(schema.read_text()).get("packages", ()) if name not in packages]
-    made = {schema: text(Schema(FOLDER, packages).build())}
-    if not options.check:
-        schema.write_text(made[schema], encoding="utf-8")
+    stale = write({schema: text(Schema(FOLDER, packages).build())}, options.check)
+    if not (stale and options.check):  # the pages are made from it
         check.definitions.cache_clear()
-    if not is_stale(schema, made[schema]):  # the pages are made from it
-        made |= {ROOT / "docs" / "reference" / name: page for name, page in Book(FOLDER).pages().items()}
-    stale = [path for path, page in made.items() if is_stale(path, page)]
-    for path in stale:
-        if not options.check:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(made[path], encoding="utf-8")
-        print(path.relative_to(ROOT), "is stale: python scripts/schema.py" if options.check else "")
+        pages = Book(FOLDER).pages().items()
+        stale += write({ROOT / "docs" / "reference" / name: page for name, page in pages}, options.check)
     sys.exit(bool(stale and options.check))
 
 
