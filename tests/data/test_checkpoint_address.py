@@ -69,7 +69,7 @@ def test_a_checkpoint_is_taken_for_its_run(tmp_path: Path, cli: Cli, capfd: pyte
         assert cli(f"run='{path}'", "split=val", script="scripts/evaluate.py") == (0, "")
     code, errors = cli(f"run={run}/checkpoints/last.ckpt", "checkpoint=best", script="scripts/evaluate.py")
     assert code == 1
-    assert "is a checkpoint, and checkpoint=best another: leave that out." in errors
+    assert "is another checkpoint than checkpoint=best. Leave one out." in errors
     code, errors = cli(f"run={run}/checkpoints/last.ckpt", script="scripts/receipt.py")
     assert (code, errors.count("\n")) == (1, 1)
-    assert "this takes a run as it is, not one of its checkpoints" in errors
+    assert "expected a run directory, not a checkpoint" in errors

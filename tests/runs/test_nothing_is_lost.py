@@ -105,7 +105,7 @@ def test_a_run_that_begins_again_says_so(tmp_path: Path, capfd: pytest.CaptureFi
         (run / name).unlink()
     capfd.readouterr()
     assert in_process("train.py", f"resume={run}") == 0
-    told = f"{run} has no checkpoints/last.ckpt to continue from: it begins again, at step 0.\n"
+    told = f"{run} has no checkpoints/last.ckpt to continue from: it starts again at step 0.\n"
     assert capfd.readouterr().out.count(told) == 1
 
 

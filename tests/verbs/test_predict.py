@@ -216,4 +216,4 @@ def test_mistakes_are_told_before_the_net_is_built(
 def test_one_target_is_taken(run: RunDir, cli: Callable[..., tuple[int, str]], script: str) -> None:
     words = ("input=x.npy", "output=y.csv") if script == "predict" else ()
     code, error = cli(f"run={run.path}", *words, "target=[onnx,weights]", script=f"scripts/{script}.py")
-    assert (code, error) == (1, "Error: target: expected one choice here, such as target=onnx, and no list.\n")
+    assert (code, error) == (1, "Error: target: expected one choice such as target=onnx, not a list.\n")

@@ -44,7 +44,18 @@ def _problem(key: str, value: Any, schema: Json) -> str | None:
     them itself.
     """
     takes_objects = any(NODE in (kind, kind.get("items")) for kind in kinds(schema))
-    return None if takes_objects and not isinstance(value, dict) else problem(key, value, schema)
+    return None if takes_objects and _has_object(value) else problem(key, value, schema)
+
+
+def _has_object(value: Any) -> bool:
+    """Tell whether a value is not a group of keys, or has something else than YAML's values in it."""
+    return not isinstance(value, dict) or any(map(_is_object, value.values()))
+
+
+def _is_object(value: Any) -> bool:
+    if isinstance(value, (list, dict)):
+        return any(map(_is_object, value if isinstance(value, list) else value.values()))
+    return not isinstance(value, (bool, int, float, str, type(None)))
 
 
 @functools.cache
