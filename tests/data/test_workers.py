@@ -145,7 +145,7 @@ def test_batches_draws_and_position_are_those_without(make: Any, quick: None, ca
     said = capsys.readouterr().out
     assert states() == before
     assert loader.state_dict() == {"epoch": 0, "batch": 0}
-    assert said.startswith(f"data.num_workers=auto took {getattr(loader._reader, 'num_workers', 0)}: batches/s are ")
+    assert said.startswith(f"data.num_workers=auto took {loader._reader.num_workers}: batches/s are ")
     if make is dataset:  # which a worker reads ten times as fast
         assert loader._reader.num_workers > 0
     plain = make().train_dataloader()
