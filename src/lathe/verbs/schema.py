@@ -32,6 +32,7 @@ DEFS: Json = {
     },
     "defaults": {"type": "array", "description": "Hydra's list: the files that this one builds on"},
 }
+OUR_ROOTS = ("lathe", "lightning", "torch", "hydra")
 BUILDER = "lathe.optim.build_optimizer"
 PLATEAU = "torch.optim.ReduceLROnPlateau"
 ROOMS = ("callbacks", "data", "nets", "tasks", "optim", "strategies", "loggers", "legacy")
@@ -219,7 +220,7 @@ def _components(found: list[Written], packages: Iterable[str]) -> Iterator[tuple
     yield from _torch_optimizers(new)
     targets = [item for item in found if item.name == "_target_" or item.key.endswith(".kind.path")]
     for item in targets:
-        if not item.value.startswith("${"):
+        if item.value.partition(".")[0] in OUR_ROOTS:  # yours are read where a package is named
             yield from new(canonical(item.value), _import(item.value))
     for package in packages:
         for path, part in _public(package):
