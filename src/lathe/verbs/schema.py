@@ -17,6 +17,7 @@ from typing import Any
 from typing_extensions import is_typeddict
 
 from lathe.config import commands
+from lathe.config.schema.check import own_targets
 from lathe.config.schema.described import Written, comments, files_of, parts, written
 from lathe.config.schema.names import canonical
 from lathe.config.signatures import parameter_schemas, schema_of
@@ -260,6 +261,9 @@ def _targets(folder: Path) -> dict[str, Json]:
     found: dict[str, Json] = {}
     for name in TARGETS:
         if not (folder / "target" / f"{name}.yaml").exists():
+            continue
+        if name in own_targets():  # checked by its own `export`
+            found[name] = {}
             continue
         module = get(name)
         schemas = parameter_schemas(module.export)
