@@ -130,7 +130,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    """Print seconds, the ratio to the defaults beside as many others, and the ratio to the defaults on quiet cores."""
+    """Print seconds, and their ratios to the defaults with as many other processes and to those on quiet cores."""
     seconds: dict[tuple[str, int, str], list[float]] = {}
     threads: dict[tuple[str, int, str], set[str]] = {}
     for row in rows:

@@ -17,7 +17,7 @@ from typing import Any
 from typing_extensions import is_typeddict
 
 from lathe.config import commands
-from lathe.config.schema.check import own_targets
+from lathe.config.schema.check import BUILDER, FILLED_IN, PLATEAU, own_targets
 from lathe.config.schema.described import Written, comments, files_of, parts, written
 from lathe.config.schema.names import canonical
 from lathe.config.signatures import parameter_schemas, schema_of
@@ -34,16 +34,9 @@ DEFS: Json = {
     "defaults": {"type": "array", "description": "Hydra's list: the files that this one builds on"},
 }
 OUR_ROOTS = ("lathe", "lightning", "torch", "hydra")
-BUILDER = "lathe.optim.build_optimizer"
-PLATEAU = "torch.optim.ReduceLROnPlateau"
 ROOMS = ("callbacks", "data", "nets", "tasks", "optim", "strategies", "loggers", "legacy")
 # Arguments that a run gives: a file has none of them.
 GIVEN = {"net", "params", "optimizer", "scheduler", "total_steps", "run_dir"}
-# Arguments of Lightning's Trainer that other groups give.
-FILLED_IN = (
-    *("precision", "strategy", "logger", "callbacks", "plugins", "default_root_dir", "barebones"),
-    *("enable_autolog_hparams", "model_registry"),
-)
 
 
 class Schema:
