@@ -35,7 +35,9 @@ def trained(folder: Path, *words: str) -> Any:
     return lathe.verbs.train.train(cfg)
 
 
-@pytest.mark.parametrize("words", [(), ("trainer.steps_per_call=1", "trainer.channels_last=true")])
+@pytest.mark.parametrize(
+    "words", [(), ("trainer.steps_per_call=1", "trainer.channels_last=true", "model.net.width=16")]
+)
 def test_the_net_sees_means_of_areas(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 ) -> None:

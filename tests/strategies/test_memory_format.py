@@ -18,7 +18,7 @@ from lathe.strategies import FSDP, channels_last
 RUN = (
     "model=resnet20",
     "model.net.depth=8",
-    "model.net.width=4",
+    "model.net.width=16",
     "data.batch_size=16",
     "trainer.limit_train_batches=2",
     "trainer.limit_val_batches=1",
@@ -68,6 +68,16 @@ def test_a_net_that_is_spread_is_refused() -> None:
     spread = net()
     channels_last(spread, FSDP(), "auto")
     assert not spread._forward_pre_hooks
+
+
+def test_narrow_strided_1x1_convolutions_stay_as_they_are_on_a_cpu() -> None:
+    narrow = CifarResNet(depth=8, in_channels=3, num_classes=10, width=4)
+    with pytest.raises(ArgumentError, match="channels_last=true is not safe for"):
+        channels_last(narrow, SingleDeviceStrategy(), True)
+    channels_last(narrow, SingleDeviceStrategy(), "auto")
+    assert not narrow._forward_pre_hooks
+    channels_last(narrow, SingleDeviceStrategy(torch.device("meta")), True)
+    assert narrow._forward_pre_hooks
 
 
 def _run(rank: int, cfg: dict[str, Any]) -> None:

@@ -14,11 +14,12 @@ def channels_last(net: nn.Module, strategy: Strategy, wanted: bool | Literal["au
     """Lays weights of 2-d convolutions, and images that come in, with their channels last, in place: the order in which
     convolutions of low precision are computed. Shapes, names and values stay; sums are added up in another order.
 
-    `auto` leaves nets without 2-d convolutions as they are, and those that a strategy spreads; `true` warns of the
-    former.
+    `auto` leaves as they are: nets without 2-d convolutions (`true` warns of them), those that a strategy spreads, and
+    on a CPU those with strided 1x1 convolutions of fewer than 16 channels, of which oneDNN's gradient then writes
+    beyond its memory (github.com/uxlfoundation/oneDNN/issues/6035).
 
     Raises:
-        ArgumentError: `true` under a strategy that spreads the net.
+        ArgumentError: `true` for one of the latter two.
     """
     whole = isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
     if wanted is True and not whole:
@@ -26,14 +27,29 @@ def channels_last(net: nn.Module, strategy: Strategy, wanted: bool | Literal["au
             f"channels_last=true is for nets that are whole on each device, and {type(strategy).__name__} spreads "
             "them: use auto, or strategy=ddp."
         )
-    convolves = any(isinstance(module, nn.Conv2d) for module in net.modules())
-    if wanted is True and not convolves:
+    convolutions = [(name, module) for name, module in net.named_modules() if isinstance(module, nn.Conv2d)]
+    overflowing = [name for name, module in convolutions if _overflows(module)] if whole and _on_cpu(strategy) else []
+    if wanted is True and overflowing:
+        raise ArgumentError(
+            f"channels_last=true is not safe for {overflowing[0]} on a CPU: oneDNN's gradient of a strided 1x1 "
+            "convolution of fewer than 16 channels writes beyond its memory. Use auto or false."
+        )
+    if wanted is True and not convolutions:
         warnings.warn(
             f"trainer.channels_last=true has no effect: {type(net).__name__} has no 2-d convolution.", stacklevel=2
         )
-    if wanted and whole and convolves:
+    if wanted and whole and convolutions and not overflowing:
         net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # which torch's stub lacks
         net.register_forward_pre_hook(_lay)
+
+
+def _overflows(convolution: nn.Conv2d) -> bool:
+    strided = convolution.kernel_size == (1, 1) and convolution.stride != (1, 1)
+    return strided and convolution.in_channels // convolution.groups < 16
+
+
+def _on_cpu(strategy: Strategy) -> bool:
+    return strategy.root_device.type == "cpu"
 
 
 def _lay(net: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
