@@ -1,19 +1,5 @@
 """Parameter groups, learning-rate schedules, and optimizers that torch does not have."""
 
-from lathe.optim.build import build_optimizer
-from lathe.optim.large_batch import LAMB, LARS
-from lathe.optim.muon import Muon
-from lathe.optim.schedules import constant, cosine, cosine_restarts, linear, one_cycle, step
+import lazy_loader
 
-__all__ = [
-    "LAMB",
-    "LARS",
-    "Muon",
-    "build_optimizer",
-    "constant",
-    "cosine",
-    "cosine_restarts",
-    "linear",
-    "one_cycle",
-    "step",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,6 +2,6 @@
 and now.
 """
 
-from lathe.receipt.measured import write
+import lazy_loader
 
-__all__ = ["write"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

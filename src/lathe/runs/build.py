@@ -11,11 +11,12 @@ from torch import nn
 from lathe.data.base import ExactDataModule
 from lathe.data.foreign import share
 from lathe.errors import UserError, require, under
+from lathe.nets.init import apply_init
 from lathe.optim.build import check_optimizer, factory_of, try_on
 from lathe.optim.plan import KEYS, check_plan, plan_of
 from lathe.optim.rules import freeze
 from lathe.runs.nodes import make, make_part, named, target_of
-from lathe.tasks import LightningTask, Task, apply_init
+from lathe.tasks import LightningTask, Task
 from lathe.tasks.plain import check_hyper_parameters
 
 

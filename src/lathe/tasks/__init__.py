@@ -2,23 +2,6 @@
 strategies.
 """
 
-from lathe.nets.init import apply_init
-from lathe.tasks.base import SPLITS, Task
-from lathe.tasks.classification import ClassificationTask
-from lathe.tasks.language_modelling import LanguageModellingTask
-from lathe.tasks.lightning import LightningTask
-from lathe.tasks.loss import Weighted
-from lathe.tasks.multi_label import MultiLabelTask
-from lathe.tasks.regression import RegressionTask
+import lazy_loader
 
-__all__ = [
-    "SPLITS",
-    "ClassificationTask",
-    "LanguageModellingTask",
-    "LightningTask",
-    "MultiLabelTask",
-    "RegressionTask",
-    "Task",
-    "Weighted",
-    "apply_init",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

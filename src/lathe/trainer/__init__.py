@@ -3,6 +3,6 @@
 `trainer.py` installs the loops of `loops.py`; a step is in `optimizer_step.py`, several in `multi_step.py`.
 """
 
-from lathe.trainer.trainer import Trainer
+import lazy_loader
 
-__all__ = ["Trainer"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,7 +1,5 @@
 """Channels removed: what hangs together in a net, which to take, and the smaller net."""
 
-from lathe.compression.channels.groups import find_groups
-from lathe.compression.channels.prune import prune_channels
-from lathe.compression.channels.slices import Group, Slice, describe, rebuild, remove
+import lazy_loader
 
-__all__ = ["Group", "Slice", "describe", "find_groups", "prune_channels", "rebuild", "remove"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,7 +1,5 @@
 """Losses by which a net learns from another: its outputs, its features, and the relations of its samples."""
 
-from lathe.compression.distillation.features import attention, hint
-from lathe.compression.distillation.losses import dist, dkd, kd
-from lathe.compression.distillation.relations import crd, rkd
+import lazy_loader
 
-__all__ = ["attention", "crd", "dist", "dkd", "hint", "kd", "rkd"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

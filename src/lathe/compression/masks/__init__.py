@@ -1,6 +1,5 @@
 """Weights set to zero: which, by what score, when, and how they stay zero."""
 
-from lathe.compression.masks.masks import apply_masks, magnitude_masks, make_masks, sparsity_of
-from lathe.compression.masks.parameters import maskable, zero_share
+import lazy_loader
 
-__all__ = ["apply_masks", "magnitude_masks", "make_masks", "maskable", "sparsity_of", "zero_share"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -2,8 +2,6 @@
 end. Imports no torch.
 """
 
-from lathe.launch.sweep.context import Context
-from lathe.launch.sweep.place import SweepJob, check_sweep_words, job_of
-from lathe.launch.sweep.running import run_sweep
+import lazy_loader
 
-__all__ = ["Context", "SweepJob", "check_sweep_words", "job_of", "run_sweep"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,7 @@
+from .groups import find_groups as find_groups
+from .prune import prune_channels as prune_channels
+from .slices import Group as Group
+from .slices import Slice as Slice
+from .slices import describe as describe
+from .slices import rebuild as rebuild
+from .slices import remove as remove

@@ -1,0 +1,10 @@
+from .build import build_optimizer as build_optimizer
+from .large_batch import LAMB as LAMB
+from .large_batch import LARS as LARS
+from .muon import Muon as Muon
+from .schedules import constant as constant
+from .schedules import cosine as cosine
+from .schedules import cosine_restarts as cosine_restarts
+from .schedules import linear as linear
+from .schedules import one_cycle as one_cycle
+from .schedules import step as step

@@ -1,0 +1,1 @@
+from .measured import write as write

@@ -1,0 +1,14 @@
+from .compilation import compile_net as compile_net
+from .deepspeed.strategy import DeepSpeed as DeepSpeed
+from .fsdp import FSDP as FSDP
+from .memory_format import channels_last as channels_last
+from .model_split import ModelSplit as ModelSplit
+from .parallel import DDP as DDP
+from .parallel import auto as auto
+from .pipeline.strategy import Pipeline as Pipeline
+from .precision import precision_plugin as precision_plugin
+from .sync_batchnorm import SyncBatchNorm as SyncBatchNorm
+from .tensor import TensorParallel as TensorParallel
+from .three_d import ThreeD as ThreeD
+from .whole_step import WholeStep as WholeStep
+from .whole_step import compile_task as compile_task
