@@ -102,7 +102,7 @@ class HardSamples(SkippableHooks, Callback):
                 f"each of {n} samples was trained on {often}, from which on losses decide: make it longer."
             )
         self._loader, self._losses_of = loader, module.sample_losses
-        module.onlookers.append(self._look)
+        module.observers.append(self._look)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._rows = None
@@ -163,5 +163,5 @@ class HardSamples(SkippableHooks, Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         module: Any = pl_module
-        if self._look in getattr(module, "onlookers", ()):
-            module.onlookers.remove(self._look)
+        if self._look in getattr(module, "observers", ()):
+            module.observers.remove(self._look)

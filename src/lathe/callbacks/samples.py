@@ -68,7 +68,7 @@ class Samples(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         predicts = getattr(pl_module, "predicts", None)
         require(
-            predicts == "classes" and hasattr(pl_module, "onlookers"),
+            predicts == "classes" and hasattr(pl_module, "observers"),
             f"callbacks.samples shows predictions of classes, and {type(pl_module).__name__} predicts "
             f"{predicts or 'something else'}: leave samples out of callbacks.",
         )
@@ -92,7 +92,7 @@ class Samples(Callback):
     def _begin(self, trainer: Trainer, pl_module: Any) -> None:
         self._forget()
         self._draws.manual_seed(trainer.global_rank + 1)
-        pl_module.onlookers.append(self._look)
+        pl_module.observers.append(self._look)
 
     @torch.no_grad()
     def _look(self, split: str, outputs: Any, batch: Any) -> None:
@@ -138,8 +138,8 @@ class Samples(Callback):
         self._seen += len(rows)
 
     def _end(self, trainer: Trainer, pl_module: Any) -> None:
-        if self._look in pl_module.onlookers:
-            pl_module.onlookers.remove(self._look)
+        if self._look in pl_module.observers:
+            pl_module.observers.remove(self._look)
         each = everyones((self._seen, self._worst, self._random, self._confusion, self._calibration))
         if not trainer.is_global_zero:
             return

@@ -17,7 +17,7 @@ from lathe.optim.plan import KEYS, check_plan, plan_of
 from lathe.optim.rules import freeze
 from lathe.runs.nodes import make, make_part, named, target_of
 from lathe.tasks import LightningTask, Task
-from lathe.tasks.plain import check_hyper_parameters
+from lathe.tasks.checkpoint_types import check_hyper_parameters
 
 
 def make_data(cfg: dict[str, Any], train: bool = False) -> Any:

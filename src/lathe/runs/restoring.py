@@ -18,7 +18,7 @@ from torch import OutOfMemoryError, Tensor
 
 from lathe.errors import UserError
 from lathe.runs.restored import other_seed, other_sizes
-from lathe.tasks.plain import check_checkpoint
+from lathe.tasks.checkpoint_types import check_checkpoint
 from lathe.trainer.schedule_resume import replan
 
 # of a group of parameters, in every version of torch

@@ -15,23 +15,22 @@ from lathe.config.types import Name, NonNegative, ShareBelowOne, SomeNames
 from lathe.config.validation import validated
 from lathe.data.order import IGNORE
 from lathe.errors import ArgumentError, UserError
-from lathe.tasks.sums import stacked
+from lathe.tasks.metric_sums import stacked
 from lathe.tasks.supervised import SupervisedTask
 
-MOST_LOGITS = 2**14  # of a batch whose metrics wait for those of the next
+MAX_LOGITS = 2**14  # of a batch whose sums are deferred
 
 
 class ClassificationTask(SupervisedTask):
-    """Cross-entropy with optional label smoothing (Szegedy et al. 2016), or a loss of the user's own.
+    """Cross-entropy with optional label smoothing (Szegedy et al. 2016), or a user's loss.
 
     A batch is `(x, y)`: x [batch, channels, height, width], y either class numbers [batch], -100 in rows that do not
-    count, or class probabilities [batch, classes] as mixup gives them. Accuracy against probabilities counts their
-    largest class. Torchmetrics are given the softmax [batch, classes], those of two classes by name the second's
-    [batch], and class numbers [batch].
+    count, or class probabilities [batch, classes], as of mixup. Accuracy uses the largest of these. Torchmetrics get
+    the softmax [batch, classes] (Binary ones the second class's [batch]) and class numbers [batch].
 
     `class_weights` weigh the cross-entropy of a sample by its class: the loss is sum_i w[y_i] l_i / n with w scaled to
-    a mean of 1, in training and evaluation. torch's own divides by sum_i w[y_i] instead, which depends on how samples
-    are divided among devices; this does not.
+    a mean of 1, in training and evaluation. torch divides by sum_i w[y_i] instead, which depends on how samples are
+    divided among devices.
 
     Raises:
         ArgumentError: an unknown initialisation, loss or metric, or arguments that exclude each other.
@@ -59,23 +58,23 @@ class ClassificationTask(SupervisedTask):
         if loss is not None and (label_smoothing or class_weights is not None):
             name = "label_smoothing" if label_smoothing else "class_weights"
             raise ArgumentError(
-                f"{name} is for the task's own cross-entropy, and task.loss takes its place: give it to the loss, as "
-                "in task.loss={_target_: torch.nn.CrossEntropyLoss, "
+                f"{name} has no effect with task.loss: pass it to that loss, such as "
+                "task.loss={_target_: torch.nn.CrossEntropyLoss, "
                 f"{'label_smoothing: 0.1' if label_smoothing else 'weight: [1, 2]'}}}."
             )
         self._weights: Tensor | None = None
         if class_weights is not None:
             weights = torch.tensor(list(class_weights), dtype=torch.float64)
             if not weights.sum() > 0:
-                raise ArgumentError("class_weights: expected one above 0, got zeros alone.")
+                raise ArgumentError("class_weights: expected at least one above 0.")
             self._weights = weights * (len(weights) / weights.sum())
-        self._waits: torch.Size | None = None  # of logits whose sums may wait
+        self._deferrable: torch.Size | None = None  # shape of logits whose sums may be deferred
 
-    def check_answer(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
-        """Holds logits, class weights and metrics against the number of classes.
+    def check_outputs(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
+        """Compare logits, class weights and metrics with the number of classes.
 
         Raises:
-            UserError: there are more or fewer than `num_classes`.
+            UserError: they do not fit `num_classes`.
         """
         wanted = facts.get("num_classes")
         found = None if outputs is None else outputs.shape[-1]
@@ -83,8 +82,8 @@ class ClassificationTask(SupervisedTask):
             return
         if found is not None and found != wanted:
             raise UserError(
-                f"data.num_classes={wanted}, but the net gives {found} logits: let model.net.num_classes follow the "
-                "data."
+                f"data.num_classes={wanted}, but the net returns {found} logits: leave model.net.num_classes to follow "
+                "the data."
             )
         if self._weights is not None and len(self._weights) != wanted:
             raise UserError(
@@ -92,12 +91,9 @@ class ClassificationTask(SupervisedTask):
                 f"{len(self._weights)}."
             )
         if "top5_accuracy" in self.metrics and wanted <= 5:
-            raise UserError(
-                f"task.metrics=top5_accuracy: of data.num_classes={wanted} classes the right one is always among five; "
-                "leave it out."
-            )
+            raise UserError(f"task.metrics=top5_accuracy is always 1 with data.num_classes={wanted}: leave it out.")
 
-    def imagined(self, rows: int, width: int) -> Tensor:
+    def dummy_targets(self, rows: int, width: int) -> Tensor:
         return torch.arange(rows) % width
 
     def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
@@ -107,22 +103,20 @@ class ClassificationTask(SupervisedTask):
             return {"cross_entropy": self._weighted(outputs, batch[1])}
         smoothing = self.label_smoothing if self.training else 0.0
         target = batch[1]
-        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))  # a half-precision sum loses its digits
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))  # a half-precision sum loses digits
         if self.training or target.is_floating_point():
             return {"cross_entropy": F.cross_entropy(outputs, target, label_smoothing=smoothing)}
-        # A batch of nothing but filling rows has no mean: it weighs nothing instead of being NaN.
+        # A batch without counted rows has no mean: 0 instead of NaN.
         total = F.cross_entropy(outputs, target, ignore_index=IGNORE, reduction="sum")
         return {"cross_entropy": total / (target != IGNORE).sum().clamp(min=1)}
 
     def sample_losses(self, outputs: Tensor, batch: Any) -> Tensor:
-        """The cross-entropy of each row of logits [batch, classes], without smoothing or weights: float32 or more
-        [batch].
-        """
-        return F.cross_entropy(self.aligned(outputs, batch[1]), batch[1], reduction="none")
+        """Return the cross-entropy of each row of logits [batch, classes], without smoothing or weights: [batch]."""
+        return F.cross_entropy(self.cast_for_loss(outputs, batch[1]), batch[1], reduction="none")
 
     def _weighted(self, outputs: Tensor, target: Tensor) -> Tensor:
         assert self._weights is not None
-        outputs = self.aligned(outputs, target)
+        outputs = self.cast_for_loss(outputs, target)
         if self._weights.device != outputs.device or self._weights.dtype != outputs.dtype:
             self._weights = self._weights.to(outputs)
         smoothing = self.label_smoothing if self.training else 0.0
@@ -148,25 +142,25 @@ class ClassificationTask(SupervisedTask):
         return stacked(loss, [found[name] for name in self._named], count)
 
     def reduce_later(self, outputs: Tensor, batch: Any) -> Tensor | None:
-        """The targets, where `reduce` is this class's own and has class numbers and few logits, on the CPU: elsewhere
-        the device works on it while the host goes on, and more are not worth keeping.
+        """Return the targets, if `reduce` is this class's own, targets are class numbers, and logits are few and on the
+        CPU: another device works while the host continues.
         """
-        if outputs.shape != self._waits or not self.training:
-            fits = outputs.ndim == 2 and outputs.numel() <= MOST_LOGITS and outputs.device.type == "cpu"
+        if outputs.shape != self._deferrable or not self.training:
+            fits = outputs.ndim == 2 and outputs.numel() <= MAX_LOGITS and outputs.device.type == "cpu"
             own = type(self).reduce is ClassificationTask.reduce and self._named in (None, ["accuracy"])
             if not (fits and own and self.training):
                 return None
-            self._waits = outputs.shape
+            self._deferrable = outputs.shape
         target: Tensor = batch[1]
         return None if target.is_floating_point() else target
 
-    def reduce_several(self, waiting: list[tuple[Any, Any, Tensor]]) -> Any:
-        outputs, kept, losses = zip(*waiting, strict=True)
+    def reduce_several(self, deferred: list[tuple[Any, Any, Tensor]]) -> Any:
+        outputs, kept, losses = zip(*deferred, strict=True)
         targets = torch.stack(kept).numpy()
         found = torch.stack(outputs).float().numpy().argmax(axis=2)
         dtype = np.float64 if self._sums_dtype == torch.float64 else np.float32
         count = (targets != IGNORE).sum(axis=1).astype(dtype)
-        rows = np.empty((len(waiting), 3), dtype)
+        rows = np.empty((len(deferred), 3), dtype)
         rows[:, 0] = torch.stack(losses).to(self._sums_dtype).numpy() * count
         rows[:, 1], rows[:, 2] = (found == targets).sum(axis=1), count
         return rows
@@ -175,5 +169,5 @@ class ClassificationTask(SupervisedTask):
         return None if targets.is_floating_point() else targets != IGNORE
 
     def scored(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        outputs, targets = self._counting(self.aligned(outputs, batch[1]), batch[1])
+        outputs, targets = self._counting(self.cast_for_loss(outputs, batch[1]), batch[1])
         return outputs.softmax(dim=1), targets.argmax(dim=1) if targets.is_floating_point() else targets

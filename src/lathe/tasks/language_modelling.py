@@ -1,6 +1,4 @@
-"""Language modelling: cross-entropy of the next token, its perplexity, and how often the likeliest token is the right
-one.
-"""
+"""Language modelling: cross-entropy of the next token, perplexity and accuracy."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,23 +16,23 @@ from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.nets.init import apply_init
 from lathe.tasks.base import Task
-from lathe.tasks.sums import stacked
+from lathe.tasks.metric_sums import stacked
 
 CHUNK = 2**24  # logits whose log-probabilities exist at the same time in evaluation: 64 MiB of float32
 
 
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The sum over all targets that are not -100, in float32 (float64 for float64 logits): a 0-dim tensor.
+    """Return the sum over all targets that are not -100, in float32 (float64 for float64 logits): a 0-dim tensor.
 
-    Without a gradient to keep them for, log-probabilities are made for a part of the targets at a time. With a
-    vocabulary of 50257 those of a whole batch would take more memory than the net.
+    Without a gradient, log-probabilities are computed for a part of the targets at a time: with a vocabulary of 50257
+    those of a whole batch take more memory than the net.
 
     Args:
         logits: [..., vocabulary], of any floating type.
         targets: int64 [...].
     """
     logits, targets = logits.flatten(0, -2), targets.flatten()
-    # One pass from the logits' own type: `logits.float()` would hold a second copy of them all until the backward pass.
+    # `logits.float()` would keep a second copy of them all until the backward pass.
     dtype = torch.promote_types(logits.dtype, torch.float32)
     needs_grad = torch.is_grad_enabled() and logits.requires_grad
     rows = len(logits) if needs_grad else max(1, CHUNK // logits.shape[-1])
@@ -48,10 +46,10 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 class LanguageModellingTask(Task):
     """Cross-entropy of the next token in nats, its accuracy, and perplexity, the exponential of the mean cross-entropy.
 
-    A batch is `(x, y)` or `(x, y, count)`: x int64 [batch, time]; y int64 [batch, time], the token behind each of x, or
+    A batch is `(x, y)` or `(x, y, count)`: x int64 [batch, time]; y int64 [batch, time], the token after each of x, or
     -100 where none counts; `count` a 0-dim float tensor, the counted targets of the global batch divided by the number
     of data replicas. The training loss is the sum over counted targets divided by `count`, so that the mean over
-    replicas is the mean over the global batch's targets even where replicas have different numbers of them. Without
+    replicas is the mean over the global batch's targets even if replicas have different numbers of them. Without
     `count`, it is divided by the batch's own counted targets. The net returns logits [batch, time, vocabulary].
 
     Metrics are means over tokens. A perplexity too large for a float is inf.
@@ -78,11 +76,11 @@ class LanguageModellingTask(Task):
         apply_init(net, init)
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
-        """Raises UserError for data of images, whose classes are no tokens."""
+        """Raise UserError for data of images."""
         if "vocab_size" not in facts and "num_classes" in facts:
             raise UserError(
-                "task: LanguageModellingTask learns the next token, and these data have num_classes and no vocab_size: "
-                "choose task=classification, or data of tokens such as data=synthetic_tokens."
+                "task: LanguageModellingTask requires data of tokens, which have vocab_size: choose data such as "
+                "data=synthetic_tokens, or task=classification."
             )
 
     def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
@@ -90,26 +88,22 @@ class LanguageModellingTask(Task):
 
     def reduce(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
         correct = (outputs.detach().argmax(dim=-1) == batch[1]).sum()
-        # A batch of nothing but filling rows has the sums 0, 0 and 0, although its loss was divided by 1.
+        # The sums of a batch without counted targets are 0, although its loss was divided by 1.
         return stacked(loss, [correct], batch[2] if len(batch) > 2 else (batch[1] != IGNORE).sum())
 
     def compute(self, means: dict[str, float]) -> dict[str, float]:
-        """Perplexity from the mean loss; both without the split before their names."""
+        """Return the perplexity of the mean loss."""
         try:
             return {"perplexity": math.exp(means["loss"])}
         except OverflowError:
             return {"perplexity": math.inf}
 
     def count_units(self, batch: Any) -> int:
-        """Places in the batch, filling ones included: what the net computes on, and known without waiting for the
-        device.
-        """
+        """Return the positions in the batch, including those that do not count, without waiting for the device."""
         return int(batch[0].numel())
 
     @staticmethod
     def _count(batch: Any) -> Tensor:
-        """What the summed loss is divided by: 0-dim. Without any counted target it is 1: the loss is then 0 and not
-        NaN.
-        """
+        """Return the divisor of the summed loss: 0-dim, 1 without counted targets, for a loss of 0 instead of NaN."""
         count: Tensor = batch[2] if len(batch) > 2 else (batch[1] != IGNORE).sum().clamp(min=1)
         return count

@@ -1,4 +1,4 @@
-"""A user's own LightningModule in the place of a task: the Trainer drives it as it is."""
+"""A user's LightningModule as a task: the Trainer runs it as it is."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,26 +15,25 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.config.validation import validated
 from lathe.errors import UserError, require
-from lathe.tasks import ranks
 from lathe.tasks.base import Task
-from lathe.tasks.manual_optimization import KeepsGradients
-from lathe.tasks.plain import check_hyper_parameters, name_of
+from lathe.tasks.checkpoint_types import check_hyper_parameters, name_of
+from lathe.tasks.manual_optimization import GradientCheckpoint
+from lathe.tasks.metric_sync import gather_logs, restore_logs, synchronise_module
 from lathe.tasks.scheduler import KEY, check_lengths, make_optimizers
 
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
 class LightningTask(Task):
-    """What a run asks of a task, said of a LightningModule that knows nothing of Lathe. It is the `net`: checkpoints
-    have its own names, and the Trainer drives it with its own steps, `self.log` and `configure_optimizers`. For a
-    module without the latter, `optimizer` and `scheduler` are as every task takes them.
+    """Adapter for a LightningModule that does not use Lathe. The module is the `net`: checkpoints have its own names,
+    and the Trainer calls its own steps, `self.log` and `configure_optimizers`. `optimizer` and `scheduler` are for a
+    module without the latter.
 
-    Nobody knows what it logs, so nothing is monitored that was not named, nor what its outputs mean.
+    Its metrics and outputs are not declared, so only a metric that the user names is monitored.
 
     Raises:
-        UserError: `net` is no LightningModule of this Lightning, has no training_step, has parameters that its
-            first batch would make, keeps hyper-parameters that no checkpoint may hold, or has a configure_optimizers
-            beside `optimizer`, or neither.
+        UserError: `net` is not a LightningModule, has no training_step, has lazy parameters, saves hyper-parameters
+            that a checkpoint can't hold, or has both or neither of `configure_optimizers` and `optimizer`.
     """
 
     metrics: tuple[str, ...] = ()
@@ -52,18 +51,18 @@ class LightningTask(Task):
         super().__init__(net, optimizer, scheduler)
         module = check_module(net)
         if is_overridden("configure_model", module):
-            module.configure_model()  # which Lightning calls again: by its contract nothing happens then
+            module.configure_model()  # Lightning calls it again, which does nothing by its contract
         lazy = next((name for name, value in module.named_parameters() if is_lazy(value)), None)
         if lazy is not None:
             raise UserError(
-                f"model.net: {lazy} of {name_of(module)} has no shape before the first batch: give its size."
+                f"model.net: {lazy} of {name_of(module)} has no shape before the first batch: pass its size."
             )
         check_hyper_parameters(module, "model.net")
-        vars(module)["lathe_task"] = self  # not as a part of it, which it would be as an attribute
+        vars(module)["lathe_task"] = self  # not as a submodule
 
     @property
     def driven(self) -> LightningModule:
-        """The user's module."""
+        """Return the user's module."""
         module = self.net
         assert isinstance(module, LightningModule)
         return module
@@ -73,15 +72,14 @@ class LightningTask(Task):
         name = name_of(self.driven)
         require(
             not (own and given),
-            f"optimizer: {name} has a configure_optimizers of its own, beside which the optimizer group would do "
-            "nothing: leave optimizer and scheduler out (optimizer=none scheduler=none).",
+            f"optimizer has no effect: {name} has configure_optimizers. Use optimizer=none scheduler=none.",
         )
         require(
             own or given,
-            f"optimizer=none: {name} has no configure_optimizers: write one, or choose optimizer=adamw or another.",
+            f"optimizer=none: {name} has no configure_optimizers. Write one, or choose an optimizer such as adamw.",
         )
         if own and self.fused_optimizer:
-            rank_zero_only(print)(f"{KEY}: the optimizer that {name} makes stays as it is.")
+            rank_zero_only(print)(f"{KEY}: no effect on the optimizer that {name} makes.")
         if given:
             self.driven.configure_optimizers = self._configure  # type: ignore[method-assign]
 
@@ -90,12 +88,11 @@ class LightningTask(Task):
         loader = next((hook for hook in LOADERS if is_overridden(hook, self.driven)), None)
         require(
             loader is None,
-            f"data: {name}.{loader} would not be read, as a run's data are a group of their own: move it to a "
-            "LightningDataModule, data={_target_: mine.Data}.",
+            f"data: {name}.{loader} is not used. Move it to a LightningDataModule, data={{_target_: mine.Data}}.",
         )
         require(
             not cfg["test"] or is_overridden("test_step", self.driven),
-            f"test=true: {name} has no test_step: write one, or add test=false.",
+            f"test=true: {name} has no test_step. Write one, or add test=false.",
         )
 
     def _configure(self) -> Any:
@@ -103,7 +100,7 @@ class LightningTask(Task):
         return make_optimizers(self, self._make_optimizer, self._make_scheduler)
 
     def count_units(self, batch: Any) -> int:
-        """Samples, as Lightning finds them; 1 for a batch that has no size."""
+        """Return the samples in the batch as Lightning counts them; 1 for a batch without a size."""
         try:
             return int(extract_batch_size(batch))
         except MisconfigurationException:
@@ -111,18 +108,18 @@ class LightningTask(Task):
 
     def own_callbacks(self) -> list[Callback]:
         module = self.driven
-        log = KeepsLog([name for name, _ in module.named_parameters()])
-        return [log] if module.automatic_optimization else [log, KeepsGradients()]
+        log = LogCheckpoint([name for name, _ in module.named_parameters()])
+        return [log] if module.automatic_optimization else [log, GradientCheckpoint()]
 
 
-class KeepsLog(Callback):
-    """Saves with a checkpoint what a plain LightningModule has logged and not yet reported, as a task's hooks do.
+class LogCheckpoint(Callback):
+    """Save what a user's LightningModule has logged and not yet reported, as a task's own hooks do.
 
     Args:
-        parameters: names of those that the module has without a Trainer, as whoever loads it has it.
+        parameters: names of the module's parameters without a Trainer, as in a loaded module.
 
     Raises:
-        UserError: it trains others, or has a schedule that refuses to go on before the run's end.
+        UserError: it trains others, or has a schedule that ends before the run.
     """
 
     def __init__(self, parameters: Sequence[str]) -> None:
@@ -139,23 +136,23 @@ class KeepsLog(Callback):
         later = next((name for name, _ in pl_module.named_parameters() if name not in self.parameters), None)
         require(
             later is None,
-            f"model.net: {name_of(pl_module)} makes {later} in setup(), which evaluating and loading a run do not "
-            "call: make it in __init__ or configure_model.",
+            f"model.net: {name_of(pl_module)} creates {later} in setup(), which is not called to load a run. Create it "
+            "in __init__ or configure_model.",
         )
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        step = f"model.net: {name_of(pl_module)}.training_step gives"
+        step = f"model.net: {name_of(pl_module)}.training_step returns"
         require(loss.numel() == 1, f"{step} a tensor {list(loss.shape)}, expected a scalar: take its mean.")
         require(loss.requires_grad, f"{step} a loss without a gradient: compute it from the net's outputs, undetached.")
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        ranks.agree(trainer, pl_module)
+        synchronise_module(trainer, pl_module)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        ranks.agree(trainer, pl_module)
+        synchronise_module(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["task"] = {"log": ranks.logs(trainer, pl_module)}
+        checkpoint["task"] = {"log": gather_logs(trainer, pl_module)}
         for logger in trainer.loggers:
             logger.save()
 
@@ -164,30 +161,29 @@ class KeepsLog(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         check_lengths(trainer)
-        ranks.agree(trainer, pl_module)
+        synchronise_module(trainer, pl_module)
         restored, self._restored = self._restored, []
-        ranks.restore_logs(restored, trainer, pl_module)
+        restore_logs(restored, trainer, pl_module)
 
 
 def check_module(net: Any) -> LightningModule:
-    """`net`, if it is a LightningModule that can train.
+    """Return `net`, a LightningModule that can train.
 
     Raises:
-        UserError: it is not.
+        UserError: it is not one.
     """
     name = name_of(net)
     if any(kind.__module__.startswith("pytorch_lightning.") for kind in type(net).__mro__):
         raise UserError(
-            f"model.net: {name} derives from the LightningModule of pytorch_lightning, which is another class than "
-            "that of lightning: import lightning.pytorch in its place."
+            f"model.net: {name} derives from pytorch_lightning's LightningModule. Import lightning.pytorch instead."
         )
     if not isinstance(net, LightningModule):
         raise UserError(
-            f"model.net: {name} is no LightningModule, which is all that task=lightning runs: choose another task, "
-            "such as task=classification."
+            f"model.net: {name} is not a LightningModule, as task=lightning requires. Choose another task, such as "
+            "task=classification."
         )
     if isinstance(net, Task):
-        raise UserError(f"model.net: {name} is a task of Lathe: name it as task={{_target_: {name}}}.")
+        raise UserError(f"model.net: {name} is a task. Use task={{_target_: {name}}}.")
     if not is_overridden("training_step", net):
-        raise UserError(f"model.net: {name} has no training_step: write one.")
+        raise UserError(f"model.net: {name} has no training_step.")
     return net

@@ -1,22 +1,26 @@
-"""Hooks a Task may implement besides training_step."""
+"""Base class of tasks: hooks with defaults, and `load_from_checkpoint` as Lightning's users call it."""
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 from lightning.pytorch import Callback, LightningModule
+from torch import nn
 
+import lathe
+from lathe.errors import require
 from lathe.tasks.foreign_hooks import foreign_hook
-from lathe.tasks.from_checkpoint import FromCheckpoint
 
 
-class ModuleProtocol(FromCheckpoint):
-    """Base of a task: hooks with defaults, and the module for the Trainer, which is the task or the one it wraps.
+class ModuleProtocol(LightningModule):
+    """A LightningModule around a `net`, whose checkpoints hold the net's own plain names.
 
     `standard_step = True` in the body of a class states that its step reads inputs and targets of the batch, logs only
     the declared metrics and looks at no loop: several steps may run per call (`trainer.steps_per_call`). A subclass
     states it again, as it may do more.
     """
 
+    net: nn.Module
     standard_step = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -25,7 +29,7 @@ class ModuleProtocol(FromCheckpoint):
 
     @property
     def driven(self) -> LightningModule:
-        """Return the module for the Trainer."""
+        """Return the module for the Trainer: the task, or the LightningModule that it wraps."""
         return self
 
     @property
@@ -52,3 +56,42 @@ class ModuleProtocol(FromCheckpoint):
     def own_callbacks(self) -> list[Callback]:
         """Return callbacks that the task needs."""
         return []
+
+    @classmethod
+    def load_from_checkpoint(  # type: ignore[override]  # without Lightning's arguments for its own checkpoints
+        cls,
+        checkpoint_path: str | Path,
+        map_location: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Return the task with the weights and the structure of a checkpoint, without running code of the file.
+
+        Without `net`, the task is rebuilt from the config.yaml of the checkpoint's run directory, under the rules of
+        lathe.trust, in eval mode and without an optimizer. With `net`, the class is built from `net` and the other
+        arguments, as Lightning does it; `strict=False` loads the weights that fit.
+
+        Raises:
+            UserError: no run directory is around the checkpoint, it is damaged, or it does not fit.
+        """
+        require(weights_only is not False, "weights_only=False: checkpoints are plain tensors; leave weights_only out.")
+        path = Path(checkpoint_path)
+        if "net" in kwargs:
+            task = cls(**kwargs)
+            lathe.restore(task.net, path, strict=strict is not False, key="checkpoint_path")
+        else:
+            given = ", ".join([*kwargs, *(["strict"] if strict is False else [])])
+            require(not given, f"{given} requires net=, the net to load into. Without it, config.yaml decides.")
+            require(path.exists(), f"checkpoint_path={path}: no such file.")
+            home = path.resolve().parent.parent
+            require(
+                (home / "config.yaml").is_file(),
+                f"checkpoint_path={path} is not in a run directory with config.yaml: pass net=, the net to load into.",
+            )
+            task = lathe.load(home, path.resolve().stem, key="checkpoint_path").task
+            require(
+                isinstance(task, cls),
+                f"checkpoint_path={path} is of a {type(task).__name__}, not a {cls.__name__}: load it with its class.",
+            )
+        return task if map_location is None else task.to(map_location)

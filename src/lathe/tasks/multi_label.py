@@ -1,4 +1,4 @@
-"""Multi-label classification: binary cross-entropy of each label, or a loss of the user's own."""
+"""Multi-label classification: binary cross-entropy of each label, or a user's loss."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -14,14 +14,14 @@ from lathe.config.types import Name, NonNegative, SomeNames
 from lathe.config.validation import validated
 from lathe.data.order import IGNORE
 from lathe.errors import ArgumentError, UserError
-from lathe.tasks.sums import stacked
+from lathe.tasks.metric_sums import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 
 class MultiLabelTask(SupervisedTask):
     """A batch is `(x, y)`: y [batch, labels] of 0 and 1, or -100 throughout a row that only fills up a batch. The net
-    gives a logit for each. `accuracy` is the share of labels that are right at a probability of one half; torchmetrics
-    are given the sigmoid and integers [batch, labels]. `pos_weight` weighs the ones of each label.
+    returns a logit for each label. `accuracy` is the share of labels that are right at a probability of one half;
+    torchmetrics get the sigmoid and integers [batch, labels]. `pos_weight` weighs the ones of each label.
 
     Raises:
         ArgumentError: an unknown initialisation, loss or metric, or arguments that exclude each other.
@@ -45,45 +45,41 @@ class MultiLabelTask(SupervisedTask):
     ) -> None:
         super().__init__(net, optimizer, scheduler, init, loss, metrics)
         if loss is not None and pos_weight is not None:
-            raise ArgumentError(
-                "pos_weight is for the task's own binary cross-entropy, and task.loss takes its place: leave one of "
-                "them out."
-            )
+            raise ArgumentError("pos_weight has no effect with task.loss: leave one of them out.")
         self._pos_weight = None if pos_weight is None else torch.tensor(list(pos_weight))
 
-    def check_answer(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
-        """Holds logits and weights against the number of labels.
+    def check_outputs(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
+        """Compare logits and weights with the number of labels.
 
         Raises:
-            UserError: there are more or fewer than `num_classes`.
+            UserError: they do not fit `num_classes`.
         """
         wanted = facts.get("num_classes")
         found = None if outputs is None else outputs.shape[-1]
         if isinstance(wanted, int) and found is not None and found != wanted:
             raise UserError(
-                f"data.num_classes={wanted}, but the net gives {found} logits: let model.net.num_classes follow the "
-                "data."
+                f"data.num_classes={wanted}, but the net returns {found} logits: leave model.net.num_classes to follow "
+                "the data."
             )
         if self._pos_weight is not None and found is not None and len(self._pos_weight) != found:
             raise UserError(
                 f"task.pos_weight: expected a weight for each of the net's {found} logits, got {len(self._pos_weight)}."
             )
 
-    def imagined(self, rows: int, width: int) -> Tensor:
+    def dummy_targets(self, rows: int, width: int) -> Tensor:
         return ((torch.arange(rows)[:, None] + torch.arange(width)) % 2).float()
 
-    def aligned(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Logits in float32 at least.
+    def cast_for_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return logits in float32 at least.
 
         Raises:
-            UserError: they have another shape than the targets.
+            UserError: their shape differs from the targets'.
         """
         if outputs.shape != targets.shape:
             raise UserError(
-                f"The net gives {list(outputs.shape)} for labels {list(targets.shape)}: expected [batch, labels] of "
-                "both, and 0 or 1 for each label."
+                f"The net returns {list(outputs.shape)} for labels {list(targets.shape)}: expected [batch, labels]."
             )
-        return super().aligned(outputs, targets)
+        return super().cast_for_loss(outputs, targets)
 
     def counted(self, targets: Tensor) -> Tensor | None:
         return (targets != IGNORE).all(dim=1)
@@ -94,7 +90,7 @@ class MultiLabelTask(SupervisedTask):
     def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
         if self._loss is not None:
             return self.own_losses(outputs, batch[1])
-        outputs, targets = self._counting(self.aligned(outputs, batch[1]), batch[1])
+        outputs, targets = self._counting(self.cast_for_loss(outputs, batch[1]), batch[1])
         if not len(targets):
             return {"binary_cross_entropy": outputs.sum()}
         weight = None if self._pos_weight is None else self._pos_weight.to(outputs)
@@ -108,5 +104,5 @@ class MultiLabelTask(SupervisedTask):
         return stacked(loss, found, len(targets))
 
     def scored(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        outputs, targets = self._counting(self.aligned(outputs, batch[1]), batch[1])
+        outputs, targets = self._counting(self.cast_for_loss(outputs, batch[1]), batch[1])
         return outputs.sigmoid(), targets.long()

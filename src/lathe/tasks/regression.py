@@ -1,4 +1,4 @@
-"""Regression: the mean squared error, or a loss of the user's own."""
+"""Regression: the mean squared error, or a user's loss."""
 
 import math
 from collections.abc import Callable
@@ -13,14 +13,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from lathe.config.types import Name, SomeNames
 from lathe.config.validation import validated
 from lathe.errors import UserError
-from lathe.tasks.sums import stacked
+from lathe.tasks.metric_sums import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 
 class RegressionTask(SupervisedTask):
-    """A batch is `(x, y)`: y float [batch] or [batch, values], as are the net's outputs; outputs [batch, 1] stand for
+    """A batch is `(x, y)`: y float [batch] or [batch, values], like the net's outputs; outputs [batch, 1] count as
     [batch]. Losses and torchmetrics get both in the shape of y. The metrics `mae` and `mse` are means over all values,
-    and `rmse`, which brings `mse`, is the root of it. Every row counts.
+    `rmse` is the root of `mse`. Every row counts.
 
     Raises:
         ArgumentError: an unknown initialisation, loss or metric.
@@ -50,22 +50,21 @@ class RegressionTask(SupervisedTask):
         sums = [name for name in names if name != "rmse"]
         return ([*sums, "mse"] if rooted and "mse" not in sums else sums), (("rmse",) if rooted else ())
 
-    def imagined(self, rows: int, width: int) -> Tensor:
+    def dummy_targets(self, rows: int, width: int) -> Tensor:
         values = torch.linspace(-1, 1, rows * width).view(rows, width)
         return values.squeeze(1)
 
-    def aligned(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def cast_for_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Outputs in the shape of the targets, in float32 at least.
 
         Raises:
             UserError: they have another.
         """
-        outputs = super().aligned(outputs, targets)
+        outputs = super().cast_for_loss(outputs, targets)
         if outputs.shape != targets.shape:
             if outputs.dim() != targets.dim() + 1 or outputs.shape != (*targets.shape, 1):
                 raise UserError(
-                    f"The net gives {list(outputs.shape)} for targets {list(targets.shape)}: expected the same "
-                    "shape, a value for each target."
+                    f"The net returns {list(outputs.shape)} for targets {list(targets.shape)}: expected equal shapes."
                 )
             outputs = outputs.squeeze(-1)
         return outputs
@@ -73,19 +72,19 @@ class RegressionTask(SupervisedTask):
     def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
         if self._loss is not None:
             return self.own_losses(outputs, batch[1])
-        outputs = self.aligned(outputs, batch[1])
+        outputs = self.cast_for_loss(outputs, batch[1])
         return {"mse": F.mse_loss(outputs, batch[1].to(outputs.dtype))}
 
     def reduce(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
-        error = self.aligned(outputs.detach(), batch[1]) - batch[1]
+        error = self.cast_for_loss(outputs.detach(), batch[1]) - batch[1]
         rows = error.reshape(len(error), -1)
         sums = {"mae": lambda: rows.abs().mean(dim=1).sum(), "mse": lambda: rows.square().mean(dim=1).sum()}
         return stacked(loss, [sums[name]() for name in self.metrics[1:]], len(rows))
 
     def compute(self, means: dict[str, float]) -> dict[str, float]:
-        """The root of the mean squared error."""
+        """Return the root of the mean squared error."""
         return {"rmse": math.sqrt(means["mse"])} if "rmse" in self.computed else {}
 
     def scored(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        outputs = self.aligned(outputs, batch[1])
+        outputs = self.cast_for_loss(outputs, batch[1])
         return outputs, batch[1].to(outputs.dtype)

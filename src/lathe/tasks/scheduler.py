@@ -1,4 +1,4 @@
-"""A run's optimizer, and its scheduler: stepped after every optimizer step, after every epoch, or with a metric."""
+"""Build the optimizer and the scheduler, which steps after optimizer steps, after epochs, or with a metric."""
 
 import math
 import warnings
@@ -19,18 +19,18 @@ from lathe.optim.kernels import with_kernels
 from lathe.optim.plan import Plan, direction, monitored, plan_of
 
 KEY = "trainer.fused_optimizer=auto"
-NEVER = 2**62  # a frequency in which Lightning leaves a scheduler to `Stepping`
+NEVER = 2**62  # as a frequency: Lightning leaves a scheduler to `SchedulerCallback`
 
 
 def make_optimizers(task: Any, make: Any, scheduled: Any) -> Any:
-    """What Lightning's `configure_optimizers` returns of a task, by what makes its optimizer and its scheduler."""
+    """Return what `configure_optimizers` of a task returns, from the factories of its optimizer and scheduler."""
     if make is None:
         return None
     with under("optimizer"):
         optimizer = _kernels(task, factory_of(make))(task.net)
-    trainer = getattr(task, "_trainer", None)  # None: in nobody's hands yet
+    trainer = getattr(task, "_trainer", None)  # None: not attached to a Trainer yet
     if trainer is not None and getattr(trainer.precision_plugin, "scaler", None) is None:
-        vars(optimizer)["_step_supports_amp_scaling"] = False  # by which Lightning refuses to clip what nothing scales
+        vars(optimizer)["_step_supports_amp_scaling"] = False  # else Lightning refuses to clip, though nothing scales
     if scheduled is None:
         return optimizer
     with under("scheduler"):
@@ -38,7 +38,7 @@ def make_optimizers(task: Any, make: Any, scheduled: Any) -> Any:
 
 
 def another_optimizer(make: Any, net: nn.Module, kernels: Mapping[str, Any] | None) -> Optimizer:
-    """What makes a run's optimizer, called for another net; `kernels` as `Task.optimizer_over` has them."""
+    """Return the run's optimizer over another net; `kernels` as in `Task.optimizer_over`."""
     factory = factory_of(make)
     factory = with_kernels(factory, net.parameters(), False)[0] if kernels is None else partial(factory, **kernels)
     optimizer: Optimizer = factory(net)
@@ -46,15 +46,15 @@ def another_optimizer(make: Any, net: nn.Module, kernels: Mapping[str, Any] | No
 
 
 def _kernels(task: Any, factory: Any) -> Any:
-    """`factory` with what `trainer.fused_optimizer` asks for."""
+    """Return `factory` with the kernels that `trainer.fused_optimizer` asks for."""
     if not task.fused_optimizer:
         return factory
     trainer = task.trainer
     whole = isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy))
     if not whole or isinstance(trainer.strategy, DeepSpeedStrategy):
-        line = f": the optimizer's step stays as it is under {type(trainer.strategy).__name__}."
+        line = f": no effect under {type(trainer.strategy).__name__}."
     elif "whole_step" in vars(task.driven):
-        line = ": the optimizer's step stays as it is, since compile.scope=step compiles it."
+        line = ": no effect, as compile.scope=step compiles the optimizer's step."
     else:
         scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
         factory, line = with_kernels(factory, task.net.parameters(), scaled and bool(trainer.gradient_clip_val))
@@ -64,48 +64,43 @@ def _kernels(task: Any, factory: Any) -> Any:
 
 
 def make_scheduler(made: Any, optimizer: Optimizer, task: Any) -> dict[str, Any]:
-    """Lightning's mapping of the scheduler that `made` makes of the optimizer, planned for the run's steps or epochs.
-    In a run that goes through its schedule several times (`task.schedule_repeats`), planned for each of the equal
-    parts.
+    """Return Lightning's mapping of the scheduler that `made` makes, planned for the run's steps or epochs, or for each
+    of the equal parts of a run that repeats its schedule (`task.schedule_repeats`).
 
     Raises:
-        UserError: the scheduler plans for an end, and the run has none, or no step at all; or what is to be repeated
-            does not count optimizer steps.
+        UserError: the scheduler plans for an end, and the run has none, or no steps; or a repeated schedule does not
+            count optimizer steps.
     """
     trainer, plan = task.trainer, plan_of(made)
     if task.schedule_repeats > 1 and not plan.plain:
         raise UserError(
-            "compression.lottery goes through the schedule again in each round, by optimizer steps: leave out "
-            "scheduler.interval and scheduler.frequency, and a scheduler that waits for a metric."
+            "compression.lottery repeats a schedule of optimizer steps: leave out scheduler.interval and "
+            "scheduler.frequency, and use no scheduler with a monitor."
         )
     factory = plan.with_mode(direction(plan, task)) if plan.waits else plan.factory
     scheduler = build_scheduler(factory, optimizer, _length(plan, trainer, task.schedule_repeats))
     if isinstance(scheduler, ReduceLROnPlateau) and not plan.waits:
-        raise ArgumentError("_target_ makes a ReduceLROnPlateau: name that class itself, with its monitor.")
+        raise ArgumentError("_target_ returns a ReduceLROnPlateau: use that class itself, with its monitor.")
     line = counted_in_steps(factory) if plan.interval is None and not plan.waits else None
     if line is not None and trainer.is_global_zero:
         print(line)
     if plan.plain:
         return {"scheduler": scheduler, "interval": "step"}
-    trainer.callbacks.insert(0, Stepping(scheduler, plan, monitored(plan, task) if plan.waits else ""))
+    trainer.callbacks.insert(0, SchedulerCallback(scheduler, plan, monitored(plan, task) if plan.waits else ""))
     return {"scheduler": scheduler, "interval": "step", "frequency": NEVER, "reduce_on_plateau": False}
 
 
 def _length(plan: Plan, trainer: Trainer, repeats: int) -> int | None:
-    """How often a scheduler that plans for the run's end will be stepped; None for others."""
+    """Return the number of steps of a scheduler that plans for the run's end; None for others."""
     if not wants_length(plan.factory):
         return None
     if plan.interval == "epoch":
         if trainer.max_epochs is None or trainer.max_epochs < 0:
-            raise UserError(
-                "scheduler.interval=epoch: the scheduler plans for the run's epochs, so set trainer.max_epochs."
-            )
+            raise UserError("scheduler.interval=epoch requires trainer.max_epochs.")
         return max(trainer.max_epochs // plan.frequency, 1)
     total = trainer.estimated_stepping_batches
     if total == float("inf"):
-        raise UserError(
-            "trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for the scheduler to plan for: set one of them."
-        )
+        raise UserError("The scheduler requires an end of the run: set trainer.max_epochs or trainer.max_steps.")
     if total < 0:
         raise UserError(
             f"The scheduler cannot plan a run of {total} steps: set trainer.max_epochs or trainer.max_steps, and "
@@ -115,10 +110,10 @@ def _length(plan: Plan, trainer: Trainer, repeats: int) -> int | None:
 
 
 def check_lengths(trainer: Trainer) -> None:
-    """Holds torch's OneCycleLR, which ends with an error, against what is left of the run.
+    """Compare torch's OneCycleLR, which raises after its last step, with the rest of the run.
 
     Raises:
-        UserError: the run is longer than one of them.
+        UserError: the run is longer.
     """
     if not trainer.lightning_module.automatic_optimization:
         return
@@ -134,18 +129,17 @@ def check_lengths(trainer: Trainer) -> None:
             continue
         unit = "epochs" if config.interval == "epoch" else "steps"
         raise UserError(
-            f"The learning rate's schedule refuses to go on after {left} more {unit} (OneCycleLR), and this run makes "
-            f"{end - done}: plan it for them, as by total_steps=self.trainer.estimated_stepping_batches, or let the "
-            "run end sooner (trainer.max_epochs, trainer.max_steps)."
+            f"OneCycleLR ends after {left} more {unit}, and this run takes {end - done}. Use "
+            "total_steps=self.trainer.estimated_stepping_batches, or a shorter run."
         )
 
 
-class Stepping(Callback):
-    """Steps a scheduler that counts epochs, every n-th optimizer step or validations.
+class SchedulerCallback(Callback):
+    """Step a scheduler that counts epochs, every n-th optimizer step, or validations.
 
-    In Lightning's own places, an epoch's step falls behind the checkpoint of its end, and one with a metric behind that
-    of its validation: a run that goes on from either would lack the step, or take it twice. Here it is the state that
-    says how many steps are due, and all ranks see the metric of the first.
+    Lightning steps after the checkpoint of an epoch's end, and after that of a validation: a run resumed from either
+    would miss the step, or take it twice. Here the state determines how many steps are due, and all ranks use the
+    metric of rank 0.
     """
 
     def __init__(self, scheduler: LRScheduler, plan: Plan, monitor: str) -> None:
@@ -167,26 +161,26 @@ class Stepping(Callback):
 
     def _catch_up(self, due: int) -> None:
         chained = self.scheduler
-        while isinstance(chained, ChainedScheduler):  # which counts nothing itself
+        while isinstance(chained, ChainedScheduler):  # it has no counter
             chained = chained._schedulers[0]
         while chained.last_epoch < due:
             before = chained.last_epoch
-            with warnings.catch_warnings():  # the optimizer of a continued run has not made a step yet
+            with warnings.catch_warnings():  # the optimizer of a resumed run has not stepped yet
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
                 self.scheduler.step()
             if chained.last_epoch <= before:
-                break  # one of the user's own that counts otherwise takes a step at a time
+                break  # a user's scheduler that counts otherwise takes one step at a time
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.plan.waits or trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        state: Any = self.scheduler  # whose attributes are its state in checkpoints
+        state: Any = self.scheduler  # its attributes are its state in checkpoints
         if getattr(state, "validated_step", None) == trainer.global_step:
-            return  # a continued run validates again
+            return  # a resumed run validates again
         value = trainer.callback_metrics.get(self.monitor)
         if value is None:
             hint = did_you_mean(self.monitor, list(trainer.callback_metrics))
-            raise UserError(f"scheduler.monitor={self.monitor}: no validation has reported it; {hint}")
+            raise UserError(f"scheduler.monitor={self.monitor}: no validation reports it; {hint}")
         state.validated_step = trainer.global_step
         state.validations = getattr(state, "validations", 0) + 1
         if state.validations % self.plan.frequency == 0:

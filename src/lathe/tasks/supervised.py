@@ -1,4 +1,4 @@
-"""Tasks of inputs and targets, whose loss and metrics may be the user's own."""
+"""Tasks of inputs and targets; loss and metrics may be the user's."""
 
 import copy
 import functools
@@ -17,19 +17,20 @@ from lathe.errors import UserError
 from lathe.nets.init import apply_init
 from lathe.tasks.base import Task
 from lathe.tasks.loss import OwnLoss
-from lathe.tasks.meters import Meters, chosen
+from lathe.tasks.torchmetrics_adapter import Meters, chosen
 
-ROWS = 2048  # of a trial batch, at most
+MAX_ROWS = 2048  # of a trial batch
 
 
 class SupervisedTask(Task):
-    """A batch is `(x, y)`. `loss` is a callable `(outputs, targets) -> scalar`, or several by name, whose sum is
-    trained on (`Weighted` weighs one); null is the task's own. Rows that only fill up a batch of an evaluation are left
-    out before it.
+    """A batch is `(x, y)`.
 
-    `metrics` lists what is reported beside the loss: names of `known`, which are sums on the device, and torchmetrics,
-    as a list or by name; null is the task's own. The first that is listed is monitored where the task's own monitor is
-    not among them.
+    Args:
+        loss: a callable `(outputs, targets) -> scalar`, or several by name, whose sum is trained on (`Weighted` weighs
+            one); None is the task's own. It does not see the rows that fill up an evaluation batch.
+        metrics: what is reported in addition to the loss: names of `known`, which are sums on the device, and
+            torchmetrics, as a list or by name; None is the task's own. The first is monitored, unless the task's own
+            monitor is listed.
 
     Raises:
         ArgumentError: an unknown initialisation, loss or metric.
@@ -69,46 +70,41 @@ class SupervisedTask(Task):
         self.monitor = monitored(self.monitor, self.reported)
 
     def sums_of(self, names: list[str]) -> tuple[list[str], tuple[str, ...]]:
-        """The sums that these of `known` need, and which of them are computed from their means."""
+        """Return the sums that these of `known` need, and the metrics computed from their means."""
         return names, ()
 
     @classmethod
     def directions(cls, metrics: Any) -> tuple[str, dict[str, bool | None]]:
-        """What a task with these `metrics`, as a configuration has them built, monitors, and for each of its metrics
-        whether lower is better; None where nobody knows.
-        """
+        """Return the monitor of a task with these `metrics`, and whether lower is better for each (None: neither)."""
         task = cls(nn.Identity(), metrics=metrics)
         ways = {name: None if name in task.undirected else name in task.minimised for name in task.reported}
         return task.monitor, ways
 
     @torch.no_grad()
     def check_facts(self, facts: Mapping[str, Any]) -> None:
-        """Asks the net for the outputs of one empty image, and tries loss and metrics on outputs like these.
+        """Run the net on one empty image, and try loss and metrics on outputs like these.
 
         Raises:
             UserError: they do not fit.
         """
-        outputs = self._answer(facts)
-        self.check_answer(outputs, facts)
-        width = facts.get("num_classes") if outputs is None else outputs.shape[-1]
-        if self.meters is not None and isinstance(width, int):
-            self.meters.check_kinds(self.predicts, width)
+        outputs = self._dry_forward(facts)
+        self.check_outputs(outputs, facts)
         if outputs is None or outputs.dim() != 2 or (self._loss is None and self.meters is None):
             return
         trial = torch.randn(
-            min(max(2 * outputs.shape[1], 8), ROWS), outputs.shape[1], generator=torch.Generator().manual_seed(0)
+            min(max(2 * outputs.shape[1], 8), MAX_ROWS), outputs.shape[1], generator=torch.Generator().manual_seed(0)
         )
-        targets = self.imagined(len(trial), trial.shape[1])
+        targets = self.dummy_targets(len(trial), trial.shape[1])
         if self._loss is not None:
-            self._loss.check(self.aligned(trial, targets), targets)
+            self._loss.check(self.cast_for_loss(trial, targets), targets)
         if self.meters is not None:
             self.meters.check(*self.scored(trial, (None, targets)))
 
     def take_logits(self, facts: Mapping[str, Any], train: bool) -> None:
-        """Reduces what the net returns to logits, where a copy of it returns more on two empty images.
+        """Reduce the net's outputs to logits, if a copy of it returns more than a tensor for two empty images.
 
         Raises:
-            UserError: it is not clear which tensor they are.
+            UserError: it is not clear which tensor the logits are.
         """
         sizes = _image_size(facts)
         for mode in (False, True)[: 1 + train] if sizes and self.takes_pairs else ():
@@ -121,7 +117,7 @@ class SupervisedTask(Task):
                 self.net.register_forward_hook(hook)
                 return
 
-    def _answer(self, facts: Mapping[str, Any]) -> Any:
+    def _dry_forward(self, facts: Mapping[str, Any]) -> Any:
         sizes = _image_size(facts)
         if not sizes:
             return None
@@ -129,26 +125,26 @@ class SupervisedTask(Task):
             with evaluated(self.net):
                 answer = self.net(torch.zeros(1, *sizes))
         except Exception:
-            return None  # a net for other images, or another device: its own words come with its first batch
+            return None  # a net for other images or another device: the first batch raises
         return answer if isinstance(answer, Tensor) else None
 
-    def check_answer(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
-        """Raises UserError where the outputs of one image do not fit what the data declares."""
+    def check_outputs(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
+        """Raise UserError if the outputs of one image do not fit what the data declares."""
 
-    def imagined(self, rows: int, width: int) -> Tensor:
-        """Targets like the data's, for outputs [rows, width]."""
+    def dummy_targets(self, rows: int, width: int) -> Tensor:
+        """Return targets like the data's, for outputs [rows, width]."""
         raise NotImplementedError
 
-    def aligned(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Outputs as losses take them, in float32 at least: a half-precision sum loses its digits."""
+    def cast_for_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return outputs for a loss, in float32 at least: a half-precision sum loses digits."""
         return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
     def counted(self, targets: Tensor) -> Tensor | None:
-        """Which rows do not only fill up a batch: bool [batch]; None for all."""
+        """Return the rows that count, and do not only fill up a batch: bool [batch]; None for all."""
         return None
 
     def scored(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """What torchmetrics are given: predictions and targets of the rows that count."""
+        """Return predictions and targets of the counted rows, for torchmetrics."""
         raise NotImplementedError
 
     def _counting(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,9 +152,9 @@ class SupervisedTask(Task):
         return (outputs, targets) if rows is None else (outputs[rows], targets[rows])
 
     def own_losses(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """The terms of the user's own loss; 0 for a batch of nothing but filling rows."""
+        """Return the terms of the user's loss; 0 for a batch without counted rows."""
         assert self._loss is not None
-        outputs, targets = self._counting(self.aligned(outputs, targets), targets)
+        outputs, targets = self._counting(self.cast_for_loss(outputs, targets), targets)
         if not len(targets):
             return {name: outputs.sum() for name in self._loss.terms}
         return self._loss(outputs, targets)
@@ -167,9 +163,9 @@ class SupervisedTask(Task):
         divided = self._loss.divided() if self._loss is not None and self.trainer.world_size > 1 else []
         if divided:
             rank_zero_warn(
-                f"task.loss={divided[0]}: the mean by weights of classes depends on which samples a process has, so "
-                f"that {self.trainer.world_size} processes train on a slightly other loss than one; "
-                "task.class_weights do not."
+                f"task.loss={divided[0]}: its mean over class weights depends on which samples a process has, so "
+                f"{self.trainer.world_size} processes train on a slightly different loss than one. Use "
+                "task.class_weights."
             )
 
 
@@ -179,8 +175,8 @@ def _image_size(facts: Mapping[str, Any]) -> list[int]:
 
 
 def logits_of(net: nn.Module, args: Any, outputs: Any, classes: Any = None) -> Tensor:
-    """Forward hook for a net that returns a dict or named tuple with `logits`, or a tuple in which one tensor is
-    [batch, classes].
+    """Return the logits of a dict or named tuple with `logits`, or of a tuple with one tensor [batch, classes]: a
+    forward hook.
     """
     if isinstance(outputs, Tensor):
         return outputs
@@ -197,5 +193,5 @@ def logits_of(net: nn.Module, args: Any, outputs: Any, classes: Any = None) -> T
 
 
 def monitored(own: str, reported: tuple[str, ...]) -> str:
-    """The task's own monitor if that is reported; else the first metric behind the loss, or the loss."""
+    """Return the task's own monitor if it is reported, else the first metric after the loss, or the loss."""
     return own if own.partition("/")[2] in reported else f"val/{[*reported[1:], 'loss'][0]}"

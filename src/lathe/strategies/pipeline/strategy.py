@@ -209,7 +209,7 @@ class Pipeline(DDPStrategy):
         for p, gradient in zip(parameters, kept, strict=True):
             p.grad = gradient
         if not cut.last:
-            task.add_nothing("train")
+            task.add_zeros("train")
         counts = task.step_counts or [torch.zeros((), dtype=torch.float32, device=self.root_device)]
         shared = torch.zeros(2, dtype=torch.float32, device=self.root_device)
         if cut.last:
@@ -275,7 +275,7 @@ class Pipeline(DDPStrategy):
             if outputs is not None:
                 task.evaluate_outputs(split, outputs, batch)
         if outputs is None:
-            task.add_nothing(split)  # outside the context, which may make half precision the default
+            task.add_zeros(split)  # outside the context, which may make half precision the default
 
     # -- checkpoints
 
