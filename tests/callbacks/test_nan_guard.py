@@ -72,7 +72,7 @@ def test_a_bad_batch_is_named(tiny: SimpleNamespace) -> None:
         tiny.trainer(NanGuard()).fit(tiny.Task(), loader)
     assert str(caught.value) == (
         "Training stopped: in optimizer step 3 the loss is nan: the batch itself holds inf (batch[0], in row 3 of 8); "
-        "drop such rows from the data, or fill in what they lack, where they are read."
+        "drop or fill such rows in the data."
     )
 
 

@@ -180,7 +180,7 @@ def test_an_epoch_that_is_cut_has_no_time(tiny: SimpleNamespace, clock: Clock) -
     tiny.trainer(throughput, max_steps=4).fit(slow_task(tiny, clock, 0.03), slow_loader(tiny, clock, 0.01))
     assert throughput.summary()["epoch_s"] is None
     state = throughput.state_dict()
-    assert set(state.pop("told").values()) == {None}  # no window either
+    assert set(state.pop("summary").values()) == {None}  # no window either
     assert state == {"seconds": pytest.approx(0.16), "whole": []}
 
 
@@ -192,7 +192,7 @@ def test_a_process_that_measures_no_window_tells_what_the_one_before_did(tiny: S
     second = Throughput(skip_steps=10)
     second.load_state_dict(first.state_dict())
     assert {name: second.summary()[name] for name in known} == pytest.approx(known)
-    assert second.state_dict()["told"]["step_ms"] == pytest.approx(40)
+    assert second.state_dict()["summary"]["step_ms"] == pytest.approx(40)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What is wrong with a batch whose numbers are not finite, and which samples those are."""
+"""Find the samples of a batch that are not finite."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,7 +14,7 @@ Names = Callable[[list[int]], str]  # of rows of a batch, joined; empty where th
 
 
 def names_of(trainer: Trainer, split: str, loader: Any, batch: int, rows: list[int]) -> str:
-    """What rows of this process's batch of a split are called, where its loader and its data module know."""
+    """Return the names of rows of this process's batch, if its loader and its data module know them."""
     numbers, name_of = getattr(loader, "numbers", None), getattr(getattr(trainer, "datamodule", None), "name_of", None)
     if numbers is None or name_of is None:
         return ""
@@ -24,9 +24,7 @@ def names_of(trainer: Trainer, split: str, loader: Any, batch: int, rows: list[i
 
 
 def bad_batch(trainer: Trainer) -> str:
-    """The first batch of this process's validation that is not finite, in words; empty where there is none. It reads
-    them again.
-    """
+    """Read this process's validation again; describe the first batch that is not finite, or return ""."""
     loaders: Any = trainer.val_dataloaders
     listed = loaders if isinstance(loaders, list) else [loaders]
     for loader, count in zip(listed, trainer.num_val_batches, strict=False):
@@ -40,16 +38,17 @@ def bad_batch(trainer: Trainer) -> str:
 
 
 def blame(what: str, fault: str) -> NoReturn:
-    """Raises UserError where the data are to blame, which no setting of the training mends."""
-    raise UserError(
-        f"Training stopped: {what}: {fault}; drop such rows from the data, or fill in what they lack, where they are "
-        "read."
-    )
+    """Raise UserError for data that are not finite."""
+    raise UserError(f"Training stopped: {what}: {fault}; drop or fill such rows in the data.")
 
 
 def bad_rows(batch: Any, infinite: bool = False, named: Names = lambda rows: "") -> str:
-    """Which rows of a batch are not finite, in words; empty where all are. Only what the net takes, which comes first,
-    may hold no inf either, unless nothing may be `infinite`: masks hold -inf. `named` says what rows are called."""
+    """Describe the rows of a batch that are not finite; "" if all are.
+
+    Args:
+        infinite: refuse inf in every tensor; otherwise only in the net's input, the first one, as masks hold -inf.
+        named: returns the names of rows.
+    """
     for number, (name, tensor) in enumerate(_tensors(batch, "batch")):
         if not tensor.is_floating_point():
             continue
@@ -64,7 +63,7 @@ def bad_rows(batch: Any, infinite: bool = False, named: Names = lambda rows: "")
 
 
 def _tensors(node: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a batch and where they stand in it; what `net_input` finds is the first."""
+    """Yield the tensors of a batch with their places; the net's input comes first."""
     if isinstance(node, Tensor):
         yield name, node
     elif isinstance(node, dict | list | tuple):

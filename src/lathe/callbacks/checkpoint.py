@@ -1,4 +1,4 @@
-"""best.ckpt and last.ckpt, written whole or not at all, at the moments from which a run continues bit for bit."""
+"""Write best.ckpt and last.ckpt, atomically, at moments from which a run resumes bit for bit."""
 
 import math
 import os
@@ -29,23 +29,24 @@ Asynchronous = TypedDict("Asynchronous", {"async": bool}, total=False)  # a keyw
 
 
 class Checkpoint(CheckpointBase):
-    """Keeps the best epoch by a monitored metric (of equals the later, which has trained longer), and the newest state.
-    A metric is judged when it is reported: after a validation, or at the end of the training epoch. An epoch counts
-    once every method of compression has the net as it will ship: one that was better while it was larger is no result.
-    Where nothing could be judged by the end, best.ckpt is the newest state, and `unjudged` says why.
+    """Keep the best epoch by a monitored metric (the later of equal ones, which trained longer), and the latest state.
 
-    last.ckpt is written after every `every_n_epochs` epochs (null: after the last alone), and every
-    `every_n_train_steps` optimizer steps. Where a validation is due after such a step it is written after the
-    validation, so that a continued run neither misses nor repeats one.
+    - best.ckpt: judged when the metric is reported, after a validation or at the end of the training epoch, and only
+      once every compression method has the net in its final form. If no epoch could be judged by the end, best.ckpt is
+      the latest state, and `unjudged` is the reason.
+    - last.ckpt: written after every `every_n_epochs` epochs (None: only after the last), and every
+      `every_n_train_steps` optimizer steps. If a validation is due after such a step, it is written after the
+      validation, so that a resumed run neither misses nor repeats one.
 
-    Files lie in checkpoints/ of the run directory, where all look that read a run; `dirpath` can't be another folder.
-    The key `async`, whose name Python keeps for itself, writes files in a thread while training goes on. With
-    `save_top_k` above 1, or -1 for all, `top` keeps so many of the best epochs under names of their own besides.
+    Files are in checkpoints/ of the run directory; `dirpath` can't be another folder.
+
+    Args:
+        save_top_k: above 1, or -1 for all: also keep that many of the best epochs, by names with epoch and step.
+        async: write files in a thread during training.
 
     Raises:
-        UserError: a mode that is neither max nor min, an interval that is not positive, a key that is not known,
-            `async` with a checkpoint that ranks write together, or a metric that the first epoch with a validation does
-            not report.
+        UserError: `async` with a checkpoint that ranks write together, or a metric that the first epoch with a
+            validation does not report.
     """
 
     @validated
@@ -62,13 +63,11 @@ class Checkpoint(CheckpointBase):
         super().__init__()
         self.asynchronous = options.pop("async", False)
         if mode == "auto":
-            raise ArgumentError("mode=auto is for a configuration, whose task is known: choose max or min.")
+            raise ArgumentError("mode=auto requires a configuration: choose max or min.")
         if save_top_k == 0:
-            raise ArgumentError("save_top_k=0: the best epoch is always kept: choose 1, more, or -1 for all.")
+            raise ArgumentError("save_top_k=0: the best epoch is always kept. Choose 1, more, or -1 for all.")
         if monitor is None and save_top_k != 1:
-            raise ArgumentError(
-                f"save_top_k={save_top_k} needs a monitor, and there is none: name a metric, or take 1."
-            )
+            raise ArgumentError(f"save_top_k={save_top_k} requires a monitor.")
         for key in options:
             raise TypeError(f"Checkpoint() got an unexpected keyword argument {key!r}")
         self._dirpath: Path | None = None
@@ -78,7 +77,7 @@ class Checkpoint(CheckpointBase):
         self.best_score: float | None = None
         self.best_step = 0
         self.best_metrics: dict[str, float] = {}
-        self.latest: dict[str, float] = {}  # every metric of the last epoch that is one of its last weights
+        self.latest: dict[str, float] = {}  # metrics of the last epoch's final weights
         self.unjudged: str | None = None
         self._saved_step = self._validated_step = -1
         self._validated: dict[str, float] = {}  # what the last validation reported
@@ -88,34 +87,33 @@ class Checkpoint(CheckpointBase):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._dirpath is None:
             self._dirpath = Path(trainer.default_root_dir) / "checkpoints"
-        # after a ModelCheckpoint of the user's own, so that what that has decided and written is in the files of here
+        # last, so that the state of a user's ModelCheckpoint is in the files
         trainer.callbacks = [*(each for each in trainer.callbacks if each is not self), self]  # type: ignore[attr-defined]
         writer = trainer.strategy.checkpoint_io
         if self.asynchronous and getattr(trainer.strategy, "_save_distributed_checkpoint", False):
             raise UserError(
-                "callbacks.checkpoint.async=true writes a file in a thread, strategy.checkpoint=sharded a folder by "
-                "each rank: drop one."
+                "callbacks.checkpoint.async=true does not work with strategy.checkpoint=sharded: choose one."
             )
         if self.asynchronous and not isinstance(writer, AsyncCheckpointIO):
             trainer.strategy.checkpoint_io = AsyncCheckpointIO(getattr(writer, "read_folder", None))
 
     def path(self, name: str) -> Path:
-        """Where checkpoint `name` (best or last) is."""
+        """Return the path of checkpoint `name` (best or last)."""
         assert self._dirpath is not None
         return self._dirpath / f"{name}.ckpt"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.monitor is None or not trainer.limit_val_batches:  # the user's own word
+        if self.monitor is None or not trainer.limit_val_batches:  # as the user chose
             return
         if not is_overridden("validation_step", pl_module):
             reason = f"{type(pl_module).__name__} has no validation_step"
-        elif trainer.val_dataloaders is not None and not sum(trainer.num_val_batches):  # asked for in the first epoch
+        elif trainer.val_dataloaders is not None and not sum(trainer.num_val_batches):  # set in the first epoch
             reason = "the data have no validation batches"
         else:
             return
         rank_zero_warn(
-            f"callbacks.checkpoint.monitor={self.monitor}: {reason}, so that best.ckpt is the last weights unless "
-            f"training reports {self.monitor}."
+            f"callbacks.checkpoint.monitor={self.monitor}: {reason}, so best.ckpt is the last state unless training "
+            f"reports {self.monitor}."
         )
 
     def skippable_steps(self, trainer: Trainer) -> float:
@@ -131,7 +129,7 @@ class Checkpoint(CheckpointBase):
         if not due or trainer.global_step == self._saved_step:
             return
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            return  # the end of the epoch is a moment later, and writes it
+            return  # the end of the epoch follows, and writes it
         if validation_follows(trainer):
             self._due = True
         else:
@@ -142,7 +140,7 @@ class Checkpoint(CheckpointBase):
             return
         self._validated_step, self._validated = trainer.global_step, _reported(trainer)
         self._keep_best(trainer, self._validated)
-        if self._due and not stop_is_due(trainer):  # the epoch's end, which keeps that it stopped, is a moment later
+        if self._due and not stop_is_due(trainer):  # else the epoch's end follows, and records the stop
             self.save_last(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -153,7 +151,7 @@ class Checkpoint(CheckpointBase):
         every = {**self._validated, **reported}
         if self._validated and self.monitor is not None and self.monitor not in every:
             raise UserError(
-                f"callbacks.checkpoint.monitor={self.monitor}: an epoch and its validation have not reported it; "
+                f"callbacks.checkpoint.monitor={self.monitor}: the first epoch and its validation do not report it; "
                 f"{did_you_mean(self.monitor, every)}"
             )
         self.latest = every if fresh else reported
@@ -169,12 +167,12 @@ class Checkpoint(CheckpointBase):
             self.save_last(trainer, like_best=self.monitor is None)
 
     def keep_newest(self, trainer: Trainer, reason: str) -> None:
-        """Writes best.ckpt from the net as it is, which nothing has judged for this `reason`; every rank takes part."""
+        """Write best.ckpt from the current state, which was not judged for this `reason`; a collective."""
         self.best_score, self.best_metrics, self.unjudged = None, {}, reason
         self.save(trainer, "best")
 
     def save_last(self, trainer: Trainer, like_best: bool = False) -> None:
-        """Writes last.ckpt; `like_best` where best.ckpt has just been written from the same state."""
+        """Write last.ckpt; `like_best` if best.ckpt was just written from the same state."""
         self._due, self._saved_step = False, trainer.global_step
         best, last = self.path("best"), self.path("last")
         alone = trainer.world_size == 1 and type(trainer.strategy.checkpoint_io) is AtomicCheckpointIO
@@ -184,48 +182,47 @@ class Checkpoint(CheckpointBase):
         with whole(last) as temporary:
             try:
                 os.link(best, temporary)
-            except OSError:  # a file system without second names
+            except OSError:  # a file system without hard links
                 shutil.copyfile(best, temporary)
 
     def __getattr__(self, name: str) -> Any:
-        # what is not there: a habit from Lightning's ModelCheckpoint, mostly
         raise AttributeError(
-            f"{type(self).__name__} has no {name}: of ModelCheckpoint's attributes it has monitor, mode, dirpath, "
-            "best_model_path, best_model_score and last_model_path"
+            f"{type(self).__name__} has no {name}, but monitor, mode, dirpath, best_model_path, best_model_score and "
+            "last_model_path as ModelCheckpoint"
         )
 
     @property
     def dirpath(self) -> str | None:
-        """As Lightning's ModelCheckpoint has it: the folder of the checkpoints, None before `setup`."""
+        """Return the folder of the checkpoints, None before `setup`, as ModelCheckpoint."""
         return None if self._dirpath is None else str(self._dirpath)
 
     @property
     def best_model_path(self) -> str:
-        """As Lightning's ModelCheckpoint has it: where best.ckpt is, empty before there is one."""
+        """Return the path of best.ckpt, empty before it exists, as ModelCheckpoint."""
         return str(self.path("best")) if self._dirpath is not None and self.path("best").exists() else ""
 
     @property
     def last_model_path(self) -> str:
-        """As Lightning's ModelCheckpoint has it: where last.ckpt is, empty before there is one."""
+        """Return the path of last.ckpt, empty before it exists, as ModelCheckpoint."""
         return str(self.path("last")) if self._dirpath is not None and self.path("last").exists() else ""
 
     @property
     def best_model_score(self) -> Tensor | None:
-        """As Lightning's ModelCheckpoint has it: the best value of the monitor, a scalar; None before there is one."""
+        """Return the best value of the monitor, a scalar, None before the first, as ModelCheckpoint."""
         return None if self.best_score is None else torch.tensor(self.best_score)
 
     @property
     def saved_step(self) -> int:
-        """The optimizer step of the newest last.ckpt that this process wrote; -1 before the first."""
+        """Return the optimizer step of the last.ckpt that this process wrote last; -1 before the first."""
         return self._saved_step
 
     @property
     def validated_step(self) -> int:
-        """The optimizer step of the last validation; -1 before the first."""
+        """Return the optimizer step of the last validation; -1 before the first."""
         return self._validated_step
 
     def save(self, trainer: Trainer, name: str) -> None:
-        """Writes checkpoint `name`; every rank takes part."""
+        """Write checkpoint `name`; a collective."""
         trainer.save_checkpoint(self.path(name))
 
     def _keep_best(self, trainer: Trainer, reported: dict[str, float]) -> None:
@@ -234,12 +231,10 @@ class Checkpoint(CheckpointBase):
         if not all(method.ready(trainer) for method in compressions(trainer)):
             return
         score, best = reported[self.monitor], self.best_score
-        if (
-            trainer.world_size > 1
-        ):  # a task's metrics are equal on all ranks, those of a user's own self.log need not be
+        if trainer.world_size > 1:  # metrics of a user's self.log may differ between ranks
             score = trainer.strategy.broadcast(score)
-        first = best is None or math.isnan(best)  # anything is better than what is no number
-        if first or (score >= best if self.mode == "max" else score <= best):  # type: ignore[operator]  # not None then
+        first = best is None or math.isnan(best)  # anything is better than nan
+        if first or (score >= best if self.mode == "max" else score <= best):  # type: ignore[operator]
             self.best_score, self.best_step, self.unjudged = score, trainer.global_step, None
             self.best_metrics = reported
             self.save(trainer, "best")
@@ -258,15 +253,15 @@ class Checkpoint(CheckpointBase):
         }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """A run that was stopped early stays so, unless its end was raised meanwhile.
+        """Keep a run stopped that was stopped early, unless its end was raised since.
 
         Raises:
-            UserError: a file of this folder is without what this callback puts into each.
+            UserError: a file of this folder lacks this callback's state.
         """
         require(
             self.state_key in checkpoint["callbacks"] or Path(str(trainer.ckpt_path)).parent != self._dirpath,
-            f"checkpoint={trainer.ckpt_path} does not fit this run in `callbacks.{self.state_key}`: it is not there; "
-            "go on from another checkpoint, or start a new run from its weights with ckpt_path.",
+            f"checkpoint={trainer.ckpt_path} lacks `callbacks.{self.state_key}`: resume from another checkpoint, or "
+            "start a new run from its weights with ckpt_path.",
         )
         stopped = checkpoint["callbacks"].get(self.state_key, {}).get("stopped")
         if stopped == ends(trainer) and self.path("last").exists():
@@ -274,7 +269,7 @@ class Checkpoint(CheckpointBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self.path("last").exists():
-            return  # another run's state, from which this one starts: its best.ckpt is not here
+            return  # the state of another run, from which this one starts
         self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
         self.best_metrics = state_dict["best_metrics"]
         self.latest, self.unjudged = state_dict["latest"], state_dict["unjudged"]
@@ -283,17 +278,17 @@ class Checkpoint(CheckpointBase):
 
 
 def _reported(trainer: Trainer) -> dict[str, float]:
-    """What the loop that is at its end, training or validation, has reported, of each loader and of all:
-    `trainer.callback_metrics` holds older metrics as well.
+    """Return what the loop at its end, training or validation, has reported, of each loader and of all;
+    `trainer.callback_metrics` holds older metrics too.
     """
     results, found = trainer._results, dict[str, Any]()
     assert results is not None
-    for loader in dict.fromkeys((*(item.meta.dataloader_idx for item in results.values()), None)):  # None is of all
+    for loader in dict.fromkeys((*(item.meta.dataloader_idx for item in results.values()), None)):  # None: of all
         results.dataloader_idx = loader
         found |= trainer._logger_connector.metrics["callback"]
     return numbers(found)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Metrics as plain numbers, without the learning rates that Lightning's monitor puts among them."""
+    """Return metrics as numbers, without the learning rates of Lightning's monitor."""
     return {name: float(value) for name, value in metrics.items() if not name.startswith("lr-")}

@@ -1,4 +1,4 @@
-"""How a checkpoint reaches the disk: whole or not at all, and if asked for without holding up the training."""
+"""Write checkpoints atomically, optionally in a thread."""
 
 import copy
 import os
@@ -19,10 +19,9 @@ from lathe.files import uninterrupted, whole
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and moves it there, so that a file under its final name is always whole.
+    """Write a checkpoint to a temporary file and move it to its final name, so that such a file is always whole.
 
-    `read_folder` opens a checkpoint that is a folder, which a sharded strategy has written; where a file replaces one,
-    it is removed.
+    `read_folder` reads a checkpoint that is a folder of a sharded strategy. A file that replaces one removes it.
     """
 
     def __init__(self, read_folder: Callable[[Path], dict[str, Any]] | None = None) -> None:
@@ -37,7 +36,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @staticmethod
     def check(checkpoint: Any, path: _PATH) -> None:
-        """Raises UserError where a part is not there, or is of another form than it was written in."""
+        """Raise UserError if a part is missing, or has another form than it was written in."""
         check_outline(checkpoint, path)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
@@ -50,18 +49,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                     torch.save(in_main_memory(outlined(checkpoint)), file)
             except RuntimeError as error:
                 if isinstance(error.__context__, OSError):
-                    raise error.__context__ from None  # torch hides a full disk behind a complaint about positions
+                    raise error.__context__ from None  # of a full disk
                 raise
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
 class AsyncCheckpointIO(AtomicCheckpointIO):
-    """Copies a checkpoint into memory and writes the copy in a thread, while training goes on.
+    """Copy a checkpoint into memory and write the copy in a thread during training.
 
-    One write at a time: the next save waits for the last. What went wrong in the thread is raised there, or at the end
-    of the fit, which waits as well, as does whoever loads. (Lightning's plugin of that name queues any number of
-    copies, leaves them on the GPU, and raises an old error again at each save.)
+    One write at a time: the next save, a load and the end of the fit wait for it and raise its error. (Lightning's
+    plugin of that name queues any number of copies, leaves them on the GPU, and raises an old error at each save.)
     """
 
     def __init__(self, read_folder: Callable[[Path], dict[str, Any]] | None = None) -> None:
@@ -84,7 +82,7 @@ class AsyncCheckpointIO(AtomicCheckpointIO):
         super().remove_checkpoint(path)
 
     def drain(self) -> None:
-        """Waits for the write in flight and raises what went wrong in it, once."""
+        """Wait for the current write and raise its error, once."""
         write, self._write = self._write, None
         if write is not None:
             write.result()
@@ -99,22 +97,20 @@ class AsyncCheckpointIO(AtomicCheckpointIO):
 
 
 def in_main_memory(tree: Any) -> Any:
-    """As `snapshot`, but what is in main memory is not copied. A file of tensors that lie on a GPU is one that plain
-    `torch.load` opens on machines with such a GPU alone.
+    """Return nested containers with GPU tensors copied to main memory: plain `torch.load` opens a file of GPU tensors
+    only on machines with such a GPU.
     """
     storages: dict[Any, Any] = {}
 
-    def brought(leaf: Any) -> Any:
-        away = isinstance(leaf, Tensor) and leaf.device.type not in ("cpu", "meta")
-        return _copied(leaf.detach(), storages) if away else leaf
+    def fetch(leaf: Any) -> Any:
+        on_device = isinstance(leaf, Tensor) and leaf.device.type not in ("cpu", "meta")
+        return _copied(leaf.detach(), storages) if on_device else leaf
 
-    return _mapped(tree, brought)
+    return _mapped(tree, fetch)
 
 
 def snapshot(tree: Any) -> Any:
-    """A copy of nested containers with their tensors in main memory. Tensors that share storage go on sharing it, as in
-    a file.
-    """
+    """Return a copy of nested containers with their tensors in main memory. Tensors that share storage still do."""
     storages: dict[Any, Any] = {}
     return _mapped(
         tree, lambda leaf: _copied(leaf.detach(), storages) if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
@@ -122,10 +118,10 @@ def snapshot(tree: Any) -> Any:
 
 
 def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """Nested containers with `change` of what they hold."""
+    """Return nested containers with `change` applied to their leaves."""
     if type(tree) in (dict, OrderedDict):
         found = type(tree)((key, _mapped(value, change)) for key, value in tree.items())
-        if type(tree) is OrderedDict:  # a module's state says in an attribute which version of the module it is of
+        if type(tree) is OrderedDict:  # a module's state_dict has the module's version as an attribute
             vars(found).update(vars(tree))
         return found
     if type(tree) in (list, tuple):

@@ -1,4 +1,4 @@
-"""The best epochs beside the best one, each in a checkpoint of its own."""
+"""Checkpoints of the best epochs besides the best one."""
 
 import json
 import math
@@ -14,16 +14,19 @@ LIST = "top.json"
 
 
 class Top:
-    """The `count` best epochs (-1: all that were judged; 1: none beside best.ckpt). `kept` are their names, scores and
-    steps, the best first; of equals the later, as with best.ckpt."""
+    """The `count` best epochs (-1: all that were judged; 1: only best.ckpt).
+
+    `kept` are their names, scores and steps, the best first; the later of equal ones, as with best.ckpt.
+    """
 
     def __init__(self, count: int, mode: str) -> None:
         self.count, self.sign = count, -1.0 if mode == "max" else 1.0
         self.kept: list[dict[str, Any]] = []
 
     def judge(self, checkpoint: Any, trainer: Trainer, score: float) -> None:
-        """Writes the checkpoint of the epoch that has just been judged, if it is one of the best, and then removes the
-        one in whose place it came; every rank takes part. A run that goes on from before does the same again."""
+        """Write the checkpoint of the epoch that was just judged, if it is one of the best, then remove the one that it
+        replaces; a collective. A run resumed from before repeats this.
+        """
         if self.count == 1 or math.isnan(score):
             return
         name = f"epoch={trainer.current_epoch}-step={trainer.global_step}"
@@ -37,7 +40,7 @@ class Top:
         self.kept = ranked[:count]
         drain = getattr(trainer.strategy.checkpoint_io, "drain", None)
         if ranked[count:] and drain is not None:
-            drain()  # a file that a thread still writes is not whole
+            drain()  # a thread may still write a file
         trainer.strategy.barrier("top")
         if trainer.is_global_zero:
             folder = checkpoint.path(name).parent
@@ -47,7 +50,7 @@ class Top:
 
 
 def _remove(path: Path) -> None:
-    """A file, or a folder that ranks have written together, which a link of that name leads to."""
+    """Remove a file, or the folder that a sharded strategy wrote and the link to it."""
     folder = path.resolve()
     path.unlink(missing_ok=True)
     if folder != path and folder.is_dir():

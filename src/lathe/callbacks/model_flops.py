@@ -1,4 +1,4 @@
-"""What a training step computes, counted on a copy of the net that has no memory."""
+"""Count the operations of a training step on a copy of the net on the meta device."""
 
 import copy
 from typing import Any
@@ -14,7 +14,7 @@ _DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32}
 
 
 def without_memory(net: nn.Module) -> nn.Module | None:
-    """A copy of `net` on the meta device; its parameters and buffers are never copied."""
+    """Return a copy of `net` on the meta device, without copying parameters and buffers."""
     tensors = [*net.parameters(), *net.buffers()]
     memo: dict[int, Any] = {}
     for tensor in tensors:
@@ -28,7 +28,7 @@ def without_memory(net: nn.Module) -> nn.Module | None:
 
 
 def step_flops(twin: nn.Module, x: Tensor) -> float:
-    """FLOPs of a training step on the batch `x`, or 0 if they can't be counted, which is told."""
+    """Return the FLOPs of a training step on the batch `x`; 0 with a warning if they can't be counted."""
     try:
         return 3.0 * count_flops(twin, x[:1].to("meta")) * len(x)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""How fast training is, and what it waits for."""
+"""Measure the speed of training and its waits."""
 
 import math
 from collections.abc import Mapping
@@ -29,34 +29,33 @@ class Throughput(Callback):
       share its batch.
     - `step_ms`: wall-clock milliseconds per batch, the mean of the window.
     - `data_wait`: share of the time between asking the loader for a batch and handing it to the step, transfer and
-      augmentation included. On a GPU it is the host's share: the device may be busy with earlier steps meanwhile.
+      augmentation included. On a GPU it is the host's share: the device may still be busy with earlier steps.
     - `grad_sync`: share of the time that backward waits for the gradients of other processes after its own computation
       has ended, from the timers of DDP's reducer (events on a GPU) in one sampled step per window. Communication hidden
       behind backward does not count, waiting for a slower process does. Left out where there is no such timer: one
-      process, or not DDP; nan in a line of which a continued run saw only its first step, which is never sampled.
+      process, or not DDP; nan in a row of which a resumed run saw only its first step, which is never sampled.
     - `mfu`: model FLOP/s, three times forward's (PaLM, arXiv:2204.02311, appendix B), over the peak of all devices that
-      share the net. Counted on a copy without memory (the meta device), made before a strategy cuts the net. Left out
-      where the peak is not known, and for a LightningModule of the user's own.
+      share the net. Counted on a copy without memory (the meta device), made before a strategy shards the net. Left out
+      if the peak is unknown, and for a user's LightningModule.
 
-    Validation, saving a checkpoint and the seam between epochs are not in the time, nor are the first steps. A GPU is
-    waited for at the edges of a window and of such a pause, nowhere else.
+    Validation, checkpoints, the time between epochs and the first steps do not count. A GPU is synchronised only at the
+    edges of a window and of such a pause.
 
     At the end of each training epoch that had all its batches:
 
-    - `epoch_s`: wall-clock seconds of its batches, the run's first ones and the wait for data included, validation,
-      checkpoints and the seam between epochs not. What a run that was continued in an epoch spent on it before counts,
-      up to the checkpoint.
+    - `epoch_s`: wall-clock seconds of its batches, including the run's first ones and the wait for data, without
+      validation, checkpoints and the time between epochs. In a resumed run, the seconds up to the checkpoint count.
     - `rank_ms_min`, `rank_ms_max`, `slowest_rank`: under DDP on several processes, milliseconds of a batch of the
       fastest process and of the slowest, each without its wait in backward for the others, and the number of the
-      slowest. A wait within the forward pass (synchronised BatchNorm) counts as a process's own, so that they are
-      further apart than these say. nan where no step of the epoch was sampled.
+      slowest. A wait within the forward pass (synchronised BatchNorm) counts as a process's own. nan if no step
+      of the epoch was sampled.
 
-    `summary` also has the most memory that a process took by then: of its GPU, what torch's allocator gave out since
-    training began (`peak_gpu_bytes`); of the machine, its resident set since the process began (`peak_resident_bytes`).
+    `summary` also has the peak memory of a process: torch's allocations on its GPU since training began
+    (`peak_gpu_bytes`), and its resident set since the process began (`peak_resident_bytes`).
 
-    Windows end at batches `skip_steps + k * window` counted from the run's first, so that a continued run writes the
-    lines of one that was left alone. A line whose window was interrupted tells what this process saw of it, its warm-up
-    only if there is nothing else.
+    Windows end at batches `skip_steps + k * window` counted from the run's first, so that a resumed run writes the
+    rows of an uninterrupted one. The row of an interrupted window covers what this process saw of it, its warm-up only
+    if there is nothing else.
 
     Args:
         window: batches per measurement; None follows `trainer.log_every_n_steps`.
@@ -72,13 +71,13 @@ class Throughput(Callback):
         self._clear()
 
     def _clear(self) -> None:
-        self._on = self._tells = False
-        self._timed = False  # whether steps are sampled for their wait for other processes
+        self._on = self._reports = False
+        self._timed = False  # steps are sampled for their wait for other processes
         self._reducer: DistributedDataParallel | None = None
         self._epochs = Epochs(self._restored)
         self._size = 0
         self._seen = 0  # batches of this process
-        self._batches = 0  # of them in the window under way
+        self._batches = 0  # of them in the current window
         self._paused = True  # the time since `_mark` is not training time
         self._mark = self._asked = self._begun = 0.0
         self._seconds = self._waited = 0.0
@@ -90,7 +89,7 @@ class Throughput(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self._peak = self.peak_flops or peak_flops(trainer.strategy.root_device, compute_dtype(trainer))
-            known = task_of(pl_module) is pl_module  # of a user's own module nobody knows what it does with a batch
+            known = task_of(pl_module) is pl_module  # the use of a batch in a user's module is unknown
             self._twin = without_memory(net_of(pl_module)) if self._peak and trainer.is_global_zero and known else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -102,8 +101,8 @@ class Throughput(Callback):
         model = trainer.strategy.model
         self._reducer = model if isinstance(model, DistributedDataParallel) and device.type in TIMED else None
         self._timed = self._reducer is not None
-        self._tells = trainer.is_global_zero
-        self._on = self._tells or self._timed
+        self._reports = trainer.is_global_zero
+        self._on = self._reports or self._timed
         if not self._on:
             return
         sampler: dict[str, Any] = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
@@ -170,7 +169,7 @@ class Throughput(Callback):
                 twin, self._twin = self._twin, None
                 self._flops_per_unit = step_flops(twin, net_input(batch)) / max(1, count_units(pl_module, batch))
             now = perf_counter()
-            # The last batch of an epoch has been fetched ahead: nobody asked for it.
+            # The last batch of an epoch was fetched ahead.
             self._begun = self._asked or now
             self._waited += now - self._begun
             self._asked = 0.0
@@ -195,7 +194,7 @@ class Throughput(Callback):
             self._begin_window()
 
     def _tick(self) -> None:
-        """Adds the time up to now to training's."""
+        """Add the time up to now to training's."""
         now = perf_counter()
         self._spend(now - (self._begun if self._paused else self._mark))
         self._paused = False
@@ -204,7 +203,7 @@ class Throughput(Callback):
     def _begin_window(self) -> None:
         self._seconds = self._waited = 0.0
         self._units = self._batches = 0
-        self._mark = perf_counter()  # what was spent on a line is nobody's training time
+        self._mark = perf_counter()  # the time spent on a row does not count
 
     def _pause(self) -> None:
         if self._on and not self._paused:
@@ -224,18 +223,18 @@ class Throughput(Callback):
 
     def _row(self, found: Mapping[str, float | None]) -> dict[str, float]:
         named = {f"throughput/{name}": value for name, value in found.items() if value is not None}
-        return named if self._tells else {}
+        return named if self._reports else {}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._pause()
         self._log(trainer, self._epochs.end(trainer, waited_in_backward(self._reducer), self._timed))
 
     def state_dict(self) -> dict[str, Any]:
-        """The seconds of epochs so far, and what `summary` would tell of windows if training ended here."""
+        """Return the seconds of epochs so far, and the summary of windows as if training ended here."""
         running = 0.0 if self._paused else perf_counter() - self._mark
         measured = self._batches and self._seen > self.skip_steps
         last = [(self._batches, self._units, self._seconds + running, self._waited, None)] if measured else []
-        return self._epochs.state(running) | {"told": self._told([*self._windows, *last])}
+        return self._epochs.state(running) | {"summary": self._window_summary([*self._windows, *last])}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict
@@ -250,7 +249,7 @@ class Throughput(Callback):
     def _close(self) -> dict[str, float | None]:
         batches, sync, wait = self._batches, None, waited_in_backward(self._reducer)
         if self._timed and self._seconds:
-            # nan by the device, as a continued run can't know what was told before
+            # nan: a resumed run does not know the earlier samples
             sync = math.nan if wait is None else min(1.0, wait / (self._seconds / batches))
         self._epochs.waits += [] if wait is None else [wait]
         window = (batches, self._units, self._seconds, self._waited, sync)
@@ -277,19 +276,19 @@ class Throughput(Callback):
 
     @property
     def newest(self) -> tuple[int, float | None]:
-        """How many windows there were, and samples or tokens per second in the last of them; for process 0."""
+        """Return the number of windows, and samples or tokens per second in the last one; on process 0."""
         return len(self._windows), self._metrics(self._windows[-1:])[f"{self._unit}_per_s"]
 
     def summary(self) -> dict[str, Any]:
-        """The same metrics over the whole fit: medians of windows for `step_ms` and `grad_sync`, of epochs for theirs,
+        """Return the metrics over the fit: medians of windows for `step_ms` and `grad_sync`, of epochs for theirs,
         totals for the others. `slowest_rank` is a name, host:rank.
 
-        None where there is nothing to tell: on other processes, in a run no longer than `skip_steps` or without a whole
-        epoch, for an unknown peak. A process that is no longer than these tells what the one before it did.
+        None if unknown: on other processes, in a run no longer than `skip_steps` or without a whole epoch, for an
+        unknown peak. A process that was no longer than these returns what the one before it did.
         """
-        windows = self._windows if self._tells else []
-        metrics = self._told(windows) | (self._epochs if self._tells else Epochs(self._restored)).summary()
+        windows = self._windows if self._reports else []
+        metrics = self._window_summary(windows) | (self._epochs if self._reports else Epochs(self._restored)).summary()
         return {name: None if is_nan(value) else value for name, value in metrics.items()}
 
-    def _told(self, windows: list[Window]) -> dict[str, float | None]:
-        return self._metrics(windows) if windows else self._restored.get("told") or self._metrics([])
+    def _window_summary(self, windows: list[Window]) -> dict[str, float | None]:
+        return self._metrics(windows) if windows else self._restored.get("summary") or self._metrics([])
