@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lathe.data.image_files import some
+from lathe.data.checks import first_few
 from lathe.data.splits import Labels
 
 
@@ -19,7 +19,7 @@ def tell_absent(key: str, labels: Labels, rows: Mapping[str, Labels], names: Seq
     metrics say nothing of them. `names` are what the classes are called, None for their numbers; `ways` mend it.
     """
     absent = {split: np.setdiff1d(labels, labels[own]).tolist() for split, own in rows.items()}
-    called = {split: some([name_of(label, names) for label in gone]) for split, gone in absent.items()}
+    called = {split: first_few([name_of(label, names) for label in gone]) for split, gone in absent.items()}
     told = [f"{split} has none of {gone}" for split, gone in called.items() if gone]
     if told:
         rank_zero_warn(f"{key}: {', and '.join(told)}, and metrics say nothing of what a split has not: {ways}.")

@@ -11,6 +11,7 @@ from lathe.errors import ArgumentError, UserError
 
 IMAGE_FACTS = ("channels", "image_size", "mean", "std", "num_classes")
 TOKEN_FACTS = ("length", "vocab_size")
+SHOWN = 5  # names of a long list in a message
 
 
 def check_number(key: str, value: object, least: float, most: float | None = None, whole: bool = True) -> None:
@@ -51,6 +52,12 @@ def check_class_names(names: Sequence[str] | None, num_classes: int) -> list[str
     if twice:
         raise UserError(f"data.class_names has {twice[0]} twice: give each class a name of its own.")
     return list(names)
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Return the first of these names, and the number of the others."""
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def squashed(data: Mapping[str, Any]) -> bool:

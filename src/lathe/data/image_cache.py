@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from lathe.data.checks import first_few
 from lathe.data.download import locked
-from lathe.data.image_files import some
 from lathe.data.splits import Images
 from lathe.errors import UserError, require
 from lathe.files import whole
@@ -106,7 +106,7 @@ class ImageCache:
 
 def check_bad(bad: dict[int, str], files: Sequence[Path], most: int) -> None:
     """Raises UserError if more than `most` files can't be read."""
-    told = some([f"{files[row]} {why}" for row, why in bad.items()])
+    told = first_few([f"{files[row]} {why}" for row, why in bad.items()])
     require(
         len(bad) <= most,
         f"data.source.skip_bad={most}: {told}: mend or remove what can't be read, or set data.source.skip_bad to how "

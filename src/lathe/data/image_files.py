@@ -12,11 +12,10 @@ import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.config.class_folders import is_list, read_list, splits_of, subfolders
+from lathe.data.checks import first_few
 from lathe.data.splits import Labels
 from lathe.errors import UserError, require
 from lathe.images.pictures import SUFFIXES
-
-SHOWN = 5  # names of a long list that a sentence has
 
 
 @dataclass(frozen=True)
@@ -76,12 +75,6 @@ def warn_once(sentence: str) -> None:
     rank_zero_warn(sentence)
 
 
-def some(names: Sequence[str]) -> str:
-    """The first of these names, and how many follow."""
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
 def _below(folder: Path) -> Iterator[str]:
     """The names of all files in a folder, however deep."""
     for _, _, files in os.walk(folder):
@@ -104,7 +97,7 @@ def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
         other += [str((home / name).relative_to(folder)) for name in inside if name not in {*images, *folders}]
         deeper += [str((home / name).relative_to(folder)) for name in folders]
         inner = folders if not images else []
-        below = f", and the folders in it are not read: {some(inner)}" if inner else ""
+        below = f", and the folders in it are not read: {first_few(inner)}" if inner else ""
         way = ", or name it as a split (data.source.train, val, test)" if inner else ""
         require(
             bool(images),
@@ -115,20 +108,20 @@ def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
         same = [name for name in images if stems[os.path.splitext(name)[0]] > 1]
         if same:
             warn_once(
-                f"data.folder={folder}: {home} has {some(same)}, which differ in their suffix alone: if they are "
+                f"data.folder={folder}: {home} has {first_few(same)}, which differ in their suffix alone: if they are "
                 "copies, they may lie on both sides of a split."
             )
         found += [(str((home / name).relative_to(folder)), label) for name in images]
     if other:
         warn_once(
             f"data.folder={folder}: {len(other)} files in it are no images ({', '.join(SUFFIXES)}) and are left out: "
-            f"{some(other)}."
+            f"{first_few(other)}."
         )
     if deeper:
         within = sum(os.path.splitext(file)[1].lower() in SUFFIXES for name in deeper for file in _below(folder / name))
         warn_once(
             f"data.folder={folder}: {len(deeper)} folders in those of the classes are not read, with {within} images: "
-            f"{some(deeper)}. A list of files (data.source.train=<name>.csv) can name what lies deeper."
+            f"{first_few(deeper)}. A list of files (data.source.train=<name>.csv) can name what lies deeper."
         )
     return found
 
@@ -136,9 +129,13 @@ def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
 def _listed(folder: Path, name: str, split: str) -> list[tuple[str, str]]:
     found = list(read_list(folder / name))
     gone = [path for path, _ in found if not (folder / path).is_file()]
-    require(not gone, f"data.source.{split}={name} lists {some(gone)}, not there in data.folder={folder}: mend it.")
+    require(
+        not gone, f"data.source.{split}={name} lists {first_few(gone)}, not there in data.folder={folder}: mend it."
+    )
     out = [path for path, _ in found if os.path.splitext(path)[1].lower() not in SUFFIXES]
-    require(not out, f"data.source.{split}={name} lists {some(out)}, expected images ({', '.join(SUFFIXES)}): mend it.")
+    require(
+        not out, f"data.source.{split}={name} lists {first_few(out)}, expected images ({', '.join(SUFFIXES)}): mend it."
+    )
     return found
 
 
@@ -148,13 +145,11 @@ def _check_classes(folder: Path, split: str, files: list[tuple[str, str]], class
     where = f"data.folder={folder}: {split} has"
     require(
         not surplus,
-        f"{where} the class {some(surplus)}, which is none of data.source.classes ({some(list(classes))}): each class "
-        "has to be in every split.",
+        f"{where} the class {first_few(surplus)}, not one of data.source.classes ({first_few(list(classes))}).",
     )
     require(
         not lacking,
-        f"{where} no class {some(lacking)}, one of data.source.classes ({some(list(classes))}): each class has to be "
-        "in every split.",
+        f"{where} no class {first_few(lacking)}, one of data.source.classes ({first_few(list(classes))}).",
     )
 
 

@@ -13,8 +13,9 @@ from lathe.config.class_folders import SPLITS, class_names
 from lathe.config.types import Count, Name, NonNegativeInt, OpenShare, Seed, SomeNames
 from lathe.config.validation import validated
 from lathe.data.absent import tell_absent
+from lathe.data.checks import first_few
 from lathe.data.image_cache import ImageCache, check_bad
-from lathe.data.image_files import ImageFiles, find_files, some, warn_once
+from lathe.data.image_files import ImageFiles, find_files, warn_once
 from lathe.data.splits import Images, Labels, Split, Splits
 from lathe.errors import UserError, require
 from lathe.images.files import read_image
@@ -66,7 +67,7 @@ class ImageFolder:
         self.class_names = list(classes or found)
         new = [name for name in found if name not in set(self.class_names)]
         gone = [name for name in self.class_names if name not in set(found)]
-        differs = [f"{some(names)} {what}" for names, what in ((new, "more"), (gone, "less")) if names]
+        differs = [f"{first_few(names)} {what}" for names, what in ((new, "more"), (gone, "less")) if names]
         require(
             not differs,
             f"data.folder={folder} has other classes than data.source.classes, {' and '.join(differs)}: give the "
@@ -104,7 +105,7 @@ class ImageFolder:
         images, bad = opened
         if bad:
             check_bad(bad, self._cache.files, self.skip_bad)
-            told = some([f"{self._cache.files[row]} {why}" for row, why in bad.items()])
+            told = first_few([f"{self._cache.files[row]} {why}" for row, why in bad.items()])
             warn_once(f"data.source.skip_bad={self.skip_bad} leaves out {told}.")
         rows = self._divided(np.array(sorted(bad), dtype=np.int64))
         ways = "add images, raise data.source.val_share or test_share, or name the splits"

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lathe import export
 from lathe.data import Normalizer
-from lathe.data.checks import squashed
-from lathe.data.image_files import some, warn_once
+from lathe.data.checks import first_few, squashed
+from lathe.data.image_files import warn_once
 from lathe.errors import UserError, collect_errors, require
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
@@ -75,7 +75,7 @@ def predict(cfg: dict[str, Any]) -> int:
     others = [name for name in left_out.others if Path(request["input"], name) != Path(request["output"])]
     if others:
         told = f"{len(others)} files or folders in it are no images and are not read"
-        warn_once(f"input={request['input']}: {told}: {some(others)}.")
+        warn_once(f"input={request['input']}: {told}: {first_few(others)}.")
     require(bool(files), f"skip_bad={left_out.most}: nothing in input={request['input']} can be read: mend it.")
     batch_size = request["batch_size"] or facts.get("eval_batch_size") or facts.get("batch_size") or BATCH
     images = Images(files, size, request["resize"], batch_size, squashed(facts), left_out)
@@ -103,7 +103,7 @@ def predict(cfg: dict[str, Any]) -> int:
 
         run(cfg, images, write)
     if left_out.files:
-        warn_once(f"skip_bad={left_out.most} leaves out {some([file.name for file in left_out.files])}.")
+        warn_once(f"skip_bad={left_out.most} leaves out {first_few([file.name for file in left_out.files])}.")
     print(f"{images.total} predictions in {request['output']}")
     return images.total
 
