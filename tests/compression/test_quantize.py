@@ -26,7 +26,7 @@ from lathe.compression.quantization.net import (
 from lathe.compression.structure import apply_structure, structure_of
 from lathe.errors import UserError
 from lathe.nets import GPT, ViT
-from lathe.nets.add import Add
+from lathe.nets.blocks import Add
 
 __all__ = ["seeded"]  # a fixture
 

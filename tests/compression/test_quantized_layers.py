@@ -14,7 +14,7 @@ from lathe.compression.quantization.layers import (
     to_plain,
     to_quantized,
 )
-from lathe.nets.add import Add
+from lathe.nets.blocks import Add
 
 
 def test_there_and_back() -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lathe.nets import GPT, MLP, CifarResNet, DeepMLP, ViT
-from lathe.nets.offload import Offloaded
-from lathe.nets.recompute import apply
+from lathe.nets.recompute import Offloaded, apply
 
 HOW = ["blocks", "every_2", "every_3", "sqrt", "offload"]
 Make = Callable[[], tuple[nn.Module, Tensor]]

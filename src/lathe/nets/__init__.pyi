@@ -1,9 +1,9 @@
 from .airbench import Airbench as Airbench
 from .blocks import Blocks as Blocks
 from .blocks import blocks_of as blocks_of
-from .deep_mlp import DeepMLP as DeepMLP
 from .gpt import GPT as GPT
 from .mlp import MLP as MLP
+from .mlp import DeepMLP as DeepMLP
 from .resnet import CifarResNet as CifarResNet
 from .resnet import ResNet as ResNet
 from .timm_nets import timm_net as timm_net

@@ -1,6 +1,4 @@
-"""The repeated units of a net: what is sharded, cut into stages, compiled by region or recomputed reads them from one
-attribute.
-"""
+"""The repeated units of a net, which strategies shard, cut into stages, compile or recompute, and the residual sum."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,6 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+
+class Add(nn.Module):
+    """x + y, of equal shapes, at the end of a residual branch: a module, as quantizers can't find a plain `+`."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x + y
 
 
 class Blocks(nn.ModuleList):

@@ -1,4 +1,4 @@
-"""A multilayer perceptron on flattened images: the smallest net that every other room can be tried on."""
+"""Multilayer perceptrons on flattened images: a small one, and a deep one of equal layers."""
 
 from collections.abc import Callable
 
@@ -84,3 +84,47 @@ class MLP(Stack):
         names = ["stem.linear", *(f"blocks.{index}.linear" for index in range(len(self.blocks))), "head"]
         pairs = len(names) // 2 * 2
         return {name: "row" if index % 2 else "column" for index, name in enumerate(names[:pairs])}
+
+
+class NormedLayer(nn.Module):
+    """Linear, LayerNorm, GELU, dropout: `[batch, in_features] -> [batch, out_features]`."""
+
+    def __init__(self, in_features: int, out_features: int, *, dropout: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
+        self.norm = nn.LayerNorm(out_features)
+        self.gelu = nn.GELU()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.gelu(self.norm(self.linear(x))))
+        return out
+
+
+class DeepMLP(Stack):
+    """A stem, `depth` blocks of `width` units, all equal, and a linear classifier; no shortcuts.
+
+    `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`.
+
+    Raises ArgumentError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
+    """
+
+    @validated
+    def __init__(
+        self,
+        *,
+        channels: Count,
+        image_size: Count,
+        num_classes: Count,
+        width: Count,
+        depth: Count,
+        dropout: ShareBelowOne = 0.0,
+    ) -> None:
+        super().__init__(NormedLayer, channels * image_size**2, num_classes, width, depth, dropout)
+
+    @property
+    def tensor_plan(self) -> dict[str, str]:
+        """How tensor parallelism cuts each module: each norm needs all features of a layer, so each layer's output is
+        gathered.
+        """
+        return {"stem.linear": "gather", "blocks.*.linear": "gather"}

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from lathe.config.types import Count, ShareBelowOne
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError
-from lathe.nets.add import Add
-from lathe.nets.blocks import Blocks
+from lathe.nets.blocks import Add, Blocks
 
 
 class PreActivationBlock(nn.Module):
