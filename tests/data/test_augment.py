@@ -9,7 +9,6 @@ import torch
 from lathe.data.augment import Augment, Draws, box_mask, crop_and_flip, cutout, draw, mix
 from lathe.data.bank import Bank
 from lathe.data.normalize import Normalizer
-from lathe.errors import UserError
 
 
 def reference(images: torch.Tensor, draws: Draws, padding: int, fill: str) -> torch.Tensor:
@@ -139,27 +138,3 @@ def test_normalisation_is_the_textbook_formula() -> None:
     ]
     torch.testing.assert_close(normalizer(images), expected.float(), rtol=0, atol=2e-6)
     assert normalizer.fill.tolist() == [102, 128, 153]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "names"),
-    [
-        ({"crop": -1}, "crop=-1"),
-        ({"mixup": -0.1}, "mixup=-0.1"),
-        ({"crop": 1.5}, "crop=1.5"),
-        ({"crop": "two"}, "crop=two"),
-        ({"flip": "sometimes"}, "flip=sometimes"),
-        ({"crop_fill": "wrap"}, "crop_fill=wrap"),
-    ],
-)
-def test_impossible_settings_are_named(wrong: dict[str, object], names: str) -> None:
-    with pytest.raises(UserError, match=names):
-        Augment(**wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("mean", "std", "names"), [((0.5,), (0.2,) * 3, "data.mean"), ((0.5,) * 3, (0.2, 0.0, 0.1), "data.std")]
-)
-def test_wrong_constants_are_named(mean: tuple[float, ...], std: tuple[float, ...], names: str) -> None:
-    with pytest.raises(UserError, match=names):
-        Normalizer(mean, std, 3)

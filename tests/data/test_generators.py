@@ -54,20 +54,6 @@ def test_a_draw_is_seen_and_undone(name: str, before: int) -> None:
     assert watched(lambda: 5) == (5, False)
 
 
-@pytest.mark.parametrize("in_memory", [True, False])
-def test_the_state_of_random_is_read_alike_in_both_ways(in_memory: bool) -> None:
-    one = Python(in_memory)
-    assert one._in_memory is in_memory  # CPython of this version has it where it is looked for
-    for _ in range(3):
-        random.gauss(0, 1)
-        state, taken = random.getstate(), one.take()
-        assert not one.moved(taken)
-        random.gauss(0, 1)
-        assert one.moved(taken)
-        one.put_back(taken)
-        assert random.getstate() == state
-
-
 def test_generators_are_put_back_when_a_dataset_fails() -> None:
     def fails() -> None:
         random.random()

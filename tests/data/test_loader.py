@@ -120,12 +120,6 @@ def test_state_counts_what_was_yielded(make: Make, kind: str) -> None:
     assert loader.state_dict() == {"epoch": 3, "batch": 1}
 
 
-def test_states_of_all_ranks_are_equal(make: Make) -> None:
-    ranks = [make(batch_size=8, rank=r, world_size=2) for r in range(2)]
-    for _ in zip(*(islice(iter(r), 3) for r in ranks), strict=True):
-        assert ranks[0].state_dict() == ranks[1].state_dict()
-
-
 @pytest.mark.parametrize("limit", [2, 0.5])
 def test_a_state_at_the_trainers_limit_continues_with_the_next_epoch(make: Make, limit: float) -> None:
     loader = make(batch_size=12, limit=limit)
@@ -163,35 +157,17 @@ def test_unshuffled_training_keeps_the_stored_order(make: Make) -> None:
     assert equal(list(loader), list(reference))
 
 
-def test_nothing_is_drawn_before_the_first_batch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = make(batch_size=8)
-    drawn: list[tuple[int, int]] = []
-    monkeypatch.setattr(type(loader), "_batches", lambda _, *place: drawn.append(place) or iter(["a batch"]))
-    batches = iter(loader)
-    assert drawn == []
-    assert next(batches) == "a batch"
-    assert drawn == [(0, 0)]  # epoch and first batch
-
-
 @pytest.mark.parametrize(
     ("settings", "names"),
     [
         ({"batch_size": 9, "world_size": 2}, r"data\.batch_size=9.*trainer\.devices=2"),
         ({"batch_size": 51}, r"data\.batch_size=51.*50 training samples"),
-        ({"batch_size": 0}, r"data\.batch_size=0"),
         ({"batch_size": 1, "world_size": 2, "train": False}, r"data\.eval_batch_size=1.*trainer\.devices=2"),
-        ({"batch_size": 8, "augment": Augment(crop=8, crop_fill="reflect")}, r"augment\.crop=8 cannot mirror"),
     ],
 )
-def test_what_cannot_be_is_refused(make: Make, settings: dict[str, object], names: str) -> None:
+def test_batch_sizes_that_do_not_fit_are_refused(make: Make, settings: dict[str, object], names: str) -> None:
     with pytest.raises(UserError, match=names):
         make(**settings)
-
-
-def test_small_batches_share_a_chunk_and_big_ones_do_not(make: Make) -> None:
-    loader = make(batch_size=12)
-    batches = list(loader)
-    assert batches[0][0].untyped_storage().data_ptr() == batches[3][0].untyped_storage().data_ptr()
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 10, 16])

@@ -118,17 +118,6 @@ def test_an_item_that_can_not_be_read_is_named(split: str, data: dict[str, Any],
     assert f"while reading data.{split}: item {BAD}" in lines
 
 
-class TooMany(Numbered):
-    def __getitems__(self, rows: list[int]) -> list[Any]:
-        return [self[row] for row in (*rows, 0)]
-
-
-def test_more_samples_than_were_asked_for_are_no_items_fault() -> None:
-    with pytest.raises(UserError, match=r"ValueError: zip\(\) argument 2 is shorter") as caught:
-        list(batches(module(TooMany(), transform=Halves()), "val"))
-    assert "item" not in str(explain_user_code(caught.value))
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_one_that_is_not_finite_is_named_where_it_stops_the_run(tmp_path: Any, workers: int) -> None:
     kind = f"{__name__}.Numbered"

@@ -12,9 +12,8 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from support.own_datasets import Drawing, Pictures, Stateful, padded
 
-from lathe.data import DatasetDataModule, prefetch
+from lathe.data import DatasetDataModule
 from lathe.data.augment import Augment
-from lathe.data.foreign import share
 from lathe.data.prefetch import SideStream, go_ahead, one_ahead, tell_no_effect
 
 Make = Callable[..., Any]
@@ -169,72 +168,32 @@ def test_streams_wait_for_each_other(streams: list[str]) -> None:
     assert ", ".join(streams) == wanted
 
 
-def test_memory_stays_until_the_step_is_done(streams: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded: list[Any] = []
-    part = SimpleNamespace(device=torch.device("cuda"), record_stream=lambda stream: recorded.append(stream.name))
-    monkeypatch.setattr(prefetch, "Tensor", SimpleNamespace)
-    SideStream(torch.device("cpu")).take([part, (part, 3)], "event")
-    assert recorded == ["main", "main"]
-    assert streams == ["main waits for event"]
-
-
-def test_only_plain_tensors_are_moved() -> None:
-    moved = SideStream.moved
-    side: Any = SimpleNamespace(device=torch.device("meta"), moves=True)
-    own = SimpleNamespace(x=torch.ones(1))
-    x, rest = moved(side, [torch.ones(2), {"y": torch.ones(1), "own": own}])
-    assert (x.device.type, rest["y"].device.type, rest["own"]) == ("meta", "meta", own)
-    side.moves = False
-    batch = [torch.ones(2)]
-    assert moved(side, batch) is batch
-
-
-class Own(LightningModule):
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return batch
-
-
 @pytest.mark.parametrize(
-    ("wanted", "device", "loader", "ahead"),
+    ("wanted", "device", "chunk", "ahead"),
     [
-        (False, "cuda", {"goes_ahead": True}, False),
-        ("auto", "cpu", {"goes_ahead": True}, False),
-        ("auto", "cuda", {"goes_ahead": True}, True),
-        ("auto", "cuda", {"goes_ahead": True, "chunk": 1}, True),
-        ("auto", "cuda", {"goes_ahead": True, "chunk": 2}, False),
-        (True, "cuda", {"goes_ahead": True, "chunk": 2}, True),
-        ("auto", "cuda", {}, False),
+        (False, "cuda", 1, False),
+        ("auto", "cpu", 1, False),
+        ("auto", "cuda", 1, True),
+        ("auto", "cuda", 2, False),
+        (True, "cuda", 2, True),
     ],
 )
-def test_where_it_is_done(streams: list[str], wanted: Any, device: str, loader: dict[str, Any], ahead: bool) -> None:
-    for module, moves in ((LightningModule(), True), (Own(), False)):
-        found = SimpleNamespace(**loader, side=None)
-        trainer = SimpleNamespace(prefetch_to_device=wanted, lightning_module=module, datamodule=LightningDataModule())
-        go_ahead(found, trainer, torch.device(device))
-        assert (found.side is not None) is ahead
-        assert not ahead or found.side.moves is moves
-    assert streams == []
+def test_auto_prefetches_single_batches_on_gpus(
+    streams: list[str], wanted: Any, device: str, chunk: int, ahead: bool
+) -> None:
+    loader = SimpleNamespace(goes_ahead=True, chunk=chunk, side=None)
+    trainer = SimpleNamespace(
+        prefetch_to_device=wanted, lightning_module=LightningModule(), datamodule=LightningDataModule()
+    )
+    go_ahead(loader, trainer, torch.device(device))
+    assert (loader.side is not None) is ahead
 
 
-def test_modules_of_the_users_own(streams: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mine(LightningDataModule):
-        def train_dataloader(self) -> Any:
-            return torch.utils.data.DataLoader(Pictures(40), 8, shuffle=True)
-
-    module = given(Mine(), prefetch_to_device="auto")
-    module.trainer.strategy.root_device = torch.device("cuda")
-    share(module, seed=3)
-    assert isinstance(module.train_dataloader().side, SideStream)
-
-
-def test_no_effect_is_told_where_it_was_asked_for() -> None:
-    trainer = SimpleNamespace(prefetch_to_device=True)
-    with pytest.warns(UserWarning, match=r"^trainer\.prefetch_to_device=true has no effect on batches of object: how "):
-        go_ahead(object(), trainer, torch.device("cuda"))
-    words = r"^trainer\.prefetch_to_device=true has no effect: it is for NVIDIA GPUs, and this run computes on cpu\.$"
-    with pytest.warns(UserWarning, match=words):
+def test_true_without_an_effect_warns() -> None:
+    with pytest.warns(UserWarning, match=r"^trainer\.prefetch_to_device=true has no effect on batches of object"):
+        go_ahead(object(), SimpleNamespace(prefetch_to_device=True), torch.device("cuda"))
+    with pytest.warns(UserWarning, match=r"^trainer\.prefetch_to_device=true has no effect"):
         tell_no_effect(True, torch.device("cpu"))
     with warnings.catch_warnings(action="error"):
         tell_no_effect("auto", torch.device("cpu"))
-        tell_no_effect(False, torch.device("cpu"))
         tell_no_effect(True, torch.device("cuda"))

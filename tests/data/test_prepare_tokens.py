@@ -1,6 +1,5 @@
 """Text to tokens and back: nothing is lost, splits follow from the contents, and nothing half-written is left."""
 
-import hashlib
 import json
 import subprocess
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from support.commands import run
 from support.runs import config
 
 from lathe.data import text
-from lathe.data.prepare_tokens import prepare, report, split_of
+from lathe.data.prepare_tokens import prepare, split_of
 from lathe.data.text import Bytes, HuggingFace
 from lathe.data.token_file import TokenFiles
 from lathe.errors import UserError
@@ -75,16 +74,6 @@ def test_bytes_decode_to_the_text(corpus: Path) -> None:
     assert meta["bytes"] == sum(map(len, texts(corpus)))
     assert sum(meta["splits"][name]["tokens"] for name in SPLITS) == meta["bytes"] + 40
     assert json.loads((corpus.parent / "tokens" / "meta.json").read_text()) == meta
-
-
-def test_numpy_reads_the_files_without_pickle(corpus: Path) -> None:
-    meta = prepare(settings(corpus))
-    folder = corpus.parent / "tokens"
-    for name, tokens in TokenFiles(str(corpus.parent), "tokens").load().items():
-        array = np.load(folder / f"{name}.npy", allow_pickle=False)
-        assert array.dtype == np.uint16
-        assert np.array_equal(array, tokens.ids)
-        assert hashlib.sha256(array.tobytes()).hexdigest() == meta["splits"][name]["sha256"]
 
 
 def test_pieces_change_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,17 +153,8 @@ def test_a_failure_leaves_nothing_and_keeps_what_was_there(corpus: Path, monkeyp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"input": "nowhere"}, "input=nowhere is not a folder: name one with text files"),
-        ({"suffixes": [".tex", "rst"]}, r"input=.* has no file that ends in \.rst or \.tex: give others by suffixes"),
-        (
-            {"separator": "<|end|>"},
-            r"separator='<\|end\|>' divides none of the 41 files in input=.*: give what stands between",
-        ),
+        ({"input": "nowhere"}, "input=nowhere is not a folder"),
         ({"val_share": 0.5, "test_share": 0.5}, r"val_share=0\.5 and test_share=0\.5 leave nothing to train on"),
-        (
-            {"val_share": 1e-9},
-            r"the val split got none of the 40 documents in input=.*: divide files into more documents by separator",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused(corpus: Path, changes: dict[str, Any], message: str) -> None:
@@ -236,31 +216,8 @@ def test_text_that_is_not_utf8_is_refused_for_a_tokenizer_of_text(corpus: Path, 
         prepare(settings(corpus, tokenizer=str(tokenizer)))
 
 
-def test_a_tokenizer_that_is_none_is_refused(corpus: Path, tokenizer: Path) -> None:
-    (tokenizer / "tokenizer.json").write_text("{}")
-    with pytest.raises(
-        UserError, match=r"tokenizer=.*bpe can't be loaded: name a tokenizer\.json, its folder, or one on the hub"
-    ):
-        prepare(settings(corpus, tokenizer=str(tokenizer)))
-
-
-def test_the_missing_package_is_named(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(
-        UserError, match=r"tokenizer=gpt2 needs the package tokenizers: pip install -e '\.\[tokenizers\]'"
-    ):
-        prepare(settings(corpus, tokenizer="gpt2"))
-
-
-def test_it_says_what_to_type_next(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report(settings(corpus, output="words"))
-    out = capsys.readouterr().out
-    assert "python train.py data=tokens data.source.name=words data.vocab_size=257 model=gpt_nano" in out
-    assert "41 files" in out
-
-
 @pytest.mark.slow
-def test_the_command_writes_it_or_says_a_mistake_in_one_line(corpus: Path, tmp_path: Path) -> None:
+def test_the_command_writes_the_files_once(corpus: Path, tmp_path: Path) -> None:
     def script(*arguments: str) -> subprocess.CompletedProcess[str]:
         return run(*arguments, cwd=tmp_path, script="scripts/prepare_tokens.py", LATHE_DATA_DIR=str(tmp_path / "data"))
 
@@ -269,7 +226,5 @@ def test_the_command_writes_it_or_says_a_mistake_in_one_line(corpus: Path, tmp_p
     assert done.returncode == 0, done.stderr
     assert sum(map(len, documents(tmp_path / "data" / "words").values())) == 40
     again = script(*words)
-    assert (again.returncode, again.stdout) == (1, "")
-    assert again.stderr == (
-        f"Error: output={tmp_path}/data/words is there already: give overwrite=true, or another output.\n"
-    )
+    assert again.returncode == 1
+    assert "is there already" in again.stderr

@@ -87,14 +87,6 @@ def test_it_goes_on_within_an_epoch() -> None:
         assert torch.equal(again.order(0, 10), whole.order(0, 10))
 
 
-def test_an_epoch_that_was_asked_for_early_is_not_kept_in_the_place_of_the_newest() -> None:
-    selection, losses = begun(passes=1), torch.arange(N).float()
-    trained(selection, range(5), losses)
-    order = selection.order(0, 5)
-    selection.order(0, 0)
-    assert torch.equal(selection.order(0, 5), order)
-
-
 def test_processes_bring_together_what_each_has_seen() -> None:
     alone, ranks, losses = begun(), [begun(), begun()], torch.arange(N).float().cos()
     for epoch in range(12):
@@ -111,19 +103,13 @@ def test_processes_bring_together_what_each_has_seen() -> None:
             assert torch.equal(own.turns, alone.turns)
 
 
-def test_a_checkpoint_of_other_data_is_told() -> None:
-    state = begun(n=N + 1).state()
-    selection = begun()
+def test_a_checkpoint_of_other_data_or_another_share_is_refused() -> None:
     with pytest.raises(UserError, match=r"losses of 201 training samples, and there are 200 now"):
-        selection.restore(state)
-
-
-def test_a_checkpoint_of_another_share_is_told() -> None:
+        begun().restore(begun(n=N + 1).state())
     other = begun(share=0.5)
     other.order(0, 0)
-    selection = begun()
     with pytest.raises(UserError, match=r"share=0.25 takes 50 samples in an epoch, and the checkpoint's took 100"):
-        selection.restore(other.state())
+        begun().restore(other.state())
 
 
 def test_an_epoch_is_whole_batches() -> None:

@@ -218,5 +218,3 @@ def test_the_data_module_checks_facts_and_gives_all_splits(npy: Path, kind: Any)
     assert torch.equal(*orders) == (kind == "resident")
     with pytest.raises(UserError, match=r"data\.num_classes=6"):
         ShardDataModule(Shards("", str(npy)), **(facts | {"num_classes": 6})).setup()
-    with pytest.raises(UserError, match=r"^window=0: expected"):
-        ShardDataModule(Shards("", str(npy)), window=0, **facts)

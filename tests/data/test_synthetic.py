@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from lathe.data import Synthetic
-from lathe.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -58,18 +57,3 @@ def test_splits_are_different_draws_and_the_seed_decides() -> None:
     assert np.array_equal(first.train.images, again.train.images)
     assert not np.array_equal(first.train.images, first.test.images)
     assert not np.array_equal(first.train.images, other.train.images)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "names"),
-    [
-        ({"noise": 1.5}, "noise=1.5: expected"),
-        ({"difficulty": -1}, "difficulty=-1: expected"),
-        ({"image_size": 3}, "image_size=3: expected"),
-        ({"num_classes": 1}, "num_classes=1: expected"),
-        ({"num_classes": 17, "image_size": 4}, "data.num_classes=17"),
-    ],
-)
-def test_impossible_settings_are_named(wrong: dict[str, float], names: str) -> None:
-    with pytest.raises(UserError, match=names):
-        Synthetic(**wrong)  # type: ignore[arg-type]
