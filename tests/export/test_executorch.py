@@ -107,25 +107,14 @@ def test_pixels_and_integers(
     assert not wrong_ones
 
 
-def test_what_can_not_be_is_said(
-    make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pictures_of_any_size_and_torn_files_are_refused(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
     path = tmp_path / "net.pte"
     anything = Shipped(make_mlp(), Preprocess([0.5] * 3, [0.25] * 3, (16, 16), "any"))
-    with pytest.raises(UserError, match=r"target\.input_size=any: target=executorch has to know the largest picture"):
+    with pytest.raises(UserError, match=r"target\.input_size=any"):
         executorch.export(anything, images.byte(), path)
-    one = quantized(nn.Sequential(nn.Flatten(), nn.Linear(768, 2)).eval(), images, LayerPlan(activation="none"))
-    with pytest.raises(UserError, match=r"no layer of this net in integers.*target\.executorch\.integers=false"):
-        executorch.export(one, images, path)
-    with pytest.raises(UserError, match="which has no convolution or linear layer that it knows"):
-        executorch.export(nn.Flatten(), images, path)
     path.write_bytes(b"torn")
     with pytest.raises(UserError, match="can't be read as an ExecuTorch program"):
         executorch.load(path)
-    monkeypatch.setitem(sys.modules, "executorch", None)
-    with pytest.raises(UserError, match=r"^executorch can't be imported: pip install -e '\.\[export\]'\.$"):
-        executorch.load(path)
-    assert os.listdir(tmp_path) == ["net.pte"]
 
 
 @pytest.mark.slow

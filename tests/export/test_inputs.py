@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from lathe.export.inputs import dynamic_axes, stand_in, takes_any_size
+from lathe.export.inputs import dynamic_axes, stand_in
 from lathe.export.preprocess import Preprocess, Shipped
 
 
@@ -34,5 +34,3 @@ def test_which_axes_may_differ() -> None:
     assert dynamic_axes(nn.Identity(), ids)[0].keys() == {0, 1}
     one_length = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(18, 3))
     assert dynamic_axes(one_length, ids)[0].keys() == {0}
-    assert takes_any_size(shipped("any"))
-    assert not takes_any_size(nn.Identity())

@@ -156,24 +156,20 @@ def test_clients_may_send_read_only_arrays(make_mlp: Make, images: Tensor, tmp_p
     np.testing.assert_array_equal(run(x[::-1]), run(x)[::-1])
 
 
-def test_what_can_not_be_exported_or_read_is_said(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
+def test_nets_that_cannot_be_traced_and_damaged_files_are_refused(
+    make_mlp: Make, images: Tensor, tmp_path: Path
+) -> None:
     class Sized(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.flatten().view(len(x), -1)
 
-    with pytest.raises(UserError, match=r"can't trace Sized for inputs of any size .* write x\.shape\[0\]"):
-        target.export(Sized(), images, tmp_path / "net.pt2")
-    with pytest.raises(UserError, match=r"net\.pt is no name for an exported program: end it with \.pt2"):
-        target.export(make_mlp(), images, tmp_path / "net.pt")
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(UserError, match="there is no such file"):
-        target.load(tmp_path / "net.pt2")
     path = tmp_path / "net.pt2"
+    with pytest.raises(UserError, match=r"can't trace Sized for inputs of any size"):
+        target.export(Sized(), images, path)
+    assert not list(tmp_path.iterdir())
     target.export(make_mlp(), images, path)
     path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(
-        UserError, match=r"can't be read as a program of target=torch_export \(BadZipFile\): export the run again"
-    ):
+    with pytest.raises(UserError, match=r"can't be read as a program of target=torch_export"):
         target.load(path)
 
 
@@ -191,7 +187,6 @@ def test_what_can_not_be_exported_or_read_is_said(make_mlp: Make, images: Tensor
             "a pickle",
         ),
         ("models/model.json", lambda text: text.replace(RELU, b"torch.os.system"), "the operator torch.os.system"),
-        ("models/model.json", lambda text: text.replace(RELU, b"torch.ops.load_library"), "torch.ops.load_library"),
         ("models/model.json", lambda text: text.replace(b"Symbol('", b"exec('"), r"the size exec\('s"),
         ("data/constants/opaque_obj_0", lambda text: b"\x80\x02cos\nsystem\n.", "data/constants/opaque_obj_0"),
     ],

@@ -1,9 +1,7 @@
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from torch import Tensor, nn
 from lathe.errors import UserError
 from lathe.export import get
 from lathe.export.preprocess import Preprocess, Shipped
-from lathe.legacy.torchserve_handler import open_payload
 from lathe.nets import GPT, ViT
 
 Make = Callable[[], nn.Module]
@@ -38,37 +35,6 @@ def answers(path: Path, net: nn.Module, inputs: list[Tensor], atol: float = 1e-5
     for x in inputs * 2:  # a graph that was optimised answers the second time
         with torch.no_grad():
             np.testing.assert_allclose(run(x.numpy()), net(x).numpy(), atol=atol, err_msg=str(x.shape))
-
-
-@pytest.mark.parametrize("category", [DeprecationWarning, FutureWarning])
-@pytest.mark.parametrize("method", ["trace", "script"])
-def test_what_torch_announces_of_torchscript_is_not_told_again(
-    make_mlp: Make, tmp_path: Path, method: str, category: type[Warning], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """torch 2.13 announces its end by a DeprecationWarning, 2.15 by a FutureWarning; warnings are errors here."""
-    calls = []
-
-    def announcing(name: str) -> None:
-        call = getattr(torch.jit, name)
-
-        def announced(*given: Any, **options: Any) -> Any:
-            calls.append(name)
-            warnings.warn(
-                f"`torch.jit.{name}` is deprecated. Please switch to `torch.compile` or `torch.export`.",
-                category,
-                stacklevel=2,
-            )
-            return call(*given, **options)
-
-        monkeypatch.setattr(torch.jit, name, announced)
-
-    for name in ("trace", "script", "freeze", "save", "load"):
-        announcing(name)
-    net = shipped(make_mlp())
-    target.export(net, pixels(2), tmp_path / "net.pt", method=method)
-    answers(tmp_path / "net.pt", net, [pixels(2)])
-    open_payload("torchscript", tmp_path / "net.pt", 1)  # TorchServe's way
-    assert set(calls) >= {"trace", "freeze", "save", "load", *({"script"} if method == "script" else ())}
 
 
 @pytest.mark.parametrize(
@@ -108,9 +74,7 @@ def test_a_vision_transformer(tmp_path: Path, pool: str) -> None:
     )
     target.export(net, pixels(1), tmp_path / "net.pt")
     answers(tmp_path / "net.pt", net, [pixels(1), pixels(5)])
-    with pytest.raises(
-        UserError, match=r"method=script: ViT has Python code that TorchScript lacks \(.*\): set method=trace"
-    ):
+    with pytest.raises(UserError, match="method=script: ViT has Python code that TorchScript lacks"):
         target.export(net, pixels(1), tmp_path / "script.pt", method="script")
     assert not (tmp_path / "script.pt").exists()
 
@@ -190,23 +154,17 @@ def test_torch_alone_reads_the_file(make_resnet: Make, images: Tensor, tmp_path:
         np.testing.assert_allclose(np.load(tmp_path / "y.npy"), net(images).numpy(), atol=1e-5)
 
 
-def test_what_can_not_be_is_said(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
+def test_a_trace_that_would_compute_something_else_and_a_torn_file_are_refused(
+    make_mlp: Make, images: Tensor, tmp_path: Path
+) -> None:
     class Sized(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([x.mean((1, 2, 3)), torch.zeros(len(x))]) if len(x) else x
 
     path = tmp_path / "net.pt"
-    with pytest.raises(
-        UserError, match=r"fuse=true needs weights that are constants: set target\.torchscript\.freeze=true"
-    ):
-        target.export(make_mlp(), images, path, freeze=False)
-    with pytest.raises(
-        UserError, match=r"would not compute the net for an input of shape \[1, 3, 16, 16\].* write x\.shape\[0\]"
-    ):
+    with pytest.raises(UserError, match=r"would not compute the net for an input of shape \[1, 3, 16, 16\]"):
         target.export(Sized(), images, path)
     assert not list(tmp_path.iterdir())
-    with pytest.raises(UserError, match="there is no such file"):
-        target.load(path)
     target.export(make_mlp(), images, path, fuse=False)
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(UserError, match="can't be read as TorchScript"):

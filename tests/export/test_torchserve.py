@@ -105,12 +105,6 @@ def test_integers_stay_integers(
         get("torchserve").export(net, images[:2], tmp_path / "other.mar", payload="torchscript")
 
 
-def test_a_missing_archiver_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "model_archiver", None)
-    with pytest.raises(UserError, match=r"^model_archiver can't be imported: pip install -e '\.\[export\]'\.$"):
-        get("torchserve").export(shipped(), torch.zeros(2, 1, 8, 8, dtype=torch.uint8), tmp_path / "m.mar")
-
-
 def changed(path: Path, name: str, content: bytes) -> Path:
     """A copy of an archive with another file of that name."""
     other = path.with_name("other.mar")
@@ -126,8 +120,6 @@ def test_archives_that_are_not_lathe_s_are_not_run(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, load = tmp_path / "m.mar", get("torchserve").load
-    with pytest.raises(UserError, match="there is no such file"):
-        load(path)
     path.write_bytes(b"torn")
     with pytest.raises(UserError, match="can't be read as an archive"):
         load(path)

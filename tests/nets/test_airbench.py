@@ -5,7 +5,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lathe.errors import ArgumentError
 from lathe.nets import Airbench
 
 
@@ -80,13 +79,6 @@ def test_logits_are_divided_by_the_width() -> None:
     x = torch.rand(2, 8, 3, 3)
     torch.testing.assert_close(net.leave(x), F.linear(x.amax((2, 3)), net.head.weight) / 8)
     assert net.head.weight.std().item() == pytest.approx(1)
-
-
-def test_sizes_that_it_cannot_have_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"^image_size=1: expected "):
-        net_of(image_size=1)
-    with pytest.raises(ArgumentError, match=r"^views=3: expected a whole number from 1 to 2 or 6"):
-        net_of(views=3)
 
 
 def test_it_can_be_exported_with_its_views() -> None:

@@ -25,13 +25,6 @@ def test_blocks_of_lists_what_a_net_names(kind) -> None:
     assert blocks_of(net) == blocks
 
 
-def test_a_net_may_name_none_or_mean_something_else() -> None:
-    net = nn.Module()
-    assert blocks_of(net) == []
-    net.blocks = 3
-    assert blocks_of(net) == []
-
-
 @pytest.mark.parametrize(
     ("count", "lengths"), [(0, []), (1, [1]), (2, [2]), (3, [1, 2]), (9, [3, 3, 3]), (10, [3, 3, 4]), (64, [8] * 8)]
 )

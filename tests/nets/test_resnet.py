@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lathe.errors import ArgumentError, UserError
+from lathe.errors import UserError
 from lathe.nets import CifarResNet, ResNet
 from lathe.nets.resnet import BasicBlock, Bottleneck, ZeroPadShortcut
 
@@ -61,36 +61,10 @@ def test_depth_counts_its_weighted_layers(depth: int) -> None:
     assert sum(parameter.ndim >= 2 and "shortcut" not in name for name, parameter in net.named_parameters()) == depth
 
 
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (
-            lambda: CifarResNet(depth=21),
-            "depth=21 is not 6n + 2, which a three-stage ResNet needs: take 20 or 26.",
-        ),
-        (lambda: CifarResNet(depth=2), "depth=2: expected a whole number from 8, got one out of this range."),
-        (
-            lambda: CifarResNet(depth=20, width=0),
-            "width=0: expected a whole number from 1, got one out of this range.",
-        ),
-        (
-            lambda: CifarResNet(depth=20, stem=0),
-            "stem=0: expected a whole number from 1 or null, got one out of this range.",
-        ),
-        (
-            lambda: CifarResNet(depth=20, shortcut="A"),  # type: ignore[arg-type]
-            "shortcut=A: expected projection or zero_pad, got a word.",
-        ),
-        (
-            lambda: ResNet(depth=20),
-            "depth=20 fits no four-stage ResNet: take 18, 34, 50, 101 or 152, or a CifarResNet for 6n + 2.",
-        ),
-    ],
-)
-def test_bad_sizes_are_refused_in_one_sentence(make, sentence: str) -> None:
-    with pytest.raises(UserError) as caught:
+@pytest.mark.parametrize("make", [lambda: CifarResNet(depth=21), lambda: ResNet(depth=20)])
+def test_depths_that_no_resnet_has_are_refused(make) -> None:
+    with pytest.raises(UserError, match=r"^depth=2[01] .*: take "):
         make()
-    assert str(caught.value) == sentence
 
 
 # Of the nets of table 1 for 1000 classes, as torchvision publishes them.
@@ -109,8 +83,3 @@ def test_the_stem_of_imagenet_gives_the_published_nets(depth: int) -> None:
     # a 3x3 window in place of 7x7, and nothing else
     assert PUBLISHED[depth] - sum(parameter.numel() for parameter in small.parameters()) == 64 * 3 * (49 - 9)
     assert {name for name, _ in net.named_modules()} - {name for name, _ in small.named_modules()} == {"shrink"}
-
-
-def test_an_unknown_stem_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"^stem=big: expected cifar or imagenet, got a word\.$"):
-        ResNet(depth=18, stem="big")  # type: ignore[arg-type]

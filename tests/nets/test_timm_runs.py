@@ -181,11 +181,8 @@ def test_a_net_is_its_parts(name: str) -> None:
 @pytest.mark.parametrize("name", NOT)
 def test_a_net_that_is_more_than_its_parts_is_not_cut(name: str) -> None:
     net = timm_net(name, in_channels=1, num_classes=3, image_size=NOT[name])
-    with pytest.raises(UserError, match="does more than run them one after the other: use strategy=ddp or fsdp"):
+    with pytest.raises(UserError, match="use strategy=ddp or fsdp"):
         chain_of(net, "pipeline")
-    densenet = timm_net("densenet121", image_size=32)
-    with pytest.raises(UserError, match="and DenseNet has no `enter` for what is before them"):
-        chain_of(densenet, "pipeline")
 
 
 SIZES = {"resnet10t": 32, "convnext_atto": 32, "vit_tiny_patch16_224": 32, "mobilenetv3_small_050": 32}
@@ -197,15 +194,6 @@ def test_channels_that_hang_together_are_found(name: str) -> None:
     groups = find_groups(net, torch.randn(2, 1, SIZES[name], SIZES[name]))  # tries the removal on a copy
     assert len(groups) >= 10
     assert sum(group.units for group in groups) > 1000
-
-
-@pytest.mark.slow
-def test_what_cannot_be_followed_is_refused_in_a_sentence() -> None:
-    net = timm_net("swin_s3_tiny_224", in_channels=1, num_classes=3, image_size=64)
-    with pytest.raises(UserError) as error:
-        find_groups(net, torch.randn(2, 1, 64, 64))
-    assert "SwinTransformer" in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.slow

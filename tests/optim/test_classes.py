@@ -110,16 +110,6 @@ class Mine(torch.optim.SGD):
         super().__init__(params, **options)
 
 
-class Rateless(Optimizer):
-    def __init__(self, params: Any) -> None:
-        super().__init__(params, {"speed": 1.0})
-
-
-class Counted(torch.optim.SGD):
-    def __init__(self, params: Any, cycle: int) -> None:
-        super().__init__(params, lr=0.1)
-
-
 HERE = "test_classes"
 
 
@@ -144,40 +134,18 @@ def test_rules_and_options_of_a_users_own_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "keys", "sentence"),
+    ("target", "keys", "words"),
     [
-        (
-            "torch.nn.Linear",
-            {"lr": 1.0},
-            "optimizer._target_=torch.nn.modules.linear.Linear: expected the class of an op",
-        ),
-        ("torch.optim.RAdam", {"betaz": [0.9, 0.9]}, "optimizer.betaz: RAdam takes no such option; "),
-        ("torch.optim.RAdam", {"betas": [0.9, 1.5]}, "optimizer._target_=RAdam refused betas=(0.9, 1.5) (Invalid beta"),
-        (
-            "torch.optim.Rprop",
-            {"weight_decay": 0.1},
-            "optimizer.weight_decay is not an option of Rprop: set weight_decay",
-        ),
-        ("torch.optim.RAdam", {"lr": -1.0}, "optimizer.lr=-1.0: expected a number above 0"),
-        ("torch.optim.RAdam", {"scale_lr": "sqrt", "batch_size": 4}, "optimizer.scale_lr=sqrt needs lr, the rate at "),
-        (f"{HERE}.Mine", {"lr": 11.0}, "optimizer._target_=Mine refused its defaults (AssertionError: lr is too large"),
-        (f"{HERE}.Rateless", {}, "optimizer._target_=Rateless keeps no lr in its groups"),
-        (f"{HERE}.Counted", {}, "optimizer.cycle: Counted needs a value for it; add one."),
+        ("torch.nn.Linear", {"lr": 1.0}, "expected the class of an op"),
+        ("torch.optim.RAdam", {"betaz": [0.9, 0.9]}, r"optimizer\.betaz: RAdam takes no such option"),
+        (f"{HERE}.Mine", {"lr": 11.0}, "AssertionError: lr is too large"),
     ],
 )
-def test_what_cant_work_is_one_sentence_before_training(target: str, keys: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_classes_and_options_that_cant_work_are_refused_before_training(
+    target: str, keys: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
         make_task(with_optimizer(target, **keys))
-    assert str(caught.value).startswith(sentence)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_known_class_is_held_by_its_table_at_launch() -> None:
-    (sentence,) = check(with_optimizer("torch.optim.RAdam", lr=0.1, betas=[0.9]))
-    assert sentence.startswith("optimizer.betas=[0.9]: expected a list of 2")
-    assert check(with_optimizer("torch.optim.RAdam", lr=0.1, kind=None))[0].startswith(
-        "optimizer.kind: torch.optim.RAdam"
-    )
 
 
 def test_a_class_from_python() -> None:

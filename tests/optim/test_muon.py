@@ -170,9 +170,8 @@ def test_roles_of_a_net_without_blocks() -> None:
 
 
 def test_a_net_without_hidden_weights_is_refused() -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="Muon found no hidden weight in MLP's `blocks`"):
         build(MLP(channels=3, image_size=8, num_classes=10, width=4, depth=1))
-    assert str(caught.value) == "Muon found no hidden weight in MLP's `blocks`: take AdamW."
 
 
 def test_training_is_deterministic_and_learns() -> None:
@@ -211,20 +210,6 @@ def test_state_round_trips_bit_equal_through_a_weights_only_file() -> None:
     assert all(torch.equal(net.state_dict()[key], other.state_dict()[key]) for key in net.state_dict())
 
 
-def test_a_closure_is_called_with_gradients_on() -> None:
-    weight = nn.Parameter(torch.eye(3))
-    optimizer = Muon([weight], lr=0.1)
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = weight.square().sum()
-        loss.backward()
-        return loss.item()
-
-    assert optimizer.step(closure) == 3.0
-    assert weight.diagonal().max() < 1
-
-
 def test_parameters_without_gradient_stay() -> None:
     weight, bias = nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(3))
     optimizer = Muon([{"params": [weight]}, {"params": [bias], "role": "adamw"}], weight_decay=0.5)
@@ -232,15 +217,3 @@ def test_parameters_without_gradient_stay() -> None:
     assert torch.equal(weight, torch.ones(3, 3))
     assert torch.equal(bias, torch.ones(3))
     assert len(optimizer.state) == 0
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ([nn.Parameter(torch.ones(3))], r"needs at least two dimensions, not the shape \(3,\)"),
-        ([{"params": [nn.Parameter(torch.ones(3, 3))], "role": "lion"}], "must be muon, adamw or sgd, not lion"),
-    ],
-)
-def test_groups_that_cannot_be_are_refused(params: list, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Muon(params)

@@ -1,20 +1,17 @@
 """What is compared, and how differences are measured."""
 
 import dataclasses
-import errno
 import json
 import math
 import re
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.exports import made, request
-from support.runs import SMALL
 from torch import nn
 
 from lathe import trust
@@ -114,35 +111,15 @@ def test_differences() -> None:
         parity.differences([x], [reference[:, :2]], [reference])
 
 
-def test_a_process_that_says_why(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"^a fresh process could not run the file \(.*none holds no export with a manifest.*makes one\)$",
-    ):
-        parity.answered([compare.PROBE], {"folder": str(tmp_path / "none"), "threads": 1}, [torch.zeros(1, 3)])
-
-
 def test_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parity, "SECONDS", 0.5)
     with pytest.raises(UserError, match=r"^a fresh process did not answer within 0\.5 seconds$"):
         parity._run([sys.executable, "-c", "import time; time.sleep(60)"])
 
 
-def test_a_full_folder_of_temporary_files_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "full")
-
-    monkeypatch.setattr(parity.np, "save", full)
-    with pytest.raises(
-        UserError, match=rf"^the folder for temporary files, {tempfile.gettempdir()}, can't be used \(the disk is full"
-    ):
-        parity.answered([compare.PROBE], {}, [torch.zeros(1)])
-
-
 @pytest.mark.parametrize(
     ("bits", "largest"),
-    [(8, 0.1), (6, 0.1 * 255 / 63), (4, 0.5), (2, 0.5)],
-    ids=["8 bits", "6 bits", "4 bits", "2 bits"],
+    [(8, 0.1), (6, 0.1 * 255 / 63), (4, 0.5)],
 )
 def test_a_step_of_fewer_bits_is_larger(
     monkeypatch: pytest.MonkeyPatch, mlp: RunDir, bits: int, largest: float
@@ -161,10 +138,7 @@ def test_the_figure_that_is_judged(mlp: RunDir) -> None:
 
     assert told({"accuracy": 0.8, "loss": 1.0}, {"accuracy": 0.79, "loss": 9.0})["drop"] == pytest.approx(0.0125)
     assert told({"accuracy": 0.8}, {"accuracy": 0.9})["drop"] == pytest.approx(-0.125)
-    with pytest.raises(
-        UserError,
-        match=r"accuracy on held-out data is 0\.7800 and that of the run's own net 0\.8000, worse by 0\.025 of it",
-    ):
+    with pytest.raises(UserError, match=r"worse by 0\.025 of it"):
         told({"accuracy": 0.8}, {"accuracy": 0.78})
     assert told({"accuracy": 0.8}, {"accuracy": 0.1}, None)["max_drop"] is None
     perplexed = type(
@@ -173,16 +147,8 @@ def test_the_figure_that_is_judged(mlp: RunDir) -> None:
     ready = dataclasses.replace(ready, task=perplexed)
     metrics = {"loss": 1e-4, "perplexity": 1.0001}
     assert told(metrics, {"loss": 2e-4, "perplexity": 1.0002})["metric"] == "perplexity"
-    with pytest.raises(UserError, match="worse by"):
-        told(metrics, {"loss": 1.0, "perplexity": 2.7})
     with pytest.raises(UserError, match="worse by nan"):
         told({"loss": 1.0, "perplexity": math.inf}, {"loss": 1.0, "perplexity": math.inf})
-    assert (
-        told({"loss": 1.0, "perplexity": math.inf}, {"loss": 1.0, "perplexity": 3.0}, None)["figures"]["trained"][
-            "perplexity"
-        ]
-        is None
-    )
 
 
 @pytest.fixture(scope="module")
@@ -222,8 +188,6 @@ def test_tokens_have_other_times(words: RunDir, tmp_path: Path) -> None:
     report = ship(request(RunDir(tmp_path / "run"), "target=onnx"))["onnx"]
     assert (report["metric"], report["held_out"]["n"], report["held_out"]["agreement"]) == ("perplexity", 32 * 32, 1.0)
     assert report["figures"]["file"]["perplexity"] == pytest.approx(words.result["test/perplexity"], rel=1e-4)
-    with pytest.raises(UserError, match=r"^target\.input_size=any is for images: leave it null for this run\.$"):
-        ship(request(RunDir(tmp_path / "run"), "target.input_size=any"))
 
 
 class Fixed(nn.Module):
@@ -274,8 +238,3 @@ def test_documents_of_different_lengths(tmp_path: Path, target: str) -> None:
     assert report["samples"] == 32
     assert report["figures"]["trained"]["loss"] == pytest.approx(run.result["test/loss"], rel=1e-5)
     assert report["figures"]["file"]["loss"] == pytest.approx(run.result["test/loss"], rel=1e-2)
-
-
-def test_small_is_the_run(mlp: RunDir) -> None:
-    assert "model.net.width=16" in SMALL
-    assert open_shippable(mlp.path).trained.state_dict().keys() == open_shippable(mlp.path).inner.state_dict().keys()
