@@ -95,25 +95,6 @@ def pixels(image: Any) -> bytes:
     return np.round((image * 0.353 + 0.286) * 255).astype(np.uint8).tobytes()
 
 
-def test_the_usual_batches(bench: dict[str, Any], folder: Path, tmp_path: Path) -> None:
-    cfg = config(*bench["words"](3, request(folder), str(tmp_path)))
-    data = make_data(cfg)
-    data.prepare_data()
-    batches = list(bench["usual_batches"](data, cfg, request(folder, batch_size=20)))
-    assert [(tuple(x.shape), x.dtype, tuple(y.shape)) for x, y in batches] == [
-        ((20, 1, 28, 28), torch.float32, (20,))
-    ] * 2
-
-
-def test_the_usual_side_takes_the_share_that_the_experiment_takes(
-    bench: dict[str, Any], folder: Path, tmp_path: Path
-) -> None:
-    cfg = config(*bench["words"](3, request(folder), str(tmp_path)), "data.share=0.5")
-    data = make_data(cfg)
-    data.prepare_data()
-    assert len(bench["usual_batches"](data, cfg, request(folder)).dataset) == 25
-
-
 def test_the_nets_are_of_one_family(bench: dict[str, Any]) -> None:
     lathe = Airbench(width=4, growth=2, in_channels=1, image_size=28, num_classes=10)
     usual = bench["Usual"](4, 2, 10)

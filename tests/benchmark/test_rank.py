@@ -11,7 +11,6 @@ from lathe.benchmark import crew as crew_module
 from lathe.benchmark import rank, suites
 from lathe.benchmark.cases import Case
 from lathe.benchmark.crew import Crew, run
-from lathe.errors import UserError
 
 SMALL = (
     "model=mlp",
@@ -132,8 +131,6 @@ def test_as_many_processes_are_started_as_training_starts(monkeypatch: pytest.Mo
     assert [(crew.processes, crew.cases) for crew in crews] == [
         (1, ["auto, 1, weak", "dp, 1, weak", "dp, 2, strong", "dp, 2, weak"])
     ]
-    with pytest.raises(UserError, match=r"^strategies=\[dp\] drives GPUs: leave it out, or set accelerator=gpu\.$"):
-        suites.plan({**config("suite=scaling", name="benchmark"), "strategies": ["dp"]})
 
 
 def test_processes_that_end_are_told_with_their_last_words(tmp_path: Any) -> None:

