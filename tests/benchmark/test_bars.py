@@ -25,29 +25,6 @@ def verdicts(
     return {sentence: (measured, met) for sentence, measured, met in rows}
 
 
-def timed(*milliseconds: float, batch: int = 100) -> list[dict[str, Any]]:
-    return [{"step_ms": ms, "samples_per_s": batch / ms * 1e3} for ms in milliseconds]
-
-
-def test_scaling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    results = {
-        "auto, 1, weak": timed(20.0, 40.0, 10.0),
-        "ddp, 1, weak": timed(21.0, 42.0, 10.5),
-        "ddp, 2, weak": timed(25.0, 50.0, 10.0, batch=200),
-        "ddp, 2, weak, no sync": timed(20.0, 50.0, 10.0, batch=200),
-        "fsdp, 1, weak": [{"error": "no result within timeout=300 seconds"}],
-    }
-    assert verdicts("scaling", results, tmp_path, monkeypatch, capsys) == {
-        "ddp, 1 process: step time over auto's at most 1.05": ("1.050 (1.050 to 1.050)", "met"),
-        "fsdp, 1 process: step time over auto's at most 1.05": ("not measured", "-"),
-        "ddp, 2, weak: efficiency at least 0.90": ("0.840 (0.840 to 1.050)", "missed"),
-        "the same over two processes that sum no gradients: what the machine leaves to ddp": (
-            "1.000 (0.800 to 1.000)",
-            "",
-        ),
-    }
-
-
 def test_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("parameters", "gradients", "optimizer", "activations", "peak")
     counted = {

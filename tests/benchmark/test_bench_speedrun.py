@@ -8,15 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from support.fashion import write
 from support.runs import ROOT, config
-from torch import nn
 
 from lathe.data import Augment
 from lathe.data.augment import draw
 from lathe.data.fashion_mnist import FILES
-from lathe.nets import Airbench
 from lathe.runs.build import make_data
 
 SMALL = (
@@ -93,18 +90,6 @@ def test_the_sides_train_on_the_same_images(bench: dict[str, Any], folder: Path,
 def pixels(image: Any) -> bytes:
     """As they were before they were normalised."""
     return np.round((image * 0.353 + 0.286) * 255).astype(np.uint8).tobytes()
-
-
-def test_the_nets_are_of_one_family(bench: dict[str, Any]) -> None:
-    lathe = Airbench(width=4, growth=2, in_channels=1, image_size=28, num_classes=10)
-    usual = bench["Usual"](4, 2, 10)
-    assert convolutions(usual) == convolutions(lathe)
-    assert usual(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
-
-
-def convolutions(net: nn.Module) -> list[tuple[int, ...]]:
-    """Shapes of their weights."""
-    return [tuple(m.weight.shape) for m in net.modules() if isinstance(m, nn.Conv2d)]
 
 
 def trainings(scores: list[float], seconds: float) -> list[dict[str, float]]:

@@ -110,15 +110,6 @@ def crews_of(suite: str, monkeypatch: pytest.MonkeyPatch, **request: Any) -> lis
     return Recorded.made
 
 
-def test_a_peak_of_memory_is_of_one_case_in_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    crews = crews_of("gpu", monkeypatch, rounds=2, strategies=["fsdp"])
-    assert len(crews) == 2 * 2 * 2 * 4
-    assert all(len(crew.cases) == len(crew.turns) == 1 for crew in crews)
-    assert all(len(crew.cases) == len(crew.turns) == 1 for crew in crews_of("memory", monkeypatch, strategies=["ddp"]))
-
-
 def test_as_many_processes_are_started_as_training_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strategies of one process over several devices are not started several times."""
     crews = crews_of("scaling", monkeypatch, rounds=1, strategies=["ddp", "model_split"])

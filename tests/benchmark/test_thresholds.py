@@ -38,17 +38,6 @@ def test_what_is_missed_is_told_with_limit_and_measurement() -> None:
     assert [threshold.row()[2] for threshold in thresholds] == ["met", "missed", "missed", "met", "-", "", "missed"]
 
 
-def test_a_suite_has_its_own_limits_for_what_it_measures() -> None:
-    assert plan("suite=scaling", "processes=[1,2,4,3]")[1]["thresholds"] == {"2": 0.85, "4": 0.80}
-    assert plan("suite=scaling", "thresholds={2:0.5}")[1]["thresholds"] == {"2": 0.5}
-    assert plan("suite=scaling", "thresholds={}")[1]["thresholds"] == {}
-    assert plan("suite=parallel", "accelerator=cpu")[1]["thresholds"] == {"ddp_scaled": 1.7}
-    assert plan("suite=parallel", "accelerator=cpu", "processes=[5]")[1]["thresholds"] == {}
-    assert plan("suite=compile", "accelerator=cpu")[1]["thresholds"] == {"warm": 0.3, "regional": 0.5, "anew": 0.0}
-    assert plan("suite=precision", "accelerator=cpu")[1]["thresholds"] == {}
-    assert plan("suite=precision", "accelerator=gpu")[1]["thresholds"] == {"16-mixed": 2.3, "16-mixed_memory": 0.6}
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

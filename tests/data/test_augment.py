@@ -1,7 +1,5 @@
 """Batched augmentation against plain per-sample references that are driven by the same numbers."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -37,28 +35,6 @@ def test_crop_and_flip_equal_a_plain_reference_bit_for_bit(
     picked = Bank(images, padding, fill, flips=flip != "none").gather(rows, draws[rows])
     assert torch.equal(picked, expected)
     assert picked.is_contiguous()
-
-
-@pytest.mark.parametrize("convert", [None, lambda x: x.float() / 3])
-def test_the_view_that_other_devices_use_gives_the_same_bits(
-    convert: Callable[[torch.Tensor], torch.Tensor] | None,
-) -> None:
-    images = torch.randint(0, 256, (60, 3, 9, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    draws = draw(Augment(crop=2, flip="random"), seed=1, epoch=2, n=60, height=9, width=7)
-    bank = Bank(images, 2, "zero", flips=True, convert=convert)
-    slabs = bank.gather(torch.arange(60), draws)
-    bank.windows = bank.strided_windows()
-    assert torch.equal(bank.gather(torch.arange(60), draws), slabs)
-
-
-def test_batches_beyond_the_cache_are_picked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = torch.randint(0, 256, (60, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    draws = draw(Augment(crop=2), seed=1, epoch=2, n=60, height=8, width=8)
-    bank = Bank(images, 2, "zero", flips=False)
-    at_once = bank.gather(torch.arange(60), draws)
-    for size in (1, 3000):
-        monkeypatch.setattr("lathe.data.bank.CACHED_BYTES", size)
-        assert torch.equal(bank.gather(torch.arange(60), draws), at_once)
 
 
 def test_all_offsets_and_both_sides_occur() -> None:

@@ -6,25 +6,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 from support.documents import END, Fixed, join, lengths, loader, module, same
 from support.runs import ROOT
 
-from lathe.data.buckets import plan_buckets, round_up
-from lathe.data.documents import DocumentDataModule, find_documents
+from lathe.data.documents import DocumentDataModule
 from lathe.data.token_file import TokenFiles, TokenWriter, write_meta
 from lathe.errors import UserError
 from lathe.runs.nodes import make
-
-
-def test_a_stream_is_cut_behind_each_end() -> None:
-    found = find_documents(np.array([5, 6, END, END, 7, 8], dtype=np.uint8), END)
-    assert (found.starts.tolist(), found.stops.tolist()) == ([0, 3, 4], [3, 4, 6])
-    assert find_documents(np.array([5, END]), END).lengths.tolist() == [2]
-    assert len(find_documents(np.array([], dtype=np.uint8), END).lengths) == 0
 
 
 def test_a_batch_holds_whole_documents_behind_an_end_token() -> None:
@@ -180,14 +171,3 @@ def test_the_shipped_configuration_builds_and_fits_its_length() -> None:
     assert (data.batch_size, data.vocab_size, data.length) == (64, 64, 128)
     assert all(x.shape[1] <= 128 and x.max() < 64 and x.numel() <= 4096 for x, *_ in feed)
     assert feed.padding < 0.08
-
-
-def test_a_plan_fills_all_batches_but_the_last_of_its_buckets() -> None:
-    sizes = np.array(lengths(1000))
-    plan = plan_buckets(sizes, 256, 1000, 1.1, 4)
-    longest = np.maximum.reduceat(round_up(sizes[plan.order], 4), plan.bounds[:-1])
-    rows = np.diff(plan.bounds)
-    first_of_bucket = np.flatnonzero(np.diff(plan.bucket, prepend=-1))
-    fits = 256 // round_up(sizes[plan.order][first_of_bucket], 4)[plan.bucket[plan.bounds[:-1]]]
-    assert (rows[:-1] == fits[:-1]).all()
-    assert (rows * longest <= 256).all()

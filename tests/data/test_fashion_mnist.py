@@ -2,7 +2,6 @@
 
 import gzip
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,34 +38,6 @@ def test_the_images_and_labels_that_went_in_from_a_folder(tmp_path: Path, compre
     for file in (tmp_path / "files").iterdir():
         file.unlink()  # a later start needs them no longer
     source(tmp_path, files).prepare()
-
-
-def test_it_is_fetched_checked_and_fetched_once(serve: Callable, tmp_path: Path) -> None:
-    files, truth = write(tmp_path / "files")
-    server = serve((tmp_path / "files" / f"{IMAGES}.gz").read_bytes())  # it has this file alone, under every name
-    for name in ("train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
-        (tmp_path / "data").mkdir(exist_ok=True)
-        (tmp_path / "files" / f"{name}.gz").rename(tmp_path / "data" / f"{name}.gz")
-    data = source(tmp_path, files, folder=None, base_url=server.url)
-    data.prepare()
-    assert np.array_equal(data.load().test.read()[1], truth["test"][1])
-    data.prepare()
-    assert len(server.asked) == 1
-
-
-def test_a_download_with_another_hash_is_not_kept(serve: Callable, tmp_path: Path) -> None:
-    files, _ = write(tmp_path / "files")
-    server = serve(b"something else")
-    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz arrived with another hash"):
-        source(tmp_path, files, folder=None, base_url=server.url).prepare()
-    assert not list((tmp_path / "data").glob("*ubyte*"))
-
-
-def test_without_a_network_it_says_how_to_put_them_there(serve: Callable, tmp_path: Path) -> None:
-    server = serve(b"")
-    server.close()
-    with pytest.raises(UserError, match=r"cannot be fetched .*t10k-labels-idx1-ubyte\.gz into paths\.data_dir=.* by"):
-        source(tmp_path, None, folder=None, base_url=server.url).prepare()
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:

@@ -44,18 +44,6 @@ def test_digits_in_five_folds() -> None:
     assert all(torch.equal(images, first) for images in tests)
 
 
-def test_splits_of_several_arrays_are_put_together() -> None:
-    def split(n: int, start: int) -> Split:
-        images = (np.arange(n, dtype=np.uint8) + start).reshape(n, 1, 1, 1)
-        return Split.whole(images, np.arange(n) % 2)
-
-    given = Splits(split(6, 0), split(4, 100), split(2, 200))
-    found = [refold(given, 5, fold, 0) for fold in range(5)]
-    assert sorted(np.concatenate([one.val.read()[0].ravel() for one in found])) == [*range(6), *range(100, 104)]
-    assert all(sorted(one.val.read()[1].tolist()) == [0, 1] for one in found)
-    assert all(one.test is given.test for one in found)
-
-
 def test_a_dataset_in_folds() -> None:
     y = torch.tensor([0] * 80 + [1] * 20)
     given = TensorDataset(torch.arange(100.0)[:, None], y)
@@ -102,15 +90,6 @@ def test_a_share_has_all_classes_and_a_smaller_is_part_of_a_larger() -> None:
     assert np.bincount(labels[shares[1]]).tolist() == [20, 10, 5]
     assert set(shares[0]) < set(shares[1])
     assert not np.array_equal(shares[0], share_rows(labels, 0.1, seed=1))
-
-
-@pytest.mark.parametrize(("words", "train"), [((), 130), (("data.folds=5", "data.fold=0"), 120)])
-def test_a_tenth_of_the_digits_is_trained_on_and_all_of_the_rest_evaluates(words: tuple[str, ...], train: int) -> None:
-    data, whole = (make_data(config(*words, *more)) for more in (("data.share=0.1",), ()))
-    for one in (data, whole):
-        one.setup()
-    rest = str(whole).partition(", ")[2]
-    assert str(data) == f"ImageDataModule(train: {train}, {rest}"
 
 
 def test_a_share_of_a_dataset() -> None:

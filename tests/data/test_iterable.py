@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.interruptions import Interrupted, Interruption, interruption, same
+from support.interruptions import Interruption, interruption, same, train_through
 from support.own_datasets import Flow, Pictures, Stateful
 from support.runs import SMALL, new_run
 
@@ -105,9 +105,6 @@ def test_an_interruption_in_an_epoch_changes_nothing(tmp_path: Path, interruptio
         for name in ("whole", "cut")
     )
     train(whole)
-    interruption.hook, interruption.step = "on_train_batch_start", 8
-    with pytest.raises(Interrupted):
-        train(cut)
-    interruption.step = 10**9
-    train(cut)
-    same(Path(cut["paths"]["run_dir"]), Path(whole["paths"]["run_dir"]))
+    resumed = train_through(cut, [("on_train_batch_start", 8)], interruption)
+    assert not interruption.hook  # it was interrupted
+    same(resumed, Path(whole["paths"]["run_dir"]))

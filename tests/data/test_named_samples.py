@@ -4,16 +4,11 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.runs import SMALL, new_run
 
 from lathe.data import DatasetDataModule
-from lathe.data.augment import Augment
-from lathe.data.loader import ResidentLoader
-from lathe.data.normalize import Normalizer
-from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.launch.error_reporting import explain_user_code
 from lathe.verbs.train import train
@@ -73,27 +68,6 @@ def test_the_numbers_of_each_batch_are_those_of_its_samples(kind: Any, replicas:
                 for at, (x, _) in enumerate(of, start=1 if split == "train" and not once else 0):
                     names = [data.name_of(split, number) for number in of.numbers(at)]
                     assert names == [f"data.train: item {int(one)}" for one in x[:, 0, 0, 0]]
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_those_of_images_too(train: bool) -> None:
-    n = 22
-    images = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1).expand(n, 1, 2, 2).contiguous()
-    for rank in range(2):
-        loader = ResidentLoader(
-            images,
-            torch.from_numpy(np.arange(n)),
-            num_classes=n,
-            normalizer=Normalizer((0.0,), (1 / 255,), 1),
-            device=torch.device("cpu"),
-            batch_size=8,
-            rank=rank,
-            world_size=2,
-            train=train,
-            augment=Augment(),
-        )
-        for at, (x, y) in enumerate(loader):
-            assert loader.numbers(at) == x[y != IGNORE][:, 0, 0, 0].round().int().tolist()
 
 
 def batches(data: DatasetDataModule, split: str) -> Iterator[Any]:

@@ -1,7 +1,6 @@
 """Text to tokens and back: nothing is lost, splits follow from the contents, and nothing half-written is left."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -9,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import run
 from support.runs import config
 
 from lathe.data import text
-from lathe.data.prepare_tokens import prepare, split_of
+from lathe.data.prepare_tokens import prepare
 from lathe.data.text import Bytes, HuggingFace
 from lathe.data.token_file import TokenFiles
 from lathe.errors import UserError
@@ -115,12 +113,6 @@ def test_splits_follow_from_contents_and_seed(corpus: Path) -> None:
     assert documents(moved.parent / "other") != later
 
 
-def test_shares_are_those_asked_for() -> None:
-    drawn = [split_of(number.to_bytes(4, "little"), 0, 0.1, 0.3) for number in range(10000)]
-    assert [round(drawn.count(name) / 10000, 2) for name in SPLITS] == pytest.approx([0.6, 0.1, 0.3], abs=0.015)
-    assert split_of(b"x", 0, 0.1, 0.3) == split_of(b"x", 0, 0.1, 0.3)
-
-
 def test_an_existing_output_is_kept_unless_asked(corpus: Path) -> None:
     prepare(settings(corpus))
     with pytest.raises(UserError, match=r"output=.*tokens is there already: give overwrite=true"):
@@ -214,17 +206,3 @@ def test_text_that_is_not_utf8_is_refused_for_a_tokenizer_of_text(corpus: Path, 
         UserError, match=r"latin\.txt is not UTF-8 text: convert it, leave it out by suffixes, or use tokenizer=bytes"
     ):
         prepare(settings(corpus, tokenizer=str(tokenizer)))
-
-
-@pytest.mark.slow
-def test_the_command_writes_the_files_once(corpus: Path, tmp_path: Path) -> None:
-    def script(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return run(*arguments, cwd=tmp_path, script="scripts/prepare_tokens.py", LATHE_DATA_DIR=str(tmp_path / "data"))
-
-    words = ("input=corpus", "output=words", "val_share=0.2", "test_share=0.2")
-    done = script(*words)
-    assert done.returncode == 0, done.stderr
-    assert sum(map(len, documents(tmp_path / "data" / "words").values())) == 40
-    again = script(*words)
-    assert again.returncode == 1
-    assert "is there already" in again.stderr

@@ -62,13 +62,6 @@ def test_the_rest_is_drawn_anew_in_each_epoch() -> None:
     assert not torch.equal(orders[0][:10].sort().values, orders[0].sort().values[-10:]), "the order is no ranking"
 
 
-def test_a_loss_of_no_number_is_hard() -> None:
-    selection, losses = begun(0.25, 0.02, 1), torch.ones(N)
-    losses[7] = torch.nan
-    trained(selection, range(4), losses)
-    assert 7 in selection.order(0, 4)
-
-
 def test_it_goes_on_within_an_epoch() -> None:
     whole, losses = begun(), torch.arange(N).float().sin()
     trained(whole, range(9), losses)

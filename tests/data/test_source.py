@@ -74,13 +74,6 @@ def test_several_wrong_facts_are_reported_together() -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.uint64])
-def test_labels_and_rows_of_any_whole_numbers_are_taken(kind: Any) -> None:
-    found = load_splits(Given(splits(labels=LABELS.astype(kind), rows=ROWS["train"].astype(kind))), FACTS)
-    assert found.train.labels.dtype == found.train.rows.dtype == np.int64
-    assert found.train.read()[1].tolist() == LABELS[:20].tolist()
-
-
 @pytest.mark.parametrize("name", ["val", "test"])
 def test_an_empty_split_is_told(name: str) -> None:
     with pytest.warns(UserWarning, match=f"^data.source: the {name} split has no samples, so nothing can be measured"):

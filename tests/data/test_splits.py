@@ -23,13 +23,6 @@ def test_each_set_has_the_class_shares_of_the_whole() -> None:
         assert np.abs(np.bincount(labels[rows[name]], minlength=4) - expected).max() <= 1
 
 
-def test_split_seed_alone_decides() -> None:
-    labels = np.arange(300) % 10
-    first, again, other = (stratified_split(labels, {"val": 50}, seed)["val"] for seed in (0, 0, 1))
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
-
-
 @pytest.mark.parametrize("sizes", [{"val": 0}, {"val": 10}, {"val": 6, "test": 5}])
 def test_sizes_that_leave_nothing_are_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(UserError, match=f"^val_size={sizes['val']}"):

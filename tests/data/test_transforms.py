@@ -1,8 +1,7 @@
-"""`data.augment` as a list: the same images on any number of devices, in both loaders and after an interruption."""
+"""`data.augment` as a list of transforms and functions; test_loader.py has its batches over devices and resumes."""
 
 import functools
 from collections.abc import Callable
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -47,7 +46,6 @@ LISTS: dict[str, list[Any]] = {
     "late fields": [RandomErasing(1.0), RandomFlip("alternating"), RandomCrop(2, "reflect"), Cutout(3), Mixup(0.4)],
     "own": [RandomFlip(), Stripe(), functools.partial(noisy, scale=3.0), RandomErasing(fill="random"), CutMix(1.0)],
 }
-EACH = pytest.mark.parametrize("augment", LISTS.values(), ids=LISTS)
 KINDS = pytest.mark.parametrize("kind", ["resident", "workers"])
 
 
@@ -55,40 +53,6 @@ def equal(left: list[Batch], right: list[Batch]) -> bool:
     return len(left) == len(right) and all(
         torch.equal(a, b) for x, y in zip(left, right, strict=True) for a, b in zip(x, y, strict=True)
     )
-
-
-@KINDS
-@EACH
-def test_ranks_together_see_the_batches_of_one_process(make: Make, kind: str, augment: list[Any]) -> None:
-    one = make(kind, batch_size=8, augment=augment)
-    for world in (2, 4):
-        ranks = [make(kind, rank=r, world_size=world, batch_size=8, augment=augment) for r in range(world)]
-        for _ in range(2):  # epochs
-            joined = [
-                tuple(torch.cat(column) for column in zip(*batches, strict=True))
-                for batches in zip(*ranks, strict=True)
-            ]
-            assert equal(joined, list(one))
-        one = make(kind, batch_size=8, augment=augment)
-
-
-@EACH
-def test_workers_give_the_bits_of_the_resident_path(make: Make, augment: list[Any]) -> None:
-    resident, stream = (make(kind, batch_size=12, augment=augment) for kind in ("resident", "workers"))
-    first, second = list(resident), list(resident)
-    assert equal(first, list(stream))
-    assert equal(second, list(stream))
-    assert not equal(first, second)
-
-
-@KINDS
-@EACH
-def test_resume_continues_with_the_next_batch(make: Make, kind: str, augment: list[Any]) -> None:
-    whole, stopped, continued = (make(kind, batch_size=8, augment=augment) for _ in range(3))
-    assert len(list(islice(stopped, 4))) == 4
-    continued.load_state_dict(stopped.state_dict())
-    assert equal(list(whole)[4:], list(continued))
-    assert equal(list(whole), list(continued))
 
 
 @KINDS

@@ -2,7 +2,6 @@
 
 import math
 import random
-import re
 import time
 from collections.abc import Iterable, Iterator
 from multiprocessing import active_children
@@ -144,14 +143,6 @@ def test_a_fit_measures_what_it_trains_on(quick: None, capsys: pytest.CaptureFix
     module.val_dataloader()  # a sanity check comes first
     assert capsys.readouterr().out.startswith("data.num_workers=auto took ")
     assert held_out.read == read
-
-
-def test_an_evaluation_measures_what_it_reads(quick: None, capsys: pytest.CaptureFixture) -> None:
-    module = dataset(num_workers="auto")
-    module.trainer.state.fn = "test"
-    module.test_dataloader()
-    line = r"data\.num_workers=auto took 0: reading the 2 batches ahead takes 0\.\d+ s\.\n"
-    assert re.fullmatch(line, capsys.readouterr().out)
 
 
 def test_data_in_memory_iterable_data_and_those_without_a_trainer_have_none(capsys: pytest.CaptureFixture) -> None:

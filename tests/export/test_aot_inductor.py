@@ -44,7 +44,6 @@ class Package:
 
 
 IMAGES = {"input_dtype": "uint8", "input_smallest": "1 1 2 2", "input_largest": "-1 1 2 4", "input_values": "-1"}
-TOKENS = {"input_dtype": "int64", "input_smallest": "1 1", "input_largest": "-1 8", "input_values": "50"}
 
 
 @pytest.fixture
@@ -71,16 +70,6 @@ def test_inputs_that_were_not_compiled_for_are_refused(opened: Opened) -> None:
     for wrong in (pixels[0], pixels[:0], pixels[..., :1], np.repeat(pixels, 2, 3), np.repeat(pixels, 3, 1)):
         with pytest.raises(UserError, match=takes + "uint8"):
             run(wrong)
-
-
-def test_token_ids_that_are_none_are_refused(opened: Opened) -> None:
-    run = opened(TOKENS)
-    assert run(np.array([[0, 49]])).tolist() == [49]
-    for wrong in (50, -1):
-        with pytest.raises(
-            UserError, match=rf"model.pt2 takes token ids from 0 to 49, not from {min(wrong, 3)} to {max(wrong, 3)}"
-        ):
-            run(np.array([[3, wrong]]))
 
 
 def test_packages_for_others_are_refused(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from torch import nn
 
 from lathe import export
 from lathe.data import Normalizer
-from lathe.errors import UserError
 from lathe.export import manifest
 from lathe.export.bundle import open_bundle, prepared
 from lathe.export.preprocess import Preprocess, Shipped
@@ -54,13 +53,6 @@ def test_pixels_in_and_logits_out(tmp_path: Path, in_graph: bool) -> None:
     found = torch.from_numpy(bundle(x.numpy()))
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
     assert (bundle.folder, bundle.manifest["target"]) == (folder, "onnx")
-
-
-def test_a_target_of_cpus_alone_is_not_opened_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, _ = folder_of(tmp_path, True)
-    monkeypatch.setattr(export.get("onnx"), "load", lambda path, threads=None: None)
-    with pytest.raises(UserError, match=r"^target=onnx runs on CPUs alone, not on cuda:1"):
-        open_bundle(folder, device="cuda:1")
 
 
 def test_pixels_are_normalised_to_the_bits_of_training() -> None:

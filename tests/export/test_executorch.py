@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 from lathe.compression.quantization.net import LayerPlan, integer_weight
 from lathe.errors import UserError
-from lathe.export import get
 from lathe.export.preprocess import Preprocess, Shipped
 from lathe.export.targets import executorch
-from lathe.nets import GPT, ResNet, ViT
+from lathe.nets import GPT, ViT
 
 pytest.importorskip("executorch")
 Make = Callable[[], nn.Module]
@@ -218,15 +217,3 @@ def test_what_has_no_integer_kernel_stays_float(
     executorch.export(net, images[:1], tmp_path / "net.pte")
     assert (counted[0].integers, counted[0].floats, counted[0].left) == (4, 1, [])
     assert differences(net, tmp_path / "net.pte", images)[1] < 0.01
-
-
-@pytest.mark.slow
-def test_resnet18_is_a_quarter_of_its_float_file(tmp_path: Path, quantized: Quantized, counted: list[Any]) -> None:
-    torch.manual_seed(0)
-    net, x = ResNet(depth=18).eval(), torch.randn(8, 3, 32, 32)
-    get("executorch").export(net, x[:1], tmp_path / "float.pte")
-    quantized(net, x)
-    get("executorch").export(net, x[:1], tmp_path / "int8.pte")
-    assert (counted[1].integers, counted[1].floats) == (21, 0)
-    assert (tmp_path / "int8.pte").stat().st_size < 0.26 * (tmp_path / "float.pte").stat().st_size
-    assert differences(net, tmp_path / "int8.pte", x, (1, 8))[1] < 0.02

@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 from lathe import export
 from lathe.data import Normalizer
 from lathe.errors import UserError
-from lathe.export.preprocess import Preprocess, Shipped, check_input_size, filter_matrix
+from lathe.export.preprocess import Preprocess, Shipped, check_input_size
 
 MEAN, STD = [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]
 SIZES = [
@@ -58,14 +58,6 @@ def test_resizing_is_torchs_antialiased_filter(size: tuple[int, int]) -> None:
     for found in (make("any")(x), make(size)(x)):
         assert found.shape == (3, 3, 16, 16)
         torch.testing.assert_close(found, resized(x), rtol=0, atol=1e-5)
-
-
-def test_each_row_of_a_filter_sums_to_one() -> None:
-    for source, size in ((3, 16), (16, 16), (100, 16), (1, 4)):
-        weights = filter_matrix(source, size, torch.tensor(source / size))
-        assert weights.shape == (size, source)
-        torch.testing.assert_close(weights.sum(1), torch.ones(size))
-    assert torch.equal(filter_matrix(16, 16, torch.ones(())), torch.eye(16))
 
 
 @pytest.fixture

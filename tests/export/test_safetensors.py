@@ -175,18 +175,6 @@ def test_only_what_was_exported_is_uploaded(tmp_path: Path, monkeypatch: pytest.
     assert upload["allow_patterns"] == ["README.md", "config.json", "manifest.json", "model.safetensors", "parity.json"]
 
 
-def test_an_upload_that_fails_leaves_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Forbidden(Hub):
-        def create_repo(self, repo_id: str, **options: Any) -> None:
-            raise OSError("403 Forbidden: you can't write there.\nlong text")
-
-    monkeypatch.setattr("huggingface_hub.HfApi", Forbidden)
-    exported(tmp_path / "run")
-    with pytest.raises(UserError, match=r"push_to_hub=someone/digits: .*run was exported but not uploaded"):
-        publish(tmp_path / "run", "someone/digits")
-    assert (tmp_path / "run" / "model.safetensors").is_file()
-
-
 def test_another_net_and_a_torn_file_are_refused(
     make_resnet: Make, make_mlp: Make, images: Tensor, tmp_path: Path
 ) -> None:

@@ -1,12 +1,7 @@
-"""What TensorRT is given. No engine is built: ONNX Runtime runs the graphs, and a stand-in of its Python interface
-holds the calls.
-"""
+"""The graphs that TensorRT is given, run by ONNX Runtime; tests/gpu builds engines of them."""
 
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -105,67 +100,3 @@ def test_half_is_in_the_graph(make_mlp: Make, tmp_path: Path) -> None:
     got = load(tmp_path / "net.onnx", 1)(pixels.numpy())
     assert got.dtype == np.float32
     assert 0 < np.abs(got - want).max() < 0.02 * np.abs(want).max()
-
-
-class StandIn(ModuleType):
-    """The part of TensorRT's Python interface that builds an engine, as NVIDIA documents it; the engine is the
-    graph.
-    """
-
-    def __init__(self) -> None:
-        super().__init__("tensorrt")
-        self.asked: list[Any] = []
-        self.NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=1)
-        self.BuilderFlag, self.MemoryPoolType = SimpleNamespace(TF32="tf32"), SimpleNamespace(WORKSPACE="workspace")
-        asked, ask = self.asked, lambda name: lambda *given: self.asked.append((name, *given))
-
-        class Logger:
-            ERROR = 1
-
-            def __init__(self, least: int) -> None: ...
-
-        class Builder:
-            def __init__(self, logger: Logger) -> None: ...
-
-            def create_network(self, flags: int) -> Any:
-                asked.append(("network", flags))
-                return SimpleNamespace(get_input=lambda index: SimpleNamespace(name="input"))
-
-            def create_builder_config(self) -> Any:
-                return SimpleNamespace(
-                    clear_flag=ask("clear"),
-                    set_memory_pool_limit=ask("memory"),
-                    add_optimization_profile=lambda p: None,
-                )
-
-            def create_optimization_profile(self) -> Any:
-                return SimpleNamespace(set_shape=ask("shape"))
-
-            def build_serialized_network(self, network: Any, config: Any) -> memoryview:
-                return memoryview(network.graph)
-
-        class OnnxParser:
-            def __init__(self, network: Any, logger: Logger) -> None:
-                self.network = network
-
-            def parse(self, graph: bytes) -> bool:
-                self.network.graph = graph
-                return True
-
-        self.Logger, self.Builder, self.OnnxParser = Logger, Builder, OnnxParser
-
-
-def test_what_the_builder_is_asked(images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    trt, path = StandIn(), tmp_path / "net.engine"
-    monkeypatch.setitem(sys.modules, "tensorrt", trt)
-    monkeypatch.setattr(tensorrt, "available", lambda: None)
-    net = nn.Sequential(nn.Flatten(), nn.Linear(768, 2))
-    tensorrt.export(net, images, path, through="onnx", max_batch_size=32, typical_batch_size=8, workspace=2**20)
-    onnx.checker.check_model(onnx.load_model_from_string(path.read_bytes()))
-    assert os.listdir(tmp_path) == ["net.engine"]
-    assert trt.asked == [
-        ("network", 2),
-        ("clear", "tf32"),
-        ("memory", "workspace", 2**20),
-        ("shape", "input", (1, 3, 16, 16), (8, 3, 16, 16), (32, 3, 16, 16)),
-    ]

@@ -18,7 +18,7 @@ from lathe.compression.quantization.net import LayerPlan
 from lathe.errors import UserError
 from lathe.export import get
 from lathe.export.preprocess import Preprocess, Shipped
-from lathe.nets import GPT, CifarResNet, ViT
+from lathe.nets import GPT, ViT
 
 Make = Callable[[], nn.Module]
 Quantized = Callable[..., nn.Module]
@@ -124,16 +124,6 @@ def check_integers(net: nn.Module, images: Tensor, folder: Path) -> None:
     assert graph.count("torch.ops.quantized_decomposed.dequantize_per_channel.default") == len(layers)
     weights = sum(layer.weight.numel() for layer in layers)
     assert weights < tensors < 1.1 * weights  # a byte each, and scales and biases
-
-
-@pytest.mark.slow
-def test_a_larger_net_of_integers_has_a_quarter_of_its_bytes(
-    images: Tensor, tmp_path: Path, quantized: Quantized
-) -> None:
-    net = CifarResNet(depth=20, width=64).eval()
-    target.export(net, images, tmp_path / "float.pt2")
-    target.export(quantized(net, images[:4]), images, tmp_path / "int8.pt2")
-    assert (tmp_path / "int8.pt2").stat().st_size < 0.27 * (tmp_path / "float.pt2").stat().st_size
 
 
 @pytest.mark.parametrize(

@@ -57,15 +57,6 @@ def test_a_residual_net_with_each_option(
     assert ("batch_norm" in str(module.inlined_graph)) is not freeze
 
 
-@pytest.mark.parametrize("method", ["trace", "script"])
-def test_a_plain_net(make_mlp: Make, images: Tensor, tmp_path: Path, method: str) -> None:
-    net = make_mlp().train()
-    target.export(net, images[:1], tmp_path / "net.pt", method=method)
-    assert net.training
-    assert not hasattr(type(net), "__jit_unused_properties__")
-    answers(tmp_path / "net.pt", net.eval(), [images[:1], images[:7]])
-
-
 @pytest.mark.parametrize("pool", ["mean", "token"])
 def test_a_vision_transformer(tmp_path: Path, pool: str) -> None:
     torch.manual_seed(0)
@@ -94,24 +85,6 @@ def test_where_onednn_fuses_wrongly_nothing_is_fused(make_resnet: Make, tmp_path
     with pytest.warns(UserWarning, match="oneDNN can't fuse this net rightly, so its file runs without it"):
         target.export(net, pixels(2), tmp_path / "net.pt")
     answers(tmp_path / "net.pt", net, [pixels(1, 9, 30), pixels(2, 16, 16), pixels(3, 40, 16)])
-
-
-def test_kernels_are_fused_for_the_first_shapes_and_in_no_other_module(
-    make_resnet: Make, images: Tensor, tmp_path: Path
-) -> None:
-    from lathe.legacy.torchscript import PLANS
-
-    target.export(make_resnet(), images[:1], tmp_path / "net.pt")
-    run = target.load(tmp_path / "net.pt", 1)
-    fused = []
-    for batch in range(1, PLANS + 3):
-        for _ in range(3):
-            run(images[:batch].numpy())
-        fused.append("oneDNNFusionGroup" in str(torch.jit.last_executed_optimized_graph()))
-    assert fused == [True] * PLANS + [False] * 2
-    run(images[:2].numpy())
-    assert "oneDNNFusionGroup" in str(torch.jit.last_executed_optimized_graph())
-    assert not torch.jit.onednn_fusion_enabled()
 
 
 def test_a_quantized_net_ships_the_floats_that_its_integers_stand_for(

@@ -102,20 +102,6 @@ def test_a_failure_of_the_net_is_told_to_its_request_alone(
     assert "out of memory" not in answers[1][1]["error"]
 
 
-def test_sizes_are_free_where_the_net_scales(tmp_path: Path, serve: Callable[..., Any]) -> None:
-    net = shipped("any")
-    facts = {**PIXELS, "input": {**PIXELS["input"], "shape": ["batch", 1, "height", "width"]}}
-    folder = archived(tmp_path / "m.mar", net, torch.zeros(2, 1, 8, 8, dtype=torch.uint8), facts=facts)
-    small, large = pictures(1)[0], np.random.default_rng(1).integers(0, 256, (20, 30), dtype=np.uint8)
-    answers = serve(folder, (encoded(large, "PNG"), ""), (encoded(small, "PNG"), ""), (encoded(large, "npy"), ""))
-    for (status, answer), pixels in zip(answers, (large, small, large), strict=True):
-        with torch.no_grad():
-            shares = net(torch.from_numpy(pixels)[None, None]).softmax(1)[0]
-        assert status == 200
-        assert answer["predictions"][0]["index"] == int(shares.argmax())
-        assert answer["predictions"][0]["probability"] == pytest.approx(float(shares.max()), abs=1e-5)
-
-
 def test_pixels_are_normalised_where_the_graph_does_not(tmp_path: Path, serve: Callable[..., Any]) -> None:
     net = shipped()
     facts = {

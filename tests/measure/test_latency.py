@@ -51,15 +51,6 @@ def test_a_slow_start_and_a_slow_first_call_of_a_turn_do_not_count(monkeypatch: 
     assert found["a"] == Latency(1.0, 1.0, 1.0, 3)
 
 
-def test_the_limit_ends_the_rounds_after_five(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    assert interleaved({"a": clock.call("a", 1.0)}, repeats=50, warmup=1, seconds=0)["a"].n == 5
-    assert (
-        interleaved({"a": clock.call("a", 1.0)}, repeats=50, warmup=1, seconds=19)["a"].n == 10
-    )  # two calls in a round
-    assert interleaved({"a": clock.call("a", 1.0)}, repeats=3, warmup=1, seconds=0)["a"].n == 3
-
-
 def test_percentiles() -> None:
     assert summarised([float(i) for i in range(11)]) == Latency(5.0, 1.0, 9.0, 11)
     assert summarised([4.0, 1.0]) == Latency(2.5, pytest.approx(1.3), pytest.approx(3.7), 2)

@@ -92,19 +92,6 @@ def marked(svg: str) -> list[str]:
     ]
 
 
-def test_bars_stand_at_their_points_beside_the_diagonal() -> None:
-    svg = lines("t", "n", "gain", {"a": [(1.0, 1.0, 1.0, 1.0), (4.0, 3.0, 2.0, 4.0)]}, diagonal=(1, 4), ticks=[1, 4])
-    root = ET.fromstring(svg)
-    (way,) = [line for line in root.iter(f"{SVG}line") if line.get("stroke-dasharray") == "4 4"]
-    (x1, y1), (x2, y2) = dots(svg)["a: 1, 1"], dots(svg)["a: 4, 3"]
-    assert [float(way.attrib[at]) for at in ("x1", "y1", "x2")] == [x1, y1, x2]
-    assert y1 - float(way.attrib["y2"]) == pytest.approx(1.5 * (y1 - y2), abs=0.2)  # at (4, 4)
-    bars = [line for line in root.iter(f"{SVG}line") if line.get("x1") == line.get("x2") == f"{x2:.1f}"]
-    low, high = (float(bars[-1].attrib[at]) for at in ("y1", "y2"))
-    assert low - y2 == pytest.approx(y2 - high, abs=0.2)
-    assert marked(svg) == ["1", "4"]
-
-
 def test_columns_stand_on_the_axis_and_are_as_high_as_their_values() -> None:
     svg = stacks("t", "MiB", {"ddp": {"parameters": 1.0, "activations": 3.0}, "fsdp": {"parameters": 2.0}})
     root = ET.fromstring(svg)

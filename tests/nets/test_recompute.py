@@ -157,23 +157,6 @@ def test_which_blocks_compute_twice(how: str, expected: list[int]) -> None:
     assert all("forward" not in block.__dict__ for block in net.blocks)
 
 
-@pytest.mark.parametrize(("how", "expected"), [("sqrt", 0), ("every_2", 2), ("blocks", 4)])
-def test_a_stage_of_a_pipeline_counts_the_blocks_that_it_has(how: str, expected: int) -> None:
-    net = deep(12)
-    for index in range(12):
-        if not 4 <= index < 8:
-            net.blocks[index] = nn.Identity()
-    whole = copy.deepcopy(net)
-    apply(net, how)
-    x = torch.rand(8, 1, 4, 4)
-    assert differing(step(whole, x), step(net, x)) == []
-    if how == "sqrt":
-        row = 4 * 8 * 16  # bytes of one activation: two segments of two blocks keep 2 of them, 4 blocks would keep 12
-        assert saved_bytes(whole, x) - saved_bytes(net, x) == 10 * row + 4 * (4 * 8 * 2)
-    else:
-        assert sum("forward" in block.__dict__ for block in net.blocks) == expected
-
-
 def test_activations_that_are_kept() -> None:
     """64 blocks: each of `none` keeps the inputs of Linear, LayerNorm and GELU; `sqrt` keeps 8 inputs of segments."""
     x = torch.rand(128, 1, 4, 4)

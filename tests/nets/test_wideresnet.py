@@ -21,14 +21,6 @@ def test_block_is_the_pre_activation_formula(out_channels: int, stride: int) -> 
     torch.testing.assert_close(block(x), branch + shortcut)
 
 
-def test_dropout_acts_in_training_only() -> None:
-    block = PreActivationBlock(4, 4, 1, 0.5)
-    x = torch.rand(2, 4, 8, 8)
-    assert not torch.equal(block(x), block(x))
-    block.eval()
-    assert torch.equal(block(x), block(x))
-
-
 def test_a_depth_that_no_wide_resnet_has_is_refused() -> None:
     with pytest.raises(UserError, match=r"depth=20 is not 6n \+ 4"):
         WideResNet(depth=20, width=2)

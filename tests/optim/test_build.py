@@ -181,24 +181,6 @@ def test_a_module_names_what_must_not_decay() -> None:
     assert found == {"decay": [(2, 3), (2, 2)], "no_decay": [(2,), (2, 1), (2,)]}
 
 
-def test_what_a_class_of_another_family_lacks_is_left_out_with_null() -> None:
-    sgd = (
-        "optimizer.kind.path=torch.optim.NAdam",
-        "optimizer.momentum=null",
-        "optimizer.nesterov=null",
-        "optimizer.fused=null",
-    )
-    for words in (sgd, ("optimizer=adamw", "optimizer.kind.path=torch.optim.NAdam", "optimizer.betas=null")):
-        cfg = config("model=mlp", "model.net.width=4", *words)
-        assert list(problems(cfg, "train")) == []
-        optimizer = make_task(cfg)._make_optimizer(nn.Linear(2, 2))
-        assert type(optimizer) is torch.optim.NAdam
-        assert (optimizer.defaults["betas"], optimizer.defaults["momentum_decay"]) == (
-            (0.9, 0.999),
-            0.004,
-        )  # the class's own
-
-
 OWN = {
     "_target_": "lathe.optim.build_optimizer",
     "_partial_": True,

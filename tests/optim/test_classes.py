@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 import torch
 from hydra.utils import get_object
-from support.interruptions import Interrupted, Interruption, interruption, same
+from support.interruptions import Interruption, interruption, same, train_through
 from support.runs import SMALL, config, new_run
 from torch import nn
 from torch.optim import Optimizer
 
-import lathe.verbs.train
 from lathe.config.composed import check
 from lathe.errors import UserError, refuse, under
 from lathe.optim.build import factory_of
 from lathe.runs.build import make_task
+from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
 TORCHS = sorted(
@@ -88,18 +88,13 @@ def test_each_of_torchs_classes_steps_and_resumes_or_is_refused(name: str) -> No
     "name", ["Adafactor", "Adagrad", "Rprop"]
 )  # a file of many pieces; state before a step; no decay
 def test_a_run_that_is_killed_goes_on_bit_equal(name: str, tmp_path: Any, interruption: Interruption) -> None:
-    left = []
-    for hook in ("", "on_train_batch_start"):
-        cfg = new_run(tmp_path / (hook or "alone"), *SMALL, *OFTEN)
+    alone, cut = (new_run(tmp_path / name, *SMALL, *OFTEN) for name in ("alone", "cut"))
+    for cfg in (alone, cut):
         cfg["optimizer"] = {"_target_": f"torch.optim.{name}", "_partial_": True, "lr": 0.01}
-        interruption.hook, interruption.step = hook, 33
-        if hook:
-            with pytest.raises(Interrupted):
-                lathe.verbs.train.train(cfg)
-            interruption.hook = ""
-        lathe.verbs.train.train(cfg)
-        left.append(Path(cfg["paths"]["run_dir"]))
-    same(*left)
+    train(alone)
+    resumed = train_through(cut, [("on_train_batch_start", 33)], interruption)
+    assert not interruption.hook  # it was interrupted
+    same(resumed, Path(alone["paths"]["run_dir"]))
 
 
 class Mine(torch.optim.SGD):

@@ -112,16 +112,6 @@ def test_a_resumed_run_goes_on_with_the_same_rates(name: str) -> None:
     assert rates(resumed, 17) == whole[13:]
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("total", [0, 1, 2])
-def test_shares_fit_even_the_shortest_runs(name: str, total: int) -> None:
-    if name in ("cosine_restarts", "step"):  # these have a warm-up in steps
-        with pytest.raises(UserError, match=r"^warmup="):
-            ALL[name](make_optimizer(), total)
-    else:
-        assert all(0 < first <= 0.1 for first, _ in rates(ALL[name](make_optimizer(), total), total))
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lathe.receipt.runtimes import figure, table, winners
+from lathe.receipt.runtimes import winners
 
 
 def row(
@@ -53,25 +53,3 @@ def test_a_module_that_beats_the_files_is_told_beside_the_fastest_file() -> None
         (1, "eager", None),
         (8, "compiled_bf16", "onnx"),
     ]
-
-
-def test_the_table_and_the_plot_have_every_row() -> None:
-    rows = [
-        row("eager", 2.0, 8),
-        row("onnx", 1.0, 8, size=1234),
-        row("eager", 2.0),
-        row("onnx", 0.5, threads=2, size=1234),
-    ]
-    header, lines = table(rows)
-    cells = [dict(zip(header, line, strict=True)) for line in lines]
-    assert [(cell["runtime"], cell["batch"], cell["threads"]) for cell in cells] == [
-        ("eager", "1", "1"),
-        ("onnx", "1", "2"),
-        ("onnx", "8", "1"),
-        ("eager", "8", "1"),
-    ]
-    assert (cells[2]["samples/s"], cells[2]["bytes"], cells[2]["of eager"]) == ("8,000", "1,234", "0.500 faster")
-    svg = figure(rows)
-    assert svg.count("<svg") == 3
-    assert "onnx: 8, 2" in svg  # twice as fast at batch 8
-    assert "onnx: 1, 4" in svg

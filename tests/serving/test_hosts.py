@@ -2,12 +2,10 @@
 
 import contextlib
 import re
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import uvloop
 from support.server_in_process import Here
@@ -131,26 +129,6 @@ def test_every_path_asks_whom_it_is_meant_for(server: Here) -> None:
     kept = ("x-content-type-options", "x-frame-options", "cross-origin-resource-policy")
     assert [found.headers[name] for name in kept] == ["nosniff", "DENY", "same-origin"]
     assert "access-control-allow-origin" not in found.headers
-
-
-def test_a_client_that_ends_its_side_reads_its_answer(
-    server: Here, bare: Callable[..., Any], digits: np.ndarray
-) -> None:
-    sent = (
-        b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\naccept: "
-        b"application/octet-stream\r\n"
-    )
-    with server.connect() as connection:
-        connection.sendall(sent + b"content-length: 64\r\n\r\n" + digits[0].tobytes())
-        connection.shutdown(socket.SHUT_WR)
-        logits = np.frombuffer(receive(connection).body, "<f4")
-        np.testing.assert_allclose(logits, bare(digits[:1])[0], rtol=1e-5, atol=1e-5)
-        assert connection.recv(10) == b""
-    with server.connect() as connection:
-        connection.sendall(sent + b"content-length: 64\r\n\r\n" + digits[0].tobytes()[:-1])
-        connection.shutdown(socket.SHUT_WR)
-        assert receive(connection).sentence.startswith("The request ended before")
-        assert connection.recv(10) == b""
 
 
 def test_a_refusal_is_read_by_a_client_that_still_sends(server: Here) -> None:

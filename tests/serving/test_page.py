@@ -7,12 +7,9 @@ import hashlib
 import json
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 from support.browser import THREE, draw, lines
 
 from lathe.serving.page import page
@@ -124,20 +121,6 @@ def test_a_net_of_tokens_has_a_field_for_them(tab: Any) -> None:
     field.press("Enter")
     assert tab.get_by_role("alert").inner_text().startswith("cats is no token id")
     assert len(seen) == 1
-
-
-def test_a_net_of_photos_has_no_pen_and_a_narrow_screen_has_one_column(tab: Any, tmp_path: Path) -> None:
-    seen = show(tab, PHOTOS, {"predictions": [{"class": "cat <b>", "index": 0, "probability": 0.6}]})
-    tab.set_viewport_size({"width": 360, "height": 700})
-    assert not tab.locator("#drawing").is_visible()
-    assert not tab.get_by_label("Fit to frame").is_visible()
-    Image.fromarray(np.zeros((40, 30, 3), np.uint8)).save(tmp_path / "photo.png")
-    tab.get_by_label("Choose a file").set_input_files(tmp_path / "photo.png")
-    assert lines(tab) == [("cat <b>", "60.0 %")]
-    assert seen[0].post_data_buffer == (tmp_path / "photo.png").read_bytes()
-    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
-    cards = [card.bounding_box() for card in tab.locator(".card").all()]
-    assert cards[0]["x"] == cards[1]["x"]
 
 
 def test_an_error_of_the_server_is_shown(tab: Any) -> None:

@@ -2,18 +2,15 @@
 
 import errno
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from support.commands import environment
 
-from lathe.errors import Stopped, UserError
+from lathe.errors import UserError
 from lathe.files import beside
-from lathe.launch.signals import raise_on_signal
 from lathe.verbs.export.folder import fresh_folder
 
 
@@ -85,33 +82,6 @@ def test_another_process_may_put_its_own_there_meanwhile(tmp_path: Path) -> None
         (path / "manifest.json").write_text("theirs")
     assert (path / "manifest.json").read_text() == "ours"
     assert os.listdir(tmp_path) == ["onnx"]
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_signal_unwinds_what_is_under_way(tmp_path: Path, name: str) -> None:
-    number = getattr(signal, name)
-    # whatever the tests were started with, and an elastic agent of an earlier test has left
-    outer = signal.signal(number, signal.SIG_DFL)
-    before = signal.getsignal(number)
-    path = tmp_path / "onnx"
-
-    def interrupted() -> None:
-        with raise_on_signal(), fresh_folder(path) as folder:
-            (folder / "manifest.json").write_text("half")
-            try:
-                os.kill(os.getpid(), number)
-                time.sleep(5)
-            except Exception:  # as exporters do
-                pass
-
-    try:
-        with pytest.raises(Stopped, match=f"^stopped by {name}$") as caught:
-            interrupted()
-        assert signal.getsignal(number) is before
-    finally:
-        signal.signal(number, outer)
-    assert caught.value.code == 128 + number
-    assert list(tmp_path.iterdir()) == []
 
 
 KILLED = """
