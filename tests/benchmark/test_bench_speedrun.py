@@ -48,19 +48,6 @@ def request(folder: Path, **changes: Any) -> Namespace:
     return Namespace(**{"folder": str(folder), "threads": 0, "epochs": 12, "override": list(SMALL), **usual, **changes})
 
 
-def test_the_recipe() -> None:
-    cfg = config("experiment=fashion_speedrun")
-    assert (cfg["data"]["channels"], cfg["data"]["image_size"], cfg["data"]["augment"]["flip"]) == (
-        1,
-        28,
-        "alternating",
-    )
-    assert (cfg["optimizer"]["normalize"], cfg["optimizer"]["rest"]) == (True, "sgd")
-    assert cfg["trainer"]["check_val_every_n_epoch"] == cfg["trainer"]["max_epochs"]
-    trained_on = 60_000 - cfg["data"]["source"]["val_size"]
-    assert trained_on % cfg["data"]["batch_size"] == 0  # whole batches
-
-
 @pytest.mark.parametrize("side", ["lathe", "usual"])
 def test_a_side_learns_from_files_of_the_real_format(bench: dict[str, Any], folder: Path, side: str) -> None:
     found = bench["trained"](side, 1, request(folder))
@@ -90,23 +77,6 @@ def test_the_sides_train_on_the_same_images(bench: dict[str, Any], folder: Path,
 def pixels(image: Any) -> bytes:
     """As they were before they were normalised."""
     return np.round((image * 0.353 + 0.286) * 255).astype(np.uint8).tobytes()
-
-
-def trainings(scores: list[float], seconds: float) -> list[dict[str, float]]:
-    return [{"accuracy": score, "seconds": seconds, "compile_s": 0.0, "cpu_s": 2 * seconds} for score in scores]
-
-
-def test_verdicts(bench: dict[str, Any]) -> None:
-    good, poor = [0.941, 0.942] * 5, [0.939, 0.9402] * 5
-    told = bench["summary"]({"lathe": trainings(good, 10.0), "usual": trainings(good, 85.0)}, 0.94)
-    assert told[1] == "lathe: 0.94 with p < 0.01: shown"
-    assert told[4] == "seconds, usual over lathe: 8.50, at least 8.0: met"
-    told = bench["summary"]({"lathe": trainings(good[:3], 10.0), "usual": trainings(poor, 70.0)}, 0.94)
-    assert told[1].startswith("lathe: 0.94 with p < 0.01: not shown (n = 3 of at least 10, p = 0.0")
-    assert told[3].startswith("usual: 0.94 with p < 0.01: not shown (p = 0.9")
-    assert told[4].endswith("7.00, at least 8.0: not to the same accuracy: the mean of usual is below 0.94")
-    told = bench["summary"]({"lathe": trainings(good, 10.0), "usual": trainings(good, 70.0)}, 0.94)
-    assert told[5] == "CPU seconds, usual over lathe: 7.00, at least 8.0: missed"
 
 
 def test_the_t_test(bench: dict[str, Any]) -> None:

@@ -19,23 +19,11 @@ def held(name: str, median: float | None, **limit: float) -> Threshold:
     return Threshold(name, None if median is None else Spread([median]), **limit)
 
 
-def test_what_is_missed_is_told_with_limit_and_measurement() -> None:
-    thresholds = [
-        held("a is", 0.9, at_least=0.9),
-        held("b is", 0.89, at_least=0.9),
-        held("c is", 1.2, at_most=1.1),
-        held("d is", 1.1, at_most=1.1),
-        held("e is", None, at_most=1.0),
-        held("f is shown", None),
-        held("g is", 0.1, at_most=0.0),
-    ]
-    assert missed(thresholds) == [
-        "missed: expected b is at least 0.90, got 0.890.",
-        "missed: expected c is at most 1.10, got 1.200.",
-        "missed: expected e is at most 1.00, got no measurement.",
-        "missed: expected g is at most 0.00, got 0.100.",
-    ]
-    assert [threshold.row()[2] for threshold in thresholds] == ["met", "missed", "missed", "met", "-", "", "missed"]
+def test_what_is_missed_is_reported_with_limit_and_measurement() -> None:
+    thresholds = [held("a", 0.9, at_least=0.9), held("b", 0.89, at_least=0.9), held("c", 1.2, at_most=1.1)]
+    thresholds += [held("d", None, at_most=1.0), held("e", None)]
+    assert [threshold.row()[2] for threshold in thresholds] == ["met", "missed", "missed", "-", ""]
+    assert missed(thresholds)[0] == "missed: expected b at least 0.90, got 0.890."
 
 
 @pytest.mark.parametrize(
@@ -73,29 +61,6 @@ def test_efficiency_is_over_one_process_of_the_strategy_or_of_none() -> None:
         "ddp, 2, weak: efficiency at least 0.85": True,
         "pipeline, 2, weak: efficiency at least 0.85": False,
     }
-
-
-def test_compiling_is_held_by_its_start_and_its_graphs() -> None:
-    def found(cold: float, warm: float, breaks: int = 0, anew: int = 0) -> list[dict[str, Any]]:
-        return timed(10.0, cold_s=cold, warm_s=warm, breaks=breaks, anew=anew)
-
-    results = {
-        "none": found(0.1, 0.1),
-        "default": found(20.0, 5.0),
-        "reduce-overhead": found(20.0, 7.0, breaks=1),
-        "max-autotune": [{"error": "no result"}],
-        "regional": found(9.0, 1.0),
-        "step": found(30.0, 9.0, anew=2),
-    }
-    met = judged(("suite=compile", "accelerator=cpu"), results)
-    assert [sentence.split(":")[0] for sentence, is_met in met.items() if not is_met] == [
-        "reduce-overhead",
-        "max-autotune",
-        "reduce-overhead",
-        "max-autotune",
-        "step",
-    ]
-    assert met["regional: cold start over the whole net's at most 0.50"]
 
 
 def test_precision_and_parallel_are_held_by_speed_up_and_memory() -> None:

@@ -113,17 +113,8 @@ def test_a_training_with_wrong_content_leaves_no_run(
         "    def load(self):\n"
         "        split = Split.whole(np.zeros((4, 1, 8, 8), np.uint8), np.full(4, 10))\n"
         "        return Splits(split, split, split)\n"
-        "class Raises(Wrong):\n"
-        "    def load(self):\n"
-        "        raise ValueError('no pixels')\n"
     )
-    for name, sentence in (
-        ("Wrong", "Error: data.source: the train split's labels go from 10 to 10, expected 0 to 9.\n"),
-        ("Raises", f"no pixels ({tmp_path / 'my_own_source.py'}:11)\n"),
-    ):
-        source = f"data.source={{_target_: my_own_source.{name}}}"
-        code, errors = cli(*SMALL, "~data.source", f"+{source}", "launch.timeout=60")
-        assert code == 1
-        assert sentence in errors
-        assert "Traceback" not in errors
-        assert not list((tmp_path / "logs").glob("*/*/config.yaml"))
+    code, errors = cli(*SMALL, "~data.source", "+data.source={_target_: my_own_source.Wrong}", "launch.timeout=60")
+    assert (code, errors.count("\n")) == (1, 1)
+    assert "the train split's labels go from 10 to 10" in errors
+    assert not list((tmp_path / "logs").glob("*/*/config.yaml"))

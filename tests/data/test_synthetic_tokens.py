@@ -52,12 +52,6 @@ def test_the_probabilities_are_those_of_the_sequences() -> None:
     assert np.abs(found - shares).max() < 4 * math.sqrt(0.25 / 40000)
 
 
-def test_every_place_is_uniform() -> None:
-    found = sequences(SyntheticTokens(vocab_size=4, length=12, noise=0.3, lag=3, train_size=20000))
-    for place in range(13):
-        assert np.abs(np.bincount(found[:, place], minlength=4) / 20000 - 0.25).max() < 4 * math.sqrt(0.1875 / 20000)
-
-
 def test_splits_and_seeds_differ_and_repeat() -> None:
     same, other = SyntheticTokens(train_size=256), SyntheticTokens(train_size=256, seed=1)
     first = sequences(same)

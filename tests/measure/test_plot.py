@@ -37,22 +37,6 @@ def test_lines_go_through_their_points() -> None:
     assert {"t", "sparsity", "loss", "a<b", "c"} <= set(texts)
 
 
-def test_scatter_names_points_and_groups_and_no_name_hides_another() -> None:
-    svg = scatter(
-        "t",
-        "ms",
-        "accuracy",
-        [("dense", 2.0, 0.9, "float"), ("int8", 1.0, 0.9, "int8"), ("same", 1.0, 0.9, "int8")],
-        ("float", "int8"),
-    )
-    assert dots(svg).keys() == {"dense: 2, 0.9", "int8: 1, 0.9", "same: 1, 0.9"}
-    places = {node.text: (node.attrib["x"], node.attrib["y"]) for node in ET.fromstring(svg).iter(f"{SVG}text")}
-    assert places["int8"] != places["same"]
-    assert "float" in places
-    colours = {circle.attrib["fill"] for circle in ET.fromstring(svg).iter(f"{SVG}circle")}
-    assert len(colours) == 2
-
-
 def boxes(svg: str, names: Sequence[str]) -> list[tuple[float, float, float, float]]:
     """Left, top, right and bottom of each text among `names`, and of each dot."""
     found = []
@@ -71,18 +55,6 @@ def test_names_of_close_points_do_not_overlap() -> None:
     for i, (left, top, right, bottom) in enumerate(found):
         for start, high, end, low in found[:i]:
             assert right <= start or end <= left or bottom <= high or low <= top
-
-
-def test_logarithmic_axes_have_round_labels_and_equal_ratios() -> None:
-    svg = lines(
-        "t", "rate", "loss", {"a": [(1e-4, 1.0), (1e-2, 2.0), (1.0, 3.0)]}, marks={"best <1>": 0.01}, log_x=True
-    )
-    first, middle, last = (dots(svg)[f"a: {x:g}, {y}"][0] for x, y in ((1e-4, 1), (1e-2, 2), (1.0, 3)))
-    assert middle - first == pytest.approx(last - middle, abs=0.2)
-    assert marked(svg) == ["0.0001", "0.001", "0.01", "0.1", "1"]
-    upright = [line for line in ET.fromstring(svg).iter(f"{SVG}line") if line.get("stroke-dasharray") == "5 3"]
-    assert [float(line.attrib["x1"]) for line in upright] == [middle]
-    assert "best <1>" in {node.text for node in ET.fromstring(svg).iter(f"{SVG}text")}
 
 
 def marked(svg: str) -> list[str]:

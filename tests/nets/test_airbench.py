@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from lathe.nets import Airbench
 
@@ -27,12 +26,6 @@ def test_it_has_the_published_parameters() -> None:
     frozen = {name for name, parameter in net.named_parameters() if not parameter.requires_grad}
     norms = {f"blocks.{block}.norm{number}.weight" for block in range(3) for number in (1, 2)}
     assert frozen == norms | {"whitening.weight"}
-
-
-def test_convolutions_begin_as_the_identity_of_their_channels() -> None:
-    block = net_of().blocks[1]
-    x = torch.rand(2, 4, 5, 5)
-    torch.testing.assert_close(block.conv1(x)[:, :4], x)
 
 
 def test_whitened_patches_are_uncorrelated_and_of_variance_one() -> None:
@@ -79,11 +72,3 @@ def test_logits_are_divided_by_the_width() -> None:
     x = torch.rand(2, 8, 3, 3)
     torch.testing.assert_close(net.leave(x), F.linear(x.amax((2, 3)), net.head.weight) / 8)
     assert net.head.weight.std().item() == pytest.approx(1)
-
-
-def test_it_can_be_exported_with_its_views() -> None:
-    net = net_of(views=6).eval()
-    x = torch.rand(2, 3, 32, 32)
-    exported = torch.export.export(net, (x,)).module()
-    torch.testing.assert_close(exported(x), net(x))
-    assert isinstance(net.blocks, nn.ModuleList)

@@ -14,7 +14,6 @@ from support.ranks import on_ranks
 from support.runs import column, config, new_run, weights
 from support.strategy_fit import TIMM, fit, mean_losses, relative
 
-from lathe.compression.channels import find_groups
 from lathe.errors import UserError
 from lathe.nets import blocks_of, timm_net
 from lathe.nets.blocks import run
@@ -167,17 +166,6 @@ def test_a_net_that_is_more_than_its_parts_is_not_cut(name: str) -> None:
     net = timm_net(name, in_channels=1, num_classes=3, image_size=NOT[name])
     with pytest.raises(UserError, match="use strategy=ddp or fsdp"):
         chain_of(net, "pipeline")
-
-
-SIZES = {"resnet10t": 32, "convnext_atto": 32, "vit_tiny_patch16_224": 32, "mobilenetv3_small_050": 32}
-
-
-@pytest.mark.parametrize("name", ["resnet10t", *(pytest.param(n, marks=pytest.mark.slow) for n in list(SIZES)[1:])])
-def test_channels_that_hang_together_are_found(name: str) -> None:
-    net = timm_net(name, in_channels=1, num_classes=3, image_size=SIZES[name])
-    groups = find_groups(net, torch.randn(2, 1, SIZES[name], SIZES[name]))  # tries the removal on a copy
-    assert len(groups) >= 10
-    assert sum(group.units for group in groups) > 1000
 
 
 @pytest.mark.slow

@@ -88,30 +88,12 @@ def test_others_keep_their_own(make: Callable[[], Optimizer]) -> None:
     assert short_step(optimizer) == optimizer.step
 
 
-def test_a_scheduler_knows_that_it_came_behind_a_step() -> None:
-    optimizer = made()
-    scheduler = LambdaLR(optimizer, lambda step: 0.5**step)
-    assert short_step(optimizer) != optimizer.step
-    short_step(optimizer)()
-    scheduler.step()  # would warn, which is an error here
-    assert [group["lr"] for group in optimizer.param_groups] == [0.05, 0.05]
-
-
 def test_hooks_that_come_later_are_called() -> None:
     optimizer, called = made(), []
     step = short_step(optimizer)
     optimizer.register_step_post_hook(lambda *_: called.append(1))
     step()
     assert called == [1]
-
-
-def test_sparse_gradients_go_torchs_way() -> None:
-    table = nn.Embedding(5, 2, sparse=True)
-    optimizer = SGD(table.parameters(), lr=1.0)
-    table(torch.tensor([1, 1])).sum().backward()
-    before = table.weight.detach().clone()
-    short_step(optimizer)()
-    assert (before - table.weight.detach())[1].tolist() == [2.0, 2.0]
 
 
 class OwnLambda(LambdaLR):

@@ -91,12 +91,7 @@ def test_a_plain_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     text, page = capsys.readouterr().out, (run.path / "receipt.md").read_text()
     assert found["findings"][0] in text  # the verdict
     assert all(sentence in page for sentence in found["findings"])
-    assert max(map(len, text.splitlines()[: text.splitlines().index(found["findings"][0])])) <= 80
-    assert "No compression is configured" in page
-    assert "add baseline=<run directory>" in page
-    assert "avx" not in page or "instruction sets" in page
     assert (run.path / "receipt.svg").read_text().count("<svg") == 3
-    assert "python scripts/export.py run=<run directory> target=onnx." in page
     assert [path.read_bytes() for path in (run.path / "exports").rglob("*") if path.is_file()] == [
         b"made by scripts/export.py"
     ]
@@ -125,7 +120,6 @@ def test_a_trained_baseline(run: RunDir, wider: RunDir) -> None:
         (answers[0].argmax(1) == answers[1].argmax(1)).float().mean().item(), abs=1e-7
     )
     assert told["largest"] == pytest.approx((answers[0] - answers[1]).abs().max().item(), rel=1e-4)
-    assert f"{told['share']:.4f} of 297 predictions are equal" in " ".join(found["findings"])
 
 
 @pytest.mark.usefixtures("no_onnx")

@@ -171,16 +171,14 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 def test_tokens_have_other_times(words: RunDir, tmp_path: Path) -> None:
     shutil.copytree(words.path, tmp_path / "run")
     ready = open_shippable(words.path)
-    assert ready.facts["input"] == {
-        "name": "input",
-        "dtype": "int64",
-        "shape": ["batch", "time"],
-        "layout": "NT",
-        "longest": 32,
-        "vocab_size": 32,
-    }
+    facts = ready.facts["input"]
+    assert (facts["dtype"], facts["shape"], facts["longest"], facts["vocab_size"]) == (
+        "int64",
+        ["batch", "time"],
+        32,
+        32,
+    )
     assert ready.facts["output"]["shape"] == ["batch", "time", 32]
-    assert (ready.facts["classes"], ready.facts["preprocess"]) == (None, None)
     odd = parity.odd_inputs(ready)
     assert odd[0].shape == (1, 1)
     assert len({x.shape[1] for x in odd}) > 3
