@@ -15,7 +15,7 @@ from lathe.compression.quantization.net import LayerPlan, integer_weight
 from lathe.errors import UserError
 from lathe.export.preprocess import Preprocess, Shipped
 from lathe.export.targets import executorch
-from lathe.nets import GPT, ViT
+from lathe.nets import GPT
 
 pytest.importorskip("executorch")
 Make = Callable[[], nn.Module]
@@ -150,21 +150,6 @@ def test_a_resnet_in_a_fresh_process(
 
 
 @pytest.mark.slow
-def test_pictures_in_a_transformer(images: Tensor, tmp_path: Path, quantized: Quantized, counted: list[Any]) -> None:
-    torch.manual_seed(0)
-    gray = images[:, :1]
-    vit = ViT(channels=1, image_size=16, num_classes=10, patch_size=4, width=32, depth=1, heads=2, pool="token").eval()
-    quantized(vit, gray)
-    executorch.export(vit, gray[:1], tmp_path / "net.pte")
-    assert (counted[0].integers, counted[0].floats, counted[0].left) == (
-        7,
-        1,
-        [],
-    )  # XNNPACK takes patches of one channel as floats
-    assert differences(vit, tmp_path / "net.pte", gray)[1] < 0.1
-
-
-@pytest.mark.slow
 def test_sequences_of_every_length(tmp_path: Path, quantized: Quantized, counted: list[Any]) -> None:
     torch.manual_seed(0)
     path, gpt = tmp_path / "net.pte", GPT(vocab_size=64, max_length=16, width=32, depth=1, heads=2).eval()
@@ -192,28 +177,3 @@ def test_other_plans(
     executorch.export(net, images[:1], tmp_path / "net.pte")
     assert (counted[0].integers, counted[0].floats, counted[0].left) == (3, 0, [])
     assert differences(net, tmp_path / "net.pte", images)[1] < 0.15
-
-
-class Separable(nn.Module):
-    """Convolutions of one channel each, of groups, and results that nothing rounds."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 10)
-        self.single, self.grouped = nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 3, groups=2)
-        self.last = nn.Conv2d(8, 8, 3, groups=8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.relu(self.single(torch.relu(self.first(x))))
-        return self.head(torch.tanh(self.last(nn.functional.gelu(self.grouped(x)))).mean((2, 3)))
-
-
-@pytest.mark.slow
-def test_what_has_no_integer_kernel_stays_float(
-    images: Tensor, tmp_path: Path, quantized: Quantized, counted: list[Any]
-) -> None:
-    torch.manual_seed(0)
-    net = quantized(Separable().eval(), images)
-    executorch.export(net, images[:1], tmp_path / "net.pte")
-    assert (counted[0].integers, counted[0].floats, counted[0].left) == (4, 1, [])
-    assert differences(net, tmp_path / "net.pte", images)[1] < 0.01

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lathe.compression.quantization.net import LayerPlan, integer_weight
 from lathe.export import get
 from lathe.export.targets.onnx_graph import EXACT, open_session
-from lathe.nets import GPT, ResNet, ViT, WideResNet
+from lathe.nets import ResNet
 
 onnx: Any = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -154,25 +154,3 @@ def test_resnet18_is_a_quarter_of_its_float_file(tmp_path: Path, quantized: Quan
     found = operators(tmp_path / "int8.onnx")
     assert found["QLinearConv"] == 20
     assert not found["Conv"]
-
-
-@pytest.mark.slow
-def test_transformers_and_preactivation(tmp_path: Path, quantized: Quantized) -> None:
-    torch.manual_seed(0)
-    images, ids = torch.randn(32, 3, 16, 16), torch.randint(0, 64, (16, 12))
-    nets: dict[str, tuple[nn.Module, Tensor, int]] = {
-        "vit": (ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=32, depth=2, heads=2), images, 13),
-        "gpt": (GPT(vocab_size=64, max_length=16, width=32, depth=2, heads=2), ids, 13),
-        "wrn": (WideResNet(depth=10, width=1), images, 1),
-    }
-    for name, (net, inputs, gemms) in nets.items():
-        path = tmp_path / f"{name}.onnx"
-        quantized(net.eval(), inputs)
-        get("onnx_int8").export(net, inputs[:1], path)
-        found = operators(path)
-        assert found["QGemm"] == gemms, name
-        assert not found["Gemm"], name
-        same, difference = agreement(net, path, inputs)
-        assert same >= 0.99, name
-        assert difference < 0.2, name
-    assert get("onnx_int8").load(tmp_path / "gpt.onnx", 1)(ids[:3, :5].numpy()).shape == (3, 5, 64)

@@ -63,21 +63,12 @@ def test_arrays_that_are_no_images_are_refused(tmp_path: Path, array: np.ndarray
 
 
 def test_files_that_cant_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no such file or folder"):
-        find_images(tmp_path / "no.npy", 1)
     path = save(tmp_path, np.zeros((9, 8, 8), np.uint8))
-    path.write_bytes(path.read_bytes()[:300])
-    with pytest.raises(UserError, match=r"images\.npy can't be read as a \.npy array"):
-        find_images(path, 1)
-    for content in (b"", b"text", b"PK\x03\x04 torn"):
+    for content in (path.read_bytes()[:300], b"", b"PK\x03\x04 torn"):
         path.write_bytes(content)
         with pytest.raises(UserError, match=r"images\.npy can't be read as a \.npy array"):
             find_images(path, 1)
     np.save(path, np.array([{"code": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(UserError, match="can't be read"):
-        find_images(path, 1)
-    with open(path, "wb") as file:
-        np.savez(file, a=np.zeros(3))
     with pytest.raises(UserError, match="can't be read"):
         find_images(path, 1)
 

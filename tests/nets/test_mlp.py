@@ -31,20 +31,6 @@ def test_dropout_acts_in_training_only(kind: type[MLP | DeepMLP]) -> None:
     assert torch.equal(net(x), net(x))
 
 
-@pytest.mark.parametrize(
-    ("depth", "plan"),
-    [
-        (1, {"stem.linear": "column", "head": "row"}),
-        (2, {"stem.linear": "column", "blocks.0.linear": "row"}),
-        (3, {"stem.linear": "column", "blocks.0.linear": "row", "blocks.1.linear": "column", "head": "row"}),
-    ],
-)
-def test_the_plan_cuts_layers_in_pairs(depth: int, plan: dict[str, str]) -> None:
-    net = MLP(channels=1, image_size=8, num_classes=4, width=6, depth=depth)
-    assert net.tensor_plan == plan
-    assert net.tensor_limits == {"width": 6}
-
-
 def test_the_deep_stack_is_linear_layer_norm_and_gelu() -> None:
     net = DeepMLP(channels=2, image_size=3, num_classes=4, width=5, depth=2)
     x = torch.rand(6, 2, 3, 3)

@@ -1,7 +1,6 @@
 """What is compared, and how differences are measured."""
 
 import dataclasses
-import json
 import math
 import re
 import shutil
@@ -12,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from support.exports import made, request
-from torch import nn
 
 from lathe import trust
 from lathe.errors import UserError
@@ -32,14 +30,6 @@ def test_held_out_samples_are_those_of_the_split_without_filling_rows(mlp: RunDi
     assert torch.equal(torch.cat(held.inputs), torch.from_numpy(source.read()[0]))
     assert parity.held_out(ready, "val", 70).n == 70
     assert [len(x) for x in parity.held_out(ready, "val", 70).inputs] == [64, 6]
-
-
-def test_large_pictures_come_in_smaller_batches(mlp: RunDir) -> None:
-    ready = open_shippable(mlp.path, input_size=[4096, 4096])
-    assert parity.most_of(ready) == 4
-    held = parity.held_out(ready, "test", 5)
-    assert [list(x.shape) for x in held.inputs] == [[4, 1, 4096, 4096], [1, 1, 4096, 4096]]
-    assert [len(x) for x in parity.odd_inputs(ready)] == [1, 1, 2, 2, 3]
 
 
 @pytest.mark.parametrize(
@@ -186,31 +176,6 @@ def test_tokens_have_other_times(words: RunDir, tmp_path: Path) -> None:
     report = ship(request(RunDir(tmp_path / "run"), "target=onnx"))["onnx"]
     assert (report["metric"], report["held_out"]["n"], report["held_out"]["agreement"]) == ("perplexity", 32 * 32, 1.0)
     assert report["figures"]["file"]["perplexity"] == pytest.approx(words.result["test/perplexity"], rel=1e-4)
-
-
-class Fixed(nn.Module):
-    """Takes one time alone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table, self.places = nn.Embedding(32, 8), nn.Parameter(torch.randn(32, 8))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = (self.table(x) + self.places) @ self.table.weight.t()
-        return out
-
-
-def test_a_net_of_one_time_is_held_to_that(words: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    import lathe.runs.shippable as module
-
-    task, cfg = module.open_run_net(words.path)
-    task.net = Fixed().eval()
-    monkeypatch.setattr(module, "open_run_net", lambda *_: (task, cfg))
-    ready = open_shippable(words.path)
-    assert ready.facts["input"]["shape"] == ["batch", 32]
-    assert ready.facts["output"]["shape"] == ["batch", 32, 32]
-    assert {x.shape[1] for x in parity.odd_inputs(ready)} == {32}
-    assert len(json.dumps(ready.facts)) > 0
 
 
 DOCUMENTS = (
