@@ -80,7 +80,7 @@ def compare(run: RunDir, *targets: str, **changes: Any) -> dict[str, Any]:
     return inference.compare(request(run, *targets, **changes), group, run.path.parent / "out")
 
 
-def test_a_shipped_file_is_measured_beside_the_module(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_is_measured_with_the_module(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     threads, random, before = (
         torch.get_num_threads(),
         torch.get_rng_state(),

@@ -42,7 +42,7 @@ def composed(*cases: Case, **request: Any) -> dict[str, dict[str, Any]]:
     return {item.name: config(*suites.overrides_of(item, {**REQUEST, **request})) for item in cases}
 
 
-def test_memory_of_one_process_is_what_arithmetic_says(tmp_path: Any) -> None:
+def test_memory_of_one_process_is_that_of_arithmetic(tmp_path: Any) -> None:
     memory = case("m", kind="memory", alone=True)
     cfg = composed(memory, steps=3, warmup=0)["m"]
     cfg["paths"]["run_dir"] = str(tmp_path)
@@ -124,7 +124,7 @@ def test_as_many_processes_are_started_as_training_starts(monkeypatch: pytest.Mo
     ]
 
 
-def test_processes_that_end_are_told_with_their_last_words(tmp_path: Any) -> None:
+def test_processes_that_end_report_their_last_error(tmp_path: Any) -> None:
     cfg = {"paths": {"run_dir": None}, "launch": {}}
     crew = Crew({"x": {"cfg": cfg}}, 1, 1)
     try:

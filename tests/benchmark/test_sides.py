@@ -42,9 +42,7 @@ def test_keys_without_a_meaning_are_refused(suite: str, changes: dict[str, Any],
         sides.plan(request(suite, **changes))
 
 
-def test_a_gpu_that_is_not_there_is_told_before_anything_is_made(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_gpu_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"^accelerator=gpu: suite=loaders would use an NVIDIA GPU and none is visible"):
         sides.run(sides.plan(request("loaders", accelerator="gpu")), tmp_path / "out")

@@ -1,4 +1,4 @@
-"""Every case of every suite is a configuration that composes, and what can't be measured is refused in a sentence."""
+"""Every case of every suite is a configuration that composes."""
 
 from typing import Any
 

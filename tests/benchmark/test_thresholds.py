@@ -1,4 +1,4 @@
-"""What a suite's figures are held against, and what is refused before anything runs."""
+"""Thresholds of the suites, and requests that are refused before anything runs."""
 
 from typing import Any
 
@@ -63,7 +63,7 @@ def test_efficiency_is_over_one_process_of_the_strategy_or_of_none() -> None:
     }
 
 
-def test_precision_and_parallel_are_held_by_speed_up_and_memory() -> None:
+def test_precision_and_parallel_are_judged_by_speed_up_and_memory() -> None:
     results = {
         "32-true": timed(20.0, peak=100),
         "bf16-mixed": timed(10.0, peak=70),

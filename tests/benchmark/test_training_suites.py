@@ -153,7 +153,7 @@ def test_precision_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_parallel_is_measured_and_what_cannot_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_is_measured_and_strategies_that_cannot_run_report_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     results = measured(monkeypatch, "parallel", ("single", "dp", "ddp", "ddp_scaled"), "epochs=2")
     assert results["dp"][0]["error"].startswith("strategy=dp drives several GPUs from one process and none is visible")
     assert results["ddp"][0]["updates"] == results["single"][0]["updates"] == 8

@@ -1,4 +1,4 @@
-"""Checkpoints at an address, held against a hash before anything in them is believed; and a checkpoint as `run`."""
+"""Checkpoints from a URL are compared with their hash before they are read; a checkpoint as `run`."""
 
 import hashlib
 import io

@@ -112,7 +112,7 @@ def test_unpickler_resolves_no_other_name(path: str) -> None:
         load_arrays(f"c{module}\n{name}\n.".encode())
 
 
-def test_no_data_and_no_download_says_what_to_put_where(tmp_path: Path) -> None:
+def test_missing_files_without_download_are_named(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"download=false: put cifar-10-binary\.tar\.gz or cifar-10-python\.tar\.gz there"
     ):

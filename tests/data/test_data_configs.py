@@ -1,4 +1,4 @@
-"""Each file of configs/data composes, builds, and says on every line what its key means."""
+"""Files of configs/data build loaders whose batches have the declared facts."""
 
 from pathlib import Path
 

@@ -121,7 +121,7 @@ def test_a_run_resumed_anywhere_sees_what_the_whole_one_did(tmp_path: Path, limi
         assert rest.seen == whole.seen[step:], step
 
 
-def test_reloading_loaders_goes_on_counting_and_a_new_fit_starts_over(tmp_path: Path) -> None:
+def test_reloading_loaders_continues_the_epochs_and_a_new_fit_starts_again(tmp_path: Path) -> None:
     plain, reloaded, data = Recorder(), Recorder(), module()
     trainer(tmp_path, max_epochs=3).fit(plain, datamodule=data)
     trainer(tmp_path, max_epochs=3, reload_dataloaders_every_n_epochs=1).fit(reloaded, datamodule=data)

@@ -18,7 +18,7 @@ from lathe.errors import UserError
 from lathe.runs.nodes import make
 
 
-def test_a_batch_holds_whole_documents_behind_an_end_token() -> None:
+def test_a_batch_holds_whole_documents_after_an_end_token() -> None:
     data = module(3, 2, max_batch_size=2)
     x, y, count = next(iter(data.train_dataloader()))
     rows = sorted(zip(x.tolist(), y.tolist(), strict=True))
@@ -113,7 +113,7 @@ def test_multiples_round_the_shape_and_keep_the_budget() -> None:
         assert (y != -100).any(1).sum() * x.shape[1] <= 400
 
 
-def test_cut_keeps_the_beginning_and_says_how_much_it_took() -> None:
+def test_long_cut_keeps_the_beginning_and_counts_what_it_took() -> None:
     data = module(70, 10, long="cut", length=64)
     targets = torch.cat([y[y != -100] for _, y in data.eval_loader("val")])
     assert sorted(targets.tolist()) == sorted([*range(1, 65), *range(71, 80), END])

@@ -77,7 +77,7 @@ def test_connection_that_keeps_breaking_can_be_continued_later(
 
 
 @pytest.mark.parametrize("status", [404, 503])
-def test_server_that_refuses_is_told(serve: Callable, tmp_path: Path, status: int) -> None:
+def test_a_server_that_refuses_is_an_error(serve: Callable, tmp_path: Path, status: int) -> None:
     server = serve(CONTENT)
     server.status = status
     with pytest.raises(UserError, match=r"cannot be fetched .*put it there"):
@@ -108,7 +108,7 @@ def test_a_login_in_an_address_is_neither_taken_nor_shown(tmp_path: Path) -> Non
         download("https://user:pa55w@host/x", tmp_path / "file", MD5, "put it there")
 
 
-def test_cifar_without_a_network_says_how_to_put_it_there_by_hand(serve: Callable, tmp_path: Path) -> None:
+def test_cifar_without_a_network_names_the_files_to_fetch_by_hand(serve: Callable, tmp_path: Path) -> None:
     server = serve(b"")
     server.close()  # its port answers no longer
     with pytest.raises(

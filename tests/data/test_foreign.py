@@ -73,7 +73,7 @@ def test_global_batches_are_the_same_on_any_number_of_devices(kind: str, workers
 
 
 @pytest.mark.parametrize("kind", ["table", "noisy"])
-def test_a_loader_goes_on_where_its_state_says_and_moves_no_generator(kind: str) -> None:
+def test_a_loader_resumes_and_moves_no_generator(kind: str) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     whole = [x for epoch in epochs(shared(2, 1, kind=kind).train_dataloader()) for x in epoch]

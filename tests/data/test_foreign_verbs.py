@@ -1,6 +1,4 @@
-"""Every verb on a run of a plain LightningDataModule, which declares nothing about its data: it works, or says which
-facts are missing.
-"""
+"""Commands on a run of a plain LightningDataModule work, or name the facts about the data that they need."""
 
 import json
 import runpy
@@ -60,7 +58,7 @@ class Untrained(Table):
 
 
 @pytest.mark.parametrize(("name", "loader"), [("Untested", "test_dataloader"), ("Untrained", "train_dataloader")])
-def test_a_loader_that_is_missing_is_told_before_training(tmp_path: Path, name: str, loader: str) -> None:
+def test_a_missing_loader_is_refused_before_training(tmp_path: Path, name: str, loader: str) -> None:
     cfg = config(*OWN, f"paths.log_dir={tmp_path}")
     cfg["data"] = {"_target_": f"data.test_foreign_verbs.{name}"}
     cfg["optimizer"]["batch_size"] = None

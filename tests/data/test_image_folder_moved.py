@@ -53,7 +53,7 @@ def test_it_predicts_without_the_folder(run: RunDir, tmp_path: Path) -> None:
     assert len(load(run.path).predict(np.zeros((3, 3, 8, 8), np.uint8))) == 3
 
 
-def test_what_reads_the_images_is_told_where_they_are(run: RunDir, tmp_path: Path) -> None:
+def test_commands_take_the_new_folder(run: RunDir, tmp_path: Path) -> None:
     """The same metrics as before, of the net and of one that is made smaller, and no word of the old place in what that
     leaves."""
     moved = f"data.folder={tmp_path / 'elsewhere'}"
@@ -70,9 +70,7 @@ def test_what_reads_the_images_is_told_where_they_are(run: RunDir, tmp_path: Pat
     assert in_process("scripts/evaluate.py", f"run={smaller}", *QUIET) == 0
 
 
-def test_a_run_goes_on_where_its_images_are_now(
-    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_continues_with_the_new_folder(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps = run.result["steps"]
     longer = [f"resume={run.path}", "trainer.max_epochs=3", "data=image_folder"]
     assert in_process("train.py", *longer, f"data.folder={tmp_path / 'elsewhere'}") == 0
@@ -97,7 +95,7 @@ def test_a_run_goes_on_where_its_images_are_now(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loader", ["resident", "workers"])
-def test_a_killed_run_goes_on_to_the_same_bits_where_its_images_are_now(tmp_path: Path, loader: str) -> None:
+def test_a_killed_run_continues_with_the_same_bits_where_its_images_are_now(tmp_path: Path, loader: str) -> None:
     folder = pictures(tmp_path / "photos", dict.fromkeys(NAMES, 100))
     given = [*words(folder), *QUIET, "trainer.enable_model_summary=false", "model=mlp", "model.net.width=32"]
     given += [f"data.loader={loader}", "data.batch_size=8", "data.source.test_share=0.2", f"paths.data_dir={tmp_path}"]

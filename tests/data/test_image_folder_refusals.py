@@ -152,7 +152,7 @@ def test_a_pipe_is_not_waited_for(place: str, tmp_path: Path) -> None:
         ImageFolder(str(folder), str(tmp_path / "data"), image_size=4, train=train).prepare()
 
 
-def test_what_an_archive_leaves_is_no_class(tmp_path: Path) -> None:
+def test_folders_that_archives_and_tools_leave_are_not_classes(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos", CLASSES)
     for name in ("__MACOSX", ".git", ".ipynb_checkpoints", ".thumbnails"):
         (folder / name).mkdir()
@@ -170,7 +170,7 @@ def test_one_class_warns(tmp_path: Path) -> None:
         ImageFolder(str(folder), str(tmp_path / "data")).prepare()
 
 
-def test_a_link_in_a_circle_is_no_class(tmp_path: Path) -> None:
+def test_circular_links_are_not_classes(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos", CLASSES)
     (folder / "around").symlink_to("around")
     (folder / "cat" / "again").symlink_to(folder, target_is_directory=True)

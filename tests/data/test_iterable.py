@@ -33,7 +33,7 @@ def test_samples_come_in_their_own_order_and_draw_by_epoch_and_sample() -> None:
     assert torch.equal(torch.cat([x for x, _ in again]), torch.cat(first))
 
 
-def test_a_loader_goes_on_where_its_state_says() -> None:
+def test_a_loader_resumes_where_its_state_is() -> None:
     loader = module(Stateful()).train_dataloader()
     whole = [x for x, _ in loader]
     cut = module(Stateful()).train_dataloader()

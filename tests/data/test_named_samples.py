@@ -1,4 +1,4 @@
-"""A sample that a dataset can't give, or that is not finite, is told by its name."""
+"""A sample that can't be read or is not finite is reported by its number."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace

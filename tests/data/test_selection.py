@@ -1,4 +1,4 @@
-"""Which samples an epoch takes: every one in turn, then those of the largest losses beside some drawn ones."""
+"""Sample selection: each sample in turn, then those of the largest losses and some drawn ones."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_passes_come_first_and_losses_decide_then(share: float, hardest: float, 
     assert set(losses.argsort(descending=True)[:hard].tolist()) <= set(order.tolist())
 
 
-def test_the_rest_is_drawn_anew_in_each_epoch() -> None:
+def test_the_rest_is_drawn_in_each_epoch() -> None:
     selection, losses = begun(), torch.arange(N).float()
     trained(selection, range(8), losses)
     orders = trained(selection, range(8, 40), losses)
@@ -62,7 +62,7 @@ def test_the_rest_is_drawn_anew_in_each_epoch() -> None:
     assert not torch.equal(orders[0][:10].sort().values, orders[0].sort().values[-10:]), "the order is no ranking"
 
 
-def test_it_goes_on_within_an_epoch() -> None:
+def test_it_resumes_within_an_epoch() -> None:
     whole, losses = begun(), torch.arange(N).float().sin()
     trained(whole, range(9), losses)
     order = whole.order(0, 9)

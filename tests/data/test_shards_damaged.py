@@ -1,4 +1,4 @@
-"""Shards that are cut, changed, missing or hostile are refused in one sentence, before training where it can be."""
+"""Shards that are cut, changed, missing or hostile are refused, before training where that is possible."""
 
 from collections.abc import Callable
 from pathlib import Path

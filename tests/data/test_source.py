@@ -1,4 +1,4 @@
-"""What a source of one's own gives is checked once, and told in one sentence."""
+"""The arrays of a user's own source are checked once."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -75,12 +75,12 @@ def test_several_wrong_facts_are_reported_together() -> None:
 
 
 @pytest.mark.parametrize("name", ["val", "test"])
-def test_an_empty_split_is_told(name: str) -> None:
+def test_an_empty_split_warns(name: str) -> None:
     with pytest.warns(UserWarning, match=f"^data.source: the {name} split has no samples, so nothing can be measured"):
         load_splits(Given(splits(name, rows=np.arange(0))), FACTS)
 
 
-def test_a_class_that_is_no_source_is_named_before_it_is_used() -> None:
+def test_a_class_that_is_not_a_source_is_refused_before_it_is_used() -> None:
     with pytest.raises(UserError, match=r"^data\.source: an object has no num_classes and no prepare and no load"):
         ImageDataModule(object(), **FACTS, mean=[0.0], std=[1.0], batch_size=2)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"^data\.source: a Given has no vocab_size"):

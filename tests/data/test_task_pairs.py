@@ -110,7 +110,7 @@ def test_parts_of_a_sample_that_the_task_does_not_use_warn_once(tmp_path: Path) 
     assert len([one for one in seen if "3 parts" in str(one.message)]) <= 3  # a split each
 
 
-def test_named_parts_and_own_tasks_take_what_they_say(tmp_path: Path) -> None:
+def test_named_parts_and_own_tasks_take_other_samples(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(run(tmp_path / "named", "dict", "data.input=x", "data.target=y"))
@@ -119,7 +119,7 @@ def test_named_parts_and_own_tasks_take_what_they_say(tmp_path: Path) -> None:
         assert train(own)["steps"] == 4
 
 
-def test_data_that_have_changed_since_the_run_are_told(tmp_path: Path) -> None:
+def test_data_that_have_changed_since_the_run_warn_or_are_refused(tmp_path: Path) -> None:
     cfg = run(tmp_path, "pair")
     train(cfg)
     done = RunDir(cfg["paths"]["run_dir"])
@@ -142,7 +142,7 @@ def test_data_that_have_changed_since_the_run_are_told(tmp_path: Path) -> None:
     assert train(begun)["steps"] == 8  # another run may go on with other data
 
 
-def test_a_checkpoint_of_a_run_with_another_seed_is_told(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_run_with_another_seed_warns_or_is_refused(tmp_path: Path) -> None:
     first, second = (run(tmp_path / str(seed), "pair", f"seed={seed}") for seed in (1, 2))
     for cfg in (first, second):
         train(cfg)

@@ -70,7 +70,7 @@ def equal(left: list[Batch], right: list[Batch]) -> bool:
         ({}, []),
     ],
 )
-def test_a_list_of_what_the_fields_say_gives_their_bits(
+def test_a_list_gives_the_bits_of_the_same_fields(
     make: Make, kind: str, normalize: str, fields: dict[str, Any], items: Any
 ) -> None:
     form = {"normalize": normalize} if kind == "resident" else {}

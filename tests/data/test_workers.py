@@ -1,4 +1,4 @@
-"""data.num_workers=auto: as many workers as read quickest, told in a line; nothing else of a run follows from it."""
+"""data.num_workers=auto takes the quickest number of workers and changes no batch."""
 
 import math
 import random

@@ -1,3 +1,5 @@
+"""target=aot_inductor: compiled packages compute the net, in floats and in integers."""
+
 import re
 import subprocess
 import sys

@@ -1,3 +1,5 @@
+"""Quantized nets as layers of integers compute what was simulated in training."""
+
 from collections.abc import Callable
 
 import pytest
@@ -40,7 +42,7 @@ def test_folded_integers_compute_what_was_simulated(
     assert (got.argmax(1) == want.argmax(1)).float().mean() >= 0.99
 
 
-def test_inductor_gets_a_channel_of_zeros_beside_a_single_one(quantized: Quantized) -> None:
+def test_inductor_gets_a_second_channel_of_zeros(quantized: Quantized) -> None:
     """Its integer kernel for one channel gives wrong answers; ONNX Runtime's is right and keeps what it has."""
     torch.manual_seed(0)
     x = torch.randn(8, 1, 6, 6)

@@ -1,3 +1,5 @@
+"""target=executorch: programs compute the net, in floats and in integers of XNNPACK."""
+
 import os
 import subprocess
 import sys

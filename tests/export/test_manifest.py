@@ -1,3 +1,5 @@
+"""The manifest of an export: tampered files, foreign names and torn manifests are refused."""
+
 import json
 from pathlib import Path
 from typing import Any

@@ -70,7 +70,9 @@ def test_where_a_package_runs(
 
 @pytest.mark.slow
 @pytest.mark.skipif(aot.available() is not None, reason="no C++ compiler")
-def test_what_it_computes(make_mlp: Make, images: Tensor, tmp_path: Path, gpu_stand_in: None) -> None:
+def test_a_package_compiled_for_a_device_computes_the_net(
+    make_mlp: Make, images: Tensor, tmp_path: Path, gpu_stand_in: None
+) -> None:
     net, path = make_mlp(), tmp_path / "net.pt2"
     aot.export(net, images[:1], path, device="cuda")
     assert aot_metadata.written(path)["compiled_device"] == "cpu"

@@ -1,3 +1,5 @@
+"""target=onnx: files compute the net and hold nothing of the data or of this machine."""
+
 import os
 import subprocess
 import sys

@@ -1,3 +1,5 @@
+"""target=onnx_int8: files run in integers with the predictions of the quantized net."""
+
 import os
 from collections import Counter
 from collections.abc import Callable

@@ -1,3 +1,5 @@
+"""target=safetensors: weights and integers come back exactly; the card and the upload to the hub."""
+
 import json
 from collections.abc import Callable
 from pathlib import Path

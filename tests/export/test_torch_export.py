@@ -1,3 +1,5 @@
+"""target=torch_export: programs compute the net; hostile archives are not executed."""
+
 import io
 import json
 import struct

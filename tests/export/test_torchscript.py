@@ -1,3 +1,5 @@
+"""target=torchscript: traced and scripted files compute the net."""
+
 import subprocess
 import sys
 from collections.abc import Callable

@@ -82,7 +82,7 @@ def test_a_bad_request_does_not_spoil_its_batch(folder: Path, serve: Callable[..
         assert (status, answer["code"]) == (code, code)
 
 
-def test_a_failure_of_the_net_is_told_to_its_request_alone(
+def test_a_failure_of_the_net_fails_its_request_alone(
     folder: Path, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, bad = pictures(1)[0], np.zeros((8, 8), np.uint8)

@@ -1,3 +1,5 @@
+"""target=weights: weights of few bits come back exactly."""
+
 from collections.abc import Callable
 from pathlib import Path
 

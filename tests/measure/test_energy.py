@@ -30,7 +30,7 @@ def package(root: Path, folder: str, name: str, joules: float) -> Path:
     return path / "energy_uj"
 
 
-def test_a_counter_says_it_by_itself() -> None:
+def test_an_energy_counter_is_read() -> None:
     gpu, board = gpu_of(millijoules=5000, milliwatts=100000)
     clock = Clock()
     meter = Meter([gpu], None, clock)
@@ -52,7 +52,7 @@ def test_without_one_power_is_added_up_over_time() -> None:
     assert meter.joules() == {"gpu": 1300.0}
 
 
-def test_gpus_are_added_and_one_that_says_nothing_is_left_out() -> None:
+def test_gpus_are_added_and_one_without_readings_is_left_out() -> None:
     boards = [gpu_of(millijoules=1000), gpu_of(millijoules=2000), gpu_of(percent=3)]
     meter = Meter([gpu for gpu, _ in boards], None)
     for _, board in boards[:2]:

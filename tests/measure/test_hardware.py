@@ -1,4 +1,4 @@
-"""What /proc/cpuinfo says, on machines that are not this one."""
+"""The CPU's name and instruction sets from /proc/cpuinfo."""
 
 import platform
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What a GPU says by NVML, of a library that is made up."""
+"""Readings of a GPU by NVML, from a stand-in of its library."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def test_a_gpu_is_found_by_its_uuid_and_read_in_plain_units(monkeypatch: pytest.
     assert (gpu.celsius(), gpu.watts(), gpu.joules()) == (64.0, 251.5, 4.0)
 
 
-def test_what_a_gpu_does_not_say_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readings_that_a_gpu_lacks_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeNvml(mig={"memory": 5}), "mig")
     gpu = open_gpu(0)
     assert gpu.read() == Reading(percent=None, memory=5.0, celsius=None, watts=None)

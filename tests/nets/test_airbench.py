@@ -47,7 +47,7 @@ def test_it_takes_small_images_too(size: int) -> None:
     assert net(torch.rand(4, 3, size, size)).shape == (4, 10)
 
 
-def test_views_are_the_mean_that_is_said() -> None:
+def test_views_are_averaged() -> None:
     net = net_of().eval()
     x = torch.rand(2, 3, 32, 32)
     plain, mirrored = net(x), net(x.flip(-1))

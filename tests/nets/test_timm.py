@@ -93,7 +93,7 @@ def test_a_configuration_builds_one_and_follows_the_data(timm: Any) -> None:
         ({"name": "resnet10t", "patch_size": 4}, "patch_size: resnet10t takes no such option"),
     ],
 )
-def test_what_is_no_net_is_refused(options: dict[str, Any], words: str) -> None:
+def test_unknown_nets_and_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
         timm_net(**{"image_size": 32, **options})
 

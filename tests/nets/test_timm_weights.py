@@ -1,4 +1,4 @@
-"""Pretrained weights of timm's nets: from a file, fitted, told, or refused; never read for a finished run."""
+"""Pretrained weights of timm's nets: taken from a file, fitted or refused; not read for a finished run."""
 
 import hashlib
 from importlib import import_module
@@ -67,7 +67,7 @@ def test_a_file_of_the_same_net_is_taken_whole(timm: Any, tmp_path: Path, suffix
     assert all(torch.equal(value, own.state_dict()[name]) for name, value in net.state_dict().items())
 
 
-def test_channels_are_fitted_and_a_head_of_other_classes_is_left_out_and_told(tmp_path: Path) -> None:
+def test_channels_are_fitted_and_a_head_of_other_classes_is_left_out(tmp_path: Path) -> None:
     path = saved(tmp_path, "resnet10t", num_classes=7)
     net = timm_net("resnet10t", in_channels=1, num_classes=4, image_size=32)
     before = net.fc.weight.clone()
@@ -94,7 +94,7 @@ def test_positions_are_resampled_to_the_images_size(tmp_path: Path) -> None:
     assert torch.allclose(net.pos_embed[:, 1:], small, atol=1e-6)
 
 
-def test_a_file_without_a_head_and_with_more_says_so(tmp_path: Path) -> None:
+def test_weights_without_a_head_and_with_others_are_listed(tmp_path: Path) -> None:
     path = saved(tmp_path, "resnet10t", num_classes=0)
     torch.save({"state_dict": {**{f"module.{k}": v for k, v in state_of(path).items()}, "ema": torch.ones(1)}}, path)
     net = timm_net("resnet10t", num_classes=4, image_size=32)

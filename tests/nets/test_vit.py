@@ -47,7 +47,7 @@ def test_a_patch_is_a_token_row_by_row() -> None:
 
 
 @pytest.mark.parametrize("pool", ["mean", "token"])
-def test_the_head_reads_what_pool_says(pool: str) -> None:
+def test_the_head_reads_the_mean_or_the_class_token(pool: str) -> None:
     net = tiny(pool=pool)
     x = net.blocks(net.enter(torch.rand(3, 3, 8, 8)))
     assert x.shape[1] == (16 if pool == "mean" else 17)

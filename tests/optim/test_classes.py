@@ -87,7 +87,7 @@ def test_each_of_torchs_classes_steps_and_resumes_or_is_refused(name: str) -> No
 @pytest.mark.parametrize(
     "name", ["Adafactor", "Adagrad", "Rprop"]
 )  # a file of many pieces; state before a step; no decay
-def test_a_run_that_is_killed_goes_on_bit_equal(name: str, tmp_path: Any, interruption: Interruption) -> None:
+def test_an_interrupted_run_continues_bit_equal(name: str, tmp_path: Any, interruption: Interruption) -> None:
     alone, cut = (new_run(tmp_path / name, *SMALL, *OFTEN) for name in ("alone", "cut"))
     for cfg in (alone, cut):
         cfg["optimizer"] = {"_target_": f"torch.optim.{name}", "_partial_": True, "lr": 0.01}

@@ -1,6 +1,4 @@
-"""Torch's own schedulers and optimizers by their signatures: they act as torch says, or are refused
-before training.
-"""
+"""Torch's own schedulers and optimizers keep their curves, or are refused before training."""
 
 import io
 from pathlib import Path
@@ -67,7 +65,7 @@ def test_a_scheduler_that_is_planned_gets_the_length_of_the_run() -> None:
     assert rates[-1] < 1e-4
 
 
-def test_a_run_decays_per_optimizer_step_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_decays_per_optimizer_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cfg = new_run(tmp_path, *SMALL, "trainer.max_epochs=1", "callbacks.lr_monitor.logging_interval=step")
     cfg["scheduler"] = with_scheduler("StepLR", "step_size=10")["scheduler"]
     train(cfg)
@@ -110,7 +108,7 @@ def test_an_optimizer_that_cant_step_is_refused_before_training(overrides: tuple
         make_task(config("model=mlp", "model.net.width=4", *overrides))
 
 
-def test_clipping_behind_a_step_that_unscales_is_refused() -> None:
+def test_clipping_with_a_fused_step_under_float16_is_refused() -> None:
     from lathe.config.composed import check
 
     words = ("model=mlp", "precision=16-mixed", "optimizer.fused=true")

@@ -30,7 +30,7 @@ def trained(tmp_path: Path, *words: str) -> tuple[dict[str, torch.Tensor], dict[
 
 
 @pytest.mark.parametrize("words", [(), ("optimizer=muon",), ("optimizer=radam", "callbacks=[default,ema]")])
-def test_what_is_frozen_does_not_move_and_the_rest_does(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_frozen_parameters_do_not_move_and_the_others_do(tmp_path: Path, words: tuple[str, ...]) -> None:
     start, end = trained(tmp_path, FROZEN, *words, "trainer.max_epochs=2")
     assert start.keys() == end.keys()
     moved = {name for name in start if not torch.equal(start[name], end[name])}
@@ -38,7 +38,7 @@ def test_what_is_frozen_does_not_move_and_the_rest_does(tmp_path: Path, words: t
     assert moved == start.keys() - still
 
 
-def test_an_unfrozen_norm_among_frozen_convolutions_goes_on(tmp_path: Path) -> None:
+def test_an_unfrozen_norm_among_frozen_convolutions_trains(tmp_path: Path) -> None:
     start, end = trained(tmp_path, "freeze=[conv.*]", "trainer.max_epochs=1")
     assert torch.equal(start["conv.weight"], end["conv.weight"])
     assert not torch.equal(start["bn.running_mean"], end["bn.running_mean"])

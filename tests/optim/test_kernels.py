@@ -1,4 +1,4 @@
-"""The update of all weights as one kernel: taken where there is one, told, and the same step to the last digits."""
+"""trainer.fused_optimizer takes the kernels that an optimizer has, with the same steps but for last digits."""
 
 from pathlib import Path
 from typing import Any

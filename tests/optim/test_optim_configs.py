@@ -1,4 +1,4 @@
-"""Every file of configs/optimizer and configs/scheduler, composed by Hydra with overrides, builds what it says."""
+"""Every file of configs/optimizer and configs/scheduler builds its optimizer or schedule."""
 
 import io
 from pathlib import Path

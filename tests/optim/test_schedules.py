@@ -96,7 +96,7 @@ def test_restarts_as_shares_and_as_steps_agree() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_resumed_run_goes_on_with_the_same_rates(name: str) -> None:
+def test_a_resumed_run_continues_with_the_same_rates(name: str) -> None:
     whole = rates(ALL[name](make_optimizer(), 30), 30)
     optimizer = make_optimizer()
     schedule = ALL[name](optimizer, 30)

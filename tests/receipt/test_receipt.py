@@ -146,7 +146,7 @@ def test_the_run_that_it_started_from_is_its_baseline(run: RunDir, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("no_onnx")
-def test_a_run_is_no_baseline_of_itself_and_a_sparse_one_is_named(run: RunDir, tmp_path: Path) -> None:
+def test_a_run_is_not_its_own_baseline_and_a_sparse_baseline_is_named(run: RunDir, tmp_path: Path) -> None:
     """logs/latest in `ckpt_path` of a run directory may lead to the run itself by now."""
     cfg = new_run(tmp_path, *SMALL, "compression=prune", "compression.receipt=none", f"ckpt_path={run.path}")
     train(cfg)
@@ -211,7 +211,7 @@ def test_baselines_that_do_not_fit_are_refused(run: RunDir, tmp_path: Path) -> N
         receipt(request(run))
 
 
-def test_a_run_without_checkpoints_has_no_receipt_and_says_so(tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_warns_and_has_no_receipt(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SMALL, "trainer.enable_checkpointing=false", "trainer.max_epochs=1")
     train(cfg)
     with pytest.warns(UserWarning, match="has no receipt: it kept no best checkpoint"):

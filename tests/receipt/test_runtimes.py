@@ -1,4 +1,4 @@
-"""Who wins a comparison of runtimes, and when nobody does."""
+"""The winner of a comparison of runtimes, and where there is none."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def test_overlapping_ranges_have_no_winner() -> None:
     assert (found["winner"], found["fastest"], found["same"]) == (None, "onnx", ["torchscript"])
 
 
-def test_a_module_that_beats_the_files_is_told_beside_the_fastest_file() -> None:
+def test_the_fastest_file_is_named_where_a_module_wins() -> None:
     found = winners(
         [
             row("compiled_bf16", 0.5, 8, 2),

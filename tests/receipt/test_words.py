@@ -1,4 +1,4 @@
-"""The sentences of a receipt, good news and bad."""
+"""The findings of a receipt, good and bad."""
 
 from typing import Any
 

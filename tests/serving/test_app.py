@@ -1,6 +1,4 @@
-"""What the server answers around the predictions: compressed answers, methods, bodies nobody asked for, errors of its
-own.
-"""
+"""The server's other answers: compressed ones, other methods, unwanted bodies, internal errors."""
 
 import contextlib
 import gzip
@@ -68,7 +66,7 @@ UNWANTED = [
 ]
 
 
-def test_a_body_that_nobody_asked_for_does_not_hold_the_connection(server: Here) -> None:
+def test_an_unwanted_body_does_not_hold_the_connection(server: Here) -> None:
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(server.connect()) for _ in UNWANTED]
         for _ in range(2):  # a whole one is read, and the connection goes on

@@ -46,7 +46,7 @@ def test_pixels_are_counted_before_they_are_unpacked() -> None:
         b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", 4, 4, 99, 99, 9, 9, 9)) + chunk(b"IEND", b""),
     ],
 )
-def test_what_is_no_png_is_refused(damage: bytes) -> None:
+def test_damaged_pictures_are_refused(damage: bytes) -> None:
     assert refused(damage, "image/png")[0] == refused(damage, "image/jpeg")[0] == 400
 
 
@@ -76,7 +76,7 @@ def test_what_is_no_png_is_refused(damage: bytes) -> None:
         (as_json(images=[GREY.tolist()] * 6), 413),
     ],
 )
-def test_what_is_no_json_image_is_refused(body: bytes, status: int) -> None:
+def test_bad_json_bodies_are_refused(body: bytes, status: int) -> None:
     assert refused(body, "application/json")[0] == status
 
 
@@ -101,7 +101,7 @@ U1 = "{'descr': '|u1', 'fortran_order': False, 'shape': %s, }"
         (npy(np.zeros((6, 4, 5), np.uint8)), 413),
     ],
 )
-def test_what_is_no_npy_image_is_refused(body: bytes, status: int) -> None:
+def test_bad_npy_bodies_are_refused(body: bytes, status: int) -> None:
     assert refused(body, "application/x-npy")[0] == status
 
 
@@ -117,7 +117,7 @@ def test_what_is_no_npy_image_is_refused(body: bytes, status: int) -> None:
         (b"1234567", "application/octet-stream", 422),
     ],
 )
-def test_what_is_no_sequence_is_refused(body: bytes, kind: str, status: int) -> None:
+def test_bad_token_bodies_are_refused(body: bytes, kind: str, status: int) -> None:
     assert refused(body, kind, WORDS)[0] == status
 
 

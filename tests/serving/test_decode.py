@@ -143,7 +143,7 @@ def test_what_is_transparent_lies_on_white() -> None:
     assert np.array_equal(array[0, 0], expected)
 
 
-def test_a_photo_is_turned_as_the_camera_was_held() -> None:
+def test_photos_are_turned_by_their_exif_orientation() -> None:
     turned = Image.Exif()
     turned[0x0112] = 6  # the camera stood on its side: rows of the file are columns of the scene
     for kind in ("PNG", "JPEG"):

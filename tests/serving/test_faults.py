@@ -1,4 +1,4 @@
-"""Hostile, slow and vanishing clients: each gets a sentence, and the server goes on."""
+"""Hostile, slow and vanishing clients: the server answers them and continues."""
 
 import io
 import socket

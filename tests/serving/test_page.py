@@ -82,7 +82,7 @@ def test_names_cant_end_the_element_that_they_stand_in() -> None:
     assert data["about"][0] == "run </title></script><script>alert(1)</script>"
 
 
-def test_the_script_is_told_what_the_net_takes() -> None:
+def test_the_script_gets_what_the_net_takes() -> None:
     def told(facts: dict[str, Any]) -> dict[str, Any]:
         return dict(json.loads(Elements(page(facts)).texts["data"]))
 

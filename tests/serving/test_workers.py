@@ -1,4 +1,4 @@
-"""Workers that are killed or hang, and servers that are stopped: a clean recovery, and nobody waits for ever."""
+"""Workers that are killed or hang, and servers that are stopped: all clients get an answer."""
 
 import json
 import os

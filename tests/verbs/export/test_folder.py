@@ -30,7 +30,7 @@ def test_a_folder_takes_the_place_of_the_earlier_one(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["onnx"]
 
 
-def test_what_is_no_export_is_not_replaced(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_an_export_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "onnx"
     path.mkdir()
     write(path, "in an empty folder")

@@ -1,4 +1,4 @@
-"""The verb on a small run: what it leaves on disk, and what it says and leaves of mistakes and faults."""
+"""The export command on a small run: the files that it leaves, and what it refuses."""
 
 import json
 
@@ -100,7 +100,7 @@ def test_files_for_other_sizes_are_not_compared_with_the_runs_figures(run: RunDi
         (["target.preprocess=false", "target.input_size=any"], r"^target\.input_size=any"),
     ],
 )
-def test_mistakes_are_refused_and_leave_nothing(run: RunDir, overrides: list[str], sentence: str) -> None:
+def test_wrong_requests_are_refused_and_leave_nothing(run: RunDir, overrides: list[str], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         ship(request(run, *overrides))
     assert left(run) == []

@@ -125,7 +125,7 @@ def test_targets_after_one_that_fails_are_made(
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_is_told_in_its_own_words(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_failed_process_is_reported(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx, "export", lambda net, example, path: path.write_bytes(b"no graph"))
     with pytest.raises(
         UserError,
