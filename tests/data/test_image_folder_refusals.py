@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from support.pictures import pictures
 from support.runs import SMALL, config
 
@@ -178,6 +179,13 @@ def test_circular_links_are_not_classes(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning, match=r"1 folders in those of the classes are not read, with \d+ images: cat/again\. A list"
     ):
+        ImageFolder(str(folder), str(tmp_path / "data"), val_share=0.2, test_share=0.2).prepare()
+
+
+def test_files_that_differ_in_their_suffix_alone_warn(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "photos", CLASSES)
+    Image.new("RGB", (9, 9)).save(folder / "cat" / "000.jpg")
+    with pytest.warns(UserWarning, match=r"cat has 000\.jpg, 000\.png"):
         ImageFolder(str(folder), str(tmp_path / "data"), val_share=0.2, test_share=0.2).prepare()
 
 
