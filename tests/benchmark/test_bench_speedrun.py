@@ -8,15 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from support.fashion import write
 from support.runs import ROOT, config
-from torch import nn
 
 from lathe.data import Augment
 from lathe.data.augment import draw
 from lathe.data.fashion_mnist import FILES
-from lathe.nets import Airbench
 from lathe.runs.build import make_data
 
 SMALL = (
@@ -51,19 +48,6 @@ def request(folder: Path, **changes: Any) -> Namespace:
     return Namespace(**{"folder": str(folder), "threads": 0, "epochs": 12, "override": list(SMALL), **usual, **changes})
 
 
-def test_the_recipe() -> None:
-    cfg = config("experiment=fashion_speedrun")
-    assert (cfg["data"]["channels"], cfg["data"]["image_size"], cfg["data"]["augment"]["flip"]) == (
-        1,
-        28,
-        "alternating",
-    )
-    assert (cfg["optimizer"]["normalize"], cfg["optimizer"]["rest"]) == (True, "sgd")
-    assert cfg["trainer"]["check_val_every_n_epoch"] == cfg["trainer"]["max_epochs"]
-    trained_on = 60_000 - cfg["data"]["source"]["val_size"]
-    assert trained_on % cfg["data"]["batch_size"] == 0  # whole batches
-
-
 @pytest.mark.parametrize("side", ["lathe", "usual"])
 def test_a_side_learns_from_files_of_the_real_format(bench: dict[str, Any], folder: Path, side: str) -> None:
     found = bench["trained"](side, 1, request(folder))
@@ -93,54 +77,6 @@ def test_the_sides_train_on_the_same_images(bench: dict[str, Any], folder: Path,
 def pixels(image: Any) -> bytes:
     """As they were before they were normalised."""
     return np.round((image * 0.353 + 0.286) * 255).astype(np.uint8).tobytes()
-
-
-def test_the_usual_batches(bench: dict[str, Any], folder: Path, tmp_path: Path) -> None:
-    cfg = config(*bench["words"](3, request(folder), str(tmp_path)))
-    data = make_data(cfg)
-    data.prepare_data()
-    batches = list(bench["usual_batches"](data, cfg, request(folder, batch_size=20)))
-    assert [(tuple(x.shape), x.dtype, tuple(y.shape)) for x, y in batches] == [
-        ((20, 1, 28, 28), torch.float32, (20,))
-    ] * 2
-
-
-def test_the_usual_side_takes_the_share_that_the_experiment_takes(
-    bench: dict[str, Any], folder: Path, tmp_path: Path
-) -> None:
-    cfg = config(*bench["words"](3, request(folder), str(tmp_path)), "data.share=0.5")
-    data = make_data(cfg)
-    data.prepare_data()
-    assert len(bench["usual_batches"](data, cfg, request(folder)).dataset) == 25
-
-
-def test_the_nets_are_of_one_family(bench: dict[str, Any]) -> None:
-    lathe = Airbench(width=4, growth=2, in_channels=1, image_size=28, num_classes=10)
-    usual = bench["Usual"](4, 2, 10)
-    assert convolutions(usual) == convolutions(lathe)
-    assert usual(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
-
-
-def convolutions(net: nn.Module) -> list[tuple[int, ...]]:
-    """Shapes of their weights."""
-    return [tuple(m.weight.shape) for m in net.modules() if isinstance(m, nn.Conv2d)]
-
-
-def trainings(scores: list[float], seconds: float) -> list[dict[str, float]]:
-    return [{"accuracy": score, "seconds": seconds, "compile_s": 0.0, "cpu_s": 2 * seconds} for score in scores]
-
-
-def test_verdicts(bench: dict[str, Any]) -> None:
-    good, poor = [0.941, 0.942] * 5, [0.939, 0.9402] * 5
-    told = bench["summary"]({"lathe": trainings(good, 10.0), "usual": trainings(good, 85.0)}, 0.94)
-    assert told[1] == "lathe: 0.94 with p < 0.01: shown"
-    assert told[4] == "seconds, usual over lathe: 8.50, at least 8.0: met"
-    told = bench["summary"]({"lathe": trainings(good[:3], 10.0), "usual": trainings(poor, 70.0)}, 0.94)
-    assert told[1].startswith("lathe: 0.94 with p < 0.01: not shown (n = 3 of at least 10, p = 0.0")
-    assert told[3].startswith("usual: 0.94 with p < 0.01: not shown (p = 0.9")
-    assert told[4].endswith("7.00, at least 8.0: not to the same accuracy: the mean of usual is below 0.94")
-    told = bench["summary"]({"lathe": trainings(good, 10.0), "usual": trainings(good, 70.0)}, 0.94)
-    assert told[5] == "CPU seconds, usual over lathe: 7.00, at least 8.0: missed"
 
 
 def test_the_t_test(bench: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ from lathe.benchmark import crew as crew_module
 from lathe.benchmark import rank, suites
 from lathe.benchmark.cases import Case
 from lathe.benchmark.crew import Crew, run
-from lathe.errors import UserError
 
 SMALL = (
     "model=mlp",
@@ -43,7 +42,7 @@ def composed(*cases: Case, **request: Any) -> dict[str, dict[str, Any]]:
     return {item.name: config(*suites.overrides_of(item, {**REQUEST, **request})) for item in cases}
 
 
-def test_memory_of_one_process_is_what_arithmetic_says(tmp_path: Any) -> None:
+def test_memory_of_one_process_is_that_of_arithmetic(tmp_path: Any) -> None:
     memory = case("m", kind="memory", alone=True)
     cfg = composed(memory, steps=3, warmup=0)["m"]
     cfg["paths"]["run_dir"] = str(tmp_path)
@@ -111,15 +110,6 @@ def crews_of(suite: str, monkeypatch: pytest.MonkeyPatch, **request: Any) -> lis
     return Recorded.made
 
 
-def test_a_peak_of_memory_is_of_one_case_in_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    crews = crews_of("gpu", monkeypatch, rounds=2, strategies=["fsdp"])
-    assert len(crews) == 2 * 2 * 2 * 4
-    assert all(len(crew.cases) == len(crew.turns) == 1 for crew in crews)
-    assert all(len(crew.cases) == len(crew.turns) == 1 for crew in crews_of("memory", monkeypatch, strategies=["ddp"]))
-
-
 def test_as_many_processes_are_started_as_training_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Strategies of one process over several devices are not started several times."""
     crews = crews_of("scaling", monkeypatch, rounds=1, strategies=["ddp", "model_split"])
@@ -132,11 +122,9 @@ def test_as_many_processes_are_started_as_training_starts(monkeypatch: pytest.Mo
     assert [(crew.processes, crew.cases) for crew in crews] == [
         (1, ["auto, 1, weak", "dp, 1, weak", "dp, 2, strong", "dp, 2, weak"])
     ]
-    with pytest.raises(UserError, match=r"^strategies=\[dp\] drives GPUs: leave it out, or set accelerator=gpu\.$"):
-        suites.plan({**config("suite=scaling", name="benchmark"), "strategies": ["dp"]})
 
 
-def test_processes_that_end_are_told_with_their_last_words(tmp_path: Any) -> None:
+def test_processes_that_end_report_their_last_error(tmp_path: Any) -> None:
     cfg = {"paths": {"run_dir": None}, "launch": {}}
     crew = Crew({"x": {"cfg": cfg}}, 1, 1)
     try:

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from lathe.benchmark import report
-from lathe.benchmark.cases import memory, scaling
-from lathe.measure import plot
+from lathe.benchmark.cases import scaling
 
 REQUEST: dict[str, Any] = {
     "suite": "scaling",
@@ -66,33 +65,3 @@ def test_ratios_are_taken_round_by_round_though_the_machine_drifts(
     assert written["environment"]["packages"]["torch"]
     drawing = ElementTree.fromstring((tmp_path / "plot.svg").read_text())
     assert len(drawing.findall(".//{*}polyline")) == 2
-
-
-def test_memory_is_held_against_the_dense_run_and_the_kept_activations() -> None:
-    request = {**REQUEST, "suite": "memory", "strategies": ["fsdp", "deepspeed_3"]}
-    cases = memory(request)
-    names = ("parameters", "gradients", "optimizer", "activations", "peak")
-
-    def counted(*mebibytes: float) -> list[dict[str, Any]]:
-        return [dict(zip(names, (value * report.MIB for value in mebibytes), strict=True))]
-
-    results = {
-        "auto, 1": counted(10, 10, 20, 5, 50),
-        "fsdp, 2": counted(5, 5, 10, 5, 30),
-        "deepspeed_3, 2": [{"error": "strategy=deepspeed_3 needs DeepSpeed: pip install -e '.[deepspeed]'"}],
-        "auto, 1, none": counted(1, 1, 2, 100, 124),
-        "auto, 1, blocks": counted(1, 1, 2, 30, 64),
-        "auto, 1, every_2": counted(1, 1, 2, 50, 84),
-        "auto, 1, sqrt": counted(1, 1, 2, 10, 52),
-    }
-    text = "\n".join(report.memory(cases, results)[0])
-    assert cells(text, "fsdp", "2")[2:] == ["5.00", "5.00", "10.00", "5.00", "30.00", "0.500"]
-    assert cells(text, "deepspeed_3", "2")[2].startswith("strategy=deepspeed_3 needs DeepSpeed")
-    assert cells(text, "sqrt", "1")[-2:] == ["0.100", "0.400"]
-    drawing = ElementTree.fromstring(report.memory(cases, results)[1])
-    assert len(drawing.findall(".//{*}rect")) == 1 + 4 * 6  # the ground, and four pieces of each of six columns
-
-
-def test_a_plot_of_nothing_is_a_plot() -> None:
-    for drawing in (plot.lines("a < b", "x", "y", {}), plot.stacks("t", "y", {})):
-        assert ElementTree.fromstring(drawing).tag.endswith("svg")

@@ -7,10 +7,9 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from support.commands import run as command
 from support.runs import config
 
-from lathe.benchmark import int8, loaders, sides, suites, trainer, turns
+from lathe.benchmark import int8, loaders, sides, trainer, turns
 from lathe.benchmark.turns import Suite
 from lathe.errors import UserError
 
@@ -21,7 +20,7 @@ def request(suite: str, **changes: Any) -> dict[str, Any]:
     return {**config(f"suite={suite}", name="benchmark"), **changes}
 
 
-def test_nulls_are_filled_in() -> None:
+def test_keys_at_null_get_the_suites_own_values() -> None:
     assert MODULES.keys() == sides.DEFAULTS.keys()
     full = sides.plan(request("loaders", workers=[0, 3]))
     assert (full["workers"], full["rounds"], full["seconds"], full["accelerator"]) == ([0, 3], 7, 0.3, "cpu")
@@ -32,61 +31,22 @@ def test_nulls_are_filled_in() -> None:
 
 
 @pytest.mark.parametrize(
-    ("suite", "changes", "sentence"),
+    ("suite", "changes", "words"),
     [
-        ("trainer", {"accelerator": "gpu"}, r"accelerator=gpu has no meaning for suite=trainer: leave it null\."),
-        ("trainer", {"seconds": 1.0}, r"seconds=1\.0 has no meaning for suite=trainer: leave it null\."),
-        ("loaders", {"steps": 5}, r"steps=5 has no meaning for suite=loaders: leave it null\."),
-        ("loaders", {"run": "x"}, r"run=x has no meaning for suite=loaders: leave it null\."),
-        ("loaders", {"threads": [1, 2]}, r"threads=\[1, 2\]: suite=loaders takes one number of threads\."),
-        ("int8", {"workers": [0]}, r"workers=\[0\] has no meaning for suite=int8: leave it null\."),
-        (
-            "int8",
-            {"run": "x", "qat": 2},
-            r"qat=2 is for a run that suite=int8 trains itself: leave it null with run=\.",
-        ),
-        (
-            "int8",
-            {"run": "x", "accelerator": "gpu"},
-            r"accelerator=gpu is for a run that suite=int8 trains itself: leave it null with run=\.",
-        ),
-        (
-            "int8",
-            {"run": "x", "overrides": ["seed=1"]},
-            r"overrides=\['seed=1'\] are for a run that suite=int8 trains itself: leave them out with run=\.",
-        ),
-        (
-            "trainer",
-            {"overrides": ["seed=1"]},
-            r"overrides=\['seed=1'\] has no meaning for suite=trainer, which trains no run of the training "
-            r"configuration: leave it out\.",
-        ),
+        ("trainer", {"seconds": 1.0}, r"seconds=1\.0 has no meaning for suite=trainer"),
+        ("int8", {"run": "x", "qat": 2}, "qat=2 is for a run that suite=int8 trains itself"),
     ],
 )
-def test_keys_without_a_meaning_are_refused(suite: str, changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=f"^{sentence}$"):
+def test_keys_without_a_meaning_are_refused(suite: str, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=f"^{words}"):
         sides.plan(request(suite, **changes))
 
 
-@pytest.mark.parametrize("changes", [{"workers": [0]}, {"qat": 2}])
-@pytest.mark.parametrize("suite", ["scaling", "inference"])
-def test_other_suites_refuse_their_keys(suite: str, changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=f"has no meaning for suite={suite}: leave it null"):
-        suites.plan(request(suite, **changes))
-
-
-def test_a_gpu_that_is_not_there_is_told_before_anything_is_made(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_missing_gpu_is_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError, match=r"^accelerator=gpu: suite=loaders would use an NVIDIA GPU and none is visible"):
         sides.run(sides.plan(request("loaders", accelerator="gpu")), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-def test_a_former_name_leads_to_the_suite_of_now(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (sides.now("data"), sides.now("memory")) == ("loaders", "memory")
-    assert capsys.readouterr().out == "suite=data is called suite=loaders now.\n"
 
 
 def test_turns_rotate_and_a_side_that_fails_has_one() -> None:
@@ -149,7 +109,7 @@ def test_the_fastest_of_the_usual_ones_is_the_base(tmp_path: Path) -> None:
     assert bars[f"{broken}: samples/s over DataLoader's,"] == (None, {"at_least": 1.0})
 
 
-def test_steps_are_told_over_the_hand_written_loop(tmp_path: Path) -> None:
+def test_steps_are_compared_with_the_hand_written_loop(tmp_path: Path) -> None:
     results = {
         trainer.HAND: [{"us_per_step": v, "bit_equal": True} for v in (100.0, 200.0)],
         trainer.FULL: [
@@ -159,13 +119,8 @@ def test_steps_are_told_over_the_hand_written_loop(tmp_path: Path) -> None:
         trainer.COMPILED: [{"error": "InvalidCxxCompiler: no g++"}],
     }
     facts = {name: {"updates": 40} for name in results}
-    rows, text = written(trainer, facts, results, sides.plan(request("trainer", rounds=2, steps=10)), tmp_path)
-    assert rows == [
-        [trainer.HAND, "150", "426,667", "1.000 (1.000 to 1.000)", "yes"],
-        [trainer.FULL, "170", "376,471", "1.150 (1.100 to 1.200)", "no"],
-        [trainer.COMPILED, "InvalidCxxCompiler: no g++", "", "", ""],
-    ]
-    assert "(40 updates)" in text
+    rows, _ = written(trainer, facts, results, sides.plan(request("trainer", rounds=2, steps=10)), tmp_path)
+    assert [row[3] for row in rows] == ["1.000 (1.000 to 1.000)", "1.150 (1.100 to 1.200)", ""]
     found = [(measured and measured.median, limit) for _, measured, limit in trainer.claims(results)]
     assert found == [
         (pytest.approx(1.15), {"at_most": 1.10}),
@@ -175,39 +130,30 @@ def test_steps_are_told_over_the_hand_written_loop(tmp_path: Path) -> None:
     ]
 
 
-def test_integers_are_told_beside_float32(tmp_path: Path) -> None:
+def test_integers_are_compared_with_float32(tmp_path: Path) -> None:
     def rounds(size: int, accuracy: float, *times: float) -> list[dict[str, Any]]:
         return [{"latency_ms": time, "bytes": size, "accuracy": accuracy} for time in times]
 
     results = {
         "float32, batch 1": rounds(4 * 2**20, 0.97, 10.0, 20.0),
-        "float32, batch 8": rounds(4 * 2**20, 0.97, 80.0, 80.0),
         "int8, batch 1": rounds(2**20, 0.96, 4.0, 6.0),
-        "int8, batch 8": rounds(2**20, 0.96, 20.0, 20.0),
         "int8, qat, batch 1": rounds(2**20, 0.975, 3.0, 6.0),
-        "int8, qat, batch 8": rounds(2**20, 0.975, 20.0, 20.0),
     }
     shared = {"run": "r", "net": "Net", "metric": "accuracy", "samples": 9}
     facts = {
         name: {"form": name.rpartition(", ")[0], "batch": int(name[-1]), "ranges": "", "bytes": r[0]["bytes"], **shared}
         for name, r in results.items()
     }
-    rows, text = written(int8, facts, results, sides.plan(request("int8", rounds=2)), tmp_path)
-    assert rows[2] == [
-        *("int8", "", "1", "1.00", "0.250", "5.00 (4.00 to 6.00)", "0.350 (0.300 to 0.400)", "0.9600", "-0.0100"),
-    ]
-    assert "Run r: Net; accuracy of the files themselves on 9 held-out samples." in text
-    assert "rounded weights" not in text
+    rows, _ = written(int8, facts, results, sides.plan(request("int8", rounds=2)), tmp_path)
+    assert rows[1][4:] == ["0.250", "5.00 (4.00 to 6.00)", "0.350 (0.300 to 0.400)", "0.9600", "-0.0100"]
     found = {sentence: (round(measured.median, 4), limit) for sentence, measured, limit in int8.claims(results)}
     assert found == {
         "int8: size over float32's,": (0.25, {"at_most": 0.26}),
         "int8: points of accuracy lost,": (1.0, {"at_most": 0.5}),
         "int8: latency at batch 1 over float32's,": (0.35, {"at_most": 0.33}),
-        "int8: latency at batch 8 over float32's,": (0.25, {"at_most": 0.33}),
         "int8, qat: size over float32's,": (0.25, {"at_most": 0.26}),
         "int8, qat: points of accuracy lost,": (-0.5, {"at_most": 0.5}),
         "int8, qat: latency at batch 1 over float32's,": (0.3, {"at_most": 0.33}),
-        "int8, qat: latency at batch 8 over float32's,": (0.25, {"at_most": 0.33}),
     }
 
 
@@ -216,10 +162,3 @@ def test_nothing_is_written_where_nothing_was_measured(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^suite=trainer: no side could be measured \(MemoryError: no\)\.$"):
         written(trainer, {trainer.HAND: {"updates": 1}}, results, request("trainer"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.slow
-def test_the_command_tells_a_mistake_in_a_sentence(tmp_path: Path) -> None:
-    done = command("suite=trainer", "seconds=3", script="scripts/benchmark.py", cwd=tmp_path)
-    assert done.returncode != 0
-    assert done.stderr.strip() == "Error: seconds=3 has no meaning for suite=trainer: leave it null."

@@ -132,7 +132,7 @@ class Server:
         self.break_after: int | None = None  # bytes after which the next answer ends
         self.knows_range = True
         self.status, self.reason = 200, ""
-        self.location = self.length = ""  # where it sends whoever asks, and what it says for the number of bytes
+        self.location = ""  # where it redirects to
         self.asked: list[str | None] = []
         server = self
 
@@ -154,7 +154,7 @@ class Server:
                     return
                 body = server.content[start:]
                 self.send_response(206 if asked and server.knows_range else 200)
-                self.send_header("Content-Length", server.length or str(len(body)))
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 stop, server.break_after = server.break_after, None
                 self.wfile.write(body[:stop])

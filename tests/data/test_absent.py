@@ -1,4 +1,4 @@
-"""Classes that a split which was cut lacks are told."""
+"""Classes that a split lacks warn."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,6 @@ from support.pictures import pictures
 from torch.utils.data import TensorDataset
 
 from lathe.data import DatasetDataModule, ImageFolder
-from lathe.errors import UserError
 
 
 def module(train: Any, **settings: Any) -> DatasetDataModule:
@@ -26,15 +25,6 @@ def test_of_a_dataset(names: list[str] | None) -> None:
     values = module(TensorDataset(x, y))  # of whole numbers that are no classes, for all that is known
     values.setup()
     assert str(values).startswith("DatasetDataModule(train: 48")
-
-
-def test_a_label_that_is_no_class_is_told_as_before() -> None:
-    x, y = torch.randn(60, 1, 4, 4), torch.tensor([0, 1] * 29 + [7, 7])
-    data = module(TensorDataset(x, y), num_classes=2, class_names=["cat", "dog"])
-    with pytest.warns(UserWarning, match="val has none of class 7"):
-        data.setup()
-    with pytest.raises(UserError, match=r"^data\.train: item \d+ has the label 7, expected 0 to 1"):
-        list(data.train_dataloader())
 
 
 def test_of_a_folder(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Batched augmentation against plain per-sample references that are driven by the same numbers."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,6 @@ import torch
 from lathe.data.augment import Augment, Draws, box_mask, crop_and_flip, cutout, draw, mix
 from lathe.data.bank import Bank
 from lathe.data.normalize import Normalizer
-from lathe.errors import UserError
 
 
 def reference(images: torch.Tensor, draws: Draws, padding: int, fill: str) -> torch.Tensor:
@@ -38,28 +35,6 @@ def test_crop_and_flip_equal_a_plain_reference_bit_for_bit(
     picked = Bank(images, padding, fill, flips=flip != "none").gather(rows, draws[rows])
     assert torch.equal(picked, expected)
     assert picked.is_contiguous()
-
-
-@pytest.mark.parametrize("convert", [None, lambda x: x.float() / 3])
-def test_the_view_that_other_devices_use_gives_the_same_bits(
-    convert: Callable[[torch.Tensor], torch.Tensor] | None,
-) -> None:
-    images = torch.randint(0, 256, (60, 3, 9, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    draws = draw(Augment(crop=2, flip="random"), seed=1, epoch=2, n=60, height=9, width=7)
-    bank = Bank(images, 2, "zero", flips=True, convert=convert)
-    slabs = bank.gather(torch.arange(60), draws)
-    bank.windows = bank.strided_windows()
-    assert torch.equal(bank.gather(torch.arange(60), draws), slabs)
-
-
-def test_batches_beyond_the_cache_are_picked_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    images = torch.randint(0, 256, (60, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    draws = draw(Augment(crop=2), seed=1, epoch=2, n=60, height=8, width=8)
-    bank = Bank(images, 2, "zero", flips=False)
-    at_once = bank.gather(torch.arange(60), draws)
-    for size in (1, 3000):
-        monkeypatch.setattr("lathe.data.bank.CACHED_BYTES", size)
-        assert torch.equal(bank.gather(torch.arange(60), draws), at_once)
 
 
 def test_all_offsets_and_both_sides_occur() -> None:
@@ -139,27 +114,3 @@ def test_normalisation_is_the_textbook_formula() -> None:
     ]
     torch.testing.assert_close(normalizer(images), expected.float(), rtol=0, atol=2e-6)
     assert normalizer.fill.tolist() == [102, 128, 153]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "names"),
-    [
-        ({"crop": -1}, "crop=-1"),
-        ({"mixup": -0.1}, "mixup=-0.1"),
-        ({"crop": 1.5}, "crop=1.5"),
-        ({"crop": "two"}, "crop=two"),
-        ({"flip": "sometimes"}, "flip=sometimes"),
-        ({"crop_fill": "wrap"}, "crop_fill=wrap"),
-    ],
-)
-def test_impossible_settings_are_named(wrong: dict[str, object], names: str) -> None:
-    with pytest.raises(UserError, match=names):
-        Augment(**wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("mean", "std", "names"), [((0.5,), (0.2,) * 3, "data.mean"), ((0.5,) * 3, (0.2, 0.0, 0.1), "data.std")]
-)
-def test_wrong_constants_are_named(mean: tuple[float, ...], std: tuple[float, ...], names: str) -> None:
-    with pytest.raises(UserError, match=names):
-        Normalizer(mean, std, 3)

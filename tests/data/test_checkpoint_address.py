@@ -1,4 +1,4 @@
-"""Checkpoints at an address, held against a hash before anything in them is believed; and a checkpoint as `run`."""
+"""Checkpoints from a URL are compared with their hash before they are read; a checkpoint as `run`."""
 
 import hashlib
 import io
@@ -56,9 +56,6 @@ def test_another_file_is_refused_before_it_is_read(tmp_path: Path, serve: Any, t
 def test_an_address_without_a_hash_is_refused() -> None:
     (told,) = check(config(*SMALL, "ckpt_path=https://example.org/w.pth"))
     assert told.startswith("ckpt_path=https://example.org/w.pth is fetched from elsewhere: set ckpt_sha256 to")
-    (told,) = check(config(*SMALL, f"ckpt_sha256={'0' * 64}"))
-    assert told.startswith("ckpt_sha256=")
-    assert "set ckpt_path" in told
 
 
 def test_a_checkpoint_is_taken_for_its_run(tmp_path: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
@@ -70,6 +67,3 @@ def test_a_checkpoint_is_taken_for_its_run(tmp_path: Path, cli: Cli, capfd: pyte
     code, errors = cli(f"run={run}/checkpoints/last.ckpt", "checkpoint=best", script="scripts/evaluate.py")
     assert code == 1
     assert "is another checkpoint than checkpoint=best. Leave one out." in errors
-    code, errors = cli(f"run={run}/checkpoints/last.ckpt", script="scripts/receipt.py")
-    assert (code, errors.count("\n")) == (1, 1)
-    assert "expected a run directory, not a checkpoint" in errors

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lathe.data import Augment, Digits, ImageDataModule, ResidentLoader, StreamLoader
+from lathe.data import Augment, ImageDataModule, ResidentLoader, StreamLoader
 from lathe.data.splits import Split, Splits
 from lathe.errors import UserError
 
@@ -81,16 +81,7 @@ def test_split_loaders_hold_their_samples_once_unaugmented() -> None:
     [
         ({"num_classes": 3}, r"data\.num_classes=3.*set data\.num_classes=2"),
         ({"channels": 3, "mean": [0.0] * 3, "std": [1.0] * 3}, r"data\.channels=3.*set data\.channels=1"),
-        ({"image_size": 32}, r"data\.image_size=32.*set data\.image_size=4"),
-        ({"loader": "disk"}, r"^loader=disk: expected"),
-        ({"normalize": "later"}, r"^normalize=later: expected"),
-        ({"mean": [0.1, 0.2]}, r"data\.mean"),
-        ({"batch_size": 0}, r"^batch_size=0: expected"),
-        ({"batch_size": "many"}, r"^batch_size=many: expected"),
         ({"batch_size": 21}, r"data\.batch_size=21 .*20 training samples"),
-        ({"eval_batch_size": -1}, r"^eval_batch_size=-1: expected"),
-        ({"num_workers": -1}, r"^num_workers=-1: expected"),
-        ({"prefetch_factor": 0}, r"^prefetch_factor=0: expected"),
         ({"normalize": "folded", "loader": "workers"}, r"data\.normalize=folded"),
     ],
 )
@@ -130,7 +121,7 @@ def test_a_run_resumed_anywhere_sees_what_the_whole_one_did(tmp_path: Path, limi
         assert rest.seen == whole.seen[step:], step
 
 
-def test_reloading_loaders_goes_on_counting_and_a_new_fit_starts_over(tmp_path: Path) -> None:
+def test_reloading_loaders_continues_the_epochs_and_a_new_fit_starts_again(tmp_path: Path) -> None:
     plain, reloaded, data = Recorder(), Recorder(), module()
     trainer(tmp_path, max_epochs=3).fit(plain, datamodule=data)
     trainer(tmp_path, max_epochs=3, reload_dataloaders_every_n_epochs=1).fit(reloaded, datamodule=data)
@@ -155,25 +146,10 @@ def replica(rank: int, world: int, **settings: Any) -> ImageDataModule:
     return data
 
 
-def test_a_data_module_prints_its_name_and_the_sizes_of_what_is_open() -> None:
-    data = module()
-    assert str(data) == "ImageDataModule(not set up)"
-    data.setup()
-    assert str(data) == "ImageDataModule(train: 20, val: 7, test: 7)"
-
-
-def test_strategy_says_which_share_is_ours() -> None:
+def test_replicas_together_see_the_batches_of_one_process() -> None:
     one = [x for x, _ in module(augment=Augment(crop=1)).train_dataloader()]
     two = [[x for x, _ in replica(r, 2, augment=Augment(crop=1)).train_dataloader()] for r in range(2)]
     assert all(torch.equal(whole, torch.cat(parts)) for whole, *parts in zip(one, *two, strict=True))
-
-
-def test_strategy_without_a_share_uses_the_trainers_ranks() -> None:
-    data = replica(0, 1)
-    del data.trainer.strategy.distributed_sampler_kwargs
-    data.batch_size = 8
-    loader = data.train_dataloader()
-    assert (loader.world_size, loader.rank) == (8, 7)
 
 
 def test_batch_sizes_that_do_not_fit_the_devices_name_both_keys() -> None:
@@ -182,21 +158,6 @@ def test_batch_sizes_that_do_not_fit_the_devices_name_both_keys() -> None:
     with pytest.raises(UserError, match=r"data\.eval_batch_size=2 .* trainer\.devices=3"):
         replica(0, 3, eval_batch_size=2).val_dataloader()
     assert len(replica(0, 3).val_dataloader()) == 3  # 7 samples, 1 a rank at a time
-
-
-def test_digits_fit_their_declared_statistics() -> None:
-    images, _ = Digits().load().train.read()
-    assert images.mean() / 255 == pytest.approx(0.305, abs=1e-3)
-    assert images.std() / 255 == pytest.approx(0.376, abs=1e-3)
-
-
-def test_batches_elsewhere_are_moved_and_ours_are_not() -> None:
-    data = module()
-    data.setup()
-    batch = next(iter(data.train_dataloader()))
-    assert data.transfer_batch_to_device(batch, torch.device("cpu"), 0) is batch
-    moved = data.transfer_batch_to_device(batch, torch.device("meta"), 0)
-    assert moved[0].device.type == "meta"
 
 
 def test_global_random_state_is_left_alone() -> None:

@@ -1,4 +1,4 @@
-"""data=dataset: what no net or loss takes is told by the first samples, before a step is made."""
+"""data=dataset: samples that no net or loss takes are refused before the first step."""
 
 from typing import Any
 
@@ -15,15 +15,7 @@ from lathe.errors import UserError
 
 @pytest.mark.parametrize(
     ("y", "got"),
-    [
-        (1.0, "float64 [2]"),
-        ("cat", "a list of str"),
-        (torch.tensor([1]), "int64 [2, 1]"),
-        (torch.zeros(3), "float32 [2, 3]"),
-        ((1, 2), "a list of int64 [2]"),
-        (torch.tensor(1, dtype=torch.complex64), "complex64 [2]"),
-        (torch.tensor(1, dtype=torch.uint16), "uint16 [2]"),
-    ],
+    [(1.0, "float64 [2]"), ("cat", "a list of str"), (torch.zeros(3), "float32 [2, 3]")],
 )
 def test_targets_that_are_no_classes(y: Any, got: str) -> None:
     data = module(Odd(y=y), num_classes=2)
@@ -55,19 +47,12 @@ def test_whole_numbers_of_every_type_are_classes(y: Any) -> None:
         assert set(batch[1].tolist()) <= {1, IGNORE}
 
 
-OTHERS = ("uint8", "int64", "bool", "complex64", "float64", "float16", "bfloat16")
-
-
-@pytest.mark.parametrize("dtype", [getattr(torch, name) for name in OTHERS], ids=OTHERS)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64, torch.float16])
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_images_that_are_no_floats(dtype: torch.dtype, split: str) -> None:
+def test_images_of_another_dtype_are_refused(dtype: torch.dtype, split: str) -> None:
     data = module(channels=1, **{"train": Odd(), split: Odd(torch.zeros(1, 4, 4, dtype=dtype))})
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError, match=rf"^data\.{split}: item .* expected float32: convert it"):
         data.setup()
-    sentence, way = str(told.value), f"by data.{'eval_' * (split == 'val')}transform, pixels / 255 less data.mean over"
-    assert sentence.startswith(f"data.{split}: item ")
-    assert f"is an image of {str(dtype).removeprefix('torch.')}, expected float32: convert it in the" in sentence
-    assert way in sentence
 
 
 @pytest.mark.parametrize(
@@ -111,7 +96,7 @@ class Mixed(Dataset[Any]):
         lambda x, y: {"a": [x], "b": y},
     ],
 )
-def test_an_item_of_another_dtype_is_told_wherever_it_comes(wrap: Any, odd: int, workers: int) -> None:
+def test_an_item_of_another_dtype_is_refused_wherever_it_comes(wrap: Any, odd: int, workers: int) -> None:
     whole, torn = Mixed(-1, wrap), Mixed(odd, wrap)
     told = r"item \d+ is .*, but item \d+ is .*, so they make no batch: "
     with pytest.raises(UserError, match=rf"^data\.train: {told}"):

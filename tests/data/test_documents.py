@@ -1,33 +1,24 @@
-"""Documents under a token budget: every target once, equal batches on any number of ranks, exact positions, one
-sentence per mistake.
+"""Documents under a token budget: every target once, equal batches on any number of ranks, exact positions, the
+packing of documents into batches.
 """
 
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 from support.documents import END, Fixed, join, lengths, loader, module, same
 from support.runs import ROOT
 
-from lathe.data.documents import DocumentDataModule, find_documents
+from lathe.data.documents import DocumentDataModule
 from lathe.data.token_file import TokenFiles, TokenWriter, write_meta
-from lathe.data.tokens import Tokens
 from lathe.errors import UserError
 from lathe.runs.nodes import make
 
 
-def test_a_stream_is_cut_behind_each_end() -> None:
-    found = find_documents(np.array([5, 6, END, END, 7, 8], dtype=np.uint8), END)
-    assert (found.starts.tolist(), found.stops.tolist()) == ([0, 3, 4], [3, 4, 6])
-    assert find_documents(np.array([5, END]), END).lengths.tolist() == [2]
-    assert len(find_documents(np.array([], dtype=np.uint8), END).lengths) == 0
-
-
-def test_a_batch_holds_whole_documents_behind_an_end_token() -> None:
+def test_a_batch_holds_whole_documents_after_an_end_token() -> None:
     data = module(3, 2, max_batch_size=2)
     x, y, count = next(iter(data.train_dataloader()))
     rows = sorted(zip(x.tolist(), y.tolist(), strict=True))
@@ -122,7 +113,7 @@ def test_multiples_round_the_shape_and_keep_the_budget() -> None:
         assert (y != -100).any(1).sum() * x.shape[1] <= 400
 
 
-def test_cut_keeps_the_beginning_and_says_how_much_it_took() -> None:
+def test_long_cut_keeps_the_beginning_and_counts_what_it_took() -> None:
     data = module(70, 10, long="cut", length=64)
     targets = torch.cat([y[y != -100] for _, y in data.eval_loader("val")])
     assert sorted(targets.tolist()) == sorted([*range(1, 65), *range(71, 80), END])
@@ -138,61 +129,25 @@ def test_split_makes_pieces_that_go_on_where_the_last_one_ended() -> None:
     assert set(data.cut_tokens.values()) == {0}
 
 
-class Mute:
-    """A source that does not name its end, as token files have it in what was written beside them."""
-
-    vocab_size = 12
-
-    def __init__(self, **meta: int) -> None:
-        self.meta = meta
-
-    def prepare(self) -> None:
-        pass
-
-    def load(self) -> dict[str, Tokens]:
-        return Fixed(5, 6).load()
-
-
-def test_the_end_may_stand_beside_the_files() -> None:
-    data = DocumentDataModule(Mute(end=END), 12, 64, 400, 16)
-    assert sum(int((y != -100).sum()) for _, y in data.eval_loader("val")) == 11
-    with pytest.raises(UserError, match=r"data\.source=Mute does not say which token ends a document"):
-        DocumentDataModule(Mute(), 12, 64, 400, 16).setup()
-
-
 @pytest.mark.parametrize(
     ("of", "settings", "names"),
     [
         (
             (5, 70, 9),
             {},
-            r"data\.length=64 is too short for document 1 of the train split, which has 70 tokens.*data\.long=cut",
+            r"data\.length=64 .*document 1",
         ),
         (
             (5, 50, 9),
             {"max_tokens": 49},
-            r"data\.max_tokens=49 is too small for document 1 of the train split.*at least 50",
+            r"data\.max_tokens=49 .*at least 50",
         ),
-        ((5, 50), {"max_tokens": 55, "pad_multiple": 8}, r"data\.max_tokens=55 .* takes 56 tokens"),
         ((5, 5), {"vocab_size": 3}, r"data\.vocab_size=3 .*data\.vocab_size=11"),
-        ((), {"max_tokens": 0}, r"^max_tokens=0: expected"),
-        ((), {"max_batch_size": 0}, r"^max_batch_size=0: expected"),
-        ((), {"bucket_growth": 0.9}, r"^bucket_growth=0\.9: expected"),
-        ((), {"long": "drop"}, r"^long=drop: expected refuse, split or cut"),
-        ((), {"pad_multiple": 5}, r"data\.pad_multiple=5 does not divide data\.length=64"),
-        ((), {"batch_size": 4}, r"data\.batch_size=4 follows data\.max_batch_size=16"),
     ],
 )
-def test_mistakes_are_named(of: tuple[int, ...], settings: dict[str, Any], names: str) -> None:
+def test_budgets_that_are_too_small_are_refused(of: tuple[int, ...], settings: dict[str, Any], names: str) -> None:
     with pytest.raises(UserError, match=names):
         module(*of, **settings).setup()
-
-
-def test_an_empty_split_is_refused() -> None:
-    data = module()
-    data.source.lengths = ()
-    with pytest.raises(UserError, match="no documents in its train split"):
-        data.setup()
 
 
 def test_documents_of_token_files_are_read_by_their_own_end(tmp_path: Path) -> None:

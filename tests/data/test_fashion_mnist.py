@@ -2,18 +2,14 @@
 
 import gzip
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support.fashion import idx, write
-from support.runs import config
 
 from lathe.data import FashionMnist
-from lathe.data.fashion_mnist import FILES
-from lathe.data.idx import parse_idx
 from lathe.errors import UserError
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -44,93 +40,29 @@ def test_the_images_and_labels_that_went_in_from_a_folder(tmp_path: Path, compre
     source(tmp_path, files).prepare()
 
 
-def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
-    files, _ = write(tmp_path / "files")
-    data = source(tmp_path, files)
-    data.prepare()
-    before = data.load()
-    (tmp_path / "files").rename(tmp_path / "elsewhere")
-    with pytest.warns(
-        UserWarning, match=r"^data\.source\.folder=.*files is no folder: the images are those .* read bef"
-    ):
-        data.prepare()
-    assert np.array_equal(data.load().train.images, before.train.images)
-
-
-def test_the_published_files_are_described() -> None:
-    assert [(file.md5, file.shape) for pair in FILES.values() for file in pair] == [
-        ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", (60000, 28, 28)),
-        ("25c81989df183df01b3e8a0aad5dffbe", (60000,)),
-        ("bef4ecab320f06d8554ea6380940ec79", (10000, 28, 28)),
-        ("bb300cfdad3c16e7a12a480ee83cd310", (10000,)),
-    ]
-    cfg = config("data=fashion_mnist")["data"]
-    assert (cfg["mean"], cfg["std"], cfg["image_size"], len(cfg["class_names"])) == ([0.286], [0.353], 28, 10)
-
-
-def test_it_is_fetched_checked_and_fetched_once(serve: Callable, tmp_path: Path) -> None:
-    files, truth = write(tmp_path / "files")
-    server = serve((tmp_path / "files" / f"{IMAGES}.gz").read_bytes())  # it has this file alone, under every name
-    for name in ("train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
-        (tmp_path / "data").mkdir(exist_ok=True)
-        (tmp_path / "files" / f"{name}.gz").rename(tmp_path / "data" / f"{name}.gz")
-    data = source(tmp_path, files, folder=None, base_url=server.url)
-    data.prepare()
-    assert np.array_equal(data.load().test.read()[1], truth["test"][1])
-    data.prepare()
-    assert len(server.asked) == 1
-
-
-def test_a_download_with_another_hash_is_not_kept(serve: Callable, tmp_path: Path) -> None:
-    files, _ = write(tmp_path / "files")
-    server = serve(b"something else")
-    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz arrived with another hash"):
-        source(tmp_path, files, folder=None, base_url=server.url).prepare()
-    assert not list((tmp_path / "data").glob("*ubyte*"))
-
-
-def test_without_a_network_it_says_how_to_put_them_there(serve: Callable, tmp_path: Path) -> None:
-    server = serve(b"")
-    server.close()
-    with pytest.raises(UserError, match=r"cannot be fetched .*t10k-labels-idx1-ubyte\.gz into paths\.data_dir=.* by"):
-        source(tmp_path, None, folder=None, base_url=server.url).prepare()
-
-
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^data\.source\.folder=.*files is no folder"):
         source(tmp_path, None).prepare()
     files, _ = write(tmp_path / "files")
     (tmp_path / "files" / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(UserError, match=r"^data\.source\.folder=.*files has no t10k-labels-idx1-ubyte\.gz: put "):
+    with pytest.raises(UserError, match=r"files has no t10k-labels-idx1-ubyte\.gz"):
         source(tmp_path, files).prepare()
-    with pytest.raises(UserError, match=r"^paths\.data_dir=.*data has no train.* and data\.source\.download=false: "):
-        source(tmp_path, files, folder=None, download=False).prepare()
-    with pytest.raises(UserError, match="has no fashion_mnist"):
-        source(tmp_path, files).load()
     assert not list(tmp_path.rglob("*.npy"))
 
 
 @pytest.mark.parametrize("compressed", [True, False])
 def test_other_contents_are_refused_and_leave_nothing(tmp_path: Path, compressed: bool) -> None:
     files, _ = write(tmp_path / "files", compressed)
-    path = tmp_path / "files" / (IMAGES + ".gz" * compressed)
-    kept = path.read_bytes()
     real = idx(np.zeros((60, 28, 28), np.uint8))
-    pack: Callable[[bytes], bytes] = gzip.compress if compressed else bytes  # type: ignore[assignment]
     wrong = {
-        r"SHA-256 hash \w+ and not the published": pack(real),  # other pixels
-        r"its values are less than the 47040": pack(real[:-1]),
-        r"its values are more than the 47040": pack(real + b"\0"),
-        r"expected an array \[60, 28, 28\], got \[60, 28, 27\]": pack(real[:12] + struct.pack(">i", 27) + real[16:]),
-        r"got 3 dimensions of type 0x0d": pack(b"\0\0\x0d" + real[3:]),
-        r"expected 3 dimensions of bytes, got 1": pack(idx(np.zeros(60, np.uint8))),
-        "no IDX file": pack(b"hello"),
+        r"SHA-256 hash \w+ and not the published": real,  # other pixels
+        r"its values are less than the 47040": real[:-1],
+        r"expected an array \[60, 28, 28\], got \[60, 28, 27\]": real[:12] + struct.pack(">i", 27) + real[16:],
+        "no IDX file": b"hello",
     }
-    if compressed:
-        wrong["cannot be read .*: put"] = kept[:-10]
-        wrong[r"Not a gzipped file"] = real
     for words, content in wrong.items():
-        path.write_bytes(content)
+        packed = gzip.compress(content) if compressed else content
+        (tmp_path / "files" / (IMAGES + ".gz" * compressed)).write_bytes(packed)
         with pytest.raises(UserError, match=words):
             source(tmp_path, files).prepare()
     assert not list(tmp_path.rglob("*.npy"))
@@ -152,10 +84,3 @@ def test_labels_outside_the_classes_under_their_right_hash(tmp_path: Path) -> No
     files, _ = write(tmp_path / "files", highest=10)
     with pytest.raises(UserError, match="train-labels-idx1-ubyte has the label 10, expected 0 to 9"):
         source(tmp_path, files).prepare()
-
-
-def test_an_array_is_what_it_announces() -> None:
-    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
-    assert np.array_equal(parse_idx(idx(array), (2, 3, 4)), array)
-    with pytest.raises(ValueError, match="no IDX file"):
-        parse_idx(b"", (2,))

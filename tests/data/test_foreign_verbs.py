@@ -1,6 +1,4 @@
-"""Every verb on a run of a plain LightningDataModule, which declares nothing about its data: it works, or says which
-facts are missing.
-"""
+"""Commands on a run of a plain LightningDataModule work, or name the facts about the data that they need."""
 
 import json
 import runpy
@@ -18,12 +16,10 @@ from support.own_parts import Table
 from support.runs import ROOT, config
 from torch.utils.data import DataLoader
 
-from lathe import export, trust
+from lathe import trust
 from lathe.errors import UserError
-from lathe.receipt import measured
 from lathe.runs import rundir
 from lathe.runs.rundir import RunDir
-from lathe.runs.score import open_data
 from lathe.runs.shippable import open_shippable
 from lathe.verbs.train import train
 
@@ -62,7 +58,7 @@ class Untrained(Table):
 
 
 @pytest.mark.parametrize(("name", "loader"), [("Untested", "test_dataloader"), ("Untrained", "train_dataloader")])
-def test_a_loader_that_is_missing_is_told_before_training(tmp_path: Path, name: str, loader: str) -> None:
+def test_a_missing_loader_is_refused_before_training(tmp_path: Path, name: str, loader: str) -> None:
     cfg = config(*OWN, f"paths.log_dir={tmp_path}")
     cfg["data"] = {"_target_": f"data.test_foreign_verbs.{name}"}
     cfg["optimizer"]["batch_size"] = None
@@ -120,66 +116,14 @@ def test_each_split_is_evaluated_in_whichever_stage_it_is_opened(verb: Call, run
         assert found[f"{split}/loss"] == pytest.approx(run.result[f"{split}/loss"], rel=1e-6)
 
 
-NEITHER = (
-    "its data declare neither channels, image_size, mean, std and num_classes, which images need, nor length and "
-    "vocab_size, which tokens need, so nobody knows what its net takes"
-)
-
-
 @pytest.mark.parametrize(
     ("script", "words"),
-    [
-        ("export", ["target=onnx"]),
-        ("predict", ["input=images.npy", "output=out.csv"]),
-        ("serve", ["target=module"]),
-        ("benchmark", ["suite=inference"]),
-    ],
+    [("export", ["target=onnx"]), ("predict", ["input=images.npy", "output=out.csv"])],
 )
 def test_verbs_that_need_facts_name_them(run: RunDir, verb: Call, script: str, words: list[str]) -> None:
     code, _, errors = verb(script, f"run={run.path}", *words)
     assert (code, errors.count("\n")) == (1, 1), errors
-    assert errors.startswith(f"Error: run={run.path}: {NEITHER}: let the data module's class have them as arguments")
-
-
-@pytest.mark.parametrize(("script", "words"), [("evaluate", []), ("compress", ["compression=prune"])])
-def test_a_batch_that_it_does_not_take_is_told(run: RunDir, verb: Call, script: str, words: list[str]) -> None:
-    code, _, errors = verb(script, f"run={run.path}", "batch_size=7", *words)
-    assert (code, errors.count("\n")) == (1, 1), errors
-    assert "Staged takes no such argument; if it came from batch_size=..., leave that out" in errors
-
-
-@pytest.mark.parametrize(
-    ("script", "words"),
-    [
-        ("compress", ["compression=prune"]),
-        (
-            "compress",
-            [
-                "compression=prune_channels",
-                *(f"compression.prune_channels.{key}=1" for key in ("min_channels", "round_to")),
-            ],
-        ),
-        ("sensitivity", []),
-        ("profile", ["steps=2", "warmup=1"]),
-        ("evaluate", ["split=val"]),
-        ("evaluate", ["split=test"]),
-    ],
-)
-def test_verbs_that_need_none_work(run: RunDir, verb: Call, script: str, words: list[str]) -> None:
-    options = ["trainer.accelerator=cpu", *(["compression.receipt=none"] if script == "compress" else [])]
-    code, _, errors = verb(script, f"run={run.path}", *words, *options)
-    assert code == 0, errors
-
-
-def test_a_receipt_promises_no_export(run: RunDir, verb: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(measured.EFFORTS, "quick", measured.Effort(repeats=5, warmup=1, seconds=1.0))
-    monkeypatch.setattr(export.get("onnx"), "available", lambda: "left out here, where it takes most of the time")
-    with torch.compiler.set_stance("force_eager"):
-        code, _, errors = verb("receipt", f"run={run.path}", "effort=quick", "trainer.accelerator=cpu")
-    assert code == 0, errors
-    text = (run.path / "receipt.md").read_text()
-    assert "It can't be exported: the data declare neither channels" in text
-    assert "scripts/export.py" not in text
+    assert "its data declare neither channels, image_size, mean, std and num_classes" in errors
 
 
 def test_with_its_facts_it_ships_and_predicts(tmp_path: Path, verb: Call) -> None:
@@ -193,8 +137,3 @@ def test_with_its_facts_it_ships_and_predicts(tmp_path: Path, verb: Call) -> Non
     )
     assert code == 0, errors
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 4
-
-
-def test_every_split_is_opened(run: RunDir) -> None:
-    data = open_data(run.config)
-    assert [sum(len(y) for _, y in data.eval_loader(split)) for split in ("val", "test")] == [88, 88]

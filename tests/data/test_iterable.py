@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.interruptions import Interrupted, Interruption, interruption, same
+from support.interruptions import Interruption, interruption, same, train_through
 from support.own_datasets import Flow, Pictures, Stateful
 from support.runs import SMALL, new_run
 
@@ -33,7 +33,7 @@ def test_samples_come_in_their_own_order_and_draw_by_epoch_and_sample() -> None:
     assert torch.equal(torch.cat([x for x, _ in again]), torch.cat(first))
 
 
-def test_a_loader_goes_on_where_its_state_says() -> None:
+def test_a_loader_resumes_where_its_state_is() -> None:
     loader = module(Stateful()).train_dataloader()
     whole = [x for x, _ in loader]
     cut = module(Stateful()).train_dataloader()
@@ -50,7 +50,7 @@ def test_a_loader_goes_on_where_its_state_says() -> None:
     assert len(list(other)) == 5
 
 
-def test_without_a_state_the_run_says_what_it_loses() -> None:
+def test_a_dataset_without_a_state_warns() -> None:
     with pytest.warns(
         UserWarning, match=r"data\.train: Flow has no state_dict and load_state_dict, so a run that is co"
     ):
@@ -65,25 +65,17 @@ def test_evaluation_of_an_iterable_has_each_sample_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("settings", "words"),
     [
-        (
-            {"samples": None},
-            "data.train: Stateful is iterable and has no __len__: give data.samples, an epoch's.",
-        ),
-        ({"samples": 97}, "data.train: Stateful ended within batch 6"),
-        ({"val": None}, "data.val: nothing can be cut out of Stateful, which is iterable: give datasets."),
-        ({"folds": 2, "fold": 0, "val": None}, "data.folds: nothing can be cut out of Stateful"),
-        ({"num_workers": 1}, "data.num_workers=1: data.train is iterable (Stateful) and read by one process: use 0."),
-        ({"num_classes": 1}, "data.train: item 1 has the label 1, expected 0 to 0"),
+        ({"samples": None}, r"Stateful is iterable and has no __len__: give data\.samples"),
+        ({"samples": 97}, "Stateful ended within batch 6"),
+        ({"val": None}, r"data\.val: nothing can be cut out of Stateful"),
+        ({"num_workers": 1}, r"data\.num_workers=1"),
     ],
 )
-def test_refusals(settings: dict[str, Any], sentence: str) -> None:
-    if "num_classes" in settings:
-        settings = {**settings, "val": Flow(9), "test": Flow(9)}
-    with pytest.raises(UserError) as caught:
+def test_settings_that_an_iterable_cannot_have_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
         list(module(Stateful(90), **settings).train_dataloader())
-    assert sentence in str(caught.value)
 
 
 def test_several_processes_refuse_it() -> None:
@@ -98,8 +90,6 @@ def test_several_processes_refuse_it() -> None:
         UserError, match=r"^data\.train: Stateful is iterable and cannot be shared out exactly among 2 "
     ):
         data.train_dataloader()
-    with pytest.raises(UserError, match=r"^data\.samples=80: data\.train has a number of samples of its own"):
-        module(Pictures())
 
 
 def test_an_interruption_in_an_epoch_changes_nothing(tmp_path: Path, interruption: Interruption) -> None:
@@ -115,9 +105,6 @@ def test_an_interruption_in_an_epoch_changes_nothing(tmp_path: Path, interruptio
         for name in ("whole", "cut")
     )
     train(whole)
-    interruption.hook, interruption.step = "on_train_batch_start", 8
-    with pytest.raises(Interrupted):
-        train(cut)
-    interruption.step = 10**9
-    train(cut)
-    same(Path(cut["paths"]["run_dir"]), Path(whole["paths"]["run_dir"]))
+    resumed = train_through(cut, [("on_train_batch_start", 8)], interruption)
+    assert not interruption.hook  # it was interrupted
+    same(resumed, Path(whole["paths"]["run_dir"]))

@@ -1,19 +1,14 @@
-"""A sample that a dataset can't give, or that is not finite, is told by its name."""
+"""A sample that can't be read or is not finite is reported by its number."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.runs import SMALL, new_run
 
 from lathe.data import DatasetDataModule
-from lathe.data.augment import Augment
-from lathe.data.loader import ResidentLoader
-from lathe.data.normalize import Normalizer
-from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.launch.error_reporting import explain_user_code
 from lathe.verbs.train import train
@@ -75,27 +70,6 @@ def test_the_numbers_of_each_batch_are_those_of_its_samples(kind: Any, replicas:
                     assert names == [f"data.train: item {int(one)}" for one in x[:, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_those_of_images_too(train: bool) -> None:
-    n = 22
-    images = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1).expand(n, 1, 2, 2).contiguous()
-    for rank in range(2):
-        loader = ResidentLoader(
-            images,
-            torch.from_numpy(np.arange(n)),
-            num_classes=n,
-            normalizer=Normalizer((0.0,), (1 / 255,), 1),
-            device=torch.device("cpu"),
-            batch_size=8,
-            rank=rank,
-            world_size=2,
-            train=train,
-            augment=Augment(),
-        )
-        for at, (x, y) in enumerate(loader):
-            assert loader.numbers(at) == x[y != IGNORE][:, 0, 0, 0].round().int().tolist()
-
-
 def batches(data: DatasetDataModule, split: str) -> Iterator[Any]:
     return iter(data.train_dataloader() if split == "train" else data.val_dataloader())
 
@@ -116,17 +90,6 @@ def test_an_item_that_can_not_be_read_is_named(split: str, data: dict[str, Any],
     lines = str(explain_user_code(caught.value)).splitlines()
     assert lines[0].startswith(f"{type(caught.value).__name__}: ")
     assert f"while reading data.{split}: item {BAD}" in lines
-
-
-class TooMany(Numbered):
-    def __getitems__(self, rows: list[int]) -> list[Any]:
-        return [self[row] for row in (*rows, 0)]
-
-
-def test_more_samples_than_were_asked_for_are_no_items_fault() -> None:
-    with pytest.raises(UserError, match=r"ValueError: zip\(\) argument 2 is shorter") as caught:
-        list(batches(module(TooMany(), transform=Halves()), "val"))
-    assert "item" not in str(explain_user_code(caught.value))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

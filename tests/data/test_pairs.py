@@ -3,13 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from data.test_dataset import module
-from torch.utils.data import DataLoader, default_collate
-
-from lathe.data.pairs import Pairs
+from torch.utils.data import default_collate
 
 N = 12
 
@@ -26,30 +23,26 @@ def mixed(fifth: Any) -> list[Any]:
 KINDS: dict[str, Callable[[], list[Any]]] = {
     "own memory": lambda: [(x, row) for row, x in enumerate(images(dtype=torch.float32))],
     "one memory": lambda: [(x, 1) for x in torch.rand(N, 2, 3, 4)],
-    "bytes": lambda: [(x, 1) for x in images(dtype=torch.uint8)],
     "channels last": lambda: [(x.permute(2, 0, 1), 1) for x in images(dtype=torch.float32)],
     "one channels last": lambda: mixed((torch.ones(3, 4, 2).permute(2, 0, 1), 3)),
     "scalars": lambda: [(torch.tensor(float(row)), row) for row in range(N)],
     "a double": lambda: mixed((torch.ones(2, 3, 4, dtype=torch.float64), 3)),
     "a gradient": lambda: mixed((torch.ones(2, 3, 4, requires_grad=True), 3)),
-    "a truth": lambda: mixed((torch.ones(2, 3, 4), True)),
-    "NumPy's number": lambda: mixed((torch.ones(2, 3, 4), np.int64(3))),
-    "a list": lambda: [[x, 1] for x in images(dtype=torch.float32)],
     "three": lambda: [(x, 1, 2) for x in images(dtype=torch.float32)],
     "arrays": lambda: [(x.numpy(), 1) for x in images(dtype=torch.float32)],
 }
 
 
 class Given:
-    """A dataset of these samples; `at_once` has it read several, and `more` than it was asked for."""
+    """A dataset of these samples; `at_once` has it read several."""
 
-    def __init__(self, samples: Sequence[Any], at_once: bool = False, more: int = 0) -> None:
-        self.samples, self.more = samples, more
+    def __init__(self, samples: Sequence[Any], at_once: bool = False) -> None:
+        self.samples = samples
         if at_once:
             self.__getitems__ = self._at_once
 
     def _at_once(self, rows: list[int]) -> list[Any]:
-        return [self.samples[row] for row in rows] + [self.samples[0]] * self.more
+        return [self.samples[row] for row in rows]
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -78,29 +71,3 @@ def test_a_batch_is_that_of_torch(kind: str, at_once: bool) -> None:
     for _ in range(2):  # the second time it is known how many are best read at a time
         (batch,) = loader
         same(batch, default_collate(held_out.samples))
-
-
-@pytest.mark.parametrize("kind", ["own memory", "one memory", "channels last", "arrays"])
-def test_a_batch_of_a_worker_is_that_of_torch(kind: str) -> None:
-    held_out = Given(KINDS[kind]())
-    (batch,) = module(Given(KINDS["own memory"]()), val=held_out, eval_batch_size=N, num_workers=1).val_dataloader()
-    (expected,) = DataLoader(held_out, N, num_workers=1)  # type: ignore[arg-type]
-    same(batch, expected)
-
-
-def test_a_dataset_that_gives_more_than_it_was_asked_for() -> None:
-    held_out = Given(KINDS["own memory"](), at_once=True, more=2)
-    (batch,) = module(Given(KINDS["own memory"]()), val=held_out, eval_batch_size=N).val_dataloader()
-    same(batch, default_collate([*held_out.samples, held_out.samples[0], held_out.samples[0]]))
-
-
-def test_batches_share_no_memory() -> None:
-    pairs = [Pairs(range(4)) for _ in range(2)]
-    for one in pairs:
-        one.add([(torch.full((2,), float(row)), row) for row in range(2)])
-        one.add([(torch.full((2,), float(row)), row) for row in range(2, 4)])
-    first, second = (one.batch() for one in pairs)
-    assert first is not None
-    assert second is not None
-    first.inputs.zero_()
-    assert second.inputs[:, 0].tolist() == [0, 1, 2, 3]

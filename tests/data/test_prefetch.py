@@ -1,8 +1,8 @@
-"""trainer.prefetch_to_device: one batch ahead on a side stream, of which a stand-in notes what it is asked for."""
+"""trainer.prefetch_to_device: one batch is made ahead on a side stream, and the position counts what was taken."""
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -14,49 +14,31 @@ from support.own_datasets import Drawing, Pictures, Stateful, padded
 
 from lathe.data import DatasetDataModule, prefetch
 from lathe.data.augment import Augment
-from lathe.data.foreign import share
-from lathe.data.prefetch import SideStream, go_ahead, one_ahead, tell_no_effect
+from lathe.data.prefetch import go_ahead, one_ahead, tell_no_effect
 
 Make = Callable[..., Any]
 
 
 class StandIn:
-    """A side that makes batches where they are, and writes down what happens in which order."""
+    """A stream in whose place batches are made where they are; it counts them."""
 
     def __init__(self) -> None:
-        self.log: list[str] = []
         self.made = 0
 
     def begin(self) -> None:
-        self.log.append("begin")
+        pass
 
-    @contextmanager
-    def making(self) -> Iterator[None]:
-        self.log.append("(")
-        yield
-        self.log.append(")")
+    making = nullcontext
 
     def moved(self, batch: Any) -> Any:
         return batch
 
     def mark(self) -> int:
         self.made += 1
-        self.log.append(f"mark {self.made}")
         return self.made
 
     def take(self, batch: Any, mark: int) -> None:
-        self.log.append(f"take {mark}")
-
-
-def test_the_next_batch_is_under_way_before_one_is_taken() -> None:
-    side, seen = StandIn(), []
-    for batch in one_ahead(iter("abc"), side):
-        side.log.append(batch)
-        seen.append(batch)
-    assert "".join(seen) == "abc"
-    first = ["begin", "(", "mark 1", ")", "(", "mark 2", ")", "take 1", "a"]
-    assert side.log == [*first, "(", "mark 3", ")", "take 2", "b", "(", ")", "take 3", "c"]
-    assert list(one_ahead(iter(()), side)) == []
+        pass
 
 
 def test_what_is_raised_comes_in_its_place() -> None:
@@ -130,111 +112,33 @@ def test_what_draws_where_the_run_draws_is_not_made_ahead() -> None:
     assert not dataset(Stateful(40), **parts).train_dataloader().goes_ahead
 
 
-@pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What torch.cuda is asked for."""
-    log: list[str] = []
-
-    class Stream:
-        def __init__(self, device: torch.device | None = None) -> None:
-            self.name = "side" if device else "main"
-
-        def wait_stream(self, other: "Stream") -> None:
-            log.append(f"{self.name} waits for {other.name}")
-
-        def record_event(self) -> str:
-            log.append(f"event of {self.name}")
-            return "event"
-
-        def wait_event(self, event: str) -> None:
-            log.append(f"{self.name} waits for {event}")
-
-    @contextmanager
-    def stream(chosen: Stream) -> Iterator[None]:
-        log.append(f"on {chosen.name}")
-        yield
-        log.append("back")
-
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
-    monkeypatch.setattr(torch.cuda, "stream", stream)
-    return log
-
-
-def test_streams_wait_for_each_other(streams: list[str]) -> None:
-    side = SideStream(torch.device("cpu"))
-    (batch,) = one_ahead(iter([{"x": torch.ones(2), "id": "a"}]), side)
-    assert batch["id"] == "a"
-    wanted = "side waits for main, on side, event of side, back, on side, back, main waits for event"
-    assert ", ".join(streams) == wanted
-
-
-def test_memory_stays_until_the_step_is_done(streams: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded: list[Any] = []
-    part = SimpleNamespace(device=torch.device("cuda"), record_stream=lambda stream: recorded.append(stream.name))
-    monkeypatch.setattr(prefetch, "Tensor", SimpleNamespace)
-    SideStream(torch.device("cpu")).take([part, (part, 3)], "event")
-    assert recorded == ["main", "main"]
-    assert streams == ["main waits for event"]
-
-
-def test_only_plain_tensors_are_moved() -> None:
-    moved = SideStream.moved
-    side: Any = SimpleNamespace(device=torch.device("meta"), moves=True)
-    own = SimpleNamespace(x=torch.ones(1))
-    x, rest = moved(side, [torch.ones(2), {"y": torch.ones(1), "own": own}])
-    assert (x.device.type, rest["y"].device.type, rest["own"]) == ("meta", "meta", own)
-    side.moves = False
-    batch = [torch.ones(2)]
-    assert moved(side, batch) is batch
-
-
-class Own(LightningModule):
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        return batch
-
-
 @pytest.mark.parametrize(
-    ("wanted", "device", "loader", "ahead"),
+    ("wanted", "device", "chunk", "ahead"),
     [
-        (False, "cuda", {"goes_ahead": True}, False),
-        ("auto", "cpu", {"goes_ahead": True}, False),
-        ("auto", "cuda", {"goes_ahead": True}, True),
-        ("auto", "cuda", {"goes_ahead": True, "chunk": 1}, True),
-        ("auto", "cuda", {"goes_ahead": True, "chunk": 2}, False),
-        (True, "cuda", {"goes_ahead": True, "chunk": 2}, True),
-        ("auto", "cuda", {}, False),
+        (False, "cuda", 1, False),
+        ("auto", "cpu", 1, False),
+        ("auto", "cuda", 1, True),
+        ("auto", "cuda", 2, False),
+        (True, "cuda", 2, True),
     ],
 )
-def test_where_it_is_done(streams: list[str], wanted: Any, device: str, loader: dict[str, Any], ahead: bool) -> None:
-    for module, moves in ((LightningModule(), True), (Own(), False)):
-        found = SimpleNamespace(**loader, side=None)
-        trainer = SimpleNamespace(prefetch_to_device=wanted, lightning_module=module, datamodule=LightningDataModule())
-        go_ahead(found, trainer, torch.device(device))
-        assert (found.side is not None) is ahead
-        assert not ahead or found.side.moves is moves
-    assert streams == []
+def test_auto_prefetches_single_batches_on_gpus(
+    wanted: Any, device: str, chunk: int, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "SideStream", lambda device, moves: StandIn())
+    loader = SimpleNamespace(goes_ahead=True, chunk=chunk, side=None)
+    trainer = SimpleNamespace(
+        prefetch_to_device=wanted, lightning_module=LightningModule(), datamodule=LightningDataModule()
+    )
+    go_ahead(loader, trainer, torch.device(device))
+    assert (loader.side is not None) is ahead
 
 
-def test_modules_of_the_users_own(streams: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    class Mine(LightningDataModule):
-        def train_dataloader(self) -> Any:
-            return torch.utils.data.DataLoader(Pictures(40), 8, shuffle=True)
-
-    module = given(Mine(), prefetch_to_device="auto")
-    module.trainer.strategy.root_device = torch.device("cuda")
-    share(module, seed=3)
-    assert isinstance(module.train_dataloader().side, SideStream)
-
-
-def test_no_effect_is_told_where_it_was_asked_for() -> None:
-    trainer = SimpleNamespace(prefetch_to_device=True)
-    with pytest.warns(UserWarning, match=r"^trainer\.prefetch_to_device=true has no effect on batches of object: how "):
-        go_ahead(object(), trainer, torch.device("cuda"))
-    words = r"^trainer\.prefetch_to_device=true has no effect: it is for NVIDIA GPUs, and this run computes on cpu\.$"
-    with pytest.warns(UserWarning, match=words):
+def test_true_without_an_effect_warns() -> None:
+    with pytest.warns(UserWarning, match=r"^trainer\.prefetch_to_device=true has no effect on batches of object"):
+        go_ahead(object(), SimpleNamespace(prefetch_to_device=True), torch.device("cuda"))
+    with pytest.warns(UserWarning, match=r"^trainer\.prefetch_to_device=true has no effect"):
         tell_no_effect(True, torch.device("cpu"))
     with warnings.catch_warnings(action="error"):
         tell_no_effect("auto", torch.device("cpu"))
-        tell_no_effect(False, torch.device("cpu"))
         tell_no_effect(True, torch.device("cuda"))

@@ -1,8 +1,6 @@
 """Text to tokens and back: nothing is lost, splits follow from the contents, and nothing half-written is left."""
 
-import hashlib
 import json
-import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -10,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.commands import run
 from support.runs import config
 
 from lathe.data import text
-from lathe.data.prepare_tokens import prepare, report, split_of
+from lathe.data.prepare_tokens import prepare
 from lathe.data.text import Bytes, HuggingFace
 from lathe.data.token_file import TokenFiles
 from lathe.errors import UserError
@@ -77,16 +74,6 @@ def test_bytes_decode_to_the_text(corpus: Path) -> None:
     assert json.loads((corpus.parent / "tokens" / "meta.json").read_text()) == meta
 
 
-def test_numpy_reads_the_files_without_pickle(corpus: Path) -> None:
-    meta = prepare(settings(corpus))
-    folder = corpus.parent / "tokens"
-    for name, tokens in TokenFiles(str(corpus.parent), "tokens").load().items():
-        array = np.load(folder / f"{name}.npy", allow_pickle=False)
-        assert array.dtype == np.uint16
-        assert np.array_equal(array, tokens.ids)
-        assert hashlib.sha256(array.tobytes()).hexdigest() == meta["splits"][name]["sha256"]
-
-
 def test_pieces_change_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files larger than what is read at a time, as if they were larger than memory; with a separator across pieces
     too.
@@ -126,12 +113,6 @@ def test_splits_follow_from_contents_and_seed(corpus: Path) -> None:
     assert documents(moved.parent / "other") != later
 
 
-def test_shares_are_those_asked_for() -> None:
-    drawn = [split_of(number.to_bytes(4, "little"), 0, 0.1, 0.3) for number in range(10000)]
-    assert [round(drawn.count(name) / 10000, 2) for name in SPLITS] == pytest.approx([0.6, 0.1, 0.3], abs=0.015)
-    assert split_of(b"x", 0, 0.1, 0.3) == split_of(b"x", 0, 0.1, 0.3)
-
-
 def test_an_existing_output_is_kept_unless_asked(corpus: Path) -> None:
     prepare(settings(corpus))
     with pytest.raises(UserError, match=r"output=.*tokens is there already: give overwrite=true"):
@@ -164,17 +145,8 @@ def test_a_failure_leaves_nothing_and_keeps_what_was_there(corpus: Path, monkeyp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"input": "nowhere"}, "input=nowhere is not a folder: name one with text files"),
-        ({"suffixes": [".tex", "rst"]}, r"input=.* has no file that ends in \.rst or \.tex: give others by suffixes"),
-        (
-            {"separator": "<|end|>"},
-            r"separator='<\|end\|>' divides none of the 41 files in input=.*: give what stands between",
-        ),
+        ({"input": "nowhere"}, "input=nowhere is not a folder"),
         ({"val_share": 0.5, "test_share": 0.5}, r"val_share=0\.5 and test_share=0\.5 leave nothing to train on"),
-        (
-            {"val_share": 1e-9},
-            r"the val split got none of the 40 documents in input=.*: divide files into more documents by separator",
-        ),
     ],
 )
 def test_what_cannot_be_is_refused(corpus: Path, changes: dict[str, Any], message: str) -> None:
@@ -234,42 +206,3 @@ def test_text_that_is_not_utf8_is_refused_for_a_tokenizer_of_text(corpus: Path, 
         UserError, match=r"latin\.txt is not UTF-8 text: convert it, leave it out by suffixes, or use tokenizer=bytes"
     ):
         prepare(settings(corpus, tokenizer=str(tokenizer)))
-
-
-def test_a_tokenizer_that_is_none_is_refused(corpus: Path, tokenizer: Path) -> None:
-    (tokenizer / "tokenizer.json").write_text("{}")
-    with pytest.raises(
-        UserError, match=r"tokenizer=.*bpe can't be loaded: name a tokenizer\.json, its folder, or one on the hub"
-    ):
-        prepare(settings(corpus, tokenizer=str(tokenizer)))
-
-
-def test_the_missing_package_is_named(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(
-        UserError, match=r"tokenizer=gpt2 needs the package tokenizers: pip install -e '\.\[tokenizers\]'"
-    ):
-        prepare(settings(corpus, tokenizer="gpt2"))
-
-
-def test_it_says_what_to_type_next(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    report(settings(corpus, output="words"))
-    out = capsys.readouterr().out
-    assert "python train.py data=tokens data.source.name=words data.vocab_size=257 model=gpt_nano" in out
-    assert "41 files" in out
-
-
-@pytest.mark.slow
-def test_the_command_writes_it_or_says_a_mistake_in_one_line(corpus: Path, tmp_path: Path) -> None:
-    def script(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return run(*arguments, cwd=tmp_path, script="scripts/prepare_tokens.py", LATHE_DATA_DIR=str(tmp_path / "data"))
-
-    words = ("input=corpus", "output=words", "val_share=0.2", "test_share=0.2")
-    done = script(*words)
-    assert done.returncode == 0, done.stderr
-    assert sum(map(len, documents(tmp_path / "data" / "words").values())) == 40
-    again = script(*words)
-    assert (again.returncode, again.stdout) == (1, "")
-    assert again.stderr == (
-        f"Error: output={tmp_path}/data/words is there already: give overwrite=true, or another output.\n"
-    )

@@ -1,4 +1,4 @@
-"""Which samples an epoch takes: every one in turn, then those of the largest losses beside some drawn ones."""
+"""Sample selection: each sample in turn, then those of the largest losses and some drawn ones."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_passes_come_first_and_losses_decide_then(share: float, hardest: float, 
     assert set(losses.argsort(descending=True)[:hard].tolist()) <= set(order.tolist())
 
 
-def test_the_rest_is_drawn_anew_in_each_epoch() -> None:
+def test_the_rest_is_drawn_in_each_epoch() -> None:
     selection, losses = begun(), torch.arange(N).float()
     trained(selection, range(8), losses)
     orders = trained(selection, range(8, 40), losses)
@@ -62,14 +62,7 @@ def test_the_rest_is_drawn_anew_in_each_epoch() -> None:
     assert not torch.equal(orders[0][:10].sort().values, orders[0].sort().values[-10:]), "the order is no ranking"
 
 
-def test_a_loss_of_no_number_is_hard() -> None:
-    selection, losses = begun(0.25, 0.02, 1), torch.ones(N)
-    losses[7] = torch.nan
-    trained(selection, range(4), losses)
-    assert 7 in selection.order(0, 4)
-
-
-def test_it_goes_on_within_an_epoch() -> None:
+def test_it_resumes_within_an_epoch() -> None:
     whole, losses = begun(), torch.arange(N).float().sin()
     trained(whole, range(9), losses)
     order = whole.order(0, 9)
@@ -85,14 +78,6 @@ def test_it_goes_on_within_an_epoch() -> None:
         assert torch.equal(again.order(0, 9), order)
         again.note(*rest)
         assert torch.equal(again.order(0, 10), whole.order(0, 10))
-
-
-def test_an_epoch_that_was_asked_for_early_is_not_kept_in_the_place_of_the_newest() -> None:
-    selection, losses = begun(passes=1), torch.arange(N).float()
-    trained(selection, range(5), losses)
-    order = selection.order(0, 5)
-    selection.order(0, 0)
-    assert torch.equal(selection.order(0, 5), order)
 
 
 def test_processes_bring_together_what_each_has_seen() -> None:
@@ -111,19 +96,13 @@ def test_processes_bring_together_what_each_has_seen() -> None:
             assert torch.equal(own.turns, alone.turns)
 
 
-def test_a_checkpoint_of_other_data_is_told() -> None:
-    state = begun(n=N + 1).state()
-    selection = begun()
+def test_a_checkpoint_of_other_data_or_another_share_is_refused() -> None:
     with pytest.raises(UserError, match=r"losses of 201 training samples, and there are 200 now"):
-        selection.restore(state)
-
-
-def test_a_checkpoint_of_another_share_is_told() -> None:
+        begun().restore(begun(n=N + 1).state())
     other = begun(share=0.5)
     other.order(0, 0)
-    selection = begun()
     with pytest.raises(UserError, match=r"share=0.25 takes 50 samples in an epoch, and the checkpoint's took 100"):
-        selection.restore(other.state())
+        begun().restore(other.state())
 
 
 def test_an_epoch_is_whole_batches() -> None:

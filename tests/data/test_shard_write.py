@@ -2,7 +2,6 @@
 webdataset.
 """
 
-import tarfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -44,8 +43,6 @@ def test_equal_images_make_equal_bytes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"shard_size": 0}, r"shard_size=0"),
-        ({"encoding": "gif"}, r"encoding=gif is unknown"),
         ({"shape": (4, 8, 8)}, r"encoding=png takes 1 or 3 channels and the images have 4"),
         ({"num_classes": 3}, r"has the class \d, but there are 3"),
     ],
@@ -53,15 +50,6 @@ def test_equal_images_make_equal_bytes(tmp_path: Path) -> None:
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError, match=says):
         write(tmp_path / "set", **settings)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_empty_split_and_unequal_images_leave_nothing(tmp_path: Path) -> None:
-    image = np.zeros((1, 4, 4), dtype=np.uint8)
-    with pytest.raises(UserError, match="the val split has no images"):
-        write_shards(tmp_path / "set", {"train": [(image, 0)], "val": [], "test": [(image, 0)]}, 1, 10)
-    with pytest.raises(UserError, match=r"image 1 of train has the shape \[1, 2, 4\]"):
-        write_shards(tmp_path / "set", {"train": [(image, 0), (image[:, :2], 0)]}, 1, 10)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -105,25 +93,12 @@ def test_an_image_folder_is_split_and_brought_to_size(tmp_path: Path) -> None:
     assert {path.parts[-3] for path, _ in called.files["test"]} == {"Training"}
 
 
-def test_folders_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    def open_folder(**settings: Any) -> FolderSamples:
-        return FolderSamples(
-            **({"folder": str(tmp_path), "channels": 3, "image_size": None, "val_size": 1, "test_size": 1} | settings)
-        )
-
-    with pytest.raises(UserError, match=r"folder=.*none is no folder"):
-        open_folder(folder=str(tmp_path / "none"))
-    with pytest.raises(UserError, match=r"has the classes \[\]"):
-        open_folder()
+def test_a_folder_with_a_damaged_image_is_refused(tmp_path: Path) -> None:
     save_folder(tmp_path, {"cat": 2, "dog": 2})
-    with pytest.raises(UserError, match=r"channels=2: expected 1, which makes images grey, or 3, RGB"):
-        open_folder(channels=2)
     (tmp_path / "cat" / "0.png").write_text("no image")
+    source = FolderSamples(str(tmp_path), 3, None, val_size=1, test_size=1)
     with pytest.raises(UserError, match=r"0\.png cannot be read as an image"):
-        [list(open_folder().samples(name)) for name in ("train", "val", "test")]
-    (tmp_path / "emu").mkdir()
-    with pytest.raises(UserError, match=r"emu has no image"):
-        open_folder()
+        [list(source.samples(name)) for name in ("train", "val", "test")]
 
 
 def test_tars_of_another_tool_are_indexed_in_place(tmp_path: Path) -> None:
@@ -141,16 +116,3 @@ def test_tars_of_another_tool_are_indexed_in_place(tmp_path: Path) -> None:
     read, labels = Shards("", str(tmp_path), verify=True).load().val.read()
     assert np.array_equal(read[1::2], images[1::2].transpose(0, 3, 1, 2))
     assert labels.tolist() == [0, 1, 2, 0, 1, 2]
-    with pytest.raises(UserError, match=r"has classes up to 2, but tars\.num_classes=2"):
-        index_tars(tmp_path, 2)
-    with tarfile.open(tmp_path / "val-1.tar", "w") as tar:
-        tar.add(__file__, "odd.png")
-    with pytest.raises(UserError, match=r"val-1\.tar has to hold .*: sample odd of it has not both"):
-        index_tars(tmp_path, 3)
-    (tmp_path / "val-1.tar").write_text("no tar file")
-    with pytest.raises(UserError, match=r"val-1\.tar is not an uncompressed tar file"):
-        index_tars(tmp_path, 3)
-    (tmp_path / "val-0.tar").unlink()
-    (tmp_path / "val-1.tar").unlink()
-    with pytest.raises(UserError, match=r"has no val-\*\.tar"):
-        index_tars(tmp_path, 3)

@@ -1,6 +1,4 @@
-"""Law 2 of windows of tokens in training: the loss of each step on one process and on two; and what a net that knows
-pairs alone reaches.
-"""
+"""Training on windows of tokens: equal losses on one process and on two, and the entropy as the limit."""
 
 import math
 from typing import Any

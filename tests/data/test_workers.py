@@ -1,8 +1,7 @@
-"""data.num_workers=auto: as many workers as read quickest, told in a line; nothing else of a run follows from it."""
+"""data.num_workers=auto takes the quickest number of workers and changes no batch."""
 
 import math
 import random
-import re
 import time
 from collections.abc import Iterable, Iterator
 from multiprocessing import active_children
@@ -13,12 +12,10 @@ import numpy as np
 import pytest
 import torch
 from support.own_datasets import Drawing, Pictures, Stateful
-from support.runs import config
 from torch.utils.data import get_worker_info
 
 from lathe.data import DatasetDataModule, Digits, ImageDataModule, workers
-from lathe.data.workers import batches_ahead, quickest
-from lathe.errors import UserError
+from lathe.data.workers import quickest
 
 N = 1000
 
@@ -57,24 +54,11 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     ("has", "batches", "most", "taken", "why", "tried"),
     [
         ({"cores": 4}, math.inf, 16, 4, "batches/s are 31 with 0, 31 with 1, 62 with 2, 125 with 4, 125 with 8", 8),
-        ({"cores": 4}, math.inf, 3, 3, "batches/s are 31 with 0, 31 with 1, 62 with 2, 94 with 3", 3),
         ({"cores": 1}, math.inf, 8, 0, "batches/s are 31 with 0, 31 with 1, 31 with 2", 2),
-        ({"cores": 1.1}, math.inf, 8, 0, "batches/s are 31 with 0, 31 with 1, 34 with 2", 2),
         ({"cores": 8}, 50, 8, 0, "reading the 50 batches ahead takes 1.6 s", 0),
-        # of 200 batches two workers spare 3.2 s, and take 4 to start
-        ({"cores": 2, "start": 2.0}, 200, 2, 0, "batches/s are 31 with 0, 31 with 1", 1),
         ({"cores": 2, "start": 0.2}, 200, 2, 2, "batches/s are 31 with 0, 31 with 1, 62 with 2", 2),
         ({"cores": 4, "seconds": 0.5}, 200, 8, 8, "a sample takes 0.5 s to read", 0),
-        ({"cores": 4, "seconds": 0.1}, 200, 8, 4, "batches/s are 0.31 with 0, 0.31 with 1, 0.62 with 2, 1.", 4),
         ({"cores": 4, "fails": 2}, 200, 8, 0, "batches/s are 31 with 0, 31 with 1; reading with 2 failed (Runtime", 2),
-        (
-            {"cores": 4, "fails": 0},
-            200,
-            8,
-            0,
-            "a sample that was read to measure it could not be, which is told at its batch",
-            0,
-        ),
     ],
 )
 def test_the_fewest_that_are_quickest_beyond_noise(
@@ -85,15 +69,6 @@ def test_the_fewest_that_are_quickest_beyond_noise(
     assert (found[0], found[1][: len(why)], here.tried[-1]) == (taken, why, tried)
     assert here.now < workers.SECONDS + 2.5  # however slow
     assert len(set(here.samples[:N])) == len(here.samples[:N])  # each number has others, until there are none left
-
-
-def test_batches_that_follow_a_start_of_the_workers() -> None:
-    def trainer(epochs: int | None, steps: int = -1, done: int = 0) -> Any:
-        return SimpleNamespace(max_epochs=epochs, max_steps=steps, current_epoch=done, accumulate_grad_batches=2)
-
-    ahead = [batches_ahead(trainer(*words), 10, True, True) for words in [(3,), (3, -1, 1), (None,), (-1, 7), (1, 7)]]
-    assert ahead == [30, 20, math.inf, 14, 10]
-    assert batches_ahead(trainer(3), 10, True, False) == batches_ahead(trainer(3), 10, False, True) == 10
 
 
 def given(module: Any, **settings: Any) -> Any:
@@ -170,14 +145,6 @@ def test_a_fit_measures_what_it_trains_on(quick: None, capsys: pytest.CaptureFix
     assert held_out.read == read
 
 
-def test_an_evaluation_measures_what_it_reads(quick: None, capsys: pytest.CaptureFixture) -> None:
-    module = dataset(num_workers="auto")
-    module.trainer.state.fn = "test"
-    module.test_dataloader()
-    line = r"data\.num_workers=auto took 0: reading the 2 batches ahead takes 0\.\d+ s\.\n"
-    assert re.fullmatch(line, capsys.readouterr().out)
-
-
 def test_data_in_memory_iterable_data_and_those_without_a_trainer_have_none(capsys: pytest.CaptureFixture) -> None:
     resident = images(loader="resident", num_workers="auto").train_dataloader()
     assert not hasattr(resident, "_reader")
@@ -187,14 +154,3 @@ def test_data_in_memory_iterable_data_and_those_without_a_trainer_have_none(caps
     alone = DatasetDataModule(Pictures(), num_workers="auto")
     assert len(list(alone.eval_loader("val"))) == 1
     assert capsys.readouterr().out == ""
-
-
-def test_the_preset_leaves_data_without_workers_alone() -> None:
-    cfg = config("performance=fast", "data=synthetic_tokens", "model=gpt_nano", "optimizer=adamw")
-    assert "num_workers" not in cfg["data"]
-
-
-def test_other_words_are_refused() -> None:
-    sentence = r"^num_workers=fast: expected a whole number from 0 or auto, got a word\.$"
-    with pytest.raises(UserError, match=sentence):
-        DatasetDataModule(Pictures(), num_workers="fast")  # type: ignore[arg-type]

@@ -1,3 +1,5 @@
+"""target=aot_inductor: compiled packages compute the net, in floats and in integers."""
+
 import re
 import subprocess
 import sys
@@ -24,24 +26,7 @@ aot = get("aot_inductor")
 compiled = [pytest.mark.slow, pytest.mark.skipif(aot.available() is not None, reason="no C++ compiler")]
 
 
-def test_a_missing_compiler_is_said(
-    make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lathe.export.targets.aot_inductor.shutil.which", lambda name: None)
-    with pytest.raises(UserError, match=r"no C\+\+ compiler was found"):
-        aot.export(make_mlp(), images, tmp_path / "net.pt2")
-
-
-def test_a_folder_for_temporary_files_that_is_not_there_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "whole.pt2").write_bytes(b"which is never unpacked")
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
-    with pytest.raises(UserError, match=r"the folder for temporary files, .*nowhere, can't be used; TMPDIR names anot"):
-        aot.load(tmp_path / "whole.pt2")
-
-
-def test_what_can_not_be_loaded_is_said(tmp_path: Path) -> None:
+def test_a_torn_package_is_refused(tmp_path: Path) -> None:
     (tmp_path / "torn.pt2").write_bytes(b"torn")
     with pytest.raises(UserError, match="can't be loaded as a compiled package"):
         aot.load(tmp_path / "torn.pt2")
@@ -61,7 +46,6 @@ class Package:
 
 
 IMAGES = {"input_dtype": "uint8", "input_smallest": "1 1 2 2", "input_largest": "-1 1 2 4", "input_values": "-1"}
-TOKENS = {"input_dtype": "int64", "input_smallest": "1 1", "input_largest": "-1 8", "input_values": "50"}
 
 
 @pytest.fixture
@@ -88,23 +72,6 @@ def test_inputs_that_were_not_compiled_for_are_refused(opened: Opened) -> None:
     for wrong in (pixels[0], pixels[:0], pixels[..., :1], np.repeat(pixels, 2, 3), np.repeat(pixels, 3, 1)):
         with pytest.raises(UserError, match=takes + "uint8"):
             run(wrong)
-
-
-def test_token_ids_that_are_none_are_refused(opened: Opened) -> None:
-    run = opened(TOKENS)
-    assert run(np.array([[0, 49]])).tolist() == [49]
-    for wrong in (50, -1):
-        with pytest.raises(
-            UserError, match=rf"model.pt2 takes token ids from 0 to 49, not from {min(wrong, 3)} to {max(wrong, 3)}"
-        ):
-            run(np.array([[3, wrong]]))
-
-
-def test_batches_for_a_gpu_have_an_end(make_resnet: Make) -> None:
-    """Of a grid of its kernels, without which torch exports no net that pools."""
-    net, given = make_resnet(), torch.zeros(2, 3, 16, 16)
-    assert aot._axes(net, given, "cuda")[0][0].max == 65535  # type: ignore[attr-defined]
-    assert aot._axes(net, given, "cpu")[0][0].max > 65535  # type: ignore[attr-defined]
 
 
 def test_packages_for_others_are_refused(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,26 +157,6 @@ class TestFloats:
             ids = torch.randint(0, 50, shape)
             with torch.no_grad():
                 np.testing.assert_allclose(run(ids.numpy()), net(ids).numpy(), atol=1e-5)
-        with pytest.raises(
-            UserError, match=r"takes int64 of shape \[1 to any, 1 to 16\], not int64 of shape \[1, 17\]"
-        ):
-            run(np.zeros((1, 17), dtype=np.int64))
-        with pytest.raises(UserError, match=r"takes token ids from 0 to 49, not from 50 to 50"):
-            run(np.full((1, 2), 50))
-
-    def test_a_compiler_that_fails_is_said(
-        self, make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        compiler = tmp_path / "broken++"
-        compiler.write_text(
-            '#!/bin/sh\n[ "$1" = --version ] && exec echo "g++ 12"\necho "error: no space" >&2; exit 1\n'
-        )
-        compiler.chmod(0o755)
-        monkeypatch.setenv("CXX", str(compiler))
-        (tmp_path / "made").mkdir()
-        with pytest.raises(UserError, match=r"broken\+\+ failed"):
-            aot.export(make_mlp(), images, tmp_path / "made" / "net.pt2")
-        assert not list((tmp_path / "made").iterdir())
 
 
 def in_a_fresh_process(path: Path, images: Tensor) -> np.ndarray:
@@ -259,13 +206,9 @@ class TestIntegers:
         net, path = quantized(make_mlp(), images), tmp_path / "net.pt2"
         aot.export(net, images[:1], path)
         assert ("qlinear_pointwise" in sources[0]) is exact
-        told = (
-            "this processor (x86 without VNNI) sums products of 8-bit integers inexactly, so 3 of 3 quantized layers "
-            "(stem.linear first) are stored and summed as floats, with the values of their integers: export on a "
-            "processor with VNNI for code of integers."
-        )
-        mine = [record for record in caplog.records if record.name == aot.__name__]
-        assert [record.getMessage() for record in mine] == ([] if exact else [told])
+        mine = [record.getMessage() for record in caplog.records if record.name == aot.__name__]
+        assert len(mine) == (not exact)
+        assert exact or "3 of 3 quantized layers" in mine[0]
         if not exact:
             with torch.no_grad():
                 np.testing.assert_allclose(aot.load(path, 1)(images.numpy()), net(images).numpy(), atol=1e-3)

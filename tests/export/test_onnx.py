@@ -1,3 +1,5 @@
+"""target=onnx: files compute the net and hold nothing of the data or of this machine."""
+
 import os
 import subprocess
 import sys
@@ -11,20 +13,11 @@ from torch import Tensor, nn
 
 from lathe.compression.quantization.net import strip
 from lathe.errors import UserError
-from lathe.export import TARGETS, get
+from lathe.export import get
 from lathe.export.targets.onnx_graph import providers_for
 
 pytest.importorskip("onnxruntime")
 Make = Callable[[], nn.Module]
-
-
-def test_targets_are_found_by_name() -> None:
-    for name in TARGETS:
-        assert get(name).suffix.startswith(".")
-    with pytest.raises(
-        UserError, match=r"target=onx is unknown: choose one of onnx, onnx_int8, torch_export, .*, weights\."
-    ):
-        get("onx")
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own modules, which compile imports
@@ -70,27 +63,15 @@ def test_a_quantized_net_is_written_with_its_rounded_weights(
     np.testing.assert_allclose(get("onnx").load(tmp_path / "net.onnx", 1)(images.numpy()), want, atol=1e-5)
 
 
-def test_what_can_not_be_loaded_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no such file; export the run first"):
-        get("onnx").load(tmp_path / "none.onnx")
+def test_a_torn_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "torn.onnx").write_bytes(b"torn")
     with pytest.raises(UserError, match="can't be read as ONNX"):
         get("onnx").load(tmp_path / "torn.onnx")
-
-
-def test_a_missing_package_is_said(
-    make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    assert get("onnx").available() == "onnxscript can't be imported: pip install -e '.[export]'."
-    with pytest.raises(UserError, match="onnxscript can't be imported"):
-        get("onnx").export(make_mlp(), images, tmp_path / "net.onnx")
-    assert os.listdir(tmp_path) == []
 
 
 def test_providers_of_a_gpu_compute_float32_and_are_never_left_out_in_silence() -> None:
     cpu, cuda = "CPUExecutionProvider", "CUDAExecutionProvider"
     assert providers_for(None, [cuda, cpu]) == providers_for("cpu", [cpu]) == [cpu]
     assert providers_for("cuda:2", [cuda, cpu]) == [(cuda, {"device_id": 2, "use_tf32": 0}), cpu]
-    with pytest.raises(UserError, match="onnxruntime has no CUDA provider here, which cuda:0 takes: pip install onnxr"):
+    with pytest.raises(UserError, match="onnxruntime has no CUDA provider here"):
         providers_for("cuda:0", [cpu])

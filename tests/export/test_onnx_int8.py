@@ -1,3 +1,5 @@
+"""target=onnx_int8: files run in integers with the predictions of the quantized net."""
+
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -10,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from lathe.compression.quantization.net import LayerPlan, integer_weight
-from lathe.data.digits import DIGITS
 from lathe.export import get
 from lathe.export.targets.onnx_graph import EXACT, open_session
-from lathe.nets import GPT, ResNet, ViT, WideResNet
+from lathe.nets import ResNet
 
 onnx: Any = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
@@ -155,49 +156,3 @@ def test_resnet18_is_a_quarter_of_its_float_file(tmp_path: Path, quantized: Quan
     found = operators(tmp_path / "int8.onnx")
     assert found["QLinearConv"] == 20
     assert not found["Conv"]
-
-
-@pytest.mark.slow
-def test_transformers_and_preactivation(tmp_path: Path, quantized: Quantized) -> None:
-    torch.manual_seed(0)
-    images, ids = torch.randn(32, 3, 16, 16), torch.randint(0, 64, (16, 12))
-    nets: dict[str, tuple[nn.Module, Tensor, int]] = {
-        "vit": (ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=32, depth=2, heads=2), images, 13),
-        "gpt": (GPT(vocab_size=64, max_length=16, width=32, depth=2, heads=2), ids, 13),
-        "wrn": (WideResNet(depth=10, width=1), images, 1),
-    }
-    for name, (net, inputs, gemms) in nets.items():
-        path = tmp_path / f"{name}.onnx"
-        quantized(net.eval(), inputs)
-        get("onnx_int8").export(net, inputs[:1], path)
-        found = operators(path)
-        assert found["QGemm"] == gemms, name
-        assert not found["Gemm"], name
-        same, difference = agreement(net, path, inputs)
-        assert same >= 0.99, name
-        assert difference < 0.2, name
-    assert get("onnx_int8").load(tmp_path / "gpt.onnx", 1)(ids[:3, :5].numpy()).shape == (3, 5, 64)
-
-
-@pytest.mark.slow
-def test_trained_on_digits(tmp_path: Path, make_resnet: Make, quantized: Quantized) -> None:
-    digits = np.load(DIGITS)
-    x = torch.from_numpy(digits["images"]).float().div(16).sub(0.5)[:, None].expand(-1, 3, -1, -1)
-    x = nn.functional.interpolate(x, size=16)
-    y = torch.from_numpy(digits["labels"]).long()
-    net = make_resnet().train()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
-    for step in range(200):
-        rows = torch.randint(0, 1500, (64,), generator=torch.Generator().manual_seed(step))
-        nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    net.eval()
-    with torch.no_grad():
-        float_accuracy = float((net(x[1500:]).argmax(1) == y[1500:]).float().mean())
-    quantized(net, x[:512])
-    get("onnx_int8").export(net, x[:1], tmp_path / "net.onnx")
-    assert agreement(net, tmp_path / "net.onnx", x[1500:])[0] >= 0.99
-    got = get("onnx_int8").load(tmp_path / "net.onnx", 1)(x[1500:].numpy()).argmax(1)
-    assert float_accuracy > 0.8
-    assert (got == y[1500:].numpy()).mean() >= float_accuracy - 0.01

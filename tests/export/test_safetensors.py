@@ -1,5 +1,6 @@
+"""target=safetensors: weights and integers come back exactly; the card and the upload to the hub."""
+
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,10 @@ from lathe.compression.quantization.net import LayerPlan, integer_weight, quanti
 from lathe.errors import UserError
 from lathe.export import get
 from lathe.export.targets import weights
-from lathe.export.targets.safetensors import check_repository, complete, publish, restore
-from lathe.nets import GPT, MLP, ViT
+from lathe.export.targets.safetensors import complete, publish, restore
+from lathe.nets import GPT, MLP
 
 Make = Callable[[], nn.Module]
-Quantized = Callable[..., nn.Module]
 target = get("safetensors")
 
 
@@ -106,19 +106,6 @@ def test_a_tied_weight_is_written_once(tmp_path: Path, plan: LayerPlan | None) -
     assert fresh.head.weight is fresh.embed.token.weight
 
 
-def test_a_vision_transformer(tmp_path: Path) -> None:
-    def make() -> nn.Module:
-        return ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=16, depth=1, heads=2, pool="token")
-
-    net, x = make(), torch.randn(3, 3, 16, 16)
-    path = tmp_path / "model.safetensors"
-    target.export(net, x, path)
-    _, tensors = content(path)
-    assert tensors.keys() == net.state_dict().keys()
-    assert all(torch.equal(tensors[name], tensor) for name, tensor in net.state_dict().items())
-    same(restore(make(), path), net, x)
-
-
 def exported(folder: Path) -> MLP:
     """A folder as scripts/export.py leaves it."""
     arguments = {"channels": 1, "image_size": 8, "num_classes": 10, "width": 8, "depth": 1}
@@ -190,48 +177,13 @@ def test_only_what_was_exported_is_uploaded(tmp_path: Path, monkeypatch: pytest.
     assert upload["allow_patterns"] == ["README.md", "config.json", "manifest.json", "model.safetensors", "parity.json"]
 
 
-def test_an_upload_that_fails_leaves_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Forbidden(Hub):
-        def create_repo(self, repo_id: str, **options: Any) -> None:
-            raise OSError("403 Forbidden: you can't write there.\nlong text")
-
-    monkeypatch.setattr("huggingface_hub.HfApi", Forbidden)
-    exported(tmp_path / "run")
-    with pytest.raises(
-        UserError,
-        match=r"push_to_hub=someone/digits: .*run was exported but not uploaded \(403 Forbidden: .* there\): check the",
-    ):
-        publish(tmp_path / "run", "someone/digits")
-    assert (tmp_path / "run" / "model.safetensors").is_file()
-
-
-def test_a_name_or_a_package_that_is_missing_is_said_before_anything_is_written(
-    make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_net_and_a_torn_file_are_refused(
+    make_resnet: Make, make_mlp: Make, images: Tensor, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.safetensors"
-    with pytest.raises(UserError, match=r"^push_to_hub=a/b/c: expected <user>/<name> or null"):
-        target.export(make_mlp(), images, path, push_to_hub="a/b/c")
-    for package in ("safetensors", "huggingface_hub"):
-        monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(
-        UserError, match=r"push_to_hub=a/b: huggingface_hub can't be imported: pip install -e '\.\[export\]'"
-    ):
-        check_repository("a/b")
-    with pytest.raises(UserError, match="safetensors can't be imported"):
-        target.export(make_mlp(), images, path)
-    assert target.available() == "safetensors can't be imported: pip install -e '.[export]'."
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_does_not_fit_is_said(make_resnet: Make, make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    with pytest.raises(UserError, match="there is no such file"):
-        restore(make_resnet(), path)
     target.export(make_resnet(), images, path)
-    with pytest.raises(UserError, match="does not fit MLP: choose the net that was exported"):
+    with pytest.raises(UserError, match="does not fit MLP"):
         restore(make_mlp(), path)
-    with pytest.raises(UserError, match=r"holds weights alone: lathe\.export\.get\('safetensors'\)\.restore"):
-        target.load(path)
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(UserError, match="can't be read as weights of target=safetensors"):
+    with pytest.raises(UserError, match="can't be read as weights"):
         restore(make_resnet(), path)

@@ -1,5 +1,6 @@
+"""target=torch_export: programs compute the net; hostile archives are not executed."""
+
 import io
-import json
 import struct
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from lathe.compression.quantization.net import LayerPlan
 from lathe.errors import UserError
 from lathe.export import get
 from lathe.export.preprocess import Preprocess, Shipped
-from lathe.nets import GPT, CifarResNet, ViT
+from lathe.nets import GPT, ViT
 
 Make = Callable[[], nn.Module]
 Quantized = Callable[..., nn.Module]
@@ -126,16 +127,6 @@ def check_integers(net: nn.Module, images: Tensor, folder: Path) -> None:
     assert weights < tensors < 1.1 * weights  # a byte each, and scales and biases
 
 
-@pytest.mark.slow
-def test_a_larger_net_of_integers_has_a_quarter_of_its_bytes(
-    images: Tensor, tmp_path: Path, quantized: Quantized
-) -> None:
-    net = CifarResNet(depth=20, width=64).eval()
-    target.export(net, images, tmp_path / "float.pt2")
-    target.export(quantized(net, images[:4]), images, tmp_path / "int8.pt2")
-    assert (tmp_path / "int8.pt2").stat().st_size < 0.27 * (tmp_path / "float.pt2").stat().st_size
-
-
 @pytest.mark.parametrize(
     "plan", [LayerPlan(activation="dynamic"), LayerPlan(weight_bits=4, activation="none", group_size=32)]
 )
@@ -156,24 +147,20 @@ def test_clients_may_send_read_only_arrays(make_mlp: Make, images: Tensor, tmp_p
     np.testing.assert_array_equal(run(x[::-1]), run(x)[::-1])
 
 
-def test_what_can_not_be_exported_or_read_is_said(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
+def test_nets_that_cannot_be_traced_and_damaged_files_are_refused(
+    make_mlp: Make, images: Tensor, tmp_path: Path
+) -> None:
     class Sized(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             return x.flatten().view(len(x), -1)
 
-    with pytest.raises(UserError, match=r"can't trace Sized for inputs of any size .* write x\.shape\[0\]"):
-        target.export(Sized(), images, tmp_path / "net.pt2")
-    with pytest.raises(UserError, match=r"net\.pt is no name for an exported program: end it with \.pt2"):
-        target.export(make_mlp(), images, tmp_path / "net.pt")
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(UserError, match="there is no such file"):
-        target.load(tmp_path / "net.pt2")
     path = tmp_path / "net.pt2"
+    with pytest.raises(UserError, match=r"can't trace Sized for inputs of any size"):
+        target.export(Sized(), images, path)
+    assert not list(tmp_path.iterdir())
     target.export(make_mlp(), images, path)
     path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(
-        UserError, match=r"can't be read as a program of target=torch_export \(BadZipFile\): export the run again"
-    ):
+    with pytest.raises(UserError, match=r"can't be read as a program of target=torch_export"):
         target.load(path)
 
 
@@ -191,7 +178,6 @@ def test_what_can_not_be_exported_or_read_is_said(make_mlp: Make, images: Tensor
             "a pickle",
         ),
         ("models/model.json", lambda text: text.replace(RELU, b"torch.os.system"), "the operator torch.os.system"),
-        ("models/model.json", lambda text: text.replace(RELU, b"torch.ops.load_library"), "torch.ops.load_library"),
         ("models/model.json", lambda text: text.replace(b"Symbol('", b"exec('"), r"the size exec\('s"),
         ("data/constants/opaque_obj_0", lambda text: b"\x80\x02cos\nsystem\n.", "data/constants/opaque_obj_0"),
     ],
@@ -208,30 +194,6 @@ def test_code_in_an_archive_is_refused(
             bad.writestr(name, changed)
     with pytest.raises(UserError, match=what):
         target.load(tmp_path / "bad.pt2")
-
-
-def test_sizes_are_arithmetic_alone() -> None:
-    from lathe.export.targets.pt2_archive import check
-
-    def checked(expression: str) -> None:
-        from io import BytesIO
-
-        buffer = BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
-            archive.writestr("archive/models/model.json", json.dumps({"x": [{"expr_str": expression}]}))
-        check(buffer)
-
-    for good in (
-        "s77",
-        "2*s0 + 1",
-        "Mul(Integer(2), Symbol('s77', positive=True))",
-        "FloorDiv(Symbol('u0'), Integer(-3))",
-        "s0 <= 4",
-    ):
-        checked(good)
-    for bad in ("exec(chr(105))", "s0.__class__", "(lambda: 1)()", "Symbol('os')", "[x for x in s0]", "__import__"):
-        with pytest.raises(ValueError, match="it holds the size"):
-            checked(bad)
 
 
 @pytest.mark.parametrize("way", ["entries of one name", "two directories"])

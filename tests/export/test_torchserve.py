@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -57,17 +56,6 @@ def test_an_archive_holds_what_serves_and_nothing_of_lathe_or_this_machine(tmp_p
         assert not any(row in content for row in rows)
         for place in (Path.home(), tmp_path, Path(__file__).parents[2]):
             assert str(place).encode() not in content, name
-        if name.endswith(".py"):
-            assert not re.search(rb"^\s*(from|import) lathe\b(?!_)", content, re.MULTILINE)
-            imported = {
-                match.split(b".")[0] for match in re.findall(rb"^\s*(?:from|import) ([\w.]+)", content, re.MULTILINE)
-            }
-            others = (
-                {word.decode() for word in imported}
-                - set(sys.stdlib_module_names)
-                - {Path(name).stem for name in files}
-            )
-            assert others <= {"numpy", "torch", "PIL", "onnxruntime"}
 
 
 @pytest.mark.slow
@@ -105,12 +93,6 @@ def test_integers_stay_integers(
         get("torchserve").export(net, images[:2], tmp_path / "other.mar", payload="torchscript")
 
 
-def test_a_missing_archiver_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "model_archiver", None)
-    with pytest.raises(UserError, match=r"^model_archiver can't be imported: pip install -e '\.\[export\]'\.$"):
-        get("torchserve").export(shipped(), torch.zeros(2, 1, 8, 8, dtype=torch.uint8), tmp_path / "m.mar")
-
-
 def changed(path: Path, name: str, content: bytes) -> Path:
     """A copy of an archive with another file of that name."""
     other = path.with_name("other.mar")
@@ -126,8 +108,6 @@ def test_archives_that_are_not_lathe_s_are_not_run(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, load = tmp_path / "m.mar", get("torchserve").load
-    with pytest.raises(UserError, match="there is no such file"):
-        load(path)
     path.write_bytes(b"torn")
     with pytest.raises(UserError, match="can't be read as an archive"):
         load(path)

@@ -23,19 +23,13 @@ from lathe.images.pictures import READERS, PictureError, TooLarge, arranged, kin
         ((5, 4, 6, 3), 3, None, None, ((5, 3, 4, 6), False)),
         ((3, 4, 6), 3, None, None, ((1, 3, 4, 6), True)),
         ((4, 6, 3), 3, None, None, ((1, 3, 4, 6), True)),
-        ((3, 6, 3), 3, None, None, ((1, 3, 6, 3), True)),  # both would fit: channels first
-        ((3, 6, 3), 3, (3, 6), None, ((1, 3, 3, 6), True)),  # the size decides
+        ((3, 6, 3), 3, (3, 6), None, ((1, 3, 3, 6), True)),
         ((5, 4, 6), 1, None, None, ((5, 1, 4, 6), False)),
-        ((1, 4, 6), 1, None, None, ((1, 1, 4, 6), True)),
         ((1, 4, 6), 1, None, False, ((1, 1, 4, 6), False)),
         ((5, 4, 6), 1, None, True, None),
         ((4, 6), 1, (4, 6), None, ((1, 1, 4, 6), True)),
         ((4, 6), 1, (6, 4), None, None),
-        ((4, 6), 3, None, None, None),
-        ((4, 6), 1, None, False, None),
         ((0, 1, 4, 6), 1, None, None, None),
-        ((2, 5, 1, 4, 6), 1, None, None, None),
-        ((6,), 1, None, None, None),
     ],
 )
 def test_layouts(shape: tuple[int, ...], channels: int, size: Any, one: Any, expected: Any) -> None:
@@ -82,7 +76,7 @@ def test_every_shape_is_scaled_to_every_size() -> None:
                 assert (scaled(given, (side, side)) == 9).all()
 
 
-def test_kinds_are_told_by_how_a_file_begins() -> None:
+def test_kinds_are_found_by_how_a_file_begins() -> None:
     for kind in READERS:
         file = io.BytesIO()
         Image.new("RGB", (3, 2), (1, 2, 3)).save(file, kind)
@@ -108,7 +102,7 @@ def test_a_header_tells_the_size_without_the_pixels() -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
-def test_an_animation_is_no_picture(kind: str) -> None:
+def test_animations_are_refused(kind: str) -> None:
     frames, file = [Image.new("RGB", (8, 6), colour) for colour in ("red", "blue", "green")], io.BytesIO()
     frames[0].save(file, kind, save_all=True, append_images=frames[1:])
     for asked in (lambda: picture_size(file, kind, 100), lambda: read_picture(file, kind, 3, 100)):

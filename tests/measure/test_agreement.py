@@ -47,14 +47,6 @@ def test_labels_agree_one_by_one_and_values_are_no_predictions() -> None:
     assert meter.result == Agreement(None, 3.0, 6)
 
 
-def test_what_cant_be_compared() -> None:
-    meter = AgreementMeter()
-    with pytest.raises(ValueError, match="nothing was compared"):
-        _ = meter.result
-    with pytest.raises(ValueError, match=r"\[2, 3\] and \[2, 4\] can't be compared"):
-        meter.add(torch.zeros(2, 3), torch.zeros(2, 4))
-
-
 def test_a_net_that_answers_nan_does_not_agree() -> None:
     meter = AgreementMeter()
     meter.add(torch.tensor([[float("nan"), 1.0]]), torch.tensor([[2.0, 1.0]]))

@@ -4,8 +4,6 @@ import gzip
 import random
 from pathlib import Path
 
-import pytest
-
 from lathe.measure.files import FileSize, file_size
 
 
@@ -35,8 +33,3 @@ def test_a_folder_is_all_its_files(tmp_path: Path) -> None:
     (tmp_path / "a" / "b" / "two").write_bytes(b"y" * 500)
     parts = [file_size(tmp_path / "a" / "one"), file_size(tmp_path / "a" / "b" / "two")]
     assert file_size(tmp_path / "a") == FileSize(1500, parts[0].gzipped + parts[1].gzipped)
-
-
-def test_nothing_there(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        file_size(tmp_path / "no")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.measure.flops import count_flops, net_input, peak_by_name, peak_flops
+from lathe.measure.flops import count_flops, peak_by_name
 from lathe.nets import ViT
 
 
@@ -34,49 +34,23 @@ def test_the_net_is_left_as_found() -> None:
         assert torch.equal(tensor, state[name])
 
 
-def test_modes_come_back_after_an_error() -> None:
-    net = nn.Sequential(nn.Linear(3, 4))
-    with pytest.raises(RuntimeError):
-        count_flops(net, torch.randn(5, 9))
-    assert net.training
-    assert net[0].training
-
-
 def test_a_compiled_net_counts_as_eager() -> None:
     net = nn.Linear(7, 5)
     net.compile(backend="eager")
     assert count_flops(net, torch.randn(3, 7)) == 2 * 3 * 7 * 5
 
 
-def test_input_of_a_batch() -> None:
-    x = torch.randn(2, 3)
-    for batch in (x, (x, 1), [x], {"image": x, "label": 1}, ((x, 2), 3)):
-        assert net_input(batch) is x
-    for bad in ((), {}, 3, "x"):
-        with pytest.raises(TypeError, match="no tensor in a batch"):
-            net_input(bad)
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "peak"),
     [
         ("NVIDIA H100 80GB HBM3", torch.bfloat16, 989.4e12),
-        ("NVIDIA H100 PCIe", torch.float16, 756e12),
-        ("NVIDIA H200", torch.bfloat16, 989.4e12),
         ("NVIDIA A100-SXM4-40GB", torch.bfloat16, 312e12),
-        ("NVIDIA A100 80GB PCIe", torch.float16, 312e12),
-        ("Tesla V100-SXM2-16GB", torch.float16, 125e12),
         ("Tesla V100-SXM2-16GB", torch.bfloat16, None),
         ("Tesla V100-SXM2-16GB", torch.float32, 15.7e12),
         ("Tesla T4", torch.float32, 8.1e12),
-        ("NVIDIA L4", torch.float16, 121e12),
-        ("NVIDIA L40S", torch.float16, 362e12),
         ("NVIDIA GeForce RTX 4090", torch.float16, 165.2e12),
-        # Not the card they are named after.
         ("NVIDIA GeForce RTX 4090 Laptop GPU", torch.float16, None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", torch.float16, None),
-        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", torch.float16, None),
-        ("NVIDIA A10G", torch.float16, None),
         ("NVIDIA H100 80GB HBM3", torch.float64, None),
         ("Some card", torch.float16, None),
     ],
@@ -96,10 +70,6 @@ def test_float32_means_tf32_where_it_is_allowed() -> None:
     finally:
         for switch, setting in zip(switches, found, strict=True):
             switch.fp32_precision = setting
-
-
-def test_a_cpu_has_no_peak() -> None:
-    assert peak_flops(torch.device("cpu"), torch.float32) is None
 
 
 def test_attention_counts_on_a_cpu_as_on_any_device() -> None:

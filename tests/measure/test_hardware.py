@@ -1,13 +1,12 @@
-"""What /proc/cpuinfo says, on machines that are not this one."""
+"""The CPU's name and instruction sets from /proc/cpuinfo."""
 
-import importlib.metadata
 import platform
 from pathlib import Path
 
 import pytest
 import torch
 
-from lathe.measure.hardware import describe_cpu, describe_gpu, usable_cores, versions
+from lathe.measure.hardware import describe_cpu, usable_cores
 
 INTEL = """processor\t: 0
 model name\t: Intel(R) Xeon(R) Platinum 8488C
@@ -39,20 +38,3 @@ def test_cpu(tmp_path: Path, text: str, name: str | None, sets: str) -> None:
     assert sorted(found["instruction_sets"]) == sorted(sets.split())
     assert found["cores"] == usable_cores() >= 1
     assert found["torch"] == torch.backends.cpu.get_cpu_capability()
-
-
-def test_a_machine_without_cpuinfo(tmp_path: Path) -> None:
-    found = describe_cpu(tmp_path / "no")
-    assert found["instruction_sets"] == []
-    assert found["name"]
-
-
-def test_a_cpu_is_no_gpu() -> None:
-    assert describe_gpu(torch.device("cpu")) is None
-
-
-def test_versions() -> None:
-    found = versions()
-    assert found["python"] == platform.python_version()
-    assert found["torch"] == importlib.metadata.version("torch")
-    assert "horovod" not in found

@@ -26,8 +26,3 @@ def test_shared_parameters_count_once_and_dtype_counts() -> None:
     net = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)).bfloat16()
     net[1].weight = net[0].weight
     assert (count_parameters(net).total, count_parameters(net).bytes) == (25, 50)
-
-
-def test_a_net_without_parameters() -> None:
-    count = count_parameters(nn.ReLU())
-    assert (count.total, count.trainable, count.non_zero, count.bytes, count.sparsity) == (0, 0, 0, 0, 0.0)

@@ -31,12 +31,8 @@ def test_it_is_of_this_process_and_not_of_the_one_that_forked_it() -> None:
     assert 2**20 < int(found.stdout) < len(block)
 
 
-def test_where_linux_does_not_say_it(tmp_path: Path) -> None:
-    assert 2**20 < peak_resident(tmp_path / "status") < 2**50
-
-
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux counts it")
-def test_it_can_be_sought_anew(tmp_path: Path) -> None:
+def test_the_peak_can_be_reset(tmp_path: Path) -> None:
     block = bytearray(b"1") * 2**27
     high = peak_resident()
     del block

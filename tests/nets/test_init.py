@@ -1,4 +1,4 @@
-"""Each initialisation has the moments of its paper, and a wrong name costs one line."""
+"""Each initialisation has the moments of its paper."""
 
 import math
 import sys
@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from lathe.errors import UserError
-from lathe.nets import MLP, CifarResNet, WideResNet
-from lathe.nets.init import INITS, apply_init
+from lathe.nets import MLP, CifarResNet
+from lathe.nets.init import apply_init
 
 
 def fill_with_half(net: nn.Module) -> None:
@@ -73,50 +73,9 @@ def test_none_changes_nothing_and_a_dotted_path_is_a_cloners_own(monkeypatch: py
     assert torch.equal(net.head.bias, torch.full((3,), 0.5))
 
 
-@pytest.mark.parametrize("name", [name for name in INITS if name != "zero_gamma"])
-def test_the_seed_decides_the_weights(name: str) -> None:
-    weights = []
-    for _ in range(2):
-        net = WideResNet(depth=10, width=1)
-        torch.manual_seed(3)
-        apply_init(net, name)
-        weights.append(net.state_dict())
-    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
-
-
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("kaiming_norml", "init=kaiming_norml is unknown: did you mean kaiming_normal?"),
-        (
-            "zzz",
-            "init=zzz is unknown: choose from kaiming_normal, xavier_uniform, orthogonal, zero_gamma, a dotted "
-            "path to your own function, or null.",
-        ),
-        ("zero_gamma", "init=zero_gamma found no block with a last_norm in MLP: choose another."),
-        ("math.pi", "init=math.pi is not a function: name one that takes the net."),
-        (
-            "no_such_package.init",
-            "init=no_such_package.init cannot be imported (No module named 'no_such_package'): name a function "
-            "that takes the net.",
-        ),
-    ],
-)
-def test_wrong_names_cost_one_sentence(name: str, sentence: str) -> None:
-    net = MLP(channels=1, image_size=2, num_classes=3, width=4, depth=2)
-    with pytest.raises(UserError) as caught:
-        apply_init(net, name)
-    assert str(caught.value) == sentence
-
-
-def test_a_typo_behind_a_good_name_leaves_the_net_untouched() -> None:
+def test_a_typo_after_a_good_name_leaves_the_net_untouched() -> None:
     net = MLP(channels=1, image_size=2, num_classes=3, width=4, depth=2)
     before = net.head.weight.clone()
     with pytest.raises(UserError, match="did you mean orthogonal"):
         apply_init(net, ["kaiming_normal", "orthogonl"])
     assert torch.equal(net.head.weight, before)
-
-
-def test_a_net_without_weights_is_refused() -> None:
-    with pytest.raises(UserError, match=r"no linear layer in this net: leave it out"):
-        apply_init(nn.ReLU(), "orthogonal")

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lathe.errors import ArgumentError, UserError
+from lathe.errors import UserError
 from lathe.nets import CifarResNet, ResNet
 from lathe.nets.resnet import BasicBlock, Bottleneck, ZeroPadShortcut
 
@@ -36,13 +36,6 @@ def test_zero_pad_shortcut_keeps_pixels_and_adds_zeros() -> None:
     assert out[:, 3:].abs().sum() == 0
 
 
-@pytest.mark.parametrize("depth", [8, 20, 32, 44, 56, 110])
-def test_cifar_depth_counts_its_weighted_layers(depth: int) -> None:
-    with torch.device("meta"):
-        net = CifarResNet(depth=depth, shortcut="zero_pad")
-    assert sum(parameter.ndim >= 2 for parameter in net.parameters()) == depth
-
-
 @pytest.mark.parametrize(("depth", "parameters"), [(8, 1_233_540), (32, 7_433_860)])
 def test_a_stem_of_its_own_gives_the_nets_of_the_distillation_papers(depth: int, parameters: int) -> None:
     """The counts of resnet8x4 and resnet32x4 of the CRD repository, for CIFAR-100: stem 32, stages 64, 128, 256."""
@@ -54,43 +47,10 @@ def test_a_stem_of_its_own_gives_the_nets_of_the_distillation_papers(depth: int,
     assert net.blocks[0].shortcut.conv.weight.shape == (64, 32, 1, 1)
 
 
-@pytest.mark.parametrize("depth", [18, 34, 50, 101, 152])
-def test_depth_counts_its_weighted_layers(depth: int) -> None:
-    with torch.device("meta"):
-        net = ResNet(depth=depth)
-    assert sum(parameter.ndim >= 2 and "shortcut" not in name for name, parameter in net.named_parameters()) == depth
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
-    [
-        (
-            lambda: CifarResNet(depth=21),
-            "depth=21 is not 6n + 2, which a three-stage ResNet needs: take 20 or 26.",
-        ),
-        (lambda: CifarResNet(depth=2), "depth=2: expected a whole number from 8, got one out of this range."),
-        (
-            lambda: CifarResNet(depth=20, width=0),
-            "width=0: expected a whole number from 1, got one out of this range.",
-        ),
-        (
-            lambda: CifarResNet(depth=20, stem=0),
-            "stem=0: expected a whole number from 1 or null, got one out of this range.",
-        ),
-        (
-            lambda: CifarResNet(depth=20, shortcut="A"),  # type: ignore[arg-type]
-            "shortcut=A: expected projection or zero_pad, got a word.",
-        ),
-        (
-            lambda: ResNet(depth=20),
-            "depth=20 fits no four-stage ResNet: take 18, 34, 50, 101 or 152, or a CifarResNet for 6n + 2.",
-        ),
-    ],
-)
-def test_bad_sizes_are_refused_in_one_sentence(make, sentence: str) -> None:
-    with pytest.raises(UserError) as caught:
+@pytest.mark.parametrize("make", [lambda: CifarResNet(depth=21), lambda: ResNet(depth=20)])
+def test_depths_that_no_resnet_has_are_refused(make) -> None:
+    with pytest.raises(UserError, match=r"^depth=2[01] .*: take "):
         make()
-    assert str(caught.value) == sentence
 
 
 # Of the nets of table 1 for 1000 classes, as torchvision publishes them.
@@ -109,8 +69,3 @@ def test_the_stem_of_imagenet_gives_the_published_nets(depth: int) -> None:
     # a 3x3 window in place of 7x7, and nothing else
     assert PUBLISHED[depth] - sum(parameter.numel() for parameter in small.parameters()) == 64 * 3 * (49 - 9)
     assert {name for name, _ in net.named_modules()} - {name for name, _ in small.named_modules()} == {"shrink"}
-
-
-def test_an_unknown_stem_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"^stem=big: expected cifar or imagenet, got a word\.$"):
-        ResNet(depth=18, stem="big")  # type: ignore[arg-type]

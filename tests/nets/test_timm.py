@@ -1,5 +1,6 @@
 """Nets of timm: built by name for the data's channels, classes and size, under timm's own names, with their blocks."""
 
+import re
 import sys
 from itertools import pairwise
 from typing import Any
@@ -85,64 +86,31 @@ def test_a_configuration_builds_one_and_follows_the_data(timm: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "words"),
     [
         ({"name": "resnet10"}, "name=resnet10: timm has no such net; did you mean resnet101?"),
-        ({"name": "hf-hub:timm/resnet18"}, "name=hf-hub:timm/resnet18: expected a name that timm lists, got"),
-        (
-            {"name": "resnet10t.no_such"},
-            "name=resnet10t.no_such: timm has no weights no_such of resnet10t; choose one of c3_in1k",
-        ),
-        ({"name": "convnext_atto", "image_size": 8}, "name=convnext_atto is no net for images of 3 x 8 x 8 (Calc"),
-        ({"name": "vit_tiny_patch16_224", "image_size": 8}, "patch_size=16 of vit_tiny_patch16_224 does not divide"),
-        ({"name": "vit_tiny_patch16_224", "image_size": 28}, "patch_size=16 of vit_tiny_patch16_224 does not divide"),
-        ({"name": "resnet10t", "patch_size": 4}, "patch_size: resnet10t takes no such option: leave it null."),
-        ({"name": "resnet10t", "drop_rate": 1.0}, "drop_rate=1.0: expected a number"),
-        ({"name": "resnet10t", "global_pool": "no"}, "name=resnet10t is no net for images of 3 x 32 x 32 (Invalid"),
-        ({"name": "resnet10t", "global_pool": ""}, "global_pool='': expected a word or null"),
+        ({"name": "convnext_atto", "image_size": 8}, "name=convnext_atto is no net for images of 3 x 8 x 8"),
+        ({"name": "resnet10t", "patch_size": 4}, "patch_size: resnet10t takes no such option"),
     ],
 )
-def test_what_is_no_net_is_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ArgumentError) as error:
+def test_unknown_nets_and_options_are_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
         timm_net(**{"image_size": 32, **options})
-    assert str(error.value).startswith(sentence)
-    assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("typed", "sentence"),
-    [
-        ("model.name=resnet10", "model.net.name=resnet10: timm has no such net; did you mean resnet101?"),
-        ("model.name=convnext_atto", "model.net.name=convnext_atto is no net for images of 1 x 8 x 8 (Calculated"),
-        ("model.net.patch_size=4", "model.net.patch_size: resnet18 takes no such option: leave it null."),
-        ("model.net.global_pool=no", "model.net.name=resnet18 is no net for images of 1 x 8 x 8 (Invalid pool"),
-    ],
-)
-def test_a_build_names_the_key(typed: str, sentence: str) -> None:
-    with pytest.raises(UserError) as error:
-        make_net(config("model=timm", typed)["model"])
-    assert str(error.value).startswith(sentence)
-
-
-def test_without_timm_or_its_torchvision_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torchvision_for_another_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def find_spec(self, name: str, *_: Any) -> None:
             if name == "timm":
                 raise RuntimeError("operator torchvision::nms does not exist")
 
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "timm", None)
-        with pytest.raises(UserError, match=r"^name=resnet10t: timm can't be imported: pip install -e '\.\[timm\]'\.$"):
-            timm_net("resnet10t")
     monkeypatch.setattr("lathe.nets.timm_nets.uninstalled", lambda *_: None)
     monkeypatch.delitem(sys.modules, "timm")
     monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
-    with pytest.raises(UserError) as error:
+    with pytest.raises(
+        UserError, match=re.escape(f"install the torchvision that was made for torch {torch.__version__}")
+    ):
         timm_net("resnet10t")
-    assert str(error.value) == (
-        "name=resnet10t: timm can't be imported (operator torchvision::nms does not exist): install the torchvision "
-        f"that was made for torch {torch.__version__}, from the index that torch came from."
-    )
 
 
 def step(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -170,14 +138,3 @@ def test_recomputing_changes_no_value(name: str, how: str) -> None:
     (plain, once), (again, twice) = found
     assert twice > once
     assert [key for key in plain if not torch.equal(plain[key], again[key])] == []
-
-
-def test_what_names_no_blocks_is_refused_like_any_net() -> None:
-    net = timm_net("dla46x_c", image_size=32)
-    with pytest.raises(ArgumentError, match="recomputes a net's repeated blocks, but DLA names no `blocks`"):
-        recompute.apply(net, "blocks")
-    with pytest.raises(UserError, match="DLA has none"):
-        layer_numbers(net)
-    convnext = timm_net("convnext_atto", image_size=32)
-    with pytest.raises(ArgumentError, match="sqrt runs the blocks in segments, which ConvNeXt does not let it"):
-        recompute.apply(convnext, "sqrt")

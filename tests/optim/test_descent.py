@@ -7,16 +7,6 @@ import torch
 
 from lathe.nets import MLP
 from lathe.optim import LAMB, LARS, Muon, build_optimizer
-from lathe.optim.descent import descend
-
-
-def test_both_rates_descend() -> None:
-    start, direction = torch.randn(4, 3), torch.randn(4, 3)
-    found, wanted = start.clone(), start.clone()
-    descend(found, direction, torch.tensor(0.25))
-    descend(wanted, direction, 0.25)
-    torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(wanted, start - 0.25 * direction)
 
 
 @pytest.mark.parametrize("kind", [Muon, LAMB, LARS])

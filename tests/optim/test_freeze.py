@@ -1,11 +1,11 @@
 """Frozen parameters stay as they are, with their running statistics, under any optimizer, and after an interruption."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import seed_everything
+from support.interruptions import Interruption, interruption, train_through
 from support.runs import SMALL, config, new_run, weights
 
 from lathe.config.stages import check_compression
@@ -15,6 +15,7 @@ from lathe.optim.rules import freeze
 from lathe.runs.build import make_task
 from lathe.verbs.train import train
 
+__all__ = ["interruption"]  # a fixture
 RESNET = [word for word in SMALL if "model" not in word] + ["model=resnet20", "model.net.depth=8", "model.net.width=4"]
 RESNET.append("trainer.limit_train_batches=10")
 FROZEN = "freeze=[conv.*,bn.*,blocks.0.*]"
@@ -29,7 +30,7 @@ def trained(tmp_path: Path, *words: str) -> tuple[dict[str, torch.Tensor], dict[
 
 
 @pytest.mark.parametrize("words", [(), ("optimizer=muon",), ("optimizer=radam", "callbacks=[default,ema]")])
-def test_what_is_frozen_does_not_move_and_the_rest_does(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_frozen_parameters_do_not_move_and_the_others_do(tmp_path: Path, words: tuple[str, ...]) -> None:
     start, end = trained(tmp_path, FROZEN, *words, "trainer.max_epochs=2")
     assert start.keys() == end.keys()
     moved = {name for name in start if not torch.equal(start[name], end[name])}
@@ -37,7 +38,7 @@ def test_what_is_frozen_does_not_move_and_the_rest_does(tmp_path: Path, words: t
     assert moved == start.keys() - still
 
 
-def test_an_unfrozen_norm_among_frozen_convolutions_goes_on(tmp_path: Path) -> None:
+def test_an_unfrozen_norm_among_frozen_convolutions_trains(tmp_path: Path) -> None:
     start, end = trained(tmp_path, "freeze=[conv.*]", "trainer.max_epochs=1")
     assert torch.equal(start["conv.weight"], end["conv.weight"])
     assert not torch.equal(start["bn.running_mean"], end["bn.running_mean"])
@@ -49,34 +50,12 @@ def test_a_validation_within_the_epoch_leaves_frozen_norms_alone(tmp_path: Path)
     assert not torch.equal(start["blocks.1.bn1.running_var"], end["blocks.1.bn1.running_var"])
 
 
-def test_a_continued_run_ends_with_the_same_bits(tmp_path: Path) -> None:
-    def run(folder: str, *words: str) -> dict[str, Any]:
-        return new_run(tmp_path / folder, *RESNET, FROZEN, "callbacks.checkpoint.every_n_train_steps=7", *words)
-
-    straight = run("a")
+def test_a_continued_run_ends_with_the_same_bits(tmp_path: Path, interruption: Interruption) -> None:
+    words = (*RESNET, FROZEN, "callbacks.checkpoint.every_n_train_steps=7")
+    straight, stopped = (new_run(tmp_path / name, *words) for name in ("a", "b"))
     train(straight)
-    stopped = run("b")
-
-    class Ended(Exception):
-        """The process."""
-
-    from lightning.pytorch.callbacks import Callback
-
-    class End(Callback):
-        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
-            if trainer.global_step == 16:
-                raise Ended
-
-    from lathe.verbs import train as module
-
-    made = module.make_callbacks
-    try:
-        module.make_callbacks = lambda cfg, task: [*made(cfg, task), End()]
-        with pytest.raises(Ended):
-            train(stopped)
-    finally:
-        module.make_callbacks = made
-    train(stopped)
+    train_through(stopped, [("on_train_batch_start", 16)], interruption)
+    assert not interruption.hook  # it was interrupted
     one, two = (weights(Path(cfg["paths"]["run_dir"])) for cfg in (straight, stopped))
     assert all(torch.equal(one[name], two[name]) for name in one)
 

@@ -34,18 +34,11 @@ def test_groups_are_named_after_it_and_others_keep_their_names() -> None:
 
 
 def test_it_multiplies_what_layers_and_roles_have() -> None:
-    task = make_task(config("model=vit_tiny", "optimizer=muon", "optimizer.lr=1.0", "optimizer.layer_decay=0.5"))
-    plain = {group["name"]: group["lr"] for group in task._make_optimizer(task.net).param_groups}
-    task = make_task(
-        config(
-            "model=vit_tiny",
-            "optimizer=muon",
-            "optimizer.lr=1.0",
-            "optimizer.layer_decay=0.5",
-            "optimizer.lr_scale={head.*: 4}",
-        )
+    words = ("model=vit_tiny", "optimizer=muon", "optimizer.lr=1.0", "optimizer.layer_decay=0.5")
+    plain, scaled = (
+        {group["name"]: group["lr"] for group in task._make_optimizer(task.net).param_groups}
+        for task in (make_task(config(*words)), make_task(config(*words, "optimizer.lr_scale={head.*: 4}")))
     )
-    scaled = {group["name"]: group["lr"] for group in task._make_optimizer(task.net).param_groups}
     changed = [name for name in scaled if name.startswith("x4/")]
     assert changed
     for name in changed:
@@ -53,12 +46,6 @@ def test_it_multiplies_what_layers_and_roles_have() -> None:
     assert all(scaled[name] == plain[name] for name in scaled if name not in changed)
 
 
-def test_a_rule_that_means_nothing_is_refused() -> None:
+def test_a_rule_that_matches_nothing_is_refused() -> None:
     with pytest.raises(UserError, match=r"^lr_scale: the pattern 'haed\.\*' matches no parameter of CifarResNet"):
         rates(CifarResNet(depth=8, width=4), lr_scale={"haed.*": 2.0})
-    with pytest.raises(UserError, match=r"^lr_scale: Linear has no norm to give a learning rate"):
-        build_optimizer(torch.nn.Linear(2, 2), **OPTIONS, lr_scale={"norm": 2.0})  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"^optimizer\.lr_scale=.*expected a group of keys"):
-        make_task(config("model=mlp", "optimizer.lr_scale={head.*: 0}"))
-    with pytest.raises(UserError, match=r"lr_scale: the pattern 'stern\.\*' matches no parameter"):
-        make_task(config("model=mlp", "optimizer.lr_scale={stern.*: 2}"))

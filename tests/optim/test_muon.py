@@ -9,7 +9,7 @@ from torch import nn
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
 from lathe.optim import Muon, build_optimizer
-from lathe.optim.muon import orthogonalise, update_scale
+from lathe.optim.muon import orthogonalise
 
 
 def build(net: nn.Module, **options: object) -> Muon:
@@ -41,21 +41,6 @@ def test_singular_values_come_near_one(shape: tuple[int, int]) -> None:
     u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
     cosine = (orthogonalise(matrix, 5) * (u @ vh)).sum() / orthogonalise(matrix, 5).norm() / (u @ vh).norm()
     assert cosine > 0.97
-
-
-def test_orthogonalise_at_the_edges() -> None:
-    assert torch.equal(orthogonalise(torch.zeros(3, 4), 5), torch.zeros(3, 4))
-    assert orthogonalise(torch.rand(3, 4).bfloat16(), 5).dtype == torch.float32
-    assert orthogonalise(torch.rand(3, 4).double(), 5).dtype == torch.float64
-    matrix = torch.randn(4, 6)
-    torch.testing.assert_close(orthogonalise(1000 * matrix, 5), orthogonalise(matrix, 5))
-    torch.testing.assert_close(orthogonalise(matrix.T, 5), orthogonalise(matrix, 5).T)
-
-
-def test_update_scale() -> None:
-    assert update_scale(64, 16, "original") == 2.0
-    assert update_scale(16, 64, "original") == 1.0
-    assert update_scale(16, 64, "match_rms_adamw") == pytest.approx(1.6)
 
 
 @pytest.mark.parametrize("adjust_lr_fn", ["original", "match_rms_adamw"])
@@ -170,22 +155,8 @@ def test_roles_of_a_net_without_blocks() -> None:
 
 
 def test_a_net_without_hidden_weights_is_refused() -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError, match="Muon found no hidden weight in MLP's `blocks`"):
         build(MLP(channels=3, image_size=8, num_classes=10, width=4, depth=1))
-    assert str(caught.value) == "Muon found no hidden weight in MLP's `blocks`: take AdamW."
-
-
-def test_training_is_deterministic_and_learns() -> None:
-    results = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        net = CifarResNet(depth=8, width=4)
-        optimizer = build(net)
-        first = train(net, optimizer, 1)
-        losses = [train(net, optimizer, 1) for _ in range(30)]  # the same batch each time
-        assert losses[-1] < 0.4 * first
-        results.append(net.state_dict())
-    assert all(torch.equal(results[0][key], results[1][key]) for key in results[0])
 
 
 def test_state_round_trips_bit_equal_through_a_weights_only_file() -> None:
@@ -209,38 +180,3 @@ def test_state_round_trips_bit_equal_through_a_weights_only_file() -> None:
     train(net, optimizer, 3, seed=1)
     train(other, resumed, 3, seed=1)
     assert all(torch.equal(net.state_dict()[key], other.state_dict()[key]) for key in net.state_dict())
-
-
-def test_a_closure_is_called_with_gradients_on() -> None:
-    weight = nn.Parameter(torch.eye(3))
-    optimizer = Muon([weight], lr=0.1)
-
-    def closure() -> float:
-        optimizer.zero_grad()
-        loss = weight.square().sum()
-        loss.backward()
-        return loss.item()
-
-    assert optimizer.step(closure) == 3.0
-    assert weight.diagonal().max() < 1
-
-
-def test_parameters_without_gradient_stay() -> None:
-    weight, bias = nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(3))
-    optimizer = Muon([{"params": [weight]}, {"params": [bias], "role": "adamw"}], weight_decay=0.5)
-    optimizer.step()
-    assert torch.equal(weight, torch.ones(3, 3))
-    assert torch.equal(bias, torch.ones(3))
-    assert len(optimizer.state) == 0
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        ([nn.Parameter(torch.ones(3))], r"needs at least two dimensions, not the shape \(3,\)"),
-        ([{"params": [nn.Parameter(torch.ones(3, 3))], "role": "lion"}], "must be muon, adamw or sgd, not lion"),
-    ],
-)
-def test_groups_that_cannot_be_are_refused(params: list, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Muon(params)

@@ -10,9 +10,8 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
 
-from lathe.errors import ArgumentError, UserError
+from lathe.errors import UserError
 from lathe.optim import schedules
-from lathe.optim.schedules import steps_of
 
 ALL: dict[str, Callable[..., LRScheduler]] = {
     "constant": lambda optimizer, total: schedules.constant(optimizer, total, warmup=0.1),
@@ -97,7 +96,7 @@ def test_restarts_as_shares_and_as_steps_agree() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_resumed_run_goes_on_with_the_same_rates(name: str) -> None:
+def test_a_resumed_run_continues_with_the_same_rates(name: str) -> None:
     whole = rates(ALL[name](make_optimizer(), 30), 30)
     optimizer = make_optimizer()
     schedule = ALL[name](optimizer, 30)
@@ -113,57 +112,14 @@ def test_a_resumed_run_goes_on_with_the_same_rates(name: str) -> None:
     assert rates(resumed, 17) == whole[13:]
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("total", [0, 1, 2])
-def test_shares_fit_even_the_shortest_runs(name: str, total: int) -> None:
-    if name in ("cosine_restarts", "step"):  # these have a warm-up in steps
-        with pytest.raises(UserError, match=r"^warmup="):
-            ALL[name](make_optimizer(), total)
-    else:
-        assert all(0 < first <= 0.1 for first, _ in rates(ALL[name](make_optimizer(), total), total))
-
-
 @pytest.mark.parametrize(
-    ("value", "total", "expected"),
-    [(0, 10, 0), (0.0, 10, 0), (0.3, 10, 3), (0.29, 100, 29), (0.999, 100, 99), (1, 10, 1), (9.0, 10, 9), (0.5, 1, 0)],
-)
-def test_positions(value: float, total: int, expected: int) -> None:
-    assert steps_of("warmup", value, total) == expected
-
-
-def test_a_position_behind_the_run_costs_one_sentence() -> None:
-    for make in (schedules.constant, schedules.cosine, schedules.one_cycle):
-        with pytest.raises(ArgumentError) as caught:
-            make(make_optimizer(), 10, warmup=10)
-        assert str(caught.value) == "warmup=10 is not below the run's 10 optimizer steps: lower it or train longer."
-
-
-@pytest.mark.parametrize(
-    ("make", "sentence"),
+    ("make", "words"),
     [
-        (
-            lambda optimizer: schedules.cosine(optimizer, math.inf),
-            "A scheduler can't plan a run of inf steps: set max_epochs or max_steps, and limit_train_batches above 0.",
-        ),
-        (
-            lambda optimizer: schedules.cosine_restarts(optimizer, 10, period=12),
-            "period=12 is not below the run's 10 optimizer steps: lower it or train longer.",
-        ),
-        (
-            lambda optimizer: schedules.step(optimizer, 10, milestones=[0.75, 0.5]),
-            "milestones=[0.75, 0.5] must rise: put them in order.",
-        ),
-        (
-            lambda optimizer: schedules.step(optimizer, 10, milestones=[5, 20]),
-            "milestones=20 is not below the run's 10 optimizer steps: lower it or train longer.",
-        ),
-        (
-            lambda optimizer: schedules.cosine_restarts(optimizer, 10, period=0),
-            "period=0: expected a whole number from 1 or a number above 0 and below 1, got one out of this range.",
-        ),
+        (lambda optimizer: schedules.cosine(optimizer, 10, warmup=10), "warmup=10 is not below the run's 10"),
+        (lambda optimizer: schedules.cosine(optimizer, math.inf), "can't plan a run of inf steps"),
+        (lambda optimizer: schedules.step(optimizer, 10, milestones=[0.75, 0.5]), "must rise"),
     ],
 )
-def test_impossible_schedules_cost_one_sentence(make: Callable[[SGD], LRScheduler], sentence: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_schedules_that_do_not_fit_the_run_are_refused(make: Callable[[SGD], LRScheduler], words: str) -> None:
+    with pytest.raises(UserError, match=words):
         make(make_optimizer())
-    assert str(caught.value) == sentence

@@ -29,7 +29,7 @@ def test_its_places_are_looked_at_before_it_is_measured(
         write(copied, copied.config, None, "quick")
 
 
-def test_a_baseline_of_other_data_is_told_and_another_way_of_reading_is_none(run: RunDir, tmp_path: Path) -> None:
+def test_a_baseline_of_other_data_is_reported_and_another_loader_is_not(run: RunDir, tmp_path: Path) -> None:
     other = shutil.copytree(run.path, tmp_path / "other")
     for change, told in (
         ({"batch_size": 7, "num_workers": 3}, []),

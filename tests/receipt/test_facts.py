@@ -1,4 +1,4 @@
-"""What a receipt says without a clock, against arithmetic."""
+"""Sizes, MACs, memory and agreement of a receipt, against arithmetic."""
 
 import pytest
 import torch

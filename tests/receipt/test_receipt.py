@@ -14,7 +14,6 @@ from support.runs import SMALL, config, new_run
 from lathe import export, trust
 from lathe.errors import UserError
 from lathe.receipt import measured, write
-from lathe.receipt.page import figure
 from lathe.runs import score
 from lathe.runs.rundir import RunDir
 from lathe.verbs.receipt import receipt
@@ -92,19 +91,14 @@ def test_a_plain_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     text, page = capsys.readouterr().out, (run.path / "receipt.md").read_text()
     assert found["findings"][0] in text  # the verdict
     assert all(sentence in page for sentence in found["findings"])
-    assert max(map(len, text.splitlines()[: text.splitlines().index(found["findings"][0])])) <= 80
-    assert "No compression is configured" in page
-    assert "add baseline=<run directory>" in page
-    assert "avx" not in page or "instruction sets" in page
     assert (run.path / "receipt.svg").read_text().count("<svg") == 3
-    assert "python scripts/export.py run=<run directory> target=onnx." in page
     assert [path.read_bytes() for path in (run.path / "exports").rglob("*") if path.is_file()] == [
         b"made by scripts/export.py"
     ]
 
 
 @pytest.mark.usefixtures("no_onnx")
-def test_beside_a_trained_baseline(run: RunDir, wider: RunDir) -> None:
+def test_a_trained_baseline(run: RunDir, wider: RunDir) -> None:
     found = receipt(request(run, "effort=quick", f"baseline={wider.path}"))
     assert found["dense"] == {
         "size": {**found["dense"]["size"], "parameters": wider.result["parameters"]},
@@ -126,7 +120,6 @@ def test_beside_a_trained_baseline(run: RunDir, wider: RunDir) -> None:
         (answers[0].argmax(1) == answers[1].argmax(1)).float().mean().item(), abs=1e-7
     )
     assert told["largest"] == pytest.approx((answers[0] - answers[1]).abs().max().item(), rel=1e-4)
-    assert f"{told['share']:.4f} of 297 predictions are equal" in " ".join(found["findings"])
 
 
 @pytest.mark.usefixtures("no_onnx")
@@ -153,7 +146,7 @@ def test_the_run_that_it_started_from_is_its_baseline(run: RunDir, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("no_onnx")
-def test_a_run_is_no_baseline_of_itself_and_a_sparse_one_is_told(run: RunDir, tmp_path: Path) -> None:
+def test_a_run_is_not_its_own_baseline_and_a_sparse_baseline_is_named(run: RunDir, tmp_path: Path) -> None:
     """logs/latest in `ckpt_path` of a run directory may lead to the run itself by now."""
     cfg = new_run(tmp_path, *SMALL, "compression=prune", "compression.receipt=none", f"ckpt_path={run.path}")
     train(cfg)
@@ -207,22 +200,18 @@ def test_a_back_end_that_fails_is_listed_and_the_others_are_measured(
 
 
 @pytest.mark.usefixtures("no_onnx")
-def test_mistakes(run: RunDir, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^trainer\.devices=2: a receipt is measured on one device\.$"):
-        receipt(request(run, "trainer.devices=2"))
-    with pytest.raises(UserError, match=r"^baseline=.*no: there is no such directory"):
-        receipt(request(run, f"baseline={tmp_path / 'no'}"))
+def test_baselines_that_do_not_fit_are_refused(run: RunDir, tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SMALL, "data.source.test_size=200", "data.image_size=12", "trainer.max_epochs=1")
     train(cfg)
     with pytest.raises(UserError, match=r"^baseline=.* takes inputs of another kind"):
         receipt(request(run, f"baseline={cfg['paths']['run_dir']}"))
-    with pytest.raises(UserError, match=r"^baseline=.* is this run itself: name the run of the dense net\.$"):
+    with pytest.raises(UserError, match=r"^baseline=.* is this run itself"):
         receipt(request(run, f"baseline={run.path}"))
     with run.locked(), pytest.raises(UserError, match="is being written to by another process"):
         receipt(request(run))
 
 
-def test_a_run_without_checkpoints_has_no_receipt_and_says_so(tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_warns_and_has_no_receipt(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SMALL, "trainer.enable_checkpointing=false", "trainer.max_epochs=1")
     train(cfg)
     with pytest.warns(UserWarning, match="has no receipt: it kept no best checkpoint"):
@@ -286,14 +275,3 @@ def test_values_and_labels_have_receipts_too(tmp_path: Path, no_onnx: None, kind
     assert (agreement["share"] is None) == (kind == "regression")
     assert made["warnings"] == []
     assert (run.path / "receipt.md").read_text().count("| dense | eager |") >= 2
-
-
-def test_a_net_has_one_colour_in_both_panels_of_the_figure() -> None:
-    scores = [{"of": of, "backend": "eager", "split": "test", "figures": {"accuracy": 0.9}} for of in ("this", "dense")]
-    times = [{"of": of, "backend": of, "batch": 1, "threads": 1, "median_ms": 1.0} for of in ("this", "dense")]
-    sizes = [{"of": of, "target": of, "bytes": 1000} for of in ("dense", "this")]  # in the other order
-    given = {"metric": "accuracy", "split": "test", "figures": scores, "latency": times, "files": sizes}
-    drawn = figure(given)
-    dots = re.findall(r'fill="(#\w+)"><title>(this|dense):', drawn)
-    assert len(dots) == 4
-    assert len(set(dots)) == len({colour for colour, _ in dots}) == 2

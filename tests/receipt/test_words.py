@@ -1,9 +1,8 @@
-"""The sentences of a receipt, good news and bad."""
+"""The findings of a receipt, good and bad."""
 
 from typing import Any
 
-from lathe.receipt.timing import told_verdict
-from lathe.receipt.words import findings, method
+from lathe.receipt.words import findings
 
 
 def row(of: str, backend: str, median: float, **changes: Any) -> dict[str, Any]:
@@ -42,9 +41,6 @@ def told(**changes: Any) -> str:
 def test_integers_that_lose_against_bf16_are_reported() -> None:
     slow = row("this", "onnx_int8", 2.0, over_bf16=1.4, beside_bf16="slower", over_eager=0.5, beside_eager="faster")
     text = told(structure=["quantization"], latency=[row("this", "eager", 9.0), slow])
-    assert (
-        "onnx_int8 is the fastest form. 2.0x faster than PyTorch eager, 1.4x slower than the dense net compiled" in text
-    )
     assert "onnx_int8 is 1.4x slower than the dense net compiled in bf16, which needs no quantization" in text
     assert "saves bytes, not time" in text
     fast = row("this", "onnx_int8", 2.0, over_bf16=0.4, beside_bf16="faster")
@@ -59,27 +55,12 @@ def test_the_verdict_is_one_sentence_in_factors() -> None:
         "Verdict: onnx_int8 at batch 1 is 2.6x faster than PyTorch eager, 1.9x slower than the dense ONNX file; "
         "the onnx_int8 file is 4.0x smaller."
     )
-    alike = row("this", "onnx", 2.0, over_twin=1.02, beside_twin="same", over_eager=1.4, beside_eager="same")
-    assert "is as fast as PyTorch eager within noise, as fast as the dense ONNX file." in told(latency=[alike])
-    assert told().splitlines()[0] == "Verdict: nothing could be compared."
-
-
-def test_energy_is_told_where_it_was_counted() -> None:
-    assert "Training took" not in told()
-    counted = {"this": {"energy_gpu_j": 9000.0, "energy_cpu_j": 360.0}, "dense": {"energy_gpu_j": 18000.0}}
-    lines = [line for line in told(energy=counted).splitlines() if line.startswith("Training")]
-    assert lines == [
-        "Training took 2.5 Wh of the GPUs; dense net: 5 Wh.",
-        "Training took 0.1 Wh of the processors.",
-    ]
 
 
 def test_medians_that_differ_within_noise_are_not_called_the_same() -> None:
-    noisy = row("this", "onnx", 2.0, over_eager=1.4, over_twin=1.02)
-    text = told(latency=[noisy])
+    text = told(latency=[row("this", "onnx", 2.0, over_eager=1.4, over_twin=1.02)])
     assert "as fast as PyTorch eager within noise" in text
     assert "as fast as the dense ONNX file" in text
-    assert told_verdict({"over_bf16": None, "beside_bf16": None}, "bf16") == ""
 
 
 def test_what_zeros_do_not_save_is_reported() -> None:
@@ -88,24 +69,6 @@ def test_what_zeros_do_not_save_is_reported() -> None:
     assert "80.0% of the layers' weights are zero, which saves no time by itself; gzipped, the file is 4.0x" in text
 
 
-def test_weights_packed_into_few_bits_are_reported_where_they_are_the_smaller_file() -> None:
-    file = {"of": "this", "ratio": 0.25, "gzipped_ratio": 1.0, "gzipped": 150}
-    onnx, weights = {**file, "target": "onnx_int8", "bytes": 270}, {**file, "target": "weights", "bytes": 140}
-    text = told(files=[onnx, weights])
-    assert (
-        "File onnx_int8: 270 bytes, 150 gzipped; compared with the dense file 4.0x smaller, gzipped the same size."
-        in text
-    )
-    assert "File weights (for torch, packed bits): 140 bytes" in text
-    assert "packed" not in told(files=[onnx, {**weights, "bytes": 265}])
-    assert "packed" not in told(files=[weights])
-
-
-def test_a_busy_machine_distillation_and_missing_files_are_told() -> None:
-    assert "The machine was busy: equal calls differ by a factor of 2.0" in told(
-        latency=[row("dense", "eager", 2.0, p90_ms=4.0)]
-    )
+def test_a_busy_machine_is_reported() -> None:
+    assert "The machine was busy" in told(latency=[row("dense", "eager", 2.0, p90_ms=4.0)])
     assert "busy" not in told(latency=[row("dense", "eager", 2.0, p90_ms=2.5)])
-    assert "Distillation changes only weights" in told(compression={"distill": "distillation"})
-    assert "No file could be exported" in told()
-    assert any("by more than 3%" in line for line in method({"baseline": None, "structure": []}, 5))

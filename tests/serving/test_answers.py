@@ -44,7 +44,7 @@ def test_tokens_are_answered_at_the_last_position() -> None:
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_what_is_no_probability_is_an_error(bad: Any) -> None:
+def test_logits_that_are_not_finite_are_an_error(bad: Any) -> None:
     with pytest.raises(ValueError, match="NaN or infinite logits"):
         answer(np.array([[0.0, bad, 1.0]]), NAMED, 1, single=True)
     with pytest.raises(ValueError, match="NaN or infinite logits"):

@@ -5,7 +5,6 @@ import io
 import json
 import pickle
 import socket
-import struct
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -88,20 +87,14 @@ def objects() -> bytes:
     "sent",
     [
         b"",
-        frame([["<f4", [1]]], b"abc"),  # less than its shape
-        frame([["<f4", [1]]], b"abcde"),  # more
+        frame([["<f4", [1]]], b"abc"),
+        frame([["<f4", [1]]], b"abcde"),
         frame([["|O", [1]]], b"abcdefgh"),
         frame([["no type", [1]]], b"abcd"),
-        frame([["<f4"]], b"abcd"),
-        frame([["<f4", "1"]], b"abcd"),
-        frame(1),
-        frame([]),  # another number of answers
-        frame([None, None]),
+        frame([]),
         frame(b"\xff"),
-        frame([None])[:-1],
         frame(b"[" * 100_000),
         frame(pickle.dumps([Trap()])),
-        struct.pack("<Q", 5) + pickle.dumps([Trap()]),
         frame(objects()),
     ],
 )

@@ -5,7 +5,21 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-from support.request_bodies import ANY, GREY, PIXELS, THREE, WORDS, as_json, decoded, facts, file_of, npy, refused, text
+from support.request_bodies import (
+    ANY,
+    GREY,
+    ONE,
+    PIXELS,
+    THREE,
+    WORDS,
+    as_json,
+    decoded,
+    facts,
+    file_of,
+    npy,
+    refused,
+    text,
+)
 
 
 @pytest.mark.parametrize(
@@ -84,13 +98,8 @@ def test_pictures_are_scaled_but_arrays_are_not() -> None:
     assert np.corrcoef(array[0, 0].ravel(), GREY.ravel())[0, 1] > 0.99
     flat, _ = decoded(file_of(np.full((50, 70), 77, np.uint8)), "image/png")
     assert (flat == 77).all()
-    for body, kind in ((npy(large), "application/x-npy"), (as_json(image=large.tolist()), "application/json")):
-        status, sentence = refused(body, kind)
-        assert status == 413 if kind == "application/json" else status == 422
-        assert (
-            kind == "application/json"
-            or "shape [32, 40], but the net takes [4, 5] or [1, 4, 5] or [n, 1, 4, 5]" in sentence
-        )
+    assert refused(npy(large), "application/x-npy")[0] == 422
+    assert refused(as_json(image=large.tolist()), "application/json")[0] == 413
 
 
 def test_nets_for_any_size_take_pictures_as_they_are() -> None:
@@ -109,14 +118,8 @@ def test_nets_for_any_size_take_pictures_as_they_are() -> None:
     several, single = decoded(as_json(images=[text(file_of(image))] * 2), "application/json", ANY)
     assert (several.shape, single) == ((2, 3, 7, 9), False)
     assert refused(as_json(images=[text(file_of(image)), text(file_of(image[:5]))]), "application/json", ANY)[0] == 422
-    assert refused(planes.tobytes(), "application/octet-stream", ANY) == (
-        422,
-        "This net takes images of any size: say theirs in the header X-Shape: height,width.",
-    )
-    assert refused(planes.tobytes(), "application/octet-stream", ANY, "7,8")[0] == 422
-    assert refused(planes.tobytes(), "application/octet-stream", ANY, "999999999,999999999")[0] == 413
-    assert refused(planes.tobytes(), "application/octet-stream", ANY, "0,9")[0] == 413
-    assert refused(planes.tobytes(), "application/octet-stream", ANY, "7x9")[0] == 400
+    for shape, status in ((None, 422), ("7,8", 422), ("999999999,999999999", 413), ("7x9", 400)):
+        assert refused(planes.tobytes(), "application/octet-stream", ANY, shape)[0] == status
     assert refused(npy(np.zeros((3, 101, 100), np.uint8)), "application/x-npy", ANY)[0] == 413
 
 
@@ -140,7 +143,7 @@ def test_what_is_transparent_lies_on_white() -> None:
     assert np.array_equal(array[0, 0], expected)
 
 
-def test_a_photo_is_turned_as_the_camera_was_held() -> None:
+def test_photos_are_turned_by_their_exif_orientation() -> None:
     turned = Image.Exif()
     turned[0x0112] = 6  # the camera stood on its side: rows of the file are columns of the scene
     for kind in ("PNG", "JPEG"):
@@ -153,38 +156,20 @@ def test_a_photo_is_turned_as_the_camera_was_held() -> None:
 def test_binary_has_whole_samples() -> None:
     assert decoded(GREY.tobytes() * 5, "application/octet-stream")[0].shape == (5, 1, 4, 5)
     assert decoded(GREY.tobytes(), "application/octet-stream", shape="4,5")[1] is True
-    assert refused(GREY.tobytes()[:-1], "application/octet-stream") == (
-        422,
-        "The body has 19 bytes: send a multiple of 20, the uint8 pixels of images [1, 4, 5].",
-    )
+    assert refused(GREY.tobytes()[:-1], "application/octet-stream")[0] == 422
     assert refused(GREY.tobytes() * 6, "application/octet-stream")[0] == 413
-    assert refused(GREY.tobytes(), "application/octet-stream", shape="5,4") == (
-        422,
-        "X-Shape is 5,4, but the net takes 4,5: scale the images.",
-    )
-    sentence = "The body is a file of type {}: declare that as its Content-Type."
+    assert refused(GREY.tobytes(), "application/octet-stream", shape="5,4")[0] == 422
     padded = npy(GREY) + bytes(-len(npy(GREY)) % 20)  # as long as samples would be
-    assert refused(padded, "application/octet-stream") == (415, sentence.format("application/x-npy"))
-    assert refused(file_of(GREY), "application/octet-stream") == (415, sentence.format("image/png"))
+    for declared_wrong in (padded, file_of(GREY)):
+        assert refused(declared_wrong, "application/octet-stream")[0] == 415
 
 
 def test_types_and_bodies() -> None:
-    status, sentence = refused(b"x", "text/html")
-    assert status == 415
-    assert sentence == (
-        "Content-Type 'text/html' is not taken: declare one of image/png, image/jpeg, application/x-npy, "
-        "application/json, application/octet-stream."
-    )
-    assert "(none)" in refused(b"x", "")[1]
-    assert refused(b"x", "image/png", WORDS)[0] == 415
+    for kind, body, facts_of in (("text/html", b"x", ONE), ("", b"x", ONE), ("image/png", b"x", WORDS)):
+        assert refused(body, kind, facts_of)[0] == 415
     for kind in ("image/png", "application/x-npy", "application/json", "application/octet-stream"):
         assert refused(b"", kind)[0] == 400
-    assert refused(bytes(200_001), "image/png") == (
-        413,
-        "The body has 200001 bytes, more than 200000: send less at a time.",
-    )
-    status, sentence = refused(file_of(GREY), "image/png", facts(4, 4, 5))
-    assert (status, "send an array as application/x-npy" in sentence) == (415, True)
+    assert refused(bytes(200_001), "image/png")[0] == 413
 
 
 @pytest.mark.parametrize(
@@ -202,18 +187,3 @@ def test_token_ids_in_every_form(body: bytes, kind: str, shape: str | None, sing
     array, alone = decoded(body, kind, WORDS, shape)
     assert alone is single
     assert array.tolist() == [[3, 1, 49]]
-
-
-def test_a_net_of_one_length_takes_no_other() -> None:
-    fixed = {"input": {**WORDS["input"], "shape": ["batch", 4]}}
-    assert decoded(as_json(tokens=[1, 2, 3, 4]), "application/json", fixed)[0].tolist() == [[1, 2, 3, 4]]
-    assert refused(as_json(tokens=[1, 2]), "application/json", fixed) == (
-        422,
-        "A sequence has 2 token ids, but the net takes 4: send as many.",
-    )
-
-
-def test_a_net_without_a_longest_sequence_has_the_servers() -> None:
-    endless = {"input": {**WORDS["input"], "longest": None}}
-    assert decoded(as_json(tokens=[1] * 64), "application/json", endless)[0].shape == (1, 64)
-    assert refused(as_json(tokens=[1] * 65), "application/json", endless)[0] == 413

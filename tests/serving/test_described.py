@@ -24,7 +24,7 @@ WORDS = {
     "output": {"shape": ["batch", "time", 50]},
     "input": {"dtype": "int64", "shape": ["batch", "time"], "vocab_size": 50, "longest": 8},
 }
-STRANGE: list[Any] = [None, 5, 0, -1, 10**12, True, 1.5, "x", [], {}, ["x"], [1], [None], ["a\nb"] * 10]
+STRANGE: list[Any] = [None, 5, 0, -1, 10**12, 1.5, "x", [], {}, ["x"], [1], ["a\nb"] * 10]
 
 
 def test_a_manifest_has_what_is_made_of_it(served_run: Path) -> None:
@@ -64,9 +64,7 @@ def test_a_manifest_that_describes_no_net_is_refused(served_run: Path, tmp_path:
     path = run / "exports/onnx/manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps({**manifest, "classes": manifest["classes"][:-1]}))
-    with pytest.raises(
-        UserError, match=r"manifest\.json does not describe a net that can be served: export the run again"
-    ):
+    with pytest.raises(UserError, match=r"manifest\.json does not describe a net that can be served"):
         describe(str(run), "onnx", "best")
 
 
@@ -84,9 +82,7 @@ def test_an_export_of_earlier_weights_is_refused(served_run: Path, tmp_path: Pat
 
 
 def test_a_checkpoint_that_the_export_is_not_of_is_refused(served_run: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"^checkpoint=last: target=onnx was exported from best\.ckpt: leave it out, or"
-    ):
+    with pytest.raises(UserError, match=r"^checkpoint=last: target=onnx was exported from best\.ckpt"):
         describe(str(served_run), "onnx", "last")
 
 

@@ -1,7 +1,6 @@
 """Which device a worker computes on, with the CPU in a GPU's place."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,7 @@ import numpy as np
 import pytest
 
 from lathe.errors import UserError
-from lathe.export.bundle import open_bundle
-from lathe.serving import devices, model, worker
+from lathe.serving import devices, model
 
 GPU = {"accelerator": "gpu", "devices": 1}
 
@@ -45,35 +43,8 @@ def test_without_a_gpu_it_is_refused(options: Callable[..., Any], monkeypatch: p
         options(trainer=GPU)
 
 
-def test_each_worker_gets_its_own(options: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
-
-    class Context:
-        class Process:
-            def __init__(self, args: tuple[Any, ...], **_: Any) -> None:
-                given.append(args[-1])
-
-            def start(self) -> None:
-                pass
-
-    monkeypatch.setattr(worker, "get_context", lambda kind: Context)
-    for placed in (replace(options(), devices=("cuda:0", "cuda:1")), options()):
-        for index in range(2):
-            worker.launch(index, placed, {})[1].close()
-    assert given == ["cuda:0", "cuda:1", None, None]
-
-
 @pytest.mark.parametrize("target", ["module", "onnx"])
 def test_answers_of_a_device_are_those_without_one(served_run: Path, digits: np.ndarray, target: str) -> None:
     plain, placed = (model.load(str(served_run), target, "best", 1, device) for device in (None, "cpu"))
     for rows in (1, 32, 5):
         np.testing.assert_allclose(placed(digits[:rows]), plain(digits[:rows]), rtol=1e-5, atol=1e-5)
-
-
-def test_a_worker_says_what_a_gpu_can_not_run(options: Callable[..., Any], served_run: Path) -> None:
-    """ONNX Runtime's build for CPUs, as it is here."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
-        pytest.skip("this onnxruntime has the CUDA provider")
-    with pytest.raises(UserError, match=r"^onnxruntime has no CUDA provider here, which cuda:1 takes: pip install"):
-        open_bundle(served_run / "exports/onnx", 1, device="cuda:1")

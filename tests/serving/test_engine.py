@@ -1,7 +1,6 @@
 """Batches, deadlines and workers that die, with threads for worker processes."""
 
 import asyncio
-import errno
 import os
 import socket
 import threading
@@ -189,27 +188,6 @@ def test_a_dead_worker_is_replaced_and_only_what_it_held_is_refused(options: Cal
     play(Engine(crew.launch, options(max_batch_size=1)), scene)
 
 
-def test_a_worker_that_cant_be_started_is_tried_again(
-    options: Callable[..., Any], capfd: pytest.CaptureFixture[str]
-) -> None:
-    crew = Crew(lambda batch: None if len(crew.batches) == 1 else same(batch))
-    launches: list[int] = []
-
-    def launch(index: int) -> tuple[Any, socket.socket]:
-        launches.append(index)
-        if len(launches) == 2:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return crew.launch(index)
-
-    async def scene(engine: Engine) -> None:
-        await refused(503, engine.predict(sample(1), 5))  # the worker dies with it
-        assert (await engine.predict(sample(2), 5)).tolist() == [[2, 2]]
-
-    play(Engine(launch, options()), scene)
-    assert len(launches) == 3
-    assert "Worker 0 could not be started (Too many open files): starting another." in capfd.readouterr().err
-
-
 def test_a_hung_worker_is_killed_and_replaced(options: Callable[..., Any]) -> None:
     hang = threading.Event()
 
@@ -249,41 +227,6 @@ def test_who_gave_up_is_not_computed(options: Callable[..., Any]) -> None:
         assert crew.batches == [[1], [1]]
 
     play(Engine(crew.launch, options(max_batch_size=1)), scene)
-
-
-def test_a_failed_input_is_told_alone(options: Callable[..., Any]) -> None:
-    def compute(batch: Batch) -> list[Any]:
-        return [None if inputs[0, 0] == 13 else inputs for inputs in batch]
-
-    async def scene(engine: Engine) -> None:
-        good, bad = engine.predict(sample(1), 10), engine.predict(sample(13), 10)
-        found, sentence = await asyncio.gather(good, refused(500, bad))
-        assert found[0, 0] == 1
-        assert "failed on this input" in sentence
-
-    play(Engine(Crew(compute).launch, options()), scene)
-
-
-def test_stopping_tells_those_who_wait(options: Callable[..., Any]) -> None:
-    go = threading.Event()
-
-    def compute(batch: Batch) -> list[Any]:
-        go.wait(20)
-        return same(batch)
-
-    crew = Crew(compute)
-
-    async def scene() -> None:
-        engine = Engine(crew.launch, options(max_batch_size=1))
-        await engine.start()
-        calls = [asyncio.create_task(engine.predict(sample(i), 10)) for i in range(3)]
-        await asyncio.sleep(0.2)
-        asyncio.get_running_loop().call_later(0.2, go.set)
-        await engine.stop()
-        for call in calls:
-            assert "stopping" in await refused(503, call)
-
-    asyncio.run(asyncio.wait_for(scene(), 30))
 
 
 def test_a_net_that_cant_be_loaded_is_one_sentence(options: Callable[..., Any]) -> None:

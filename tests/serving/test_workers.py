@@ -1,4 +1,4 @@
-"""Workers that are killed or hang, and servers that are stopped: a clean recovery, and nobody waits for ever."""
+"""Workers that are killed or hang, and servers that are stopped: all clients get an answer."""
 
 import json
 import os
@@ -142,11 +142,9 @@ def test_a_stop_answers_what_was_accepted(
         assert not alive(worker)
 
 
-def test_a_net_that_takes_too_long_to_load_is_told(served_run: Path) -> None:
-    with pytest.raises(AssertionError) as found:
+def test_a_net_that_takes_too_long_to_load_ends_the_server(served_run: Path) -> None:
+    with pytest.raises(AssertionError, match=r"load_timeout=0\.01"):
         Served(served_run, "target=onnx", "threads=1", "load_timeout=0.01")
-    told = "Error: A worker had not loaded the net after load_timeout=0.01 seconds: raise it.\n"
-    assert str(found.value).endswith(told)
 
 
 def test_workers_leave_when_the_server_is_killed(served_run: Path) -> None:

