@@ -68,20 +68,6 @@ def test_masks_that_removal_would_break_up_are_refused(method):
         fit(PruneChannels(), method())
 
 
-def test_masks_that_end_before_channels_are_chosen_are_refused():
-    with pytest.raises(
-        UserError, match=r"^compression\.prune ends at step 2 and channels that go are chosen at step 4: raise"
-    ):
-        fit(PruneChannels(), Prune(end=0.2))
-
-
-def test_one_shot_in_a_later_stage_is_refused():
-    method = PruneChannels(mode="one_shot")
-    method.window = (0.5, 1.0)
-    with pytest.raises(UserError, match="mode=one_shot acts before the first step"):
-        fit(method)
-
-
 def test_a_step_that_overflows_decides_nothing():
     method = PruneChannels(share=0.4, min_channels=1, importance="taylor", start=0.25, end=0.75)
 

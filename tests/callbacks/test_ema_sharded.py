@@ -160,36 +160,6 @@ def test_a_checkpoint_in_parts_resumes_bit_for_bit(tmp_path: Path) -> None:
         assert all(torch.equal(a, b) for a, b in zip(held, held_too, strict=True))
 
 
-def fit_a_part(rank: int) -> str:
-    class Cut(Task):
-        def configure_model(self) -> None:
-            self.net[2 * rank] = nn.Identity()
-
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        logger=False,
-        enable_checkpointing=False,
-        max_epochs=1,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[EMA()],
-    )
-    task = Cut()
-    trainer.strategy.connect(task)
-    task.configure_model()
-    with pytest.raises(UserError) as caught:
-        trainer.callbacks[0].on_fit_start(trainer, task)
-    return str(caught.value)
-
-
-def test_a_net_that_is_cut_between_processes_is_refused() -> None:
-    sentences = on_ranks(fit_a_part)
-    assert len(set(sentences)) == 1
-    assert sentences[0].startswith("callbacks.ema cannot average a net that is cut between processes: drop ema")
-
-
 def test_parts_of_deepspeed_stage_3_are_refused() -> None:
     task = Task()
     task.net[0].weight.ds_id = 1

@@ -125,10 +125,3 @@ def test_samples_that_a_batch_mixes_or_leaves_out_are_refused(tmp_path: Path, co
     cfg = new_run(tmp_path, *words_of("support.own_datasets.Pictures", n=200), own)
     with pytest.raises(UserError, match=told):
         lathe.verbs.train.train(cfg)
-
-
-def test_a_stream_is_refused(tmp_path: Path) -> None:
-    splits = [f"data.{name}={{_target_: support.own_datasets.Pictures, n: 20}}" for name in ("val", "test")]
-    cfg = new_run(tmp_path, *words_of("support.own_datasets.Flow", n=200), "data.samples=160", *splits)
-    with pytest.raises(UserError, match=r"DatasetDataModule can't be chosen by number: .* data=dataset with a __len__"):
-        lathe.verbs.train.train(cfg)

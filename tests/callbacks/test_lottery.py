@@ -13,7 +13,6 @@ from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.lottery import Lottery
 from lathe.callbacks.resume import ExactResume
 from lathe.compression.masks import make_masks
-from lathe.errors import UserError
 from lathe.optim.schedules import cosine
 
 
@@ -177,19 +176,6 @@ def test_with_stages_the_schedule_goes_on_repeating(tiny: SimpleNamespace) -> No
     assert rates[:6] == rates[6:12] == rates[12:18] == rates[18:]
     assert [step for step, held in recorder.momenta.items() if not held] == [0, 6]
     assert not torch.equal(recorder.states[12]["0.bias"], recorder.states[0]["0.bias"])
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"rounds": 30}, "compression.lottery.rounds=30 do not fit into 18 optimizer steps"),
-        ({"rounds": 3, "rewind": 6}, "compression.lottery.rewind=6 is not below a round's 6 optimizer steps"),
-        ({"layers": ["nothing"]}, "compression.lottery.layers: nothing matches no layer"),
-    ],
-)
-def test_refuses_runs_that_do_not_fit(tiny: SimpleNamespace, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        tiny.trainer(Lottery(**options), max_epochs=3).fit(tiny.Task(net()), tiny.Loader())
 
 
 def test_a_run_that_ends_early_is_told(tiny: SimpleNamespace) -> None:

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.methods.lottery import Lottery
-from lathe.callbacks.methods.masking import Masking, checksum
+from lathe.callbacks.methods.masking import Masking
 from lathe.callbacks.methods.pruning import Prune
 from lathe.callbacks.methods.pruning_patterns import PruneNM, PruneStructured
 from lathe.callbacks.methods.rigl import RigL
@@ -198,8 +197,9 @@ LITTLE = {
 }
 
 
-@pytest.mark.parametrize("kind", LITTLE)
-@pytest.mark.parametrize("method", [Prune, PruneStructured, PruneNM, RigL, Lottery])
+@pytest.mark.parametrize(
+    ("method", "kind"), [(Prune, "weight_norm"), (PruneStructured, "attention"), (PruneNM, "gru"), (RigL, "gru")]
+)
 def test_a_method_that_masks_less_than_half_of_the_weights_warns(tiny: SimpleNamespace, method: Any, kind: str) -> None:
     layers, share, masked = LITTLE[kind]
     groups = {"n": 1, "m": 2} if method is PruneNM else {}
@@ -214,15 +214,6 @@ def test_a_method_that_masks_less_than_half_of_the_weights_warns(tiny: SimpleNam
         setup(layers=[masked])  # all that was asked for
 
 
-def test_excluded_layers_count_as_asked_for(tiny: SimpleNamespace) -> None:
-    net = nn.Sequential(nn.Linear(5, 4), weight_norm(nn.Linear(4, 5)), nn.Linear(5, 2), nn.Linear(2, 2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        At(exclude=["1"]).setup(SimpleNamespace(callbacks=[]), tiny.Task(net), "fit")  # 30 of 34
-    with pytest.warns(UserWarning, match=rf"only {10 / (25 + 10 + 4):.1%} of the weights: 1\.parametrizations"):
-        At(exclude=["0"]).setup(SimpleNamespace(callbacks=[]), tiny.Task(net), "fit")
-
-
 def test_a_checkpoint_of_other_layers_is_refused(tiny: SimpleNamespace, tmp_path: Path) -> None:
     tiny.trainer(At(2), Watch(tmp_path, 3)).fit(tiny.Task(), tiny.Loader())
     trainer = tiny.trainer(At(2, exclude=["0"], head=True), Watch())
@@ -230,10 +221,3 @@ def test_a_checkpoint_of_other_layers_is_refused(tiny: SimpleNamespace, tmp_path
         UserError, match=r"compression\.at: the checkpoint masks 0\.weight, which this run does not mask"
     ):
         trainer.fit(tiny.Task(), tiny.Loader(), ckpt_path=str(tmp_path / "step=3.ckpt"))
-
-
-def test_a_checksum_tells_masks_apart() -> None:
-    one = {"a": torch.tensor([True, False]), "b": torch.tensor([True])}
-    assert checksum(one) == checksum({name: mask.clone() for name, mask in one.items()})
-    assert checksum(one) != checksum({"a": torch.tensor([False, True]), "b": torch.tensor([True])})
-    assert checksum(one) != checksum({"c": one["a"], "b": one["b"]})

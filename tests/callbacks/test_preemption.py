@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,22 +76,6 @@ def test_what_the_process_ignores_stays_ignored(tiny: SimpleNamespace, tmp_path:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert saved_step(tmp_path) == 12
-
-
-def test_without_a_signal_nothing_happens(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    handlers = [signal.getsignal(number) for number in SIGNALS]
-    trainer = tiny.trainer(Checkpoint(monitor=None), Preemption(), default_root_dir=tmp_path)
-    trainer.fit(tiny.Task(), tiny.Loader())
-    assert saved_step(tmp_path) == 12
-    assert [signal.getsignal(number) for number in SIGNALS] == handlers
-
-
-def test_a_thread_trains_without_handlers(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    """Python lets the main one alone set any."""
-    trainer = tiny.trainer(Checkpoint(monitor=None), Preemption(), default_root_dir=tmp_path)
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(trainer.fit, tiny.Task(), tiny.Loader()).result()
     assert saved_step(tmp_path) == 12
 
 

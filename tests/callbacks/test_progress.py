@@ -24,18 +24,6 @@ def test_lines_for_a_pipe(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[s
     assert re.fullmatch(pattern.format(2, 12), lines[1])
 
 
-@pytest.mark.parametrize("name", ["val_acc", "valid/acc", "validation_acc"])
-def test_a_modules_own_names_of_validation(
-    name: str, tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Own(tiny.Task):
-        def validation_step(self, batch: Any, batch_idx: int) -> None:
-            self.log(name, 0.25)
-
-    tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=1).fit(Own(), tiny.Loader())
-    assert f" | {name} 0.2500" in capsys.readouterr().out
-
-
 def test_an_epoch_without_validation_has_no_metrics_of_the_one_before(
     tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -79,18 +67,6 @@ def test_the_loss_shown_is_the_last_one(
     assert f"last batch's loss {losses[-1]:#.4g} |" in capsys.readouterr().out
 
 
-def test_a_loss_that_the_module_logs_by_that_name_is_the_one_shown(
-    tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Logs(tiny.Task):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            self.log("train/loss", 7.0 + batch_idx, on_step=False, on_epoch=True)
-            return super().training_step(batch, batch_idx)
-
-    tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=1).fit(Logs(), tiny.Loader())
-    assert "train/loss 9.500 |" in capsys.readouterr().out
-
-
 def test_a_line_has_the_means_of_its_own_epoch(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     class Means(tiny.Task):
         def on_train_epoch_end(self) -> None:
@@ -101,18 +77,6 @@ def test_a_line_has_the_means_of_its_own_epoch(tiny: SimpleNamespace, capsys: py
         r"^epoch (\d)/3 \| step (\d+) .* \| train/epoch (\d)\.000$", capsys.readouterr().out, flags=re.MULTILINE
     )
     assert found == [("1", "6", "1"), ("2", "12", "2"), ("3", "18", "3")]
-
-
-def test_the_line_of_an_epoch_after_which_the_run_ends_badly_is_printed(
-    tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Breaks(tiny.Task):
-        def on_train_epoch_end(self) -> None:
-            raise OSError("no space")
-
-    with pytest.raises(OSError, match="no space"):
-        tiny.trainer(Progress(), enable_progress_bar=True).fit(Breaks(), tiny.Loader())
-    assert capsys.readouterr().out.count("epoch 1/2 | step 6") == 1
 
 
 @pytest.fixture
@@ -131,24 +95,6 @@ def bar_on(screen: io.StringIO) -> Progress:
 def lines_of(screen: io.StringIO) -> list[str]:
     """Everything that was drawn, without control codes."""
     return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.getvalue().replace("\r", "\n")).splitlines()
-
-
-def test_a_bar_for_a_terminal_reaches_its_end(
-    tiny: SimpleNamespace, screen: io.StringIO, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "lathe.callbacks.progress.perf_counter", lambda: 1.0
-    )  # no draw is ever due again after the first
-    bar, draws = bar_on(screen), []
-    update = bar._update
-    monkeypatch.setattr(bar, "_update", lambda *args, **kwargs: (draws.append(args), update(*args, **kwargs)))
-    tiny.trainer(bar, enable_progress_bar=True, max_epochs=20, limit_val_batches=0).fit(tiny.Task(), tiny.Loader(50))
-    text = screen.getvalue()
-    assert "\x1b" in text
-    assert "50/50" in text
-    assert "train/loss" in text
-    # 1000 batches: the first, and the end of each epoch.
-    assert len(draws) == 1 + 20
 
 
 def test_a_terminal_keeps_a_row_for_each_epoch(tiny: SimpleNamespace, screen: io.StringIO) -> None:

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.pruning import Prune
-from lathe.errors import UserError
 from lathe.nets import ViT
 from lathe.trainer import Trainer
 
@@ -159,30 +158,3 @@ def test_layers_that_processes_share_have_the_masks_of_one(criterion: str) -> No
         for name in [name for name in alone if not name.endswith("k.bias")]:
             torch.testing.assert_close(weights[name], alone[name], rtol=1e-3, atol=1e-4)
         assert all((weights[name][~own[name]] == 0).all() for name in own)
-
-
-def differing(rank: int) -> str:
-    prune = Prune(0.5)
-    prune.masks = {"a": torch.tensor([True, bool(rank)])}
-    with pytest.raises(UserError) as caught:
-        prune.state_dict()
-    return str(caught.value)
-
-
-def test_processes_with_different_masks_are_told() -> None:
-    one, other = on_ranks(differing)
-    assert one == other
-    assert one.startswith("compression.prune: the processes hold different masks (")
-
-
-def sends(rank: int) -> dict[str, Tensor]:
-    prune = Prune(0.5)
-    prune.parameters = {"a": nn.Parameter(torch.ones(2, 2))}
-    prune.set_masks({"a": torch.tensor([[True, False], [True, bool(rank)]])})
-    return {**prune.masks, "weight": prune.parameters["a"].detach()}
-
-
-def test_the_masks_are_those_of_process_0() -> None:
-    for held in on_ranks(sends):
-        assert held["a"].tolist() == [[True, False], [True, False]]
-        assert held["weight"].tolist() == [[1, 0], [1, 0]]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from lathe.callbacks.methods.rigl import RigL
 from lathe.callbacks.resume import ExactResume
 from lathe.compression.masks.rigl import cosine_fraction, erdos_renyi_kernel, exchange
-from lathe.errors import UserError
 
 NAMES = ["0.weight", "3.weight"]
 
@@ -190,10 +189,3 @@ def test_adam_keeps_second_moments_of_grown_weights(tiny: SimpleNamespace) -> No
     assert bool((states[5]["3.weight"]["exp_avg"][grown] == 0).all())
     assert bool((states[5]["3.weight"]["exp_avg_sq"][grown] > 0).all())
     assert bool((states[5]["3.weight"]["exp_avg"][~grown] != 0).any())
-
-
-def test_a_frozen_layer_is_told(tiny: SimpleNamespace) -> None:
-    task = tiny.Task(net())
-    task.net[0].weight.requires_grad_(False)
-    with pytest.raises(UserError, match=r"compression.rigl.growth=gradient: 0.weight has no gradient"):
-        tiny.trainer(RigL(every_n_steps=2, layers=["*"])).fit(task, tiny.Loader())

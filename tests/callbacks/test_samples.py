@@ -14,15 +14,11 @@ import torch
 from PIL import Image
 from support.pictures import pictures
 from support.ranks import on_ranks
-from support.runs import SMALL, config, new_run
+from support.runs import SMALL, new_run
 from torch.nn import functional as F
 
 import lathe
-from lathe.callbacks import Samples
 from lathe.callbacks.samples_page import Gathered, Shown, write_page
-from lathe.config.composed import check
-from lathe.errors import UserError
-from lathe.tasks import RegressionTask
 from lathe.verbs.train import train
 
 PAGE = ("callbacks=[default,samples]", "callbacks.samples.worst=7", "callbacks.samples.random=5")
@@ -129,22 +125,6 @@ def test_pictures_of_a_folder_are_called_by_their_files(tmp_path: Path, fold: tu
     shown = set(re.findall(r"<figcaption><b>(.*?)</b>", html))
     assert shown == {escape(row["file"]) for row in page["worst"] + page["random"]}
     assert "<i>" not in html
-
-
-def test_what_predicts_no_classes_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"^callbacks\.samples shows predictions of classes, and RegressionTask predicts values: leave"
-    ):
-        Samples().setup(None, RegressionTask(torch.nn.Linear(2, 1)), "fit")  # type: ignore[arg-type]
-
-
-def test_the_page_of_a_test_that_is_left_out_is_refused() -> None:
-    words = ("callbacks=[default,samples]", "callbacks.samples.split=test")
-    assert check(config(*words)) == []
-    (told,) = check(config(*words, "test=false"))
-    assert (
-        told == "callbacks.samples.split=test comes with the run's test, and test=false: use split=val, or test=true."
-    )
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")

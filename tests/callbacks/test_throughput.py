@@ -142,12 +142,6 @@ def test_measuring_does_not_change_the_run(tiny: SimpleNamespace) -> None:
         assert torch.equal(a, b)
 
 
-def test_too_short_a_run_has_no_figures(tiny: SimpleNamespace) -> None:
-    throughput = Throughput(skip_steps=12)
-    tiny.trainer(throughput).fit(tiny.Task(), tiny.Loader())
-    assert {name: throughput.summary()[name] for name in RATES} == dict.fromkeys(RATES)
-
-
 class Killed(Exception):
     pass
 
@@ -173,26 +167,6 @@ def test_an_epoch_that_was_interrupted_has_its_whole_time(tiny: SimpleNamespace,
     throughput = Throughput()
     assert fit(throughput, ckpt_path=tmp_path / "x.ckpt") == [(at, pytest.approx(0.24)) for at in (12, 18)]
     assert throughput._epochs.whole == pytest.approx([0.24] * 3)
-
-
-def test_an_epoch_that_is_cut_has_no_time(tiny: SimpleNamespace, clock: Clock) -> None:
-    throughput = Throughput()
-    tiny.trainer(throughput, max_steps=4).fit(slow_task(tiny, clock, 0.03), slow_loader(tiny, clock, 0.01))
-    assert throughput.summary()["epoch_s"] is None
-    state = throughput.state_dict()
-    assert set(state.pop("told").values()) == {None}  # no window either
-    assert state == {"seconds": pytest.approx(0.16), "whole": []}
-
-
-def test_a_process_that_measures_no_window_tells_what_the_one_before_did(tiny: SimpleNamespace, clock: Clock) -> None:
-    first = Throughput(window=4, skip_steps=2)
-    tiny.trainer(first, max_epochs=1).fit(slow_task(tiny, clock, 0.03), slow_loader(tiny, clock, 0.01))
-    known = {name: first.summary()[name] for name in ("samples_per_s", "step_ms", "data_wait", "mfu")}
-    assert known["step_ms"] == pytest.approx(40)
-    second = Throughput(skip_steps=10)
-    second.load_state_dict(first.state_dict())
-    assert {name: second.summary()[name] for name in known} == pytest.approx(known)
-    assert second.state_dict()["told"]["step_ms"] == pytest.approx(40)
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from lathe.strategies.precision import precision_plugin
 
 pytestmark = pytest.mark.law2
 
-CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 
 # name: (net, the strategy's settings, the fit's)
 LAWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
