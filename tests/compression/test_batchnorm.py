@@ -28,26 +28,3 @@ def test_modes_and_momentum_and_weights_stay():
     assert [module.training for module in model] == [False, True, True, True]
     assert model[1].momentum == 0.1
     assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
-
-
-def test_no_more_batches_are_read_than_asked():
-    read = []
-
-    def batches():
-        for i in range(30):
-            read.append(i)
-            yield torch.randn(2, 1, 4, 4)
-
-    assert reestimate_batchnorm(net(), batches(), limit=4) == 4
-    assert len(read) == 4
-
-
-def test_a_net_without_such_layers_reads_nothing():
-    assert reestimate_batchnorm(nn.Linear(2, 2), iter([])) == 0
-
-
-def test_no_batches_leave_the_statistics():
-    model = net()
-    model[1].running_mean.fill_(7)
-    assert reestimate_batchnorm(model, []) == 0
-    assert (model[1].running_mean == 7).all()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantization.bias_correction import correct_bias, expected_outputs
+from lathe.compression.quantization.bias_correction import channel_means, correct_bias, expected_outputs
 from lathe.compression.quantization.equalize import followers
 from lathe.nets import MLP, CifarResNet, ViT
 
@@ -82,14 +82,7 @@ def test_linear_layers_over_tokens() -> None:
     assert largest_shift(worse, x, expected) < 1e-5
 
 
-def test_a_layer_that_runs_twice_is_left_out() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.head(self.layer(self.layer(x)))
-            return out
-
-    assert list(expected_outputs(Twice(), torch.rand(2, 4))) == ["head"]
+def test_means_in_parts_are_the_means() -> None:
+    images, tokens = torch.randn(100, 4, 5, 5, dtype=torch.float64).float(), torch.randn(100, 7, 4)
+    torch.testing.assert_close(channel_means(nn.Conv2d(1, 4, 1), images), images.double().mean((0, 2, 3)).float())
+    torch.testing.assert_close(channel_means(nn.Linear(1, 4), tokens), tokens.double().mean((0, 1)).float())

@@ -182,29 +182,6 @@ def test_each_importance_ranks_as_its_paper_does(net):
     assert set(expected) | {"group_norm", "random"} == set(known)
 
 
-def test_a_group_without_batchnorm_has_no_such_scale():
-    net = nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.ReLU(), nn.Linear(8, 2))
-    with pytest.raises(UserError, match=r"importance=bn_scale: 1 has no BatchNorm"):
-        prune_channels(net, IMAGES, importance="bn_scale")
-
-
-def test_latency_is_a_ratio_of_medians_of_turns(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(channel_budget.time, "perf_counter", lambda: now[0])
-
-    class Takes(nn.Module):
-        def __init__(self, seconds: float) -> None:
-            super().__init__()
-            self.seconds, self.calls = seconds, 0
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            now[0] += self.seconds if self.calls > 4 else 100.0  # cold at first, and once more
-            return x
-
-    assert channel_budget.latency_share(Takes(1.0), Takes(4.0), torch.zeros(1), repeats=5, warmup=3) == 0.25
-
-
 def test_a_latency_budget_is_kept(monkeypatch):
     monkeypatch.setattr(
         channel_budget, "latency_share", lambda small, dense, example: parameters(small) / parameters(dense)

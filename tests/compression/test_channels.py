@@ -92,15 +92,6 @@ def test_a_second_removal_adds_to_the_description():
     assert torch.equal(fresh(example), net(example))
 
 
-def test_a_copy_can_go_its_own_way():
-    net, example = make("resnet")
-    groups = find_groups(net, example)
-    slices.remove(net, groups, {groups[0].name: [0]})
-    twin, before = copy.deepcopy(net), slices.describe(net)
-    slices.remove(twin, find_groups(twin, example), {groups[0].name: [0]})
-    assert slices.describe(net) == before != slices.describe(twin)
-
-
 def test_a_tied_weight_stays_tied():
     net, example = make("gpt")
     groups = find_groups(net, example)
@@ -127,12 +118,8 @@ def test_another_net_is_refused():
     net, example = make("resnet")
     groups = find_groups(net, example)
     slices.remove(net, groups, {group.name: [0] for group in groups})
-    with pytest.raises(
-        UserError, match=r"The structure holds .* which the net has nowhere: it is that of another net\."
-    ):
+    with pytest.raises(UserError, match=r"The structure .* is that of another net"):
         slices.rebuild(make("vit")[0], slices.describe(net))
-    with pytest.raises(UserError, match=r"with shape \[7, 3, 3, 3\], which the net has of shape \[4, 3, 3, 3\]"):
-        slices.rebuild(CifarResNet(depth=8, width=4), slices.describe(net))
 
 
 def test_what_stays_is_what_removal_leaves() -> None:

@@ -61,15 +61,6 @@ def test_wanda_of_grouped_convolutions() -> None:
     assert (masks["0.weight"].flatten(1).sum(1) == 9).all()
 
 
-def test_wanda_needs_a_layer_that_multiplies() -> None:
-    net = nn.Sequential(nn.Embedding(3, 2))
-    with (
-        pytest.raises(UserError, match=r"criterion=wanda: 0\.weight multiplies no activations"),
-        criteria.input_squares(net, ["0.weight"]),
-    ):
-        pass
-
-
 def test_batchnorm_scales_are_those_behind_each_layer() -> None:
     net = CifarResNet(depth=8, width=4)
     parameters = maskable(net)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lathe.compression.quantization.equalize import Pair, channel_scale, equalize, find_pairs, followers
-from lathe.nets import MLP, CifarResNet, ResNet, ViT
+from lathe.nets import MLP, CifarResNet, ViT
 
 
 def trained(net: nn.Module) -> nn.Module:
@@ -69,16 +69,6 @@ class Through(nn.Module):
 def test_resnet_is_equalised_through_its_batchnorms() -> None:
     pairs, difference = change(trained(CifarResNet(depth=14, width=8, in_channels=1)), torch.randn(4, 1, 8, 8))
     assert pairs == [Pair(f"blocks.{i}.conv1", f"blocks.{i}.bn1", f"blocks.{i}.conv2") for i in range(6)]
-    assert difference < 1e-5
-
-
-def test_bottlenecks_have_two_pairs_each() -> None:
-    pairs, difference = change(trained(ResNet(depth=50, width=4)), torch.randn(2, 3, 8, 8))
-    assert [(pair.first, pair.second) for pair in pairs[:2]] == [
-        ("blocks.0.conv1", "blocks.0.conv2"),
-        ("blocks.0.conv2", "blocks.0.conv3"),
-    ]
-    assert len(pairs) == 32
     assert difference < 1e-5
 
 

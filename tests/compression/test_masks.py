@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lathe.compression.masks.lottery import copy_state, rewind, round_sparsities
 from lathe.compression.masks.masks import (
     apply_masks,
     magnitude_masks,
@@ -170,42 +171,6 @@ def test_the_last_linear_layer_is_the_head_of_a_net_without_one() -> None:
     assert head_of(nn.ReLU()) is None
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"layers": ["stem.*"]}, r"masks\.layers: stem\.\* matches no layer of the types linear, conv"),
-        ({"exclude": ["hed"]}, r"masks\.exclude: hed matches no layer"),
-    ],
-)
-def test_patterns_that_match_nothing(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        maskable(CifarResNet(depth=8, width=4), **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"sparsity": 1.0}, r"^sparsity=1\.0 is not in \[0, 1\)"),
-        ({"scope": "output", "granularity": "structured"}, r"^scope=output is for single weights"),
-        ({"granularity": "n_m", "n": 4}, r"^n=4 of m=4 keeps all"),
-        ({"granularity": "n_m", "m": 5}, r"0\.weight of shape \[6, 4\] does not divide into groups of 5 inputs"),
-        (
-            {"granularity": "block", "block": (4, 1)},
-            r"0\.weight of shape \[6, 4\] does not divide into blocks of 4 x 1",
-        ),
-        ({"layers": ["1"]}, r"there is nothing to mask; the head"),
-    ],
-)
-def test_values_out_of_range_are_named(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        magnitude_masks(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2)), **{"sparsity": 0.5, **options})
-
-
-def test_one_dimension_has_no_rows() -> None:
-    with pytest.raises(UserError, match=r"a has one dimension, which granularity=structured does not divide"):
-        make_masks({"a": torch.rand(4)}, 0.5, granularity="structured")
-
-
 def test_masks_of_another_net_are_refused_before_anything_changes() -> None:
     net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     before = net[0].weight.clone()
@@ -229,3 +194,31 @@ def test_what_a_net_freezes_stays_dense() -> None:
     assert list(maskable(net, layers=["0"])) == ["0.weight"]
     net.requires_grad_(False)  # one that is only looked at
     assert list(maskable(net)) == ["0.weight", "1.weight"]
+
+
+def test_each_round_removes_the_same_share_of_what_is_left() -> None:
+    sparsities = round_sparsities(0.784, 4)
+    assert sparsities == pytest.approx([0.0, 0.4, 0.64, 0.784])
+    assert round_sparsities(0.5, 2) == [0.0, 0.5]
+
+
+def test_rewinding_restores_copies_of_weights_and_statistics_and_leaves_zeros() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 2))
+    early = copy_state(net)
+    kept = {name: tensor.clone() for name, tensor in early.items()}
+    identities = [id(parameter) for parameter in net.parameters()]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(3):
+        net(torch.randn(8, 1, 8, 8)).square().mean().backward()
+        optimizer.step()
+    assert not torch.equal(net[0].weight, early["0.weight"])
+    assert all(torch.equal(early[name], kept[name]) for name in kept)  # no alias
+    mask = torch.rand(4, 1, 3, 3) > 0.5
+    rewind(net, early, {"0.weight": mask})
+    for name, tensor in net.state_dict().items():
+        wanted = kept[name] * mask if name == "0.weight" else kept[name]
+        assert torch.equal(tensor, wanted), name
+    assert [id(parameter) for parameter in net.parameters()] == identities  # the optimizer still holds them
+    net[0].weight.data.add_(1)
+    assert torch.equal(early["0.weight"], kept["0.weight"])

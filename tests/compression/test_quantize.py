@@ -11,7 +11,16 @@ import torch
 from support.quantization import X, resnet, seeded
 from torch import Tensor, nn
 
-from lathe.compression.quantization.layers import QuantConv2d, QuantLinear
+from lathe.compression.quantization.fake_quant import FakeQuantize
+from lathe.compression.quantization.layers import (
+    QuantAdd,
+    QuantConv2d,
+    QuantEmbedding,
+    QuantLinear,
+    roles_of,
+    to_plain,
+    to_quantized,
+)
 from lathe.compression.quantization.net import (
     LayerPlan,
     describe,
@@ -175,26 +184,6 @@ def test_strip_leaves_plain_layers_with_the_integers_values() -> None:
     assert type(strip(net).blocks[0].add) is Add  # type: ignore[union-attr,index]
 
 
-def test_what_can_not_be_quantized_is_refused() -> None:
-    with pytest.raises(UserError, match=r"the pattern 'haed' matches no layer of CifarResNet.*did you mean head\?"):
-        quantize(resnet(), X, overrides={"haed": None}, key="compression.qat.layer_bits")
-    with pytest.raises(UserError, match="No layer of Sequential would be quantized"):
-        quantize(nn.Sequential(nn.ReLU()), X)
-    with pytest.raises(UserError, match="No layer of CifarResNet would be quantized"):
-        quantize(resnet(), X, overrides={"*": None})
-    quantize(net := resnet(), X)
-    with pytest.raises(UserError, match="quantized already"):
-        quantize(net, X)
-    with pytest.raises(UserError, match="weight_bits=9"):
-        LayerPlan(9)
-    with pytest.raises(UserError, match="activation='live'"):
-        LayerPlan(activation="live")
-    with pytest.raises(UserError, match="observer='max'"):
-        quantize(resnet(), X, observer="max")
-    with pytest.raises(UserError, match="has no quantized layer"):
-        set_enabled(resnet(), True)
-
-
 def test_a_layer_of_the_users_own_kind_is_left_alone() -> None:
     class Standardized(nn.Conv2d):
         def forward(self, x: Tensor) -> Tensor:
@@ -230,3 +219,55 @@ def test_training_by_hand() -> None:
         optimizer.step()
         update_ranges(net)
     assert (strip(net)(x).argmax(1) == y).float().mean() > 0.9
+
+
+def test_there_and_back() -> None:
+    for plain, kind in (
+        (nn.Conv2d(2, 3, 3), QuantConv2d),
+        (nn.Linear(2, 3), QuantLinear),
+        (nn.Embedding(5, 2), QuantEmbedding),
+        (Add(), QuantAdd),
+    ):
+        parameters, own = dict(plain.named_parameters()), type(plain)
+        roles = roles_of(plain)
+        to_quantized(plain)
+        assert type(plain) is kind
+        assert roles_of(plain) == roles
+        assert all(getattr(plain, role) is None for role in roles)
+        assert all(parameter is parameters[name] for name, parameter in plain.named_parameters())
+        to_plain(plain)
+        assert type(plain) is own
+        assert not list(plain.children())
+
+
+def test_layers_without_quantizers_compute_what_they_did() -> None:
+    x = torch.randn(2, 2, 5, 5)
+    layer = nn.Conv2d(2, 3, 3, stride=2, padding=1, padding_mode="reflect")
+    before = layer(x)
+    to_quantized(layer)
+    assert torch.equal(layer(x), before)
+
+
+def test_a_sum_rounds_both_sides() -> None:
+    add = Add()
+    to_quantized(add)
+    assert isinstance(add, QuantAdd)
+    for role, high in (("input_quantizer", 255.0), ("other_quantizer", 510.0)):
+        q = FakeQuantize(8, symmetric=False)
+        q.set_range(torch.zeros(1), torch.tensor([high]))
+        q.switch(enabled=True)
+        setattr(add, role, q)
+    assert add(torch.tensor([3.2, 300.0]), torch.tensor([4.9, -1.0])).tolist() == [3 + 4, 255]
+
+
+def test_a_padded_row_of_an_embedding_stays_zero() -> None:
+    layer = nn.Embedding(4, 3, padding_idx=1)
+    to_quantized(layer)
+    assert isinstance(layer, QuantEmbedding)
+    layer.weight_quantizer = FakeQuantize(8, symmetric=True, axis=0, channels=4, follows=True)
+    layer.weight_quantizer.switch(enabled=True)
+    out = layer(torch.tensor([1, 2]))
+    assert out[0].tolist() == [0, 0, 0]
+    out.sum().backward()
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.tolist() == [[0] * 3, [0] * 3, [1] * 3, [0] * 3]

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from lathe.compression.masks.sparsity_schedules import SparsitySchedule
-from lathe.errors import ArgumentError
 
 
 def due(schedule: SparsitySchedule, steps: int = 60) -> list[int]:
@@ -60,15 +59,3 @@ def test_it_never_falls_and_ends_at_its_end(kind: Any) -> None:
 
 def test_the_end_is_an_update_even_off_the_grid() -> None:
     assert due(SparsitySchedule(0.5, "linear", start=2, end=11, every_n_steps=4)) == [2, 6, 10, 11]
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"initial_sparsity": 0.9}, r"^initial_sparsity=0\.9 is above sparsity=0\.8: lower it\.$"),
-        ({"start": 9, "end": 3}, r"^start=9 and end=3 are steps: the end must not come first\.$"),
-    ],
-)
-def test_values_that_do_not_go_together_are_named(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ArgumentError, match=sentence):
-        SparsitySchedule(**{"sparsity": 0.8, **options})

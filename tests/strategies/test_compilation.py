@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
 from lathe.strategies import compile_net
 
@@ -98,25 +97,6 @@ def test_blocks_of_many_kinds_are_compiled_as_one(compiled: list[tuple[nn.Module
     assert len(compiled) == 1 + 12
     compile_net(equal, "cpu", regional=False)
     assert compiled[-1][0] is equal
-
-
-def test_bad_backends_are_refused(net: MLP) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"^mode=max-autotune is inductor's: use mode=default with backend=eager",
-    ):
-        compile_net(net, "cpu", mode="max-autotune", backend="eager")
-
-
-def test_regional_needs_blocks(compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    with pytest.raises(UserError, match=r"^regional=true .* Linear names no `blocks`"):
-        compile_net(nn.Linear(2, 2), "cpu", regional=True)
-    assert compiled == []
-
-
-def test_disabled_compiles_nothing_and_asks_nothing(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    compile_net(net, "cpu", enabled=False, mode="max-autotune", backend="eager")
-    assert compiled == []
 
 
 def test_reduce_overhead_warns_on_a_cpu_alone(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:

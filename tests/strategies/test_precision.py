@@ -5,7 +5,6 @@ from typing import Any, get_args
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from support.runs import config
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -76,11 +75,6 @@ def test_formats_on_the_cpu(name: str, weights: Any, inputs: Any, outputs: Any, 
     assert task.seen == {"weights": weights, "inputs": inputs, "outputs": outputs, "autocast": autocast}
 
 
-def test_every_format_has_a_configuration_of_its_name() -> None:
-    for name in get_args(PrecisionName):
-        assert config(f"precision={name}")["precision"]["name"] == name
-
-
 def test_16_mixed_scales_gradients_and_skips_a_step_that_overflows() -> None:
     plain = Notes().net.weight.detach().clone()
     task, trainer = fit("16-mixed", init_scale=1024.0)
@@ -93,11 +87,6 @@ def test_16_mixed_scales_gradients_and_skips_a_step_that_overflows() -> None:
     task, trainer = fit("16-mixed", scale=1e4, init_scale=1024.0)  # 1e4 * 1024 is beyond float16
     assert trainer.precision_plugin.scaler.get_scale() == 512.0
     assert torch.equal(task.net.weight.detach(), plain)
-
-
-def test_16_mixed_grows_its_scale_after_the_interval() -> None:
-    _, trainer = fit("16-mixed", init_scale=8.0, growth_interval=1)
-    assert trainer.precision_plugin.scaler.get_scale() == 16.0
 
 
 @pytest.mark.parametrize("name", get_args(PrecisionName))
@@ -116,13 +105,6 @@ def test_matmul_sets_float32_products_and_convolutions(name: str) -> None:
         pass
 
 
-def test_apple_has_no_float64() -> None:
-    with pytest.raises(
-        UserError, match=r"precision=64-true: Apple's GPUs have no float64; use trainer\.accelerator=cpu"
-    ):
-        precision_plugin("64-true", "mps")
-
-
 def test_bfloat16_is_refused_on_a_gpu_that_would_emulate_it(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
@@ -139,12 +121,6 @@ def test_bfloat16_is_refused_on_a_gpu_that_would_emulate_it(monkeypatch: pytest.
             precision_plugin(name, "cuda")
     assert precision_plugin("16-true", "cuda") == {"precision": "16-true"}
     assert asked == [False, False]
-
-
-def test_16_mixed_is_made_for_its_device() -> None:
-    plugin = precision_plugin("16-mixed", "mps")["plugins"][0]
-    assert plugin.device == "mps"
-    assert plugin.precision == "16-mixed"
 
 
 @pytest.mark.parametrize(
@@ -183,7 +159,3 @@ def test_auto_on_a_gpu(bfloat16: bool, capability: tuple[int, int], name: str, m
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     assert best_format("cuda")[0] == name
-
-
-def test_auto_on_apples() -> None:
-    assert best_format("mps")[0] == "32-true"

@@ -9,9 +9,8 @@ import pytest
 import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 from support.ranks import on_ranks
-from support.strategy_fit import adamw, fit, mean_losses, relative, same_format
+from support.strategy_fit import fit, mean_losses, relative, same_format
 
-from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies.tensor import TensorParallel
 
@@ -44,14 +43,6 @@ def rounded(name: str) -> dict[str, Any]:
     return options
 
 
-def refusal(name: str, strategy: TensorParallel, **options: Any) -> str:
-    try:
-        fit(name, strategy, world=2, **options)
-    except UserError as error:
-        return str(error)
-    return "not refused"
-
-
 def all_cases(rank: int, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for case, (name, settings, options) in CASES.items():
@@ -60,11 +51,6 @@ def all_cases(rank: int, folder: Path) -> dict[str, Any]:
         found[case] = fit("gpt", TensorParallel(), world=2, **rounded(case))
     found["from folder"] = fit("gpt", TensorParallel(), world=2, begin=2, steps=2, resume=folder / "sharded.ckpt")
     found["from one"] = fit("gpt", TensorParallel(), world=2, begin=2, steps=2, resume=folder / "one.ckpt")
-    found["refused"] = {
-        "plan": refusal("resnet", TensorParallel()),
-        "sizes": refusal("gpt", TensorParallel(tensor=2, data=2)),
-        "foreach": refusal("gpt", TensorParallel(), optimizer=lambda net: adamw(net, foreach=True)),
-    }
     return found
 
 
@@ -122,21 +108,6 @@ def test_it_is_continued_here_and_there(ranks: list[dict[str, Any]], folder: Pat
     for case in ("from folder", "from one"):
         assert relative(mean_losses([rank[case] for rank in ranks]), straight) < 1e-6
     assert relative(fit("gpt", begin=2, steps=2, resume=folder / "gpt.ckpt")["losses"], straight) < 1e-6
-
-
-def test_what_can_not_be_is_refused(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        refused = rank["refused"]
-        assert refused["plan"].startswith(
-            "strategy=tensor cuts a net by its `tensor_plan`, and CifarResNet declares none"
-        )
-        assert (
-            "strategy.tensor=2 x strategy.data=2" in refused["sizes"]
-            or "strategy.data=2 x strategy.tensor=2" in refused["sizes"]
-        )
-        assert refused["foreach"].startswith(
-            "optimizer.foreach=true updates all tensors in one call, but under strategy=tensor"
-        )
 
 
 FOUR = {"2d": {"data": 2}, "replicated": {"data": 2, "fsdp": False}, "2d sharded": {"data": 2, "checkpoint": "sharded"}}
