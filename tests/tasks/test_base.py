@@ -12,7 +12,6 @@ from support.ranks import on_ranks
 from support.regression import batches, close, loader, metrics, task, trainer
 from torch import nn
 
-from lathe.errors import UserError
 from lathe.strategies import DDP
 
 
@@ -96,18 +95,6 @@ def test_accumulated_batches_count_in_optimizer_steps() -> None:
         close(row, "train", metrics(it.net, data[2 * number : 2 * number + 2]))
 
 
-def test_metric_names_are_every_figure_of_every_split() -> None:
-    assert dict(task().hparams) == {}
-    assert task().metric_names == [
-        "train/loss",
-        "train/positive",
-        "val/loss",
-        "val/positive",
-        "test/loss",
-        "test/positive",
-    ]
-
-
 def test_scheduler_gets_the_number_of_optimizer_steps() -> None:
     asked = []
 
@@ -120,13 +107,6 @@ def test_scheduler_gets_the_number_of_optimizer_steps() -> None:
     run.fit(it, loader(batches()))
     assert asked == [4]
     assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(1 / 5)  # moved after each of four steps
-
-
-def test_a_schedule_without_an_end_is_refused() -> None:
-    it = task(scheduler=lambda optimizer, total_steps: torch.optim.lr_scheduler.ConstantLR(optimizer))
-    run, _ = trainer(max_epochs=-1)
-    with pytest.raises(UserError, match=r"trainer\.max_epochs=-1 and trainer\.max_steps=-1 have no end"):
-        run.fit(it, loader(batches()))
 
 
 class SaveAt(Callback):
@@ -183,18 +163,6 @@ class Stateful:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.begin = state["done"]
-
-
-def test_a_checkpoint_before_the_first_step_is_fine(tmp_path: Path) -> None:
-    class Early(Callback):
-        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            trainer.save_checkpoint(tmp_path / "early.ckpt")
-
-    run, memory = trainer(Early())
-    run.fit(task(), loader(batches()))
-    state = torch.load(tmp_path / "early.ckpt", weights_only=True)
-    assert state["global_step"] == 0
-    assert [step for step, row in memory.rows if "train/loss" in row] == [2, 4, 6]
 
 
 def test_prediction_takes_images_with_or_without_labels() -> None:

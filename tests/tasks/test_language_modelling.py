@@ -5,14 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import config
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
-from lathe.errors import UserError
-from lathe.runs.build import make_task
 from lathe.tasks import LanguageModellingTask
 from lathe.tasks import language_modelling as module
 from lathe.trainer import Trainer
@@ -117,10 +114,6 @@ def test_figures_are_means_over_tokens() -> None:
     assert set(found) == {name for name in task.metric_names if name.startswith("val/")}
 
 
-def test_perplexity_that_overflows_is_infinite() -> None:
-    assert LanguageModellingTask(net()).compute({"loss": 1000.0}) == {"perplexity": math.inf}
-
-
 class Largest(TorchDispatchMode):
     """The most numbers that one floating-point tensor made under it holds, views of `given` left out."""
 
@@ -156,14 +149,3 @@ def test_evaluation_makes_log_probabilities_in_parts(monkeypatch: pytest.MonkeyP
 def test_throughput_counts_tokens_and_the_loss_chooses() -> None:
     task = LanguageModellingTask(net())
     assert (task.unit, task.count_units(batch(3)), task.monitor) == ("tokens", 3 * TIME, "val/loss")
-
-
-def test_an_unknown_initialisation_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^init=xavier_unifrom is unknown: did you mean xavier_uniform"):
-        LanguageModellingTask(net(), init="xavier_unifrom")
-
-
-def test_images_are_refused() -> None:
-    with pytest.raises(UserError, match=r"^task: LanguageModellingTask learns the next token, .* no vocab_size:"):
-        make_task(config("model=mlp", "task=language_modelling")).check_facts({"num_classes": 10, "channels": 1})
-    make_task(config("model=gpt_nano", "data=synthetic_tokens")).check_facts({"vocab_size": 64, "length": 8})

@@ -10,7 +10,7 @@ from lightning.pytorch import Trainer
 from support.interruptions import Interrupted, Interruption, interruption, same
 from support.own_lightning import QUICK, LitNet
 from support.ranks import on_ranks
-from support.runs import column, config, new_run, rows, weights
+from support.runs import column, new_run, rows, weights
 
 from lathe import trust
 from lathe.errors import UserError
@@ -259,11 +259,6 @@ def test_without_a_monitor_the_newest_is_best(tmp_path: Path, capsys: pytest.Cap
     assert all(name in note for name in result if name.startswith("val_"))
     assert (result["monitor"], result["objective"]) == (None, None)
     assert weights(directory(cfg), "best").keys() == weights(directory(cfg)).keys()
-
-
-def test_model_lightning_chooses_its_task_and_leaves_optimizers_to_the_module() -> None:
-    cfg = config("model=lightning", net())
-    assert (cfg["task"], cfg["optimizer"], cfg["scheduler"]) == ({"_target_": "lathe.tasks.LightningTask"}, {}, {})
 
 
 def test_a_checkpoint_callback_of_ones_own_writes_into_the_run_directory(tmp_path: Path) -> None:

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 from hydra.utils import instantiate
-from omegaconf import OmegaConf
 from support.own_lightning import QUICK, LitNet
-from support.own_values import ODD
 from support.runs import new_run
 from torch import nn
 
@@ -55,17 +53,6 @@ def test_hyper_parameters_of_the_data_are_told_before_training(tmp_path: Path, d
     assert not RunDir(cfg["paths"]["run_dir"]).begun
 
 
-def test_hyper_parameters_that_are_a_configuration_are_told() -> None:
-    class Configured(LitNet):
-        def __init__(self, options: Any) -> None:
-            super().__init__()
-            self._set_hparams(options)
-            self._hparams_name = "options"
-
-    with pytest.raises(UserError, match=r"^model\.net: .*Configured keeps options, a DictConfig, by save_hyperparamet"):
-        LightningTask(Configured(OmegaConf.create({"lr": 0.1})))
-
-
 def test_all_that_no_checkpoint_holds_is_told_at_once() -> None:
     """As modules of other templates keep what Hydra makes of their nodes."""
 
@@ -85,7 +72,6 @@ def test_all_that_no_checkpoint_holds_is_told_at_once() -> None:
 
 WRITERS = {
     "state_dict of a callback": ([], {}, "callbacks.Keeping.rates[1]"),
-    "in a thread": (["callbacks.checkpoint.async=true"], {}, "callbacks.Keeping.rates[1]"),
     "on_save_checkpoint of the module": ([], {"module": "own_values.KeepingModule"}, "mine.rate"),
     "state_dict of the data": ([], {}, "KeepingData.seen"),
     "get_extra_state": ([], {"module": "own_values.KeepingExtra"}, "state_dict._extra_state"),
@@ -106,26 +92,6 @@ def test_a_value_that_is_not_plain_is_told_at_the_first_write(tmp_path: Path, wr
         f"checkpoint: {place} is of type {'dict, and w' if 'extra' in place else 'numpy.'}"
     )
     assert not list(Path(cfg["paths"]["run_dir"]).rglob("*.ckpt"))
-
-
-@pytest.mark.parametrize("kind", ODD)
-def test_the_sentence_has_place_kind_and_way_out(kind: str) -> None:
-    value, words = ODD[kind]
-    with pytest.raises(UserError, match=rf"^checkpoint: callbacks\.Own\[1\]\.rate is of type {words}\(\.\.\.\) there"):
-        check_checkpoint({"state_dict": {}, "callbacks": {"Own": [0, {"rate": value}]}})
-
-
-def test_keys_and_what_tensors_carry_are_looked_at_too() -> None:
-    with pytest.raises(UserError, match=r"^checkpoint: the key \S*Path\('x'\) of seen is of type pathlib"):
-        check_checkpoint({"seen": {Path("x"): 1}})
-    weight = torch.ones(1)
-    weight.origin = Path("x")
-    with pytest.raises(UserError, match=r"^checkpoint: weights\.a\.origin is of type pathlib"):
-        check_checkpoint({"weights": {"a": weight}})
-    state = nn.Linear(1, 1).state_dict()
-    state._metadata["made"] = Path("x")  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match=r"^checkpoint: state_dict\._metadata\.made is of type pathlib"):
-        check_checkpoint({"state_dict": state})
 
 
 def test_what_is_read_today_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-import lathe
 from lathe.errors import UserError
 from lathe.trainer import Trainer
 
@@ -95,10 +94,6 @@ def test_train_of_the_users_own_is_called(steps_per_call: int | None) -> None:
     assert module.net.training
     assert not module.net.norm.training
     assert not module.other.training  # as it was given
-
-
-def test_it_is_public() -> None:
-    assert lathe.Trainer is Trainer
 
 
 def generator() -> Iterator[Tensor]:

@@ -4,10 +4,9 @@ import warnings
 from pathlib import Path
 
 import pytest
-from support.runs import SMALL, config, new_run
+from support.runs import SMALL, new_run
 
 import lathe.verbs.train
-from lathe.config.schema import CONTRADICTIONS, together
 
 WORDS = (*SMALL, "trainer.limit_train_batches=4", "trainer.limit_val_batches=1", "test=false")
 
@@ -34,11 +33,3 @@ def test_min_steps_after_the_end(tmp_path: Path) -> None:
 @pytest.mark.parametrize("words", ["trainer.min_steps=8", "trainer.accumulate_grad_batches=4", "trainer.min_epochs=2"])
 def test_limits_that_fit_are_not_reported(words: str, tmp_path: Path) -> None:
     assert said(tmp_path, words) == []
-
-
-@pytest.mark.parametrize("split", ["val", "test"])
-def test_samples_of_no_batches(split: str) -> None:
-    words = ("callbacks=[default,samples]", f"callbacks.samples.split={split}")
-    assert not list(together(CONTRADICTIONS, config(*SMALL, *words)))
-    (sentence,) = together(CONTRADICTIONS, config(*SMALL, *words, f"trainer.limit_{split}_batches=0"))
-    assert sentence.startswith(f"callbacks.samples.split={split} shows samples of batches that trainer.limit_{split}")
