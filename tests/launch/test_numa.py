@@ -34,11 +34,6 @@ def cfg(accelerator: str = "auto", devices: Any = 2) -> dict[str, Any]:
     return {"trainer": {"accelerator": accelerator, "devices": devices}}
 
 
-def test_none_asks_for_nothing(machine: Any) -> None:
-    machine(nodes=1)
-    assert numa.numa_mode(cfg(), "none") is None
-
-
 @pytest.mark.parametrize("mode", ["node", "socket"])
 def test_one_numa_node_is_warned_about(machine: Any, mode: str) -> None:
     machine(nodes=1)
@@ -46,17 +41,10 @@ def test_one_numa_node_is_warned_about(machine: Any, mode: str) -> None:
         assert numa.numa_mode(cfg("cpu"), mode) is None
 
 
-def test_a_machine_that_does_not_say_has_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(numa, "NUMA_NODES", tmp_path / "absent")
-    assert numa.count_numa_nodes() == 1
-
-
 @pytest.mark.parametrize(
     ("mode", "has", "accelerator", "devices", "parts"),
     [
-        ("nodes", {}, "auto", 2, ["launch.numa='nodes'", "did you mean node?"]),
         ("node", {"gpus": 0}, "auto", 2, ["launch.numa=node", "requires GPUs"]),
-        ("exclusive", {"nodes": 1, "gpus": 4}, "cpu", 2, ["launch.numa=exclusive", "requires GPUs"]),
         ("socket", {"gpus": 4}, "gpu", [2, 3], ["launch.numa=socket", "trainer.devices=[2, 3]"]),
         ("node", {"gpus": 4, "numactl": False}, "gpu", 4, ["launch.numa=node", "numactl"]),
     ],

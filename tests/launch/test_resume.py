@@ -41,31 +41,12 @@ def test_a_key_that_is_only_typed_is_there_for_what_follows_it(command: Command)
     assert command.runs[0].config["model"]["net"]["length"] == 3
 
 
-@pytest.mark.parametrize("typed", ["true", "5", "''", "[a]"])
-def test_a_run_is_named_by_a_path(command: Command, capsys: pytest.CaptureFixture[str], typed: str) -> None:
-    assert command.fails(f"resume={typed}", capsys=capsys).startswith("resume=")
-    assert command.fails(f"run={typed}", "split=test", name="evaluate", capsys=capsys).startswith("run=")
-
-
-def test_paths_that_lead_nowhere(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a").symlink_to(tmp_path / "b")
-    (tmp_path / "b").symlink_to(tmp_path / "a")
-    for path in (tmp_path / "a", tmp_path / "a" / "c", "x" * 3000):
-        assert "leads nowhere" in command.fails(f"resume={path}", capsys=capsys)
-    assert command.fails("run=null", name="evaluate", capsys=capsys).startswith("run=null: expected a word")
-
-
 def test_the_nearest_run_is_proposed(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("logs/small", "tests"):
-        Path(name).mkdir(parents=True)
-    told = "resume=logs/smal: there is no such directory; did you mean small?"
-    assert command.fails("resume=logs/smal", capsys=capsys) == told
-    assert command.fails("run=logs/smal", "split=test", name="evaluate", capsys=capsys) == told.replace("resume", "run")
-    told = "run=nowhere/latest: there is no such directory; python train.py makes a run."
-    assert command.fails("run=nowhere/latest", "split=test", name="evaluate", capsys=capsys) == told
+    Path("logs/small").mkdir(parents=True)
+    assert "did you mean small?" in command.fails("resume=logs/smal", capsys=capsys)
 
 
 def finished(command: Command, *typed: str, **result: int) -> RunDir:

@@ -62,15 +62,6 @@ def test_a_signal_means_all_jobs_of_a_sweep(cli: Cli, tmp_path: Path, monkeypatc
     assert (code, told, asked) == (128 + signal.SIGTERM, "Error: stopped by SIGTERM\n", ["val"])
 
 
-def test_what_nohup_ignores_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with raise_on_signal():
-            os.kill(os.getpid(), signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 def test_a_second_one_waits_until_all_is_taken_back() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     taken_back = []

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
-from hydra.utils import instantiate
 from rich.console import Console
 from support.runs import ROOT
 
@@ -20,7 +19,7 @@ from lathe.config.values import is_valid
 from lathe.errors import UserError
 from lathe.launch.sweep import devices
 from lathe.launch.sweep.devices import slots_of
-from lathe.launch.sweep.place import Job, create_sweep
+from lathe.launch.sweep.place import Job
 from lathe.launch.sweep.plan import Listed, planned, tell_typed
 from lathe.launch.sweep.screen import Screen
 
@@ -85,18 +84,6 @@ def test_a_command_of_the_list_may_be_a_list_of_overrides() -> None:
         UserError, match=r"^sweep.runs=\['model=mlp','adamw'\]: adamw is no override, such as model=mlp"
     ):
         plan(runs=[["model=mlp", "adamw"]])
-
-
-def test_very_many_jobs_are_told_before_they_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("lathe.launch.sweep.plan.MANY", 2)
-    for count in (2, 3):
-        folder = create_sweep(tmp_path / str(count), {})
-        Listed([[f"seed={seed}"] for seed in range(count)]).prepare(folder)
-        assert len(folder.jobs()) == count
-        told = f"{count} jobs are written down in {folder.path}, which takes a while.\n"
-        assert capsys.readouterr().out == told * (count > 2)
 
 
 def test_an_ablation_leaves_out_one_word_at_a_time() -> None:
@@ -168,10 +155,3 @@ def test_the_table_ends_with_how_every_job_has_ended(tmp_path: Path, monkeypatch
         ["3", "3", "complete", "0.25", "*", "1", "min"],
     ]
     assert "0 running, 2 complete, 0 pruned, 1 failed of 4" in last
-
-
-def test_values_of_the_sweeper_that_are_none_by_key_are_refused() -> None:
-    made: Any = instantiate({"_target_": "hydra_plugins.lathe_sweeper.LatheSweeper", "params": 3})
-    made.setup(hydra_context=None, task_function=None, config=None)
-    with pytest.raises(UserError, match=r"^hydra\.sweeper\.params=3: expected values by key"):
-        made.sweep([])
