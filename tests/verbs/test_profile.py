@@ -15,13 +15,11 @@ from torch import nn
 from torch.profiler import profile as torch_profile
 
 from lathe import trust
-from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.verbs.profile.command import profile
-from lathe.verbs.profile.memory import thinned, write_snapshot
+from lathe.verbs.profile.memory import write_snapshot
 from lathe.verbs.profile.modules import marked, module_times
 from lathe.verbs.profile.page import page_of
-from lathe.verbs.profile.parts import medians
 from lathe.verbs.train import train
 
 CONVOLVED = ("model=resnet20", "model.net.depth=8", "model.net.width=4")
@@ -121,19 +119,6 @@ def test_a_module_as_it_is_and_what_a_run_leaves_out_are_told(tmp_path: Path) ->
     assert report["notes"] == ["A step without what compression=prune does in it, of the net as it is now."]
 
 
-def test_a_folder_that_takes_nothing_is_told_before_the_work(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.access", lambda *_: False)
-    monkeypatch.setattr("lathe.verbs.profile.command.Trial", None)
-    with pytest.raises(PermissionError) as caught:
-        profile(ask(run))
-    assert caught.value.filename == str(run / "profile")
-
-
-def test_several_devices_are_refused(run: Path) -> None:
-    with pytest.raises(UserError, match=r"^trainer\.devices=2: one device is looked at; leave it at 1\.$"):
-        profile(ask(run, "trainer.devices=2"))
-
-
 def test_a_modules_time_is_its_own_and_backward_goes_to_its_forward() -> None:
     net = nn.Sequential(nn.Linear(4, 256), nn.Sequential(nn.Linear(256, 256), nn.ReLU()))
     x = torch.randn(64, 4)
@@ -145,15 +130,6 @@ def test_a_modules_time_is_its_own_and_backward_goes_to_its_forward() -> None:
     assert found["1"].backward == found["the net"].backward == 0  # neither has an operation of its own
     assert found["1.0"].forward > found["1"].forward
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in net.modules())
-
-
-def test_the_middle_step_counts_and_the_peak_stays_when_it_is_thinned() -> None:
-    middle = {"backward": 0.001, "data": 0.003, "forward": 0.002}
-    found = medians([{"data": 0.001, "forward": 0.004}, {"data": 9.0, "forward": 0.002}, middle])
-    assert found == pytest.approx({"data": 3.0, "forward": 2.0, "backward": 1.0, "step": 6.0})
-    assert list(found) == ["data", "forward", "backward", "step"]
-    assert thinned([1, 5, 2, 9, 3], most=2) == [(1, 5), (3, 9)]
-    assert thinned([4, 7], most=400) == [(0, 4), (1, 7)]
 
 
 def test_the_page_asks_for_nothing_and_shows_names_as_text(run: Path) -> None:

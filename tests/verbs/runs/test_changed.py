@@ -13,8 +13,6 @@ from support.runs import SMALL
 
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
-from lathe.verbs.runs.change import tag
-from lathe.verbs.runs.find import find
 from lathe.verbs.runs.listed import Listed
 
 
@@ -33,17 +31,6 @@ def test_tags_are_where_a_continued_run_and_a_report_look(
     assert cli("runs=logs/digits", "untag=[kept,good]", script="scripts/runs.py") == (0, "")
     assert "tags" not in RunDir(a).result
     assert RunDir(a).config["tags"] == []
-
-
-def test_tagging_says_how_many_runs_it_has_changed(logs: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    capfd.readouterr()
-    for name in ("digits", "", "other"):
-        tag(find(str(logs / name), logs), logs, ["a"], [])
-    assert capfd.readouterr().out.splitlines() == [
-        "2 of 2 runs changed.",
-        "1 of 3 runs changed, the others were so.",
-        "0 of 1 run changed, which was so already.",
-    ]
 
 
 def test_an_archived_run_is_a_run_directory_and_latest_leads_on(logs: Path, tmp_path: Path) -> None:
@@ -119,17 +106,6 @@ def test_a_run_that_another_needs_to_go_on_stays(logs: Path, cli: Cli) -> None:
     assert c.is_dir()
     assert cli("runs=logs", "archive=old", script="scripts/runs.py") == (0, "")  # both go
     assert [path.is_dir() for path in (a, b, c)] == [False] * 3
-
-
-def test_an_archive_that_can_not_be_made_leaves_no_folder(
-    logs: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def others(run: Listed) -> None:
-        raise UserError(f"{run.where} can't be held.")
-
-    monkeypatch.setattr("lathe.verbs.runs.change.held", others)
-    assert refused(cli, "runs=logs", "archive=old").endswith("can't be held.")
-    assert not (logs.parent / "old").exists()
 
 
 def test_a_running_run_is_never_touched(tmp_path: Path) -> None:
