@@ -90,16 +90,6 @@ def report(name: str, outcome: str, longrepr: Any = None, figures: tuple[tuple[s
     return pytest.TestReport(name, place, {}, outcome, longrepr, when, user_properties=list(figures), duration=0.25)  # type: ignore[arg-type]
 
 
-def test_what_a_command_said_is_why_a_test_failed(tmp_path: Path) -> None:
-    record, failed = (
-        Record(tmp_path / "results.json"),
-        report("tests/gpu/test_gpu_runs.py::test_c", "failed", "E assert 1"),
-    )
-    failed.sections.append(("Captured stderr call", "W1 a warning\nError: there is no GPU\nand more"))
-    record.pytest_runtest_logreport(failed)
-    assert record.tests["test_gpu_runs.py::test_c"]["sentence"] == "there is no GPU"
-
-
 def test_the_record_of_a_run(tmp_path: Path) -> None:
     record = Record(tmp_path / "results.json")
     record.pytest_runtest_logreport(report("tests/gpu/test_gpu_runs.py::test_mfu", "passed", figures=(("peak", 2.0),)))

