@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from torch import Tensor, nn
 
@@ -100,18 +101,14 @@ def fit(folder: str, strategy: Any = "auto", resume: str | None = None) -> tuple
             held[:] = [average.clone() for average in ema._average.tensors]
 
     ema, task = EMA(decay=0.5, warmup=False), Task()
-    trainer = Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        Looks(),
+        ema,
+        Saves(folder),
         devices=1 if strategy == "auto" else 2,
         strategy=strategy,
         max_epochs=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        callbacks=[Looks(), ema, Saves(folder)],
     )
     trainer.fit(task, ckpt_path=resume, weights_only=True)
     state = task.net.state_dict()

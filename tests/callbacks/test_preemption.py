@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from support.commands import command, start
+from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from support.runs import ROOT, SMALL, column, new_run, runs, weights
 from torch.utils.data import DataLoader
@@ -106,17 +107,8 @@ def one_rank_is_told(rank: int, folder: str, batches: int, every: int) -> tuple[
 
     told = [Signals(1)] if rank == 1 else []
     preemption = Preemption(every_n_steps=every)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=DDP(),
-        max_epochs=2,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        default_root_dir=folder,
-        callbacks=[Checkpoint(monitor=None), preemption, *told],
+    trainer = quiet_trainer(
+        Checkpoint(monitor=None), preemption, *told, devices=2, strategy=DDP(), max_epochs=2, default_root_dir=folder
     )
     stopped = False
     try:

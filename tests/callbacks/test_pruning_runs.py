@@ -7,6 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from support.prune_fit import WEIGHTS, Loader, Task, Watch, fit
+from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from torch import Tensor, nn
 
@@ -129,17 +130,7 @@ def cut_layers(rank: int, criterion: str, devices: int) -> Any:
     task = Task(ViT(width=16, depth=2, heads=2, patch_size=2, channels=1, image_size=4, num_classes=3))
     prune = Prune(0.6, criterion=criterion, start=0.1, end=0.75, every_n_steps=4, batches=2)
     made: Any = TensorParallel(tensor=2) if devices == 2 else "auto"
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=devices,
-        strategy=made,
-        logger=False,
-        max_epochs=4,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[prune, EMA(decay=0.5)],
-    )
+    trainer = quiet_trainer(prune, EMA(decay=0.5), devices=devices, strategy=made, max_epochs=4)
     trainer.fit(task, Images(), Images())
     weights = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in task.net.named_parameters()}
     return {name: weight.detach() for name, weight in weights.items()}, prune.masks

@@ -13,6 +13,7 @@ from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.plugins import MixedPrecision
 from support.net_state import assert_same
 from support.qat_fit import STEPS, Data, Saves, fit, without_decay
+from support.quiet import quiet_trainer
 from support.strategy_fit import NETS, batches
 from torch import nn
 
@@ -22,7 +23,6 @@ from lathe.compression.quantization.net import describe, integer_weight, quantiz
 from lathe.compression.quantization.ptq import quantize_static
 from lathe.errors import UserError
 from lathe.tasks import ClassificationTask
-from lathe.trainer import Trainer
 
 
 def test_rounding_begins_and_ranges_are_fixed_when_it_says() -> None:
@@ -131,16 +131,7 @@ def train(net: nn.Module, **options: Any) -> dict[int, tuple[bool, bool, bool]]:
     """Ten more steps; what the quantizers were like after each."""
     saves = Saves(None, 0)
     qat = QAT(**{"start": 0.3, "freeze_observers": 0.7, "freeze_batchnorm": 0.8, **options})
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[qat, saves],
-        num_sanity_val_steps=0,
-    )
+    trainer = quiet_trainer(qat, saves, max_epochs=1, num_sanity_val_steps=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PossibleUserWarning)
         trainer.fit(ClassificationTask(net.train(), without_decay), datamodule=Data("resnet", STEPS, (0, 1)))

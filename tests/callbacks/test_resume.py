@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 
 from lathe.callbacks import ExactResume
@@ -163,18 +164,7 @@ class Same:
 def two_ranks(rank: int, path: str) -> list[dict[int, tuple[float, float, float]]]:
     drawn = []
     for callback, options in ((Draws(Path(path), 3), {}), (Draws(), {"ckpt_path": path, "weights_only": True})):
-        trainer = Trainer(
-            accelerator="cpu",
-            devices=2,
-            strategy=DDP(),
-            max_epochs=2,
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            use_distributed_sampler=False,
-            callbacks=[ExactResume(5), callback],
-        )
+        trainer = quiet_trainer(ExactResume(5), callback, devices=2, strategy=DDP(), max_epochs=2)
         trainer.fit(Linear(), Same(), **options)
         drawn.append(callback.drawn)
     return drawn

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
@@ -49,17 +50,7 @@ def batches(rank: int, count: int = 5, size: int = 8) -> list[tuple[Tensor, Tens
 def fit(
     strategy: Any, optimizer: str, rank: int, devices: int = 2, size: int = 8, **arguments: Any
 ) -> tuple[Trainer, Regression]:
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=devices,
-        strategy=strategy,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        **{"max_epochs": 1, **arguments},
-    )
+    trainer = quiet_trainer(devices=devices, strategy=strategy, **{"max_epochs": 1, **arguments})
     task = Regression(optimizer)
     trainer.fit(task, DataLoader(batches(rank, size=size), batch_size=None))
     return trainer, task

@@ -6,6 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import Callback
+from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
@@ -65,18 +66,7 @@ def fit_with_each_hook(rank: int) -> dict[str, Any]:
     results = {}
     for name, settings in HOOKS.items():
         gradients = Gradients()
-        trainer = Trainer(
-            accelerator="cpu",
-            devices=2,
-            strategy=DDP(**settings),
-            max_epochs=1,
-            logger=False,
-            callbacks=[gradients],
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            use_distributed_sampler=False,
-        )
+        trainer = quiet_trainer(gradients, devices=2, strategy=DDP(**settings), max_epochs=1)
         trainer.fit(Regression(), DataLoader(batches(rank), batch_size=None))
         results[name] = torch.stack(gradients.seen)
     return results

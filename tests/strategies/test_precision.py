@@ -5,6 +5,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from support.quiet import quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -42,16 +43,7 @@ class Notes(LightningModule):
 
 def fit(name: str, scale: float = 1.0, **settings: Any) -> tuple[Notes, Trainer]:
     task = Notes(scale)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_steps=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **precision_plugin(name, "cpu", **settings),
-    )
+    trainer = quiet_trainer(max_steps=1, **precision_plugin(name, "cpu", **settings))
     trainer.fit(task, DataLoader([(torch.ones(3, 4),)], batch_size=None))
     return task, trainer
 

@@ -154,11 +154,6 @@ class Silent(LitNet):
         super().training_step(batch, batch_idx)
 
 
-class Failing(LitNet):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        raise KeyError("x")
-
-
 class Checkpointing(LitNet):
     """With a callback that keeps checkpoints."""
 
@@ -229,16 +224,6 @@ class Broken(LitNet):
         return super().training_step(batch, batch_idx) / (0.0 if self.global_step == 3 else 1.0)
 
 
-class Vector(LitNet):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx).expand(5)
-
-
-class Detached(LitNet):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx).detach()
-
-
 class Skips(LitNet):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return super().training_step(batch, batch_idx) if batch_idx != 2 else None
@@ -267,12 +252,6 @@ class Keeping(LitNet):
         super().__init__(**options)
         self.act = make()
         self.save_hyperparameters()
-
-
-class Lazy(LitNet):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.extra = nn.LazyLinear(3)
 
 
 class SetUp(LitNet):
