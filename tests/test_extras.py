@@ -89,19 +89,6 @@ def test_training_with_channels_removed_is_refused_at_once(
     assert runs(tmp_path / "logs") == []
 
 
-@pytest.mark.parametrize("target", ["onnx", "onnx_int8"])
-def test_exports_are_refused_in_a_sentence(
-    cli: Cli, finished: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    block(monkeypatch, *ONNX)
-    code, errors = cli(f"run={finished}", f"target={target}", script="scripts/export.py")
-    assert (code, errors) == (
-        1,
-        "Error: onnx and onnxscript and onnxruntime can't be imported: pip install -e '.[export]'.\n",
-    )
-    assert not [path for path in (finished / "exports").glob("*") if not path.name.startswith(".")]
-
-
 def test_a_run_whose_receipt_will_lack_onnx_says_so_before_it_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,6 @@
 """What the tests stand on: composing once gives what Hydra gives each time."""
 
 import copy
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,13 +77,6 @@ def test_what_is_kept_is_what_hydra_composes(name: str, words: list[str]) -> Non
             theirs, ours = compose(name, overrides=words), composing.compose(name, words)
         assert nodes(ours) == nodes(theirs)
         ours.trainer.accelerator = "changed"
-
-
-def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(ROOT / "configs", tmp_path / "configs"))
-    assert composed("train", folder=folder)["seed"] != 77
-    (folder / "local" / "default.yaml").write_text("# @package _global_\nseed: 77\n")
-    assert composed("train", folder=folder)["seed"] == 77
 
 
 def test_the_longest_files_begin(pytestconfig: pytest.Config) -> None:

@@ -71,21 +71,6 @@ def test_a_mistake_costs_one_sentence(tmp_path: Path, words: tuple[str, ...], se
     assert os.listdir(tmp_path) == ["config.yaml"]
 
 
-def test_a_missing_or_old_java_is_said(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").touch()
-    java = tmp_path / "jdk" / "bin" / "java"
-    done = torchserve("run=.", cwd=tmp_path, JAVA_HOME=str(tmp_path / "jdk"))
-    assert done.returncode == 1
-    assert done.stderr.startswith("Java is not found, which TorchServe runs on: install Java 17")
-    java.parent.mkdir(parents=True)
-    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
-    java.chmod(0o755)
-    done = torchserve("run=.", cwd=tmp_path, JAVA_HOME=str(tmp_path / "jdk"))
-    assert done.returncode == 1
-    assert done.stderr == "Java 11 is too old for TorchServe: install Java 17, or set JAVA_HOME to it.\n"
-    assert not (tmp_path / "torchserve").exists()
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that tells most digits apart."""

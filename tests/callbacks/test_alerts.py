@@ -11,11 +11,11 @@ import pytest
 import torch
 from support.listening import Listener, listening
 from support.nvml import FakeNvml, install
-from support.runs import SMALL, config, new_run
+from support.runs import SMALL, new_run
 
 import lathe.verbs.train
-from lathe.callbacks import Alerts, Throughput
-from lathe.config.composed import check, flatten
+from lathe.callbacks import Alerts
+from lathe.config.composed import flatten
 from lathe.loggers import run_facts
 from lathe.trust.check import findings
 
@@ -139,13 +139,6 @@ def test_a_gpu_that_is_hot(looked: Callable[..., Any], monkeypatch: pytest.Monke
     ]
 
 
-def test_a_drop_of_throughput_needs_the_callback_that_measures_it() -> None:
-    words = ("callbacks=[default,alerts]", "callbacks.throughput=null")
-    (told,) = check(config(*words))
-    assert told.startswith("callbacks.alerts.throughput_drop=0.5 needs callbacks.throughput")
-    assert check(config(*words, "callbacks.alerts.throughput_drop=null")) == []
-
-
 def test_a_run_is_told_of_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Listener, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,13 +174,3 @@ def test_an_address_is_hidden_from_loggers_and_a_strangers_is_not_posted_to() ->
     assert (found.key, found.name) == ("callbacks.alerts.url", "https://host/hooks/secret")
     named = {"callbacks": {"alerts": {**node, "url": "env:LATHE_TEST_HOOK"}}}
     assert not list(findings(named, [], {}))
-
-
-def test_windows_come_from_throughput(tiny: SimpleNamespace) -> None:
-    throughput, alerts = Throughput(skip_steps=1), Alerts(temperature=None, loss_rise=None, disk_free_gb=None)
-    tiny.trainer(throughput, alerts, max_epochs=2).fit(tiny.Task(), tiny.Loader())
-    assert len(alerts._rates) >= 3
-    assert (
-        list(alerts._rates)
-        == [throughput._metrics([window])["samples_per_s"] for window in throughput._windows][: len(alerts._rates)]
-    )

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback
 from support.channel_fit import Data, Saves, fit, task
 from support.net_state import assert_same, copy_of
 from support.ranks import on_ranks
-from torch import Tensor, nn
+from torch import Tensor
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.channels import PruneChannels
@@ -84,21 +84,6 @@ def test_one_shot_gives_the_optimizer_a_smaller_net():
     assert not method.finalise(trained.net, Data())
 
 
-def test_one_shot_estimates_batchnorms_statistics_anew():
-    seen = {}
-
-    class Looks(Callback):
-        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            seen.update(copy_of(pl_module.net))
-
-    module = task()
-    fit(PruneChannels(mode="one_shot", share=0.5), Looks(), module=module)
-    inputs = torch.stack([x for x, _ in Data().batches])
-    weight = seen["conv.weight"]
-    means = torch.stack([nn.functional.conv2d(x, weight, padding=1).mean((0, 2, 3)) for x in inputs]).mean(0)
-    torch.testing.assert_close(seen["bn.running_mean"], means, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("importance", ["group_norm", "taylor"])
 def test_a_resumed_one_shot_run_ends_the_same(tmp_path, importance):
     options = {"mode": "one_shot", "share": 0.4, "importance": importance}
@@ -130,27 +115,6 @@ def test_the_average_falls_silent_too():
     expected = net(images())
     assert method.finalise(net, Data())
     torch.testing.assert_close(net(images()), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_training_that_ends_too_early_removes_nothing_and_warns():
-    class Stops(Callback):
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            trainer.should_stop = True
-
-    method = PruneChannels(start=0.2, end=0.9)
-    net = fit(method, Stops()).net
-    with pytest.warns(UserWarning, match=r"training ended before compression\.prune_channels\.end=0\.9"):
-        assert not method.finalise(net, Data())
-    assert method.report() == {}
-
-
-def test_a_window_moves_the_schedule():
-    method = PruneChannels(share=0.4, start=0.0, end=0.5, min_channels=1)
-    method.window = (0.5, 1.0)
-    watch = Watches(method)
-    fit(method, watch)
-    assert [size is None for size in watch.sizes] == [True] * 5 + [False] * 7
-    assert watch.ready == [False] * 8 + [True] * 4
 
 
 def on_a_rank(rank: int, strategy: str, mode: str, importance: str) -> Any:

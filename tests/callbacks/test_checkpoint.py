@@ -111,11 +111,6 @@ def test_a_validation_that_is_due_comes_first(tiny: SimpleNamespace, tmp_path: P
     assert state["callbacks"]["Checkpoint"]["best_score"] == pytest.approx(0.3)
 
 
-def test_unmonitored_best_is_the_newest(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    _, times = fit(tiny, tmp_path, Checkpoint(monitor=None), max_epochs=2)
-    assert times.seen == {"best": [6, 12], "last": [6, 12]}
-
-
 @pytest.mark.parametrize("links", [True, False], ids=["a second name", "a copy"])
 def test_an_unmonitored_last_is_the_best_by_another_name(
     tiny: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
@@ -156,22 +151,6 @@ def test_without_a_validation_best_is_the_newest(tiny: SimpleNamespace, tmp_path
     _, times = fit(tiny, tmp_path, checkpoint, max_epochs=2, limit_val_batches=0)
     assert times.seen["best"] == [12]
     assert checkpoint.unjudged == "no validation ran"
-
-
-def test_a_figure_of_the_users_own_chooses(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    """Logged in training, where each epoch's end judges it, not a validation that comes before the epoch has its
-    mean.
-    """
-
-    class Own(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-            pl_module.log("own", float(trainer.global_step in range(7, 13)), on_step=False, on_epoch=True, batch_size=1)
-
-    checkpoint = Checkpoint(monitor="own")
-    _, times = fit(tiny, tmp_path, checkpoint, Own(), max_epochs=3)
-    assert times.seen["best"] == [6, 12]
-    assert (checkpoint.best_score, checkpoint.best_metrics["own"]) == (1.0, 1.0)
-    assert "val/accuracy" in checkpoint.best_metrics
 
 
 def test_what_is_no_number_is_never_the_best(tiny: SimpleNamespace, tmp_path: Path) -> None:
@@ -259,10 +238,3 @@ def test_a_continued_run_keeps_what_one_that_was_left_alone_keeps(tiny: SimpleNa
                 last = home / "kept.ckpt"
                 last.write_bytes(checkpoint.path("last").read_bytes())
     assert listed(tmp_path / "alone") == listed(tmp_path / "parts") == [(12, 0.9), (24, 0.7)]
-
-
-def test_the_default_keeps_no_others(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    checkpoint = Checkpoint(monitor="val/score")
-    trainer = tiny.trainer(checkpoint, Scores(0.5), default_root_dir=tmp_path, max_epochs=1)
-    trainer.fit(tiny.Task(), tiny.Loader())
-    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["best.ckpt", "last.ckpt"]

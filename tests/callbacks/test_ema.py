@@ -11,10 +11,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from support.net_state import Saves, assert_same, copy_of
 from torch import Tensor, nn
 
-from lathe.callbacks.averaging import MovingAverage
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.teachers import Average
-from lathe.errors import UserError
 
 
 class Recorder(Callback):
@@ -88,12 +86,6 @@ def test_the_average_is_the_one_on_paper(tiny: SimpleNamespace, options: dict[st
     assert ema.updates == len(
         [s for s in range(1, 13) if s > ema.start_step and (s - ema.start_step) % ema.every_n_steps == 0]
     )
-
-
-def test_accumulated_batches_update_once_per_optimizer_step(tiny: SimpleNamespace) -> None:
-    ema = EMA()
-    tiny.trainer(ema, accumulate_grad_batches=3).fit(tiny.Task(), tiny.Loader())
-    assert ema.updates == 4
 
 
 @pytest.mark.parametrize("strips", [True, False])
@@ -212,12 +204,6 @@ def test_an_exception_inside_validation_leaves_the_raw_weights(tiny: SimpleNames
     assert_same(copy_of(task.net), recorder.trained[6])
 
 
-def test_weights_only_checkpoints_are_refused(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    trainer = tiny.trainer(EMA(), ModelCheckpoint(tmp_path, save_weights_only=True))
-    with pytest.raises(UserError, match=r"callbacks\.checkpoint\.save_weights_only=true"):
-        trainer.fit(tiny.Task(), tiny.Loader())
-
-
 @pytest.mark.slow
 def test_two_processes_evaluate_one_average(two_processes: Any) -> None:
     done = two_processes(
@@ -280,35 +266,6 @@ def test_a_checkpoint_between_step_and_update_loses_nothing(tiny: SimpleNamespac
     tiny.trainer(SavesEarly(), EMA(decay=0.9)).fit(whole, tiny.Loader())
     tiny.trainer(EMA(decay=0.9)).fit(parts, tiny.Loader(), ckpt_path=str(tmp_path / "early.ckpt"))
     assert_same(copy_of(parts.net), copy_of(whole.net))
-
-
-@pytest.mark.law3
-def test_a_checkpoint_without_average_warns_and_starts_from_its_weights(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    tiny.trainer(Saves(tmp_path), max_epochs=1).fit(tiny.Task(), tiny.Loader())
-    ema = EMA()
-    with pytest.warns(UserWarning, match="holds no moving average"):
-        tiny.trainer(ema).fit(tiny.Task(), tiny.Loader(), ckpt_path=str(tmp_path / "step=6.ckpt"))
-    assert ema.updates == 6
-
-
-@pytest.mark.parametrize(("warmup", "decays"), [(True, [1 / 10, 2 / 11, 3 / 12]), (False, [0.9] * 3)])
-def test_it_is_the_one_on_paper(warmup: bool, decays: list[float]) -> None:
-    moving = MovingAverage(0.9, warmup)
-    moving.tensors = [torch.ones(2)]
-    expected = 1.0
-    for number, decay in enumerate(decays):
-        moving.update([torch.full((2,), float(number))])
-        expected = decay * expected + (1 - decay) * number
-    assert moving.updates == 3
-    torch.testing.assert_close(moving.tensors[0], torch.full((2,), expected))
-
-
-def test_the_first_weights_are_copied_in_at_least_float32() -> None:
-    moving, weights = MovingAverage(0.5), [torch.ones(2, dtype=torch.bfloat16), torch.ones(2, dtype=torch.float64)]
-    moving.update(weights)
-    weights[1].zero_()
-    assert [tensor.dtype for tensor in moving.tensors] == [torch.float32, torch.float64]
-    assert moving.tensors[1].tolist() == [1.0, 1.0]
 
 
 def test_a_teacher_takes_the_state_that_earlier_runs_have_saved() -> None:

@@ -132,19 +132,6 @@ def test_two_processes_choose_as_one(tmp_path: Path) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_a_run_that_ends_before_losses_decide_warns(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="ends after 8 batches of 128"):
-        trained(tmp_path / "short", "trainer.max_epochs=2")
-
-
-def test_a_checkpoint_without_losses_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = trained(tmp_path / "plain", "~callbacks.hard_samples")
-    assert "an epoch takes" not in capsys.readouterr().out
-    with pytest.warns(UserWarning, match="has no losses of samples: all count as unseen"):
-        trained(tmp_path / "on", f"ckpt_path={plain}", "ckpt_mode=trainer", "trainer.max_epochs=9")
-    assert "hard_samples: an epoch takes 512 of 1300 training samples.\n" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("words", [("strategy=pipeline",), ("data.augment.mixup=0.2",)])
 def test_what_has_no_loss_of_each_sample_is_refused(words: tuple[str, ...]) -> None:
     assert any("callbacks.hard_samples" in one for one in check(config("callbacks=[default,hard_samples]", *words)))

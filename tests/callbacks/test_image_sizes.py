@@ -63,8 +63,3 @@ def test_the_net_sees_means_of_areas(
 def test_a_net_of_one_size_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="MLP takes no images of 4 x 4 pixels"):
         trained(tmp_path, "model=mlp")
-
-
-def test_a_run_without_an_epoch_of_whole_images_warns(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="this run of 6 batches ends before an epoch of whole images"):
-        trained(tmp_path, *NET, "trainer.max_epochs=2")

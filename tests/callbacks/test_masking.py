@@ -70,27 +70,10 @@ def test_masked_weights_stay_zero_and_the_others_learn(tiny: SimpleNamespace) ->
     assert masking.report() == {"at/sparsity": 0.5, "at/sparsity_net": 6 / (12 + 4 + 8 + 8 + 2)}
 
 
-def test_masks_from_before_the_first_step(tiny: SimpleNamespace) -> None:
-    watch = Watch()
-    tiny.trainer(At(0), watch).fit(tiny.Task(), tiny.Loader())
-    assert all((weight[~EVEN] == 0).all() for weight in watch.weights.values())
-
-
 def test_accumulated_batches_count_once(tiny: SimpleNamespace) -> None:
     masking = At(2)
     tiny.trainer(masking, accumulate_grad_batches=3).fit(tiny.Task(), tiny.Loader())
     assert masking.called == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
-def test_low_precision(tiny: SimpleNamespace, precision: Any) -> None:
-    watch, true = Watch(), precision == "bf16-true"
-    task = tiny.Task(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
-    loader = tiny.Loader(dtype=torch.bfloat16 if true else torch.float32)
-    tiny.trainer(At(3), watch, precision=precision, limit_val_batches=0).fit(task, loader)
-    assert (watch.weights[12][~EVEN] == 0).all()
-    assert (watch.weights[12][EVEN] != 0).all()
-    assert task.net[0].weight.dtype == (torch.bfloat16 if true else torch.float32)
 
 
 def test_steps_that_a_scaler_skips_leave_masks_and_schedule_alone(tiny: SimpleNamespace) -> None:
@@ -104,14 +87,6 @@ def test_steps_that_a_scaler_skips_leave_masks_and_schedule_alone(tiny: SimpleNa
     assert masking.called == list(range(13))
     assert (watch.weights[12][~EVEN] == 0).all()
     assert (watch.weights[12][EVEN] != 0).all()
-
-
-def test_a_compiled_net_sees_the_masks(tiny: SimpleNamespace) -> None:
-    plain, compiled, task = Watch(), Watch(), tiny.Task()
-    tiny.trainer(At(5), plain, max_epochs=1).fit(tiny.Task(), tiny.Loader())
-    task.net.compile(backend="eager")
-    tiny.trainer(At(5), compiled, max_epochs=1).fit(task, tiny.Loader())
-    assert torch.equal(plain.weights[6], compiled.weights[6])
 
 
 def test_momentum_goes_on_unless_asked(tiny: SimpleNamespace) -> None:
@@ -143,13 +118,6 @@ def test_the_average_is_zero_where_the_weights_are(tiny: SimpleNamespace, tmp_pa
     assert (task.net[0].weight[~EVEN] == 0).all()
 
 
-def test_an_average_with_rare_updates_is_zero_at_once(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    tiny.trainer(At(5), EMA(every_n_steps=4), Watch(tmp_path, 5)).fit(tiny.Task(), tiny.Loader())
-    saved = torch.load(tmp_path / "step=5.ckpt", weights_only=True)
-    assert (saved["state_dict"]["0.weight"][~EVEN] == 0).all()
-    assert (saved["state_dict"]["0.weight"][EVEN] != 0).all()
-
-
 @pytest.mark.parametrize("stop", [3, 5, 6, 9])
 @pytest.mark.parametrize("averaged", [False, True])
 def test_resume_is_bit_for_bit(tiny: SimpleNamespace, tmp_path: Path, stop: int, averaged: bool) -> None:
@@ -177,17 +145,6 @@ def test_a_checkpoint_between_a_step_and_its_decision_loses_nothing(tiny: Simple
     tiny.trainer(Watch(), At(5)).fit(parts, tiny.Loader(), ckpt_path=str(tmp_path / "step=5.ckpt"))
     assert torch.equal(parts.net[0].weight, whole.net[0].weight)
     assert (parts.net[0].weight[~EVEN] == 0).all()
-
-
-def test_layers_that_match_nothing_are_named_before_training(tiny: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match=r"compression\.at\.layers: blocks\.\* matches no layer"):
-        tiny.trainer(At(5, layers=["blocks.*"])).fit(tiny.Task(), tiny.Loader())
-    with pytest.raises(UserError, match=r"compression\.at finds nothing to mask: the head \(the attribute `head`"):
-        tiny.trainer(At(5)).fit(tiny.Task(nn.Sequential(nn.Linear(3, 2))), tiny.Loader())
-    task = tiny.Task(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
-    masking = At(5, layers=["1"], head=True)
-    tiny.trainer(masking).fit(task, tiny.Loader())
-    assert list(masking.masks) == ["1.weight"]
 
 
 LITTLE = {

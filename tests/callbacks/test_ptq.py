@@ -8,17 +8,15 @@ import pytest
 import torch
 from lightning.pytorch import LightningDataModule
 from support.ranks import on_ranks
-from support.runs import SMALL, config, new_run
+from support.runs import SMALL, new_run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lathe.callbacks.methods.ptq import PTQDynamic, PTQStatic, WeightOnly
-from lathe.compression.quantization.layer_plan import LayerPlan
 from lathe.compression.quantization.net import integer_weight, quantized_layers
 from lathe.errors import UserError
-from lathe.nets import MLP, CifarResNet, ViT
+from lathe.nets import MLP, CifarResNet
 from lathe.runs import score
-from lathe.runs.nodes import make
 from lathe.runs.rundir import RunDir
 from lathe.verbs import train as run
 
@@ -43,19 +41,6 @@ def test_static_acts_and_reports() -> None:
     assert method.report() == {"ptq_static/layers": 13.0, "ptq_static/pairs": 3.0, "ptq_static/corrected": 10.0}
     first = net.get_submodule("conv.input_quantizer")
     assert float(first.maximum) == float(torch.cat([x for x, _ in islice(Batches().train_dataloader(), 2)]).max())  # type: ignore[arg-type]
-
-
-def test_dynamic_says_how_little_of_a_convolutional_net_it_takes() -> None:
-    with pytest.warns(
-        UserWarning, match=r"^compression\.ptq_dynamic quantizes linear layers alone, which hold 1\.7% of this net's"
-    ):
-        PTQDynamic().finalise(CifarResNet(depth=8, width=8, in_channels=1), Batches())
-
-
-def test_equalisation_without_a_pair_is_told() -> None:
-    net = ViT(channels=1, image_size=8, num_classes=3, patch_size=4, width=8, depth=1, heads=2)
-    with pytest.warns(UserWarning, match=r"^compression\.ptq_static\.equalize=true found no two layers"):
-        PTQStatic(batches=1, equalize=True).finalise(net, Batches())
 
 
 @pytest.mark.parametrize("method", [PTQStatic(batches=1), PTQDynamic(), WeightOnly()], ids=lambda method: method.name)
@@ -122,33 +107,3 @@ def test_two_processes_leave_one_quantized_net(tmp_path: Path) -> None:
     task, cfg = score.open_run_net(cfg["paths"]["run_dir"])
     measured = score.score(task, task.net, score.open_data(cfg).eval_loader("test"))
     assert results[0]["test/accuracy"] == pytest.approx(measured["accuracy"], abs=1e-6)
-
-
-@pytest.mark.parametrize("name", ["qat", "ptq_static", "ptq_dynamic", "weight_only"])
-def test_bits_are_typed_without_a_plus(name: str) -> None:
-    node = config(f"compression={name}", f"compression.{name}.layer_bits={{head: 4, blocks.0.*: null}}")["compression"][
-        name
-    ]
-    assert node["layer_bits"] == {"head": 4, "blocks.0.*": None}
-    node.pop("kind")
-    method = make(node, f"compression.{name}")
-    overrides = method.overrides if name == "qat" else method.overrides()
-    assert overrides["blocks.0.*"] is None
-    assert overrides["head"].weight_bits == 4
-
-
-def test_names_that_are_numbers() -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)).eval()
-
-    class Batches:
-        def train_dataloader(self) -> list[tuple[torch.Tensor, int]]:
-            return [(torch.randn(8, 4), 0)]
-
-    node = config("compression=ptq_static", "compression.ptq_static.layer_bits={0: 4, 1: null}")["compression"][
-        "ptq_static"
-    ]
-    PTQStatic(layer_bits=node["layer_bits"]).finalise(net, Batches())
-    plan = net[0].__dict__["plan"]
-    assert isinstance(plan, LayerPlan)
-    assert plan.weight_bits == 4
-    assert type(net[1]) is nn.Linear

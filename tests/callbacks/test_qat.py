@@ -2,7 +2,6 @@
 it.
 """
 
-import copy
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from support.quiet import quiet_trainer
 from support.strategy_fit import NETS, batches
 from torch import nn
 
-from lathe.callbacks import EMA
 from lathe.callbacks.methods.qat import QAT
 from lathe.compression.quantization.net import describe, integer_weight, quantized_layers, quantizers
 from lathe.compression.quantization.ptq import quantize_static
@@ -98,14 +96,6 @@ def test_compiled(name: str) -> None:
     assert compiled["seen"] == plain["seen"]
 
 
-def test_averaged_weights_have_whole_zero_points() -> None:
-    done = fit("mlp", extra=(EMA(decay=0.5),))
-    points = [value for name, value in done["state"].items() if name.endswith("zero_point")]
-    assert all(value.dtype == torch.int32 for value in points)
-    with torch.no_grad():
-        done["task"].net(batches("mlp", 1)[0][0])
-
-
 def test_layers_by_pattern() -> None:
     done = fit("resnet", options={"layer_bits": {"blocks.*": 4, "head": None}, "exclude": ["conv"]})
     net = done["task"].net
@@ -165,25 +155,3 @@ def test_learned_scales_are_learned_further() -> None:
     ratios = torch.cat([q.scale / was for q, was in zip(quantizers(net), before, strict=True)])
     assert ((ratios - 1).abs() < 0.2).all()
     assert (ratios != 1).any()
-
-
-def test_other_layers_than_the_checkpoints_are_refused(tmp_path: Path) -> None:
-    fit("mlp", save=tmp_path / "a.ckpt", options={"exclude": ["head"]})
-    fit("mlp", resume=tmp_path / "a.ckpt", options={"exclude": ["head"]})
-    with pytest.raises(UserError, match="with other bits than these or other layers left in float"):
-        fit("mlp", resume=tmp_path / "a.ckpt")
-
-
-def test_what_stays_in_float_is_told() -> None:
-    torch.manual_seed(0)
-    net = NETS["resnet"]()
-    net.blocks[0].conv1 = type("Own", (nn.Conv2d,), {})(4, 4, 3, padding=1, bias=False)
-    share = net.blocks[0].conv1.weight.numel() / sum(p.numel() for p in net.parameters() if p.dim() > 1)
-    assert share < 0.05
-    train(copy.deepcopy(net))  # as little as that needs no words
-    net.blocks[2].conv2 = type("Own", (nn.Conv2d,), {})(16, 16, 3, padding=1, bias=False)
-    with pytest.warns(
-        UserWarning,
-        match=r"^compression\.qat leaves 5\d\.\d% of the weights in float, such as blocks\.2\.conv2\.weight",
-    ):
-        train(net)

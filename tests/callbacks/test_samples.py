@@ -18,7 +18,6 @@ from support.runs import SMALL, new_run
 from torch.nn import functional as F
 
 import lathe
-from lathe.callbacks.samples_page import Gathered, Shown, write_page
 from lathe.verbs.train import train
 
 PAGE = ("callbacks=[default,samples]", "callbacks.samples.worst=7", "callbacks.samples.random=5")
@@ -88,22 +87,6 @@ def test_two_processes_write_the_page_of_one(tmp_path: Path) -> None:
     told = "Samples have no numbers and no names of files here: several processes have shared them out"
     pages = [Path(folder) / "samples" / "val.html" for folder in (alone_dir, cfg["paths"]["run_dir"])]
     assert [told in page.read_text() for page in pages] == [False, True]
-
-
-def test_a_quantized_run_shows_the_weights_that_are_shipped(tmp_path: Path) -> None:
-    _, result, page = run(tmp_path, "compression=ptq_dynamic", "compression.receipt=none")
-    assert page["accuracy"] == pytest.approx(result["val/accuracy"], abs=1e-6)
-
-
-def test_names_and_losses_that_are_none_stay_harmless(tmp_path: Path) -> None:
-    sample = Shown(None, 0, 1, 0.5, float("inf"), torch.zeros(3, 4, 4))
-    counts = torch.tensor([[1, 2], [0, 3]])
-    gathered = Gathered("val", counts, torch.ones(3, 2), [sample], [], ["<script>alert(1)</script>", "b"], None, None)
-    page = write_page(tmp_path, gathered).read_text()
-    assert "<script" not in page
-    assert "&lt;script&gt;" in page
-    told = json.loads((tmp_path / "val.json").read_text(), parse_constant=pytest.fail)
-    assert told["worst"][0]["loss"] is None
 
 
 @pytest.mark.parametrize("fold", [(), ("data.folds=3", "data.fold=1")])

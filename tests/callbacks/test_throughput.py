@@ -101,25 +101,6 @@ def test_figures_of_a_run_whose_times_are_known(tiny: SimpleNamespace, clock: Cl
     )
 
 
-def test_a_loader_without_length_is_asked_ahead_and_still_counted(tiny: SimpleNamespace, clock: Clock) -> None:
-    throughput = Throughput(window=6, skip_steps=1)
-    tiny.trainer(throughput, max_epochs=3).fit(
-        slow_task(tiny, clock, 0.02), slow_loader(tiny, clock, 0.02, sized=False)
-    )
-    found = throughput.summary()
-    # In each epoch the first of six batches is fetched before the first step, outside the time: 14 of 17 measured steps
-    # wait.
-    assert found["data_wait"] == pytest.approx(14 * 0.02 / (14 * 0.02 + 17 * 0.02))
-
-
-def test_a_window_counts_every_sample_also_of_a_smaller_last_batch(tiny: SimpleNamespace) -> None:
-    loader = tiny.Loader()
-    loader.batches[5] = tuple(t[:3] for t in loader.batches[5])
-    throughput = Throughput(window=100, skip_steps=6)
-    tiny.trainer(throughput).fit(tiny.Task(), loader)
-    assert [(w[0], w[1]) for w in throughput._windows] == [(6, 5 * 8 + 3)]
-
-
 def test_mfu_is_three_forward_passes_over_the_peak(tiny: SimpleNamespace) -> None:
     task = tiny.Task(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
     throughput = Throughput(skip_steps=1, peak_flops=1e9)

@@ -91,28 +91,6 @@ def test_a_long_run_tells_what_is_faster_and_nothing_else(
     assert lines("slower", steps) == []
 
 
-def test_steps_that_can_not_be_repeated_are_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run(tmp_path, *ASKED, "trainer.accumulate_grad_batches=2", "test=false")
-    assert said(capsys).startswith("nothing was measured: trainer.accumulate_grad_batches=2 ")
-
-
-class Annealed(torch.nn.Module):
-    """A loss that changes with each call."""
-
-    calls = 0
-
-    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return torch.nn.functional.cross_entropy(outputs, targets) * 0.9**self.calls
-
-
-def test_a_loss_that_moves_on_is_copied_with_the_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (f"task.loss={{_target_: {__name__}.Annealed}}", "task.metrics=[accuracy]")
-    (_, result), (_, other) = run(tmp_path / "a", *words), run(tmp_path / "b", *words, *ASKED)
-    assert "measured on 2 steps" in said(capsys)
-    assert {k: v for k, v in result.items() if k not in CLOCK} == {k: v for k, v in other.items() if k not in CLOCK}
-
-
 def test_hooks_of_the_users_own_are_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,19 +52,6 @@ def test_a_run_begins_with_it(tmp_path: Path) -> None:
     assert state["whitened"]
 
 
-def test_weights_of_elsewhere_stay(tmp_path: Path) -> None:
-    first = new_run(tmp_path / "first", *AIRBENCH)
-    train(first)
-    second = new_run(
-        tmp_path / "second",
-        *AIRBENCH,
-        "callbacks.whitening.samples=20",
-        f"ckpt_path={first['paths']['run_dir']}/checkpoints/last.ckpt",
-    )
-    train(second)
-    assert torch.equal(state_of(first)["whitening.weight"], state_of(second)["whitening.weight"])
-
-
 @pytest.mark.law3
 def test_its_bias_settles(tmp_path: Path, interruption: Interruption) -> None:
     """From the epoch on it is as it was, and only then; also in a run that goes on."""

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from lathe.compression.masks import allocate as module
-from lathe.compression.masks.allocate import Option, allocate, monotone, quantized_bytes, sparse_bytes
+from lathe.compression.masks.allocate import Option, allocate, quantized_bytes, sparse_bytes
 
 
 def some_options(layers: int, seed: int) -> dict[str, list[Option]]:
@@ -58,8 +58,3 @@ def test_bytes() -> None:
     assert quantized_bytes((8, 4), 32) == 128
     assert sparse_bytes((8, 4), 0.0) == 128  # dense is smaller than a mask beside all weights
     assert sparse_bytes((8, 4), 0.75) == 8 * 4 + 4
-
-
-def test_monotone_takes_noise_for_noise() -> None:
-    assert monotone({8: -0.1, 6: 0.2, 4: 0.1, 2: 3.0}) == {8: 0.0, 6: 0.2, 4: 0.2, 2: 3.0}
-    assert monotone({8: float("nan")}) == {8: math.inf}

@@ -78,15 +78,6 @@ def test_calibration_fixes_ranges_of_the_float_net(method: str) -> None:
     assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
 
 
-def test_percentiles_of_an_iterator_of_batches() -> None:
-    net, twin = resnet(), resnet()
-    twin.load_state_dict(net.state_dict())
-    for each, batches in ((net, [X, 2 * X]), (twin, iter([X, 2 * X]))):
-        quantize(each, X)
-        calibrate(each, batches, "percentile")
-    assert all(torch.equal(value, twin.state_dict()[name]) for name, value in net.state_dict().items())
-
-
 def test_affine_integers_hold_zero_and_both_ends() -> None:
     scale, zero_point = affine(torch.tensor([-1.0, 0.0, 0.0]), torch.tensor([3.0, 2.0, 0.0]), 255)
     assert scale.tolist() == pytest.approx([4 / 255, 2 / 255, 1 / 255])

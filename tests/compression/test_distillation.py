@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lathe.compression.distillation import dist, dkd, kd
-from lathe.compression.distillation.features import attention, attention_map, connector, hint
+from lathe.compression.distillation.features import attention_map, connector, hint
 from lathe.compression.distillation.relations import Queue, crd, rkd
 
 
@@ -25,29 +25,6 @@ def test_kd_is_the_divergence_times_the_squared_temperature(temperature: float) 
     torch.testing.assert_close(kd(student, teacher, temperature), expected)
 
 
-def test_kd_of_equal_nets_is_zero_and_pulls_nowhere() -> None:
-    student, _, _ = some()
-    loss = kd(student, student.detach())
-    loss.backward()
-    assert loss.item() == pytest.approx(0, abs=1e-12)
-    assert student.grad is not None
-    assert student.grad.abs().max() < 1e-12
-
-
-def test_kd_s_gradient_keeps_its_size_as_the_temperature_rises() -> None:
-    """Hinton's limit: for high T the loss is half the squared difference of centred logits, divided by the classes."""
-    student, teacher, _ = some()
-    difference = (student - student.mean(1, keepdim=True)) - (teacher - teacher.mean(1, keepdim=True))
-    torch.testing.assert_close(kd(student, teacher, 1e4), difference.square().sum(1).mean() / 2 / 5, rtol=1e-3, atol=0)
-
-
-def test_dkd_with_the_weights_of_its_decoupling_is_kd() -> None:
-    """Zhao 2022, equation 7: KD = TCKD + (1 - p_target) NCKD, row by row."""
-    student, teacher, target = some(rows=1)
-    p = (teacher / 4).softmax(1)[0, target[0]].item()
-    torch.testing.assert_close(dkd(student, teacher, target, 4.0, 1.0, 1 - p), kd(student, teacher, 4.0))
-
-
 def test_dkd_is_the_published_formula() -> None:
     student, teacher, target = some()
     hit = F.one_hot(target, 5).bool()
@@ -58,15 +35,6 @@ def test_dkd_is_the_published_formula() -> None:
     torch.testing.assert_close(dkd(student, teacher, target), 16 * (divergence[0] + 8 * divergence[1]))
     soft = F.one_hot(target, 5).double() * 0.6 + 0.08
     torch.testing.assert_close(dkd(student, teacher, soft), dkd(student, teacher, target))
-
-
-def test_dkd_is_finite_for_a_teacher_without_doubt() -> None:
-    student, teacher, target = some()
-    loss = dkd(student.float(), (teacher + 1e4 * F.one_hot(target, 5)).float(), target)
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert student.grad is not None
-    assert torch.isfinite(student.grad).all()
 
 
 def test_dist_is_one_minus_the_correlations() -> None:
@@ -130,13 +98,6 @@ def test_an_attention_map_is_a_unit_vector_that_ignores_scale() -> None:
     torch.testing.assert_close(found[0], F.normalize(x[0].square().sum(0).flatten(), dim=0))
 
 
-def test_attention_averages_the_larger_map_down() -> None:
-    large, small = torch.rand(2, 3, 8, 8), torch.rand(2, 5, 4, 4)
-    expected = (attention_map(F.avg_pool2d(large, 2)) - attention_map(small)).square().mean()
-    torch.testing.assert_close(attention(large, small), expected)
-    torch.testing.assert_close(attention(small, large), expected)
-
-
 def test_rkd_is_the_published_formula() -> None:
     ours, theirs = torch.randn(5, 3), torch.randn(5, 7)
 
@@ -152,12 +113,6 @@ def test_rkd_is_the_published_formula() -> None:
     torch.testing.assert_close(rkd(ours, theirs), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_rkd_ignores_scale_and_rotation() -> None:
-    ours = torch.randn(6, 4)
-    rotation = torch.linalg.qr(torch.randn(4, 4))[0]
-    assert rkd(ours, 3 * ours @ rotation + 1) < 1e-5
-
-
 def test_rkd_of_equal_embeddings_has_a_finite_gradient() -> None:
     ours = torch.randn(6, 4)
     ours[1:4] = 0
@@ -165,12 +120,6 @@ def test_rkd_of_equal_embeddings_has_a_finite_gradient() -> None:
     rkd(ours, torch.randn(6, 4)).backward()
     assert ours.grad is not None
     assert ours.grad.abs().max() < 1e3
-
-
-def test_rkd_leaves_out_rows_that_do_not_count() -> None:
-    ours, theirs = torch.randn(6, 4), torch.randn(6, 3)
-    rows = torch.tensor([1, 1, 1, 1, 0, 0]).bool()
-    torch.testing.assert_close(rkd(ours, theirs, 1, 0, rows=rows), rkd(ours[:4], theirs[:4], 1, 0))
 
 
 def test_a_queue_keeps_the_newest() -> None:

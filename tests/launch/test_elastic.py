@@ -1,7 +1,6 @@
 """Jobs in this process or in real workers under torch's elastic agent; what a worker meets arrives as one sentence."""
 
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from torch.distributed.launcher import api as launcher
 from torch.distributed.launcher.api import LaunchConfig
 
 from lathe.errors import Stopped, UserError
-from lathe.launch.elastic import call_job, run_job
+from lathe.launch.elastic import run_job
 from lathe.launch.error_reporting import FULL_ERROR
 
 
@@ -53,13 +52,6 @@ def options(restarts: int = 0, **others: Any) -> dict[str, Any]:
         "numa": "none",
         **others,
     }
-
-
-def test_one_process_is_this_one(cfg: dict[str, Any]) -> None:
-    result = run_job("support.agent_jobs:describe", cfg, 1, options())
-    assert result["pid"] == os.getpid()
-    assert result["cfg"] is cfg
-    assert result["RANK"] == os.environ.get("RANK")
 
 
 def test_two_workers_get_the_configuration_and_rank_0_answers(cfg: dict[str, Any], tmp_path: Path) -> None:
@@ -126,12 +118,6 @@ def test_a_killed_worker_is_started_again_with_the_other(cfg: dict[str, Any], tm
     assert (tmp_path / "starts").read_text() == "xx"
 
 
-def test_a_restart_is_printed(cfg: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_job("support.agent_jobs:killed", {**cfg, "deaths": 1}, 1, options(restarts=2)) == "start 2"
-    assert (tmp_path / "starts").read_text() == "xx"
-    assert "A worker died: restart 1 of 2, from the last checkpoint." in capfd.readouterr().out
-
-
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_hangs_is_ended_with_who_waited_where(cfg: dict[str, Any], rank: int) -> None:
@@ -159,9 +145,3 @@ def test_a_rank_that_hangs_is_started_again(
         "of 2, from the last"
     )
     assert told in capfd.readouterr().out
-
-
-def test_a_component_that_exits_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lathe.verbs.train.train", lambda cfg: sys.exit(0))
-    with pytest.raises(UserError, match=r"a component called sys\.exit"):
-        call_job("lathe.verbs.train:train", {})

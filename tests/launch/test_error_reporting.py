@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from lathe.config.schema import key_schemas
 from lathe.data.workers import Reader
-from lathe.errors import Stopped, UserError
+from lathe.errors import UserError
 from lathe.launch.error_reporting import FULL_ERROR, explain_error, report_error, report_errors
 from lathe.runs.nodes import make
 
@@ -50,14 +50,6 @@ def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert "AttributeError: 'int' object has no attribute" in text
 
 
-def test_a_full_error_is_shown_when_asked_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FULL_ERROR, "1")
-    assert report_error(UserError("a message.")) == 1
-    assert "lathe.errors.UserError: a message." in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("key", ["RANK", "SLURM_PROCID"])
 def test_only_rank_0_reports_a_mistake(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, key: str
@@ -67,14 +59,6 @@ def test_only_rank_0_reports_a_mistake(
     assert capsys.readouterr().err == ""
     assert report_error(KeyError("a bug")) == 1
     assert "KeyError" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 138), ("SIGINT", 130)])
-def test_a_stopped_run_leaves_with_the_code_of_its_signal(
-    capsys: pytest.CaptureFixture[str], name: str, code: int
-) -> None:
-    assert report_error(Stopped(name, "python train.py resume=logs/x")) == code
-    assert capsys.readouterr().err == f"Error: stopped by {name}; continue with: python train.py resume=logs/x\n"
 
 
 # the user's own code
@@ -172,31 +156,6 @@ def test_errors_of_libraries_that_users_can_fix(error: Exception, message: str |
 
 
 # commands
-
-
-def main_that(error: BaseException | None) -> Any:
-    @report_errors
-    def main() -> None:
-        if error is not None:
-            raise error
-
-    return main
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "printed"),
-    [
-        (UserError("a message."), 1, "Error: a message.\n"),
-        (KeyboardInterrupt(), 130, "Error: stopped by Ctrl-C.\n"),
-    ],
-)
-def test_a_command_exits_with_the_message(
-    error: BaseException, code: int, printed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main_that(None)()
-    with pytest.raises(SystemExit) as left:
-        main_that(error)()
-    assert (left.value.code, capsys.readouterr().err) == (code, printed)
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,6 @@ from hydra.types import RunMode
 from support.typed import Command
 
 
-def test_a_complete_run_is_not_trained_again(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    command("seed=4")
-    (run,) = command.runs
-    assert command(f"resume={run.path}", job="support.agent_jobs:never_begins") == 4
-    assert f"{run.path} is complete; raise trainer.max_epochs to train it further." in capsys.readouterr().out
-    assert run.complete
-
-
 @pytest.mark.parametrize("resume", ["path", "auto"])
 def test_a_complete_run_that_lost_its_receipt_gets_it(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], resume: str

@@ -30,20 +30,6 @@ MEET = {"endpoint": "host7:29400", "id": "big-run"}
 
 
 @pytest.mark.parametrize(
-    ("given", "nodes"),
-    [
-        ({}, Nodes()),
-        ({"nodes": 2, **MEET}, Nodes(2, 2, "host7:29400", "big-run")),
-        ({"nodes": "2:4", "max_restarts": 1, **MEET}, Nodes(2, 4, "host7:29400", "big-run")),
-        ({"nodes": 2, "endpoint": "[::1]:80", "id": 7}, Nodes(2, 2, "[::1]:80", "7")),
-    ],
-)
-def test_machines_are_read(given: dict[str, Any], nodes: Nodes) -> None:
-    assert read_nodes(options(**given)) == nodes
-    assert nodes.several == (given.get("nodes", 1) != 1)
-
-
-@pytest.mark.parametrize(
     ("given", "begins", "names"),
     [
         ({"nodes": "4:2"}, "launch.nodes=4:2: expected", "min:max"),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-import lathe.data
 from lathe.launch.error_reporting import FULL_ERROR, report_errors
 
 DOTS = "\u2026 \u00b1 \udcff"  # in a table, in a report, in a file name that is not valid text
@@ -49,23 +48,6 @@ def test_the_null_device_stands_in_for_a_stream_that_is_not_there(name: str, mon
     report_errors(main)()
     assert seen == [False]
     getattr(sys, name).close()
-
-
-def test_a_warning_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others' stay as Python shows them."""
-    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back afterwards
-    monkeypatch.setattr(warnings, "showwarning", shown)
-
-    def main() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("default")
-            warnings.warn_explicit("ours\n is odd", UserWarning, lathe.data.__file__, 3)
-            warnings.warn_explicit("another's", UserWarning, __file__, 3)
-
-    report_errors(main)()
-    first, *others = capsys.readouterr().err.splitlines()
-    assert first == "Warning: ours is odd"
-    assert others[0] == f"{__file__}:3: UserWarning: another's"
 
 
 def shown(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:

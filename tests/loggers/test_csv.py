@@ -37,15 +37,6 @@ def test_a_line_per_step_with_the_step_first(path: Path) -> None:
     assert lines(path) == ["step,train/loss", "1,0.5", "2,0.25"]
 
 
-def test_figures_of_one_step_share_a_line(path: Path) -> None:
-    logger = begun(path)
-    logger.log_metrics({"train/loss": 0.5}, step=3)
-    logger.log_metrics({"val/loss": 0.75, "val/accuracy": 1.0}, step=3)
-    logger.log_metrics({"train/loss": 0.125}, step=3)
-    logger.save()
-    assert lines(path) == ["step,train/loss,val/loss,val/accuracy", "3,0.125,0.75,1.0"]
-
-
 def test_a_new_figure_adds_a_column_and_leaves_older_lines_blank_there(path: Path) -> None:
     logger = begun(path)
     logger.log_metrics({"a": 1}, step=1)
@@ -87,16 +78,6 @@ def test_numbers_come_back_exactly(path: Path) -> None:
     assert float(row["tiny"]) == 5e-324
     assert torch.tensor(float(row["tensor"])) == torch.tensor(1 / 3)
     assert (row["whole"], row["nan"], row["inf"]) == ("7", "nan", "inf")
-
-
-@pytest.mark.parametrize("name", ["a\nb", 'a,b\r\n"c', "\u2028"])
-def test_names_with_ends_of_lines_come_back(path: Path, name: str) -> None:
-    logger = begun(path)
-    for step in range(3):
-        logger.log_metrics({name: 0.5, f"of {step}": 1.0}, step)
-    logger.finalize("success")
-    with open(path, newline="") as file:
-        assert [row[name] for row in csv_module.DictReader(file)] == ["0.5"] * 3
 
 
 def test_save_brings_the_open_line_to_disk_and_it_stays_open(path: Path) -> None:

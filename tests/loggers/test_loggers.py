@@ -71,20 +71,6 @@ def test_wandb_writes_a_run_offline_without_an_account(tmp_path: Path, monkeypat
     assert b"train/loss" in file.read_bytes()
 
 
-def test_a_second_job_in_this_process_has_a_wandb_run_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import wandb as package
-
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    names = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        names.append(wandb(tmp_path / name, 0).experiment.id)  # type: ignore[attr-defined]
-    assert names == ["one", "two"]
-    package.finish()
-
-
 # mlflow
 
 # MLflow 3.17 asks SQLAlchemy 2.1 for a loader that it deprecates

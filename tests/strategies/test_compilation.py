@@ -84,29 +84,3 @@ def test_many_blocks_of_few_kinds_are_compiled_one_by_one(
         compile_net(net, "cpu")
     assert [id(module) for module, _ in compiled] == [id(part) for part in (net.blocks if alone else [net])]
     assert caplog.messages == alone * ["compile.regional=auto: 18 blocks of 5 kinds, each compiled by itself"]
-
-
-def test_blocks_of_many_kinds_are_compiled_as_one(compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    net = nn.Module()
-    net.blocks = nn.ModuleList(nn.Linear(width, width) for width in range(1, 13))
-    compile_net(net, "cpu")
-    assert [module for module, _ in compiled] == [net]
-    equal = nn.Module()
-    equal.blocks = nn.ModuleList(nn.Linear(width % 6 + 1, 2) for width in range(12))
-    compile_net(equal, "cpu")
-    assert len(compiled) == 1 + 12
-    compile_net(equal, "cpu", regional=False)
-    assert compiled[-1][0] is equal
-
-
-def test_reduce_overhead_warns_on_a_cpu_alone(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    with pytest.warns(UserWarning, match="reduce-overhead .* CUDA graphs, which a CPU"):
-        compile_net(net, "cpu", mode="reduce-overhead")
-    compile_net(net, "cuda", mode="reduce-overhead")  # a warning would be an error here
-    assert [options["mode"] for _, options in compiled] == ["default", "reduce-overhead"]
-
-
-def test_a_cpu_gets_no_cuda_graphs(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    for device_type in ("cpu", "cuda"):
-        compile_net(net, device_type, mode="max-autotune")
-    assert [options["mode"] for _, options in compiled] == ["max-autotune-no-cudagraphs", "max-autotune"]

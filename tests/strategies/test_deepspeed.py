@@ -119,17 +119,6 @@ def test_bf16_true_follows_float32(small: dict[str, Any]) -> None:
         assert seen == pytest.approx(wide, rel=0.02)
 
 
-def test_an_unfinished_window_ends_with_its_epoch(small: dict[str, Any]) -> None:
-    """Five batches in windows of three: the last two are a step of their own, under DeepSpeed as well."""
-    ddp, zero = small["window"]
-    assert zero == pytest.approx(ddp, rel=1e-5)
-
-
-def test_replicas_count_by_their_samples(small: dict[str, Any]) -> None:
-    ddp, zero = small["uneven"]
-    assert zero == pytest.approx(ddp, rel=1e-5)
-
-
 def test_without_the_package_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(

@@ -8,7 +8,6 @@ import torch
 from support.pipeline_fit import adam, build, fit
 from torch import nn
 
-from lathe.errors import UserError
 from lathe.strategies.model_split import ModelSplit, balance
 
 TWICE = ["cpu:0", "cpu:0"]
@@ -74,13 +73,3 @@ def test_the_fullest_device_is_as_empty_as_can_be(sizes: list[int], parts: int, 
     assert (edges[0], edges[-1], len(edges)) == (0, len(sizes), parts + 1)
     assert edges == sorted(set(edges))
     assert max(sum(sizes[a:b]) + (0 if a else extra) for a, b in pairwise(edges)) == largest
-
-
-def test_a_split_by_hand() -> None:
-    net = build("mlp")
-    assert [len(part) for part in ModelSplit(TWICE, split=[4, 1])._plan(net)] == [4, 1]
-
-
-def test_a_split_of_another_number_of_blocks_is_refused() -> None:
-    with pytest.raises(UserError, match=r"strategy\.split=\[2,2\] places 4 blocks, and MLP has 5"):
-        fit("mlp", ModelSplit(TWICE, split=[2, 2]))

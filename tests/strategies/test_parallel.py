@@ -94,11 +94,6 @@ def test_both_ranks_step_with_the_same_gradients(ranks: list[dict[str, Any]], na
     assert torch.equal(ranks[0][name], ranks[1][name])
 
 
-@pytest.mark.parametrize("name", ["plain", "settings", "static"])
-def test_without_a_hook_gradients_are_the_mean(ranks: list[dict[str, Any]], name: str) -> None:
-    torch.testing.assert_close(ranks[0][name], by_hand(), rtol=1e-6, atol=1e-8)
-
-
 @pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
 def test_compressed_gradients_are_rounded_to_their_format(
     ranks: list[dict[str, Any]], name: str, dtype: torch.dtype

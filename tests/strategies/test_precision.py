@@ -10,10 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lathe.config.types import PrecisionName
-from lathe.errors import UserError
 from lathe.runs.trainer import device_type
 from lathe.strategies import precision_plugin
-from lathe.strategies.precision import best_format
 from lathe.trainer import Trainer
 
 
@@ -97,24 +95,6 @@ def test_matmul_sets_float32_products_and_convolutions(name: str) -> None:
         pass
 
 
-def test_bfloat16_is_refused_on_a_gpu_that_would_emulate_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def supported(including_emulation: bool = True) -> bool:
-        asked.append(including_emulation)
-        return including_emulation
-
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
-    for name in ("bf16-mixed", "bf16-true"):
-        with pytest.raises(
-            UserError, match=f"precision={name}: Tesla V100 has no bfloat16 arithmetic; use precision=16-mixed"
-        ):
-            precision_plugin(name, "cuda")
-    assert precision_plugin("16-true", "cuda") == {"precision": "16-true"}
-    assert asked == [False, False]
-
-
 @pytest.mark.parametrize(
     ("accelerator", "cuda", "mps", "device"),
     [
@@ -140,14 +120,3 @@ def test_auto_takes_bfloat16_where_a_cpu_has_units_for_it_and_says_so(
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
     assert precision_plugin("auto", "cpu") == {"precision": name}
     assert f"precision=auto took {name}: the CPU has" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("bfloat16", "capability", "name"),
-    [(True, (9, 0), "bf16-mixed"), (False, (7, 5), "16-mixed"), (False, (6, 1), "32-true")],
-)
-def test_auto_on_a_gpu(bfloat16: bool, capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    assert best_format("cuda")[0] == name

@@ -19,11 +19,6 @@ class Planned(nn.Module):
         self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(2, 2)) for _ in range(2)])
 
 
-def test_stars_stand_for_one_part_of_a_name() -> None:
-    plan = {"stem": "gather", "blocks.*.0": "column"}
-    assert plan_of(Planned(plan)) == {"stem": "gather", "blocks.0.0": "column", "blocks.1.0": "column"}
-
-
 @pytest.mark.parametrize("name", ["mlp", "deep_mlp", "vit", "gpt"])
 def test_the_nets_own_plans_fit(name: str) -> None:
     words = plan_of(NETS[name]())

@@ -37,21 +37,6 @@ def test_the_epoch_is_the_mean_over_all_its_samples() -> None:
     close(run.callback_metrics, "train", metrics(it.net, data))
 
 
-def test_a_window_reaches_over_the_end_of_an_epoch_only_within_it() -> None:
-    it, data = task(), batches()
-    run, memory = trainer(max_epochs=2, log_every_n_steps=4)
-    run.fit(it, loader(data))
-    epochs = [row for _, row in memory.rows if "train/loss_epoch" in row]
-    assert len(epochs) == 2
-    for row in epochs:
-        close(row, "train", metrics(it.net, data), "_epoch")
-    steps = [(step, row) for step, row in memory.rows if "train/loss" in row]
-    assert [step for step, _ in steps] == [4, 8, 12]
-    close(steps[0][1], "train", metrics(it.net, data[:4]))
-    close(steps[1][1], "train", metrics(it.net, data[:2]))  # what an epoch has left is in its own mean
-    close(steps[2][1], "train", metrics(it.net, data[2:]))
-
-
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_evaluation_is_the_mean_over_samples(split: str) -> None:
     it, data = task(), batches(seed=1)
@@ -61,15 +46,6 @@ def test_evaluation_is_the_mean_over_samples(split: str) -> None:
     assert returned == {name: memory.rows[0][1][name] for name in (f"{split}/loss", f"{split}/positive")}
     close(memory.rows[0][1], split, metrics(it.net, data))
     close(run.callback_metrics, split, metrics(it.net, data))
-
-
-def test_the_sanity_check_leaves_no_line_and_no_sums() -> None:
-    it, data = task(), batches(seed=1)
-    run, memory = trainer(num_sanity_val_steps=2)
-    run.fit(it, loader(batches()), loader(data))
-    rows = [(step, row) for step, row in memory.rows if "val/loss" in row]
-    assert [step for step, _ in rows] == [6]
-    close(rows[0][1], "val", metrics(it.net, data))
 
 
 def test_validation_uses_the_plain_losses_and_training_the_objective() -> None:

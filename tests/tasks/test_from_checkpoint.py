@@ -9,7 +9,6 @@ import torch
 from support.runs import SMALL, new_run, weights
 from torch import Tensor
 
-import lathe
 from lathe.errors import UserError
 from lathe.nets import MLP
 from lathe.runs.score import open_run_net
@@ -59,27 +58,6 @@ def test_a_given_net_is_filled(best: Path, x: Tensor, tmp_path: Path) -> None:
     del head.head
     found = ClassificationTask.load_from_checkpoint(str(alone), net=head, strict=False)
     assert found.net.state_dict().keys() < net.state_dict().keys()
-
-
-def test_what_does_not_fit_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def net(classes: int) -> MLP:
-        return MLP(channels=1, image_size=8, num_classes=classes, width=16, depth=1)
-
-    kept, file = net(10).state_dict(), tmp_path / "ten.ckpt"
-    torch.save({"state_dict": kept, "global_step": 3}, file)
-    same = lathe.restore(net(10), file, strict=False)
-    assert capsys.readouterr().out == ""
-    assert all(torch.equal(value, kept[name]) for name, value in same.state_dict().items())
-    other = net(7)
-    assert lathe.restore(other, file, strict=False) is other
-    said = capsys.readouterr().out
-    assert said.startswith(f"checkpoint={file}: 2 of 4 weights are taken.")
-    assert "Of another shape, so as they were made: head.weight ([10, 16] there, [7, 16] here), head.bias" in said
-    assert torch.equal(other.state_dict()["stem.linear.weight"], kept["stem.linear.weight"])
-    with pytest.raises(UserError, match="fits this net nowhere"):
-        lathe.restore(torch.nn.Linear(3, 4), file, strict=False)
-    with pytest.raises(UserError, match=r"does not fit this net: head\.weight is"):
-        lathe.restore(other, file)
 
 
 def test_what_can_not_be_loaded_is_refused(best: Path, tmp_path: Path) -> None:

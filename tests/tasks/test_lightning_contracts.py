@@ -27,21 +27,6 @@ def directory(cfg: dict[str, Any]) -> Path:
     return Path(cfg["paths"]["run_dir"])
 
 
-@pytest.mark.parametrize("monitor", ["named_1", "val_loss/dataloader_idx_1", "rounds", None])
-def test_a_metric_of_each_loader_may_be_the_monitor(tmp_path: Path, monitor: str | None) -> None:
-    words = f"callbacks.checkpoint.monitor={'null' if monitor is None else monitor}"
-    cfg = run(tmp_path, "Several", "contracts.TwoTables", words, "callbacks.checkpoint.mode=min", "objective=named_0")
-    result = train(cfg)
-    found = {name: column(directory(cfg), name) for name in ("named_0", "named_1", "val_loss/dataloader_idx_1")}
-    assert all(len(values) == 2 for values in found.values())
-    best = -1 if monitor is None else found.get(monitor, [0, 1]).index(min(found.get(monitor, [0, 1])))
-    for name, values in found.items():
-        assert result[name] == values[best], name
-    assert result["objective"] == result["named_0"]
-    assert result["best_step"] == (6 if monitor == "rounds" else 12)
-    assert {f"test_loss/dataloader_idx_{loader}" for loader in (0, 1)} <= result.keys()
-
-
 def test_a_batch_of_several_steps_has_a_row_and_its_own_rate(tmp_path: Path, interruption: Interruption) -> None:
     """Optimizer steps end at 2, 3, 5, 6, 8, 9, 11, ... 18: a batch that passes a multiple counts as one that ends
     there, for rows and for checkpoints."""
@@ -84,16 +69,6 @@ def test_gradients_that_wait_for_a_later_batch_are_kept(tmp_path: Path, interrup
     torch.save(last, path)
     train(cut)
     same(directory(cut), directory(whole))
-
-
-@pytest.mark.parametrize("module", ["own_lightning.Manual", "own_lightning.Turns", "own_contracts.Gathering"])
-def test_gradients_that_were_stepped_with_are_not_kept(tmp_path: Path, module: str) -> None:
-    """Two epochs of six batches have three steps of four, so nothing waits for another."""
-    net = f"model.net={{_target_: support.{module}, features: 16, classes: 2, width: 4}}"
-    cfg = new_run(tmp_path, *QUICK, net, "callbacks.checkpoint.monitor=null")
-    cfg["data"] = {"_target_": "support.own_parts.Table"}
-    train(cfg)
-    assert "gradients" not in torch.load(directory(cfg) / "checkpoints" / "last.ckpt", weights_only=True)
 
 
 def test_the_best_checkpoint_is_tested_with_the_states_it_holds(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from support.runs import runs
-from tasks.test_lightning_module import QUICK, net, run, table
+from tasks.test_lightning_module import QUICK, net, run
 from torch import nn
 
 from lathe import trust
@@ -65,22 +65,6 @@ def test_a_monitor_that_nothing_logs_is_told_after_the_first_validation(tmp_path
         UserError, match=r"callbacks.checkpoint.monitor=val_los: .* not reported it; did you mean val_lo"
     ):
         train(cfg)
-
-
-# Lightning's own warnings, which tell nothing of the checkpoint
-@pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero")
-@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no `validation_step`")
-def test_a_monitor_without_a_validation_is_told_before_the_first_step(tmp_path: Path) -> None:
-    short = ("trainer.max_epochs=1", "test=false")
-    with pytest.warns(UserWarning, match="monitor=val_loss: Unvalidated has no validation_step"):
-        train(run(tmp_path / "module", *short, module="Unvalidated"))
-    with pytest.warns(UserWarning, match="monitor=val_loss: the data have no validation batches"):
-        train(table(tmp_path / "data", "unvalidated", *short))
-
-
-def test_layers_of_setup_are_refused_before_the_first_step(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^model\.net: .*SetUp makes later\.weight in setup\(\), which evaluating"):
-        train(run(tmp_path, module="SetUp"))
 
 
 def test_what_asks_for_a_nets_outputs_is_refused(tmp_path: Path, cli: Cli) -> None:

@@ -82,16 +82,6 @@ def test_rows_that_only_fill_up_do_not_count_and_score_is_the_same() -> None:
     assert found == {}
 
 
-def test_top5_accuracy_is_a_sum_and_a_binary_metric_takes_the_second_class() -> None:
-    logits = torch.arange(14.0).view(2, 7)
-    it = ClassificationTask(nn.Identity(), metrics=["top5_accuracy"]).eval()
-    assert score(it, lambda x: x, [(logits, torch.tensor([1, 2]))])["top5_accuracy"] == 0.5
-    x, y = samples()
-    it = ClassificationTask(nn.Identity(), metrics=[tmc.BinaryAUROC()])
-    found = score(it, lambda x: x[:, :2], [(x, y % 2)])["auroc"]
-    assert found == pytest.approx(roc_auc_score(y % 2, x[:, :2].softmax(1)[:, 1]), rel=1e-6)
-
-
 def test_what_is_monitored_and_which_way() -> None:
     assert task(*both()[1:]).monitor == "val/auroc"
     assert ClassificationTask(nn.Identity(), metrics=[]).monitor == "val/loss"

@@ -6,15 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from support.own_lightning import QUICK, LitNet
+from support.own_lightning import QUICK
 from support.runs import new_run
 from torch import nn
 
 from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir
-from lathe.tasks import LightningTask
 from lathe.tasks.plain import check_checkpoint
 from lathe.verbs.train import train
 
@@ -38,36 +36,6 @@ def test_lists_of_every_part_are_plain_and_the_run_is_tested(tmp_path: Path) -> 
     assert state["datamodule_hyper_parameters"] == {"mean": [0.3, 0.5], "more": {"a": [1, {"b": 2}]}, "folder": None}
     assert [type(state["shown"][name]) for name in options] == [list, dict]
     assert {name: state["shown"][name] for name in options} == options
-
-
-@pytest.mark.parametrize("data", ["InFolder", "Listed"])
-def test_hyper_parameters_of_the_data_are_told_before_training(tmp_path: Path, data: str) -> None:
-    """A default that is a path, and what a user's `_convert_: none` hands over."""
-    cfg = run(tmp_path)
-    cfg["data"] = {"_target_": f"support.own_values.{data}"}
-    if data == "Listed":
-        cfg["data"] |= {"folder": [1], "_convert_": "none"}
-    kind = "ListConfig" if data == "Listed" else r"\w*Path"
-    with pytest.raises(UserError, match=rf"^data: support\.own_values\.{data} keeps folder, a {kind}, by save_hyperp"):
-        train(cfg)
-    assert not RunDir(cfg["paths"]["run_dir"]).begun
-
-
-def test_all_that_no_checkpoint_holds_is_told_at_once() -> None:
-    """As modules of other templates keep what Hydra makes of their nodes."""
-
-    class Keeping(LitNet):
-        def __init__(self, net: Any, optimizer: Any, width: int) -> None:
-            super().__init__()
-            self.save_hyperparameters(logger=False)
-
-    made = instantiate({"_target_": "torch.optim.Adam", "_partial_": True})
-    told = (
-        r"keeps net, a Linear, and optimizer, a partial, by save_hyperparameters, .*ignore=..net., .optimizer.\]\), "
-        r"and what is read as self\.hparams\.net as an attribute of your own, self\.net = net\.$"
-    )
-    with pytest.warns(UserWarning, match="already saved"), pytest.raises(UserError, match=told):
-        LightningTask(Keeping(nn.Linear(2, 2), made, 3))
 
 
 WRITERS = {

@@ -95,14 +95,6 @@ def total(it: Task, outputs: Tensor, y: Tensor) -> float:
     return sum(value.item() for value in it.losses(outputs, (None, y)).values())
 
 
-def test_an_output_for_each_row_is_not_spread_over_all_targets() -> None:
-    it, y = RegressionTask(nn.Identity()), torch.tensor([0.0, 1.0, 2.0])
-    assert total(it, torch.tensor([[0.0], [1.0], [4.0]]), y) == pytest.approx(4 / 3)
-    assert total(RegressionTask(nn.Identity(), loss=nn.L1Loss()), y.unsqueeze(1) + 1, y) == 1
-    with pytest.raises(UserError, match=r"The net gives \[3, 2\] for targets \[3\]: expected the same shape"):
-        total(it, torch.zeros(3, 2), y)
-
-
 def test_labels_that_fill_up_do_not_count_and_ones_are_weighed() -> None:
     logits, y = torch.tensor([[1.0, -2.0], [0.5, 3.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     it = MultiLabelTask(nn.Identity(), pos_weight=[2.0, 3.0])

@@ -8,29 +8,13 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from support.multi_step import STEPS, OwnThroughput, Sees, SeesEach, SeesEveryThird, groups, train
+from support.multi_step import STEPS, Sees, SeesEach, SeesEveryThird, groups, train
 from support.runs import column
 from torch.nn.modules.module import register_module_forward_hook
 
 from lathe.tasks import ClassificationTask
 
 __all__ = ["groups"]  # a fixture
-
-
-class Sees2(SeesEveryThird):
-    """Overrides a hook that its parent's `skippable_steps` does not know."""
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        pass
-
-
-def test_a_default_run_groups_most_of_its_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
-) -> None:
-    run = train(tmp_path, monkeypatch)
-    assert sum(groups) > STEPS * 0.6
-    assert len(column(run, "train/loss")) == STEPS / 5
-    assert column(run, "throughput/samples_per_s")
 
 
 @pytest.mark.parametrize(
@@ -133,16 +117,6 @@ def test_callbacks_see_the_steps_that_they_declared(
     assert set(range(3, STEPS, 3)) <= set(some.steps) < set(each.steps)
     assert groups
     assert "may need every step" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("own", [Sees2(), OwnThroughput()])
-def test_a_subclass_that_overrides_a_hook_sees_each_step(
-    own: Callback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
-) -> None:
-    train(tmp_path, monkeypatch, own)
-    assert not groups
-    if isinstance(own, OwnThroughput):
-        assert own.seen == STEPS
 
 
 def test_a_stop_inside_a_group_is_at_its_step(

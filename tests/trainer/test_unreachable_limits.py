@@ -25,11 +25,6 @@ def test_accumulating_more_batches_than_an_epoch_has(calls: str, tmp_path: Path)
     assert sentence.startswith("trainer.accumulate_grad_batches=8: an epoch has 4 batches")
 
 
-def test_min_steps_after_the_end(tmp_path: Path) -> None:
-    (sentence,) = said(tmp_path, "trainer.min_steps=9")
-    assert sentence.startswith("trainer.min_steps=9 is never reached: trainer.max_epochs=2")
-
-
 @pytest.mark.parametrize("words", ["trainer.min_steps=8", "trainer.accumulate_grad_batches=4", "trainer.min_epochs=2"])
 def test_limits_that_fit_are_not_reported(words: str, tmp_path: Path) -> None:
     assert said(tmp_path, words) == []

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from support.commands import check, run
-from support.runs import SMALL, config
+from support.runs import SMALL
 
-from lathe.verbs.batch_find import implied, search
+from lathe.verbs.batch_find import search
 
 Cli = Callable[..., tuple[int, str]]
 
@@ -30,20 +30,6 @@ def test_sizes_double_and_then_halve_what_is_left(
     assert [one["size"] for one in tries] == expected
     fit = [one["size"] for one in tries if one["fits"]]
     assert not fit or largest - max(fit) <= max(1, largest // 16) or max(fit) == most
-
-
-@pytest.mark.parametrize(
-    ("words", "rate"),
-    [
-        (["optimizer=sgd", "optimizer.lr=0.1"], 0.4),
-        (["optimizer=adamw", "optimizer.lr=0.1"], 0.2),
-        (["optimizer=adamw", "optimizer.scale_lr=sqrt"], None),
-        (["optimizer=muon"], None),
-    ],
-)
-def test_the_rate_follows_the_optimizer(words: list[str], rate: float | None) -> None:
-    told = implied(config(*SMALL, *words, name="batch_find"), 64, 256)
-    assert told["lr"] == rate
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """A finished run is made smaller as a new run, and is itself only read."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +89,6 @@ def test_static_int8_as_a_new_run(source: RunDir, receipts: list[Any], capsys: p
     assert "train.py" not in proposed
 
 
-def test_a_place_that_takes_no_run_is_told_before_the_work(source: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verb.os, "access", lambda *_: False)
-    monkeypatch.setattr(verb.score, "open_run_net", None)
-    with pytest.raises(UserError, match=r"would lie beside it, in .*: copy the run to a place of your own"):
-        compress(request(source, "compression=ptq_static"))
-
-
 def test_other_verbs_see_the_integers(source: RunDir) -> None:
     run, result = done(source, "compression=ptq_static", "compression.receipt=none")
     task, _ = score.open_run_net(run.path)
@@ -152,17 +144,6 @@ def test_masks_then_integers(source: RunDir) -> None:
     assert result["test/accuracy"] > 0.8
 
 
-def test_batchnorm_is_estimated_anew_after_pruning(source: RunDir) -> None:
-    run, _ = done(source, "compression=prune", "compression.prune.sparsity=0.7")
-    ours = score.open_run_net(run.path)[0].net
-    theirs = score.open_run_net(source.path)[0].net
-    kept = {name for name, p in theirs.named_parameters() if torch.equal(p, ours.get_parameter(name))}
-    assert {name for name, _ in theirs.named_parameters()} - kept == {
-        f"{name}.weight" for name, m in theirs.named_modules() if isinstance(m, nn.Conv2d)
-    }
-    assert not torch.equal(theirs.blocks[2].bn2.running_mean, ours.blocks[2].bn2.running_mean)  # type: ignore[union-attr,index]
-
-
 def test_channels_are_removed_at_once(source: RunDir) -> None:
     run, result = done(source, "compression=prune_channels", "compression.prune_channels.share=0.7")
     assert result["prune_channels/macs_share"] <= 0.7
@@ -185,15 +166,6 @@ def test_a_quantized_run_is_refused(source: RunDir) -> None:
             compress(request(run, f"compression={name}"))
 
 
-def test_a_method_that_trains_is_refused_with_the_command_that_does(source: RunDir) -> None:
-    cfg = request(source, "compression=ptq_static")
-    qat = {"_target_": "x", "kind": "quantization"}
-    cfg["request"]["compression"] = {"receipt": "none", "stages": None, "qat": qat}
-    said = rf"^compression=qat has to train: use python train\.py ckpt_path={source.path} compression=qat"
-    with pytest.raises(UserError, match=said):
-        compress(cfg)
-
-
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
@@ -207,27 +179,6 @@ def test_mistakes_leave_nothing_behind(source: RunDir, overrides: list[str], sen
     with pytest.raises(UserError, match=sentence):
         compress(request(source, *overrides))
     assert sorted(source.path.parent.iterdir()) == before
-
-
-def test_a_full_disk_leaves_nothing_behind(source: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device", "best.ckpt")
-
-    monkeypatch.setattr(verb.finalise, "write_weights", full)
-    before = sorted(source.path.parent.iterdir())
-    with pytest.raises(UserError, match=r"^best\.ckpt can't be written, the disk is full"):
-        compress(request(source, "compression=ptq_static"))
-    assert sorted(source.path.parent.iterdir()) == before
-
-
-def test_of_a_directory_that_was_copied_the_new_run_stays_in_its_folder(source: RunDir, tmp_path: Path) -> None:
-    copied = RunDir(shutil.copytree(source.path, tmp_path / "mine" / "fz"))
-    asked = request(copied, "compression=weight_only", "compression.receipt=none")
-    asked["paths"]["run_dir"] = str(copied.path)  # as the launch has it
-    compress(asked)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
-    (made,) = (tmp_path / "mine" / source.config["name"]).iterdir()
-    assert (tmp_path / "mine" / "latest").resolve() == made
 
 
 @pytest.mark.slow

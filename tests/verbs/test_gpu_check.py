@@ -2,16 +2,14 @@
 
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from support.runs import config
 
 from lathe.verbs import gpu_check
-from lathe.verbs.gpu_check import TRAINED, Line, command_of, judge, repeat
+from lathe.verbs.gpu_check import TRAINED, Line, command_of, repeat
 from lathe.verbs.reproduce.code import project
 
 SMALL = (
@@ -28,28 +26,6 @@ def test_every_line_that_trains_composes(name: str) -> None:
     script, *words = shlex.split(command_of(name, request(accelerator="gpu"), ""))
     assert script == "train.py"
     assert config(*words)["trainer"]["accelerator"] == "gpu"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(cli: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
-    code, said = cli(script="scripts/gpu_check.py")
-    assert code == 1
-    assert said.startswith("Error: gpu_check.py looks at NVIDIA GPUs and none is visible here: accelerator=cpu runs")
-    assert said.count("\n") == 1
-    assert not (tmp_path / "logs" / "gpu_check").exists()
-
-
-@pytest.mark.parametrize(
-    ("code", "printed", "wanted"),
-    [
-        (0, "x\n", ("works", "done")),
-        (1, "Note: a\nError: target=y needs z.\n", ("refused", "target=y needs z.")),
-        (1, "Error: no\nTraceback (most recent call last):\nValueError: bad\n", ("failed", "ValueError: bad")),
-        (-9, "", ("failed", "exit code -9")),
-    ],
-)
-def test_what_became_of_a_command(code: int, printed: str, wanted: tuple[str, str], tmp_path: Path) -> None:
-    assert judge(code, printed, tmp_path) == wanted
 
 
 def test_a_line_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import pytest
 from support.commands import check, run
 from support.runs import SMALL, config
 
-from lathe.errors import UserError
 from lathe.verbs import lr_find as verb
 
 Cli = Callable[..., tuple[int, str]]
@@ -67,17 +66,6 @@ def test_groups_keep_their_proportions(tmp_path: Path, monkeypatch: pytest.Monke
         assert len(groups) > 1
         assert groups[-1] == pytest.approx(rate)
         assert all(b / a == pytest.approx(2) for a, b in pairwise(groups))
-
-
-def test_what_a_curve_says() -> None:
-    fall = [2.3 if rate < 1e-3 else max(0.3, 2.3 - math.log10(rate / 1e-3)) for rate in RATES]
-    told = verb.judged(RATES, fall)
-    assert 1e-3 < told["steepest"] < 1e-1
-    assert told["diverged"] is None
-    grown = [loss if rate < 1 else 50.0 for rate, loss in zip(RATES, fall, strict=True)]
-    assert 1 <= verb.judged(RATES, grown)["diverged"] < 1.5
-    with pytest.raises(UserError, match=r"^find.min_lr=1e-06, find.max_lr=10: the loss falls at none of these "):
-        verb.judged(RATES, [2.3 + rate for rate in RATES])
 
 
 def test_the_command_leaves_no_run(tmp_path: Path) -> None:

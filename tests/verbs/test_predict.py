@@ -108,15 +108,6 @@ def test_a_folder_of_many_sizes_and_kinds_is_scaled(run: RunDir, images: Any, tm
     )  # a scaled picture is not quite the same
 
 
-def test_names_of_classes_make_a_column(run: RunDir, images: Any, tmp_path: Path) -> None:
-    asked = request(run, save(tmp_path, images[0][:6]), tmp_path / "out.csv")
-    asked["data"]["class_names"] = [f"digit {number}" for number in range(10)]
-    predict(asked)
-    header, *lines = rows(tmp_path / "out.csv")
-    assert header == ["image", "prediction", "probability", "class"]
-    assert all(line[3] == f"digit {line[1]}" for line in lines)
-
-
 def exported(run: RunDir, name: str) -> None:
     """An export of the run without its comparison, which takes a fresh process."""
     ready, target = open_shippable(run.path), export.get(name)
@@ -165,12 +156,3 @@ def test_every_target_predicts_the_same_from_a_folder(run: RunDir, images: Any, 
     for target in targets:
         predict(request(run, folder, tmp_path / f"{target}.csv", "resize=true", f"export={target}", "batch_size=7"))
         same_lines(rows(tmp_path / f"{target}.csv"), rows(tmp_path / "module.csv"))
-
-
-def test_all_mistakes_are_told_before_the_net_is_built(
-    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lathe.verbs.predict.rebuild", lambda cfg: pytest.fail("too late"))
-    with pytest.raises(UserError) as caught:
-        predict(request(run, tmp_path / "none", tmp_path / "no" / "out.csv", "trainer.devices=2"))
-    assert [sentence.split("=")[0] for sentence in caught.value.args] == ["trainer.devices", "input", "output"]

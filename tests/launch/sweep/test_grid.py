@@ -45,12 +45,6 @@ def test_each_job_is_the_run_that_the_same_words_make_alone(tmp_path: Path) -> N
     same(Path(listed[2]["run_dir"]), runs(tmp_path / "alone")[0])
 
 
-def test_a_command_that_is_done_begins_another_sweep(tmp_path: Path) -> None:
-    for count in (1, 2):
-        check(run("-m", *WORDS, "trainer.fast_dev_run=true", "seed=1", cwd=tmp_path))
-        assert len(sweeps(tmp_path / "logs")) == count
-
-
 def test_what_is_wrong_in_every_job_is_told_before_any_of_them(tmp_path: Path) -> None:
     done = run("-m", *WORDS, "optimizer.lr=-1", "seed=1,2", "optimizer.weight_decay=0,-2", cwd=tmp_path)
     assert done.returncode == 1
@@ -102,13 +96,6 @@ def test_a_job_that_hangs_is_killed_for_its_silence(tmp_path: Path) -> None:
     (sweep,) = sweeps(tmp_path / "logs")
     assert [job["state"] for job in jobs(sweep)] == ["failed", "complete"]
     assert jobs(sweep)[0]["sentence"] == "killed after sweep.silence=5 seconds without a line."
-
-
-def test_devices_of_a_job_are_its_own(tmp_path: Path) -> None:
-    """Each job starts its ranks, of which none is a second run."""
-    words = (*WORDS, "seed=1,2", "sweep.jobs=2", "strategy=ddp", "trainer.devices=2")
-    check(run("-m", *words, cwd=tmp_path))
-    assert [RunDir(path).result["devices"] for path in runs(tmp_path / "logs")] == [2, 2]
 
 
 SENTENCES = {

@@ -14,7 +14,7 @@ from support.commands import check, command, run, start
 from support.runs import runs
 
 from lathe.errors import UserError
-from lathe.launch.sweep.repeats import check_pruner, repeats_of
+from lathe.launch.sweep.repeats import check_pruner
 from lathe.runs.rundir import RunDir
 from lathe.verbs.report.collect import collect
 
@@ -117,15 +117,6 @@ SENTENCES = {
     "drawn": ({"optimizer.lr": [1]}, "sweep.repeats.optimizer.lr: sweep.space draws it"),
     "typed": ({"model": ["mlp"]}, "sweep.repeats.model: model=mlp is typed as well"),
 }
-
-
-@pytest.mark.law7
-@pytest.mark.parametrize("case", SENTENCES)
-def test_what_repeats_may_say(case: str) -> None:
-    values, sentence = SENTENCES[case]
-    with pytest.raises(UserError) as told:
-        repeats_of(values, ["model=mlp"], {"optimizer.lr": {}})
-    assert str(told.value).startswith(sentence)
 
 
 @pytest.mark.law7

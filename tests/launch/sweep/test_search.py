@@ -149,12 +149,6 @@ def test_what_a_space_may_say(case: str) -> None:
     assert str(told.value).startswith(sentence)
 
 
-@pytest.mark.parametrize("key", ["resume", "paths.log_dir", "+sweep.trials"])
-def test_what_is_no_part_of_an_experiment_is_not_searched(key: str) -> None:
-    with pytest.raises(UserError, match=re.escape(f"sweep.space.{key}: ")):
-        entry_of(key, [1, 2])
-
-
 @pytest.mark.slow
 def test_a_search_goes_on_with_more_trials_as_one_of_so_many(tmp_path: Path) -> None:
     quick = (*SEARCH, *QUICK, "sweep.sampler=random")
@@ -165,25 +159,6 @@ def test_a_search_goes_on_with_more_trials_as_one_of_so_many(tmp_path: Path) -> 
     assert jobs(sweep)[:2] == before
     check(run(*quick, "sweep.trials=3", "paths.log_dir=again", cwd=tmp_path))
     assert points(sweep) == points(sweeps(tmp_path / "again")[0])
-
-
-def test_trials_that_fail_are_counted_and_lines_say_what_is_searched(tmp_path: Path) -> None:
-    space = "sweep.space={optimizer.lr: [0.1, 1e30]}"
-    words = [word for word in SEARCH if not word.startswith("sweep.space")]
-    done = check(run(*words, space, *QUICK, "sweep.sampler=grid", "sweep.objectives=[val/loss]", cwd=tmp_path))
-    (sweep,) = sweeps(tmp_path / "logs")
-    good, bad = jobs(sweep)
-    assert (good["state"], bad["state"]) == ("complete", "failed")
-    assert f"1 of 2, job 0, optimizer.lr=0.1: complete val/loss {good['values'][0]:.4g} in " in done.stdout
-    assert "1 of 2 trials failed, the first of them job 1. They are told to the study as failed" in done.stdout
-
-
-def test_a_metric_that_no_run_has_ends_a_search_with_its_first_run(tmp_path: Path) -> None:
-    words = (*SEARCH, *QUICK, "sweep.trials=9", "sweep.objectives=[val/acuracy]", "sweep.directions=max")
-    done = run(*words, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "its run has no val/acuracy; did you mean val/accuracy?" in done.stderr.splitlines()[-1]
-    assert len(runs(tmp_path / "logs")) == 1
 
 
 LR = "sweep.space={optimizer.lr: [0.1]}"

@@ -1,7 +1,6 @@
 """What lies below the paths that a report is given: runs in every state, sweeps, and what is none."""
 
 import fcntl
-import json
 import os
 from pathlib import Path
 
@@ -139,19 +138,6 @@ def test_what_another_package_made_is_read_without_trusting_it(tmp_path: Path) -
     assert "which Lathe never writes" in str(told.sentence)
 
 
-def test_commands_repeat_what_was_typed(tmp_path: Path) -> None:
-    run = read_run(Place(write_run(tmp_path, 0, 0.9, ["data.folds=3", "data.fold=1"], seed=5)))
-    typed = run.command()
-    assert typed.startswith("python train.py model=mlp model.net.width=16 ")
-    assert typed.endswith(" data.folds=3 data.fold=1 seed=5")
-    many = run.command([5, 6], [0, 1, 2])
-    assert many.startswith("python train.py -m model=mlp ")
-    assert many.endswith(" data.folds=3 seed=5,6 data.fold=0,1,2")
-    compressed = write_run(tmp_path, 1, 0.9, environment={"command": ["scripts/compress.py"]})
-    (compressed / "overrides.yaml").write_text("- run=logs/latest\n- compression=prune\n")
-    assert read_run(Place(compressed)).command() == "python scripts/compress.py run=logs/latest compression=prune"
-
-
 @pytest.mark.parametrize(
     ("named", "sentence"),
     [
@@ -178,11 +164,3 @@ def test_runs_of_several_tasks_are_refused_unless_that_is_what_is_asked(tmp_path
     with pytest.raises(UserError, match=expected):
         check_tasks(runs, None)
     check_tasks(runs, ["task._target_"])
-
-
-def test_a_job_file_that_is_torn_is_a_failed_job(tmp_path: Path) -> None:
-    sweep = write_sweep(tmp_path, [{"run_dir": str(write_run(tmp_path, 0, 0.9))}])
-    (sweep / "jobs" / "00001.json").write_text(json.dumps([1]))
-    runs, _ = collect([str(sweep)])
-    assert [run.state for run in runs] == ["complete", "failed"]
-    assert "00001.json can't be read as JSON." in str(runs[1].sentence)

@@ -47,13 +47,6 @@ def test_a_factor_that_decides_has_all_and_one_that_does_nothing_none() -> None:
     assert rows == {"decides": (1.0, None), "nothing": (0.0, None)}  # one level, or a run each, tells nothing
 
 
-def test_an_optimum_in_the_middle_counts_though_no_direction_leads_there() -> None:
-    values = [i / 40 for i in range(40)]
-    (row,) = importance(sweep([-((value - 0.49) ** 2) for value in values], lr=values))["rows"]
-    assert (row["levels"], row["direction"]) == (4, None)
-    assert row["share"] > 0.6
-
-
 @pytest.mark.parametrize(
     ("data", "why"),
     [

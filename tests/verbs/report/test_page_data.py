@@ -9,7 +9,7 @@ from support.reports import REQUEST
 from support.run_directories import write_run, write_sweep
 
 from lathe.verbs.report.assemble import assemble
-from lathe.verbs.report.data import POINTS, curves, page_data
+from lathe.verbs.report.data import page_data
 
 
 def data(folder: Path) -> dict[str, Any]:
@@ -97,16 +97,3 @@ def test_a_receipt_says_what_a_run_costs(tmp_path: Path) -> None:
     (run,) = data(tmp_path)["runs"]
     assert run["cost"] == {"bytes": 300, "macs": 12345, "latency_ms": 0.4}
     assert run["receipt"]["findings"] == ["a third of the bytes"]
-
-
-def test_curves_are_thinned_and_keep_both_ends(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.csv"
-    path.write_text("epoch,step,val/loss\n" + "".join(f"0,{step},{step / 2}\n" for step in range(1, 2001)))
-    steps, values = curves(path)["val/loss"]
-    assert (len(steps), steps[0], steps[-1], values[-1]) == (POINTS, 1, 2000, 1000.0)
-    assert steps == sorted(set(steps))
-    path.write_text("step,val/loss\n1,nan\n2,0.5\n3,\nx,1\n4")
-    assert curves(path) == {"val/loss": ([2], [0.5])}
-    path.write_bytes(b"\xff\xfe")
-    assert curves(path) == {}
-    assert curves(tmp_path / "none.csv") == {}

@@ -211,19 +211,6 @@ def test_a_report_imports_no_torch() -> None:
     subprocess.run([sys.executable, "-c", f"{words}; assert not late, late"], cwd=ROOT, check=True)
 
 
-def test_many_groups_are_cut_on_the_screen_and_whole_in_files(tmp_path: Path) -> None:
-    for at in range(40):
-        write_run(tmp_path, at, 0.5 + at / 100, [f"optimizer.lr={(at + 1) / 100}"])
-    told = report(tmp_path)
-    console = Console(file=io.StringIO(), width=200)
-    show(told, console)
-    printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "The best 30 of 40 rows; the files have all." in printed
-    assert "0.8900" in printed
-    assert "0.5500" not in printed
-    assert "0.5500" in markdown(told)
-
-
 def test_a_sweep_with_jobs_that_left_nothing(cli: Cli, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     done = write_run(tmp_path / "logs", 0, 0.9, ["optimizer.lr=0.1"])
     jobs = [

@@ -11,7 +11,6 @@ from support.commands import check, command, environment, run, start
 from support.run_folders import Cli, edit, refused, run_dirs
 from support.runs import SMALL
 
-from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.verbs.runs.listed import Listed
 
@@ -68,29 +67,6 @@ def test_deleting_removes_what_is_shown_and_nothing_else(logs: Path, cli: Cli, t
     assert cli("runs=logs/other", "delete=pruned", "yes=true", script="scripts/runs.py") == (0, "")
     assert not (logs / "other").exists()
     assert (logs / "latest").resolve() == a
-
-
-def test_the_terminal_is_asked(logs: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    b = run_dirs(logs)[1]
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    asked = []
-    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "n")
-    assert refused(cli, "delete=unfinished") == "nothing was removed."
-    assert asked[0].startswith("Remove 1 unfinished run, ")
-    assert b.is_dir()
-    monkeypatch.setattr("builtins.input", lambda question: "y")
-    assert cli("delete=unfinished", script="scripts/runs.py") == (0, "")
-    assert not b.exists()
-
-
-def test_what_could_not_be_removed_has_an_exit_code(logs: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(folder: Path) -> None:
-        raise UserError(f"{folder.name} can't be removed.")
-
-    monkeypatch.setattr("lathe.files.remove", forbidden)
-    code, errors = cli("delete=unfinished", "yes=true", script="scripts/runs.py")
-    assert (code, errors) == (1, "Error: delete=unfinished: 1 run stayed, as is said above.\n")
-    assert run_dirs(logs)[1].is_dir()
 
 
 def test_a_run_that_another_needs_to_go_on_stays(logs: Path, cli: Cli) -> None:

@@ -1,12 +1,9 @@
 """scripts/runs.py: what is listed, chosen and compared."""
 
-import csv
 import json
-import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +40,6 @@ def test_a_row_says_what_a_run_is(logs: Path, cli: Cli, capfd: pytest.CaptureFix
     assert a["size"] == sum(path.stat().st_size for path in run_dirs(logs)[0].rglob("*") if path.is_file())
     assert (b["state"], b["objective"], b["steps"], b["seed"], b["tags"]) == ("unfinished", None, 40, 7, [])
     assert (c["state"], c["objective"], c["name"]) == ("pruned", 0.25, "other")
-
-
-def test_the_printed_list_has_a_line_for_each_run(logs: Path, tmp_path: Path) -> None:
-    done = check(run(cwd=tmp_path, script="scripts/runs.py"))
-    head, a, b, c, shared, summary = done.stdout.splitlines()
-    assert head.split() == ["run", "state", "val/accuracy", "lr", "steps", "seed", "tags", "size"]
-    value = RunDir(run_dirs(logs)[0]).result["val/accuracy"]
-    best = [["*"], []] if value > 0.25 else [[], ["*"]]
-    assert a.split()[:-5] == ["logs/digits/2026-11-20_10-00-00_aaaaaa", "complete", f"{value:.6g}", *best[0], "0.1"]
-    assert b.split()[1:3] == ["unfinished", "0.2"]
-    assert c.split()[1:-5] == ["pruned", "0.25", *best[1], "0.1"]
-    assert shared == "Overrides of every run: model=mlp"
-    assert summary.startswith("3 runs (1 complete, 1 pruned, 1 unfinished), ")
-    short = check(run("limit=1", cwd=tmp_path, script="scripts/runs.py")).stdout.splitlines()
-    assert short[1].split()[0] == "logs/other/2026-11-20_12-00-00_cccccc"
-    assert short[-1].endswith("; the last is shown, limit=null shows all.")
 
 
 @pytest.mark.parametrize(
@@ -109,15 +90,6 @@ def test_a_mistake_costs_a_sentence_and_changes_nothing(logs: Path, cli: Cli, wo
     assert after == {path: text for path, text in before.items() if path.name != ".lock"}
 
 
-def test_a_table_has_the_columns_that_are_asked_for(logs: Path, cli: Cli) -> None:
-    assert cli("columns=[test/accuracy,optimizer.lr]", "output=list.csv", script="scripts/runs.py") == (0, "")
-    with open("list.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["optimizer.lr"] for row in rows] == ["0.1", "0.2", "0.1"]
-    assert [row["test/accuracy"] for row in rows][1:] == ["", "0.125"]
-    assert rows[1]["typed"] == "model=mlp optimizer.lr=0.2 seed=7"
-
-
 def test_two_runs_are_compared(logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
     a, b, c = (str(path.relative_to(logs.parent)) for path in run_dirs(logs))
     assert cli(f"compare=[{a},{c}]", "points=2", "output=c.json", script="scripts/runs.py")[0] == 0
@@ -165,15 +137,6 @@ def test_what_measures_different_things_is_not_subtracted(
     assert shown["objective"].endswith("val/accuracy and val/loss")
     assert "elsewhere.Net" in shown["model.net._target_"]
     assert "different" not in shown["test/accuracy"]
-
-
-def test_curves_are_compared_whatever_their_names_are(logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
-    """val_loss, as a LightningModule of somebody's own logs it; not the place of a line, and no speed."""
-    a, _, c = run_dirs(logs)
-    for path, value in ((a, 0.5), (c, 0.25)):
-        (path / "metrics.csv").write_text(f"step,epoch,val_loss,lr-SGD,throughput/mfu\n20,1,{value},0.1,0.3\n")
-    assert cli(f"compare=[{a},{c}]", "output=c.json", script="scripts/runs.py")[0] == 0
-    assert json.loads(Path("c.json").read_text())["curves"] == {"val_loss": [[20, 0.5, 0.25]]}
 
 
 def test_jobs_of_a_sweep_are_listed_and_say_that_they_failed(logs: Path, tmp_path: Path) -> None:
@@ -226,20 +189,6 @@ def test_conditions_are_typed_without_quotes_of_hydras(typed: str, expected: lis
     (override,) = OverridesParser.create().parse_overrides([word])
     assert [str(item) for item in override.value()] == expected
     assert [condition.text for condition in conditions(expected)] == expected
-
-
-def test_a_thousand_runs_are_listed_at_once(made: Path, tmp_path: Path) -> None:
-    for number in range(1000):
-        path = tmp_path / "logs" / "digits" / f"2026-11-20_10-00-00_{number:06x}"
-        path.mkdir(parents=True)
-        for name in ("config.yaml", "overrides.yaml", "environment.json", "result.json", "metrics.csv"):
-            os.link(made / name, path / name)
-    began = time.process_time()
-    found = find(None, (tmp_path / "logs").resolve())
-    assert len(found) == 1000
-    assert {run.state for run in found} == {"complete"}
-    assert sum(run.size for run in found) > 1000 * 1000
-    assert time.process_time() - began < 5  # of the processor; about half a second
 
 
 def test_no_torch_is_imported() -> None:
