@@ -1,9 +1,21 @@
 """From what was typed to a job with the right configuration in the right directory; a mistake leaves nothing behind."""
 
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
+from hydra.types import RunMode
+from support.commands import check, run
+from support.runs import ROOT, SMALL, config, runs
 from support.typed import Command
 
+from lathe.config.schema.check import commands
+from lathe.launch.command_checks import IGNORE_LOG_DIR
+from lathe.runs.build import make_task
 from lathe.runs.rundir import RunDir
+from lathe.tasks import ClassificationTask, LanguageModellingTask
 
 
 def test_a_run_gets_a_directory_and_what_was_typed(command: Command) -> None:
@@ -146,3 +158,115 @@ def test_a_job_on_a_run_gets_its_configuration_with_what_was_asked(command: Comm
     assert cfg["data"]["eval_batch_size"] == 10
     assert cfg["precision"]["name"] == "64-true"
     assert (run.path / "config.yaml").read_bytes() == before
+
+
+CLASSES = "lathe.tasks.ClassificationTask"
+
+
+def test_a_model_of_text_brings_its_task_and_the_command_line_wins() -> None:
+    assert type(make_task(config("model=gpt_nano", "data=synthetic_tokens"))) is LanguageModellingTask
+    assert type(make_task(config("model=mlp"))) is ClassificationTask
+    words = ["model=gpt_nano", "data=synthetic_tokens", "task=classification"]
+    assert config(*words)["task"]["_target_"] == CLASSES
+
+
+def test_a_value_may_follow_another_key(tmp_path: Path) -> None:
+    """In a run, in what continues it, and in a sweep's jobs."""
+    words = [word for word in SMALL if not word.startswith(("model.net.width", "data.batch_size"))]
+    check(run(*words, "model.net.width=${data.batch_size}", "data.batch_size=24", cwd=tmp_path))
+    (made,) = runs(tmp_path / "logs")
+    assert "width: 24" in (made / "config.yaml").read_text()
+    assert "model.net.width=24" in RunDir(made).overrides
+    check(run(f"resume={made}", "trainer.max_epochs=3", cwd=tmp_path))
+    assert json.loads((made / "result.json").read_text())["epochs"] == 3
+    check(run("-m", *words, "model.net.width=${data.batch_size}", "data.batch_size=16,24", cwd=tmp_path))
+    wide = [path for path in runs(tmp_path / "logs") if "width: 24" in (path / "config.yaml").read_text()]
+    assert len(wide) == 2
+
+
+def test_a_log_directory_without_effect_is_refused(cli: Callable[..., tuple[int, str]]) -> None:
+    texts = {verb: (ROOT / "configs" / f"{verb}.yaml").read_text() for verb in commands()}
+    assert {verb for verb, text in texts.items() if re.search(r"log_dir: .* # for Hydra alone", text)} == set(
+        IGNORE_LOG_DIR
+    )
+    for verb in IGNORE_LOG_DIR:
+        keys = re.findall(r"^(\w+): \?\?\?", texts[verb], re.MULTILINE)
+        code, said = cli(*(f"{key}=x" for key in keys), "paths.log_dir=other", script=f"scripts/{verb}.py")
+        assert code == 1
+        assert said.startswith(f"Error: paths.log_dir=other has no effect on {verb}.py")
+        assert len(said.splitlines()) == 1
+    assert not list(Path().iterdir())
+
+
+def newer(command: Command, *known: RunDir) -> list[RunDir]:
+    """The runs that are not `known`; those of one second have no order."""
+    return [run for run in command.runs if run.path not in [other.path for other in known]]
+
+
+def test_a_link_to_the_newest_run_keeps_its_meaning_once_the_run_has_begun(command: Command, broken: RunDir) -> None:
+    latest = command.log_dir / "latest"
+    latest.symlink_to(broken.path)
+    typed = (
+        "model=mlp",
+        f"ckpt_path={latest}",
+        "compression=distill",
+        f"compression.distill.teacher=[{latest},nowhere]",
+    )
+    command(*typed)
+    (run,) = newer(command, broken)
+    assert run.config["ckpt_path"] == str(broken.path)
+    assert run.config["compression"]["distill"]["teacher"] == [str(broken.path), "nowhere"]
+    (run.path / "result.json").unlink()
+    command(*typed, "resume=auto")  # the same command, and the link where it was
+    typed = ("model=mlp", f"ckpt_path={latest}")
+    command(*typed)
+    (other,) = newer(command, broken, run)
+    (other.path / "result.json").unlink()
+    latest.unlink()
+    latest.symlink_to(other.path)  # as a run does once it has begun
+    count = len(command.runs)
+    command(*typed, "resume=auto")
+    assert (len(command.runs), other.complete, run.complete) == (count, True, True)
+    assert other.config["ckpt_path"] == str(broken.path)
+
+
+@pytest.mark.parametrize("resume", ["path", "auto"])
+def test_a_complete_run_that_lost_its_receipt_gets_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], resume: str
+) -> None:
+    import lathe.receipt
+
+    measured: list[tuple[Path, str]] = []
+    monkeypatch.setattr(lathe.receipt, "write", lambda run, cfg, baseline, effort: measured.append((run.path, effort)))
+    typed = ("seed=4", "compression=prune", "compression.receipt=full")
+    command(*typed)
+    (run,) = command.runs
+    run.best.parent.mkdir()
+    run.best.touch()
+    again = (f"resume={run.path}",) if resume == "path" else (*typed, "resume=auto")
+    assert command(*again, job="support.agent_jobs:never_begins") == 4
+    assert measured == [(run.path, "full")]
+    assert f"{run.path} is complete but for its receipt, which is measured now." in capsys.readouterr().out
+    (run.path / "receipt.json").touch()
+    assert command(f"resume={run.path}", job="support.agent_jobs:never_begins") == 4
+    assert len(measured) == len(command.runs) == 1
+    for key in ("compression=none", "compression.receipt=none"):  # these owe none
+        command("seed=5", "compression=prune", key)
+        command(f"resume={command.runs[-1].path}", job="support.agent_jobs:never_begins")
+    assert len(measured) == 1
+
+
+def test_a_sweep_that_is_started_again_keeps_its_finished_jobs(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert [command("model=mlp", f"seed={seed}", "resume=auto", mode=RunMode.MULTIRUN) for seed in (1, 2, 3)] == [
+            1,
+            2,
+            3,
+        ]
+        assert sorted(run.config["seed"] for run in command.runs) == [1, 2, 3]
+    assert capsys.readouterr().out.count("is complete;") == 3
+    command("model=mlp", "seed=1", "resume=auto")
+    assert "is a complete run of this configuration; resume=auto starts another" in capsys.readouterr().out
+    assert len(command.runs) == 4
