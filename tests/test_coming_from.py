@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-from support.documented import commands, mistakes
 from support.runs import ROOT
 
 import lathe
@@ -18,8 +16,3 @@ def test_every_row_has_what_is_typed_or_written_here() -> None:
         assert re.fullmatch(r"`(python (train|scripts/\w+)\.py.*|lathe\..*)`", cell), cell
     for name in re.findall(r"`lathe\.(\w+)", PAGE):
         assert name == "tasks" or hasattr(lathe, name)
-
-
-@pytest.mark.parametrize("command", commands(ROOT / "docs" / "coming_from.md"))
-def test_a_command_is_one(command: str) -> None:
-    assert mistakes(command) == []

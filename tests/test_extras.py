@@ -9,12 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import ROOT, SMALL, config, new_run, runs
+from support.runs import ROOT, SMALL, new_run, runs
 
 import lathe.verbs.train
-from lathe.errors import UserError, uninstalled
-from lathe.runs.rundir import RunDir
-from lathe.verbs.compress import compress
+from lathe.errors import uninstalled
 
 Cli = Callable[..., tuple[int, str]]
 ONNX = ("onnx", "onnxscript", "onnxruntime")
@@ -89,29 +87,6 @@ def test_training_with_channels_removed_is_refused_at_once(
         "Error: removing channels: torch_pruning can't be imported: pip install -e '.[compress]'.\n",
     )
     assert runs(tmp_path / "logs") == []
-
-
-def test_compressing_a_run_is_refused_before_it_is_scored(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    block(monkeypatch, "torch_pruning")
-    monkeypatch.setattr("lathe.verbs.compress.score.open_run_net", lambda *words: pytest.fail("the run was opened"))
-    asked = config(f"run={finished}", "compression=prune_channels", name="compress")
-    cfg = RunDir(finished).config
-    cfg |= {"request": asked, "strategy": asked["strategy"], "trainer": {**cfg["trainer"], **asked["trainer"]}}
-    with pytest.raises(UserError, match=r"^removing channels: torch_pruning can't be imported: pip install -e"):
-        compress(cfg)
-
-
-@pytest.mark.parametrize("target", ["onnx", "onnx_int8"])
-def test_exports_are_refused_in_a_sentence(
-    cli: Cli, finished: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    block(monkeypatch, *ONNX)
-    code, errors = cli(f"run={finished}", f"target={target}", script="scripts/export.py")
-    assert (code, errors) == (
-        1,
-        "Error: onnx and onnxscript and onnxruntime can't be imported: pip install -e '.[export]'.\n",
-    )
-    assert not [path for path in (finished / "exports").glob("*") if not path.name.startswith(".")]
 
 
 def test_a_run_whose_receipt_will_lack_onnx_says_so_before_it_trains(

@@ -8,7 +8,6 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -69,13 +68,6 @@ def test_the_table_has_every_body_and_without_a_gpu_all_are_skipped_in_one_line(
         assert f"{len(names)} tests of a GPU were skipped: {NO_GPU}" in done.stdout.splitlines()
 
 
-def test_a_stand_in_leaves_no_record(pytestconfig: pytest.Config, tmp_path: Path) -> None:
-    conftest: Any = next(found for found in pytestconfig.pluginmanager.get_plugins() if hasattr(found, "LONGEST"))
-    options = {"gpu_results": str(tmp_path / "x.json"), "gpu_stand_in": "cpu"}
-    with pytest.raises(pytest.UsageError, match="is of a real GPU: leave --gpu-stand-in out"):
-        conftest.pytest_configure(SimpleNamespace(getoption=lambda name, default=None: options.get(name, default)))
-
-
 @pytest.mark.slow
 def test_bodies_on_the_stand_in() -> None:
     done = acceptance("tests/gpu", "-m", "gpu", "--gpu-stand-in=cpu", "-rs", timeout=1800)
@@ -88,16 +80,6 @@ def report(name: str, outcome: str, longrepr: Any = None, figures: tuple[tuple[s
     when = "setup" if outcome == "skipped" else "call"
     place = (name, 1, name)
     return pytest.TestReport(name, place, {}, outcome, longrepr, when, user_properties=list(figures), duration=0.25)  # type: ignore[arg-type]
-
-
-def test_what_a_command_said_is_why_a_test_failed(tmp_path: Path) -> None:
-    record, failed = (
-        Record(tmp_path / "results.json"),
-        report("tests/gpu/test_gpu_runs.py::test_c", "failed", "E assert 1"),
-    )
-    failed.sections.append(("Captured stderr call", "W1 a warning\nError: there is no GPU\nand more"))
-    record.pytest_runtest_logreport(failed)
-    assert record.tests["test_gpu_runs.py::test_c"]["sentence"] == "there is no GPU"
 
 
 def test_the_record_of_a_run(tmp_path: Path) -> None:
@@ -128,27 +110,3 @@ def test_the_pages_say_what_the_record_says(
     column["main"]()  # exits with code 1 where README or docs/gpu.md is stale
     assert capsys.readouterr().out == ""
     assert set(column["AREAS"]) == {body.partition("::")[0] for body in BODIES}
-
-
-def test_the_columns_follow_from_a_record(column: dict[str, Any]) -> None:
-    readme = column["readme"]((ROOT / "README.md").read_text(), None)
-    text = column["readme"](readme, FACTS)
-    header, *rows = [line for line in text.splitlines() if line not in readme.splitlines()]
-    assert "ran on GPU (2 x NVIDIA H100, torch 2.11.0+cu130, 2026-01-02)" in header
-    assert [row.split(" ")[1] for row in rows] == ["`precision=`", "`compile=`"]  # of strategies none has run
-    assert rows[0].endswith(" | 1 of 2 tests passed; failed: `test_channels_last` |  |")
-    assert rows[1].endswith(" | 1 of 1 tests passed | 1 tests |")
-    assert column["readme"](text, None) == readme
-    with pytest.raises(ValueError, match="README's table of features has the rows"):
-        column["readme"](readme.replace("| `target=`", "| target"), FACTS)
-
-
-def test_the_page_follows_from_a_record(column: dict[str, Any]) -> None:
-    page = (ROOT / "docs" / "gpu.md").read_text()
-    text = column["page"](page, FACTS)
-    assert "2 x NVIDIA H100, torch 2.11.0+cu130, 2026-01-02; driver 580.1, CUDA 13.0, Python 3.11.7" in text
-    assert "| number formats, the scaler, TF32, channels last | 1 | 1 | 0 | error: 0.00123 |" in text
-    assert "- `test_gpu_precision.py::test_channels_last`: E a / b" in text
-    assert "- `test_gpu_strategies.py::test_dp`: one GPU is visible" in text
-    assert column["page"](text, None) == column["page"](page, None)
-    assert "Nothing yet: no GPU was at hand." in column["page"](page, None)

@@ -50,14 +50,6 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Any:
     forget("mine")
 
 
-def test_a_part_has_two_files_at_most() -> None:
-    assert [name for name, _ in RECIPES] == [*TEN, "Target", "Command", "Lightning"]
-    for name, text in RECIPES:
-        assert len(blocks("python", text)) == 1 + (name == "Command"), name
-        assert len(blocks("yaml", text)) <= 1, name
-        assert len(blocks("bash", text)) == 1, name
-
-
 @pytest.mark.parametrize("name", [*TEN[:-1], "Lightning"])
 def test_a_recipe_trains(clone: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (command,) = blocks("bash", dict(RECIPES)[name])

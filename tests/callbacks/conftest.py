@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import Logger
+from support.quiet import quiet_trainer
 from torch import Tensor, nn
 
 from lathe.trainer import Trainer
@@ -93,17 +94,13 @@ class MemoryLogger(Logger):
 
 def make_trainer(*callbacks: Any, **options: Any) -> Trainer:
     defaults: dict[str, Any] = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "logger": False,
         "max_epochs": 2,
         "enable_checkpointing": any("Checkpoint" in type(c).__name__ for c in callbacks),
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
         "num_sanity_val_steps": 0,
         "log_every_n_steps": 2,
+        "use_distributed_sampler": True,
     }
-    return Trainer(callbacks=list(callbacks), **{**defaults, **options})
+    return quiet_trainer(*callbacks, **{**defaults, **options})
 
 
 @pytest.fixture(autouse=True)

@@ -11,12 +11,11 @@ import pytest
 import torch
 from support.listening import Listener, listening
 from support.nvml import FakeNvml, install
-from support.runs import SMALL, config, new_run
+from support.runs import SMALL, new_run
 
 import lathe.verbs.train
-from lathe.callbacks import Alerts, Throughput
-from lathe.config.composed import check, flatten
-from lathe.errors import UserError
+from lathe.callbacks import Alerts
+from lathe.config.composed import flatten
 from lathe.loggers import run_facts
 from lathe.trust.check import findings
 
@@ -93,13 +92,6 @@ def test_what_is_a_rise(losses: list[float], steps: list[int], looked: Callable[
     assert [message["step"] for message in server.messages] == steps
 
 
-def test_a_loss_that_is_no_number_is_told_so(looked: Callable[..., Any], server: Listener) -> None:
-    alerts = Alerts(**{**NOTHING, "loss_rise": 2.0}, url=f"http://127.0.0.1:{server.port}/x")
-    words = "the mean training loss of 5 logged steps is nan"
-    assert looked(alerts, [math.nan] * 5, loss_of) == [("WARNING", f"Alert at step 50: {words}.")]
-    assert (server.messages[0]["value"], server.messages[0]["limit"]) == (None, None)  # JSON has no word for it
-
-
 def test_throughput_that_drops(looked: Callable[..., Any]) -> None:
     alerts, windows = Alerts(**{**NOTHING, "throughput_drop": 0.4}), SimpleNamespace(newest=(0, None))
     alerts._throughput = windows  # type: ignore[assignment]
@@ -147,55 +139,6 @@ def test_a_gpu_that_is_hot(looked: Callable[..., Any], monkeypatch: pytest.Monke
     ]
 
 
-def test_the_hottest_sensor_of_a_machine_without_a_gpu(
-    looked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cores = {"coretemp": [SimpleNamespace(current=50.0), SimpleNamespace(current=95.4)]}
-    monkeypatch.setattr("psutil.sensors_temperatures", lambda: cores, raising=False)
-    said = looked(Alerts(**{**NOTHING, "temperature": 90}), [0], lambda value: None)
-    assert said == [("WARNING", "Alert at step 10: the hottest sensor has 95 degrees Celsius, above 90.")]
-    cores.clear()
-    alerts = Alerts(**{**NOTHING, "temperature": 90})
-    device = SimpleNamespace(root_device=torch.device("cpu"))
-    trainer: Any = SimpleNamespace(callbacks=[], is_global_zero=True, world_size=1, strategy=device)
-    alerts.setup(trainer, None, "fit")  # type: ignore[arg-type]
-    assert capsys.readouterr().out == (
-        "callbacks.alerts.temperature is not looked at: this machine has no sensor that psutil can read.\n"
-    )
-    assert looked(alerts, [0], lambda value: None) == []
-
-
-def test_machines_are_looked_at_once_a_second(looked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(now=0.0)
-    seen: list[float] = []
-    monkeypatch.setattr("lathe.callbacks.alerts.EVERY", 1.0)
-    monkeypatch.setattr("lathe.callbacks.alerts.monotonic", lambda: clock.now)
-    monkeypatch.setattr("shutil.disk_usage", lambda path: (seen.append(clock.now), SimpleNamespace(free=1e12))[1])
-    looked(Alerts(**{**NOTHING, "disk_free_gb": 5}), [0.1, 0.6, 1.2, 1.9, 2.3], lambda now: setattr(clock, "now", now))
-    assert seen == [0.1, 1.2, 2.3]
-
-
-def test_what_it_can_not_do_is_refused(tiny: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match=r"^callbacks\.alerts looks at nothing: give one of throughput_drop, loss_rise"):
-        Alerts(**NOTHING)
-    words = r"^callbacks\.alerts\.throughput_drop=0\.5 needs callbacks\.throughput, which measures it: add it to callba"
-    with pytest.raises(UserError, match=words):
-        tiny.trainer(Alerts(temperature=None)).fit(tiny.Task(), tiny.Loader())
-    tiny.trainer(Alerts(temperature=None, throughput_drop=None), max_epochs=1).fit(tiny.Task(), tiny.Loader())
-    with pytest.raises(UserError, match=r"^url=ftp://host: expected an http:// or https:// address, or env:NAME"):
-        Alerts(url="ftp://host")
-
-
-def test_a_command_without_throughput_is_refused_before_anything_is_read() -> None:
-    words = ("callbacks=[default,alerts]", "callbacks.throughput=null")
-    (told,) = check(config(*words))
-    assert told == (
-        "callbacks.alerts.throughput_drop=0.5 needs callbacks.throughput, which measures it: add it to callbacks, or "
-        "set throughput_drop=null."
-    )
-    assert check(config(*words, "callbacks.alerts.throughput_drop=null")) == []
-
-
 def test_a_run_is_told_of_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Listener, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -231,20 +174,3 @@ def test_an_address_is_hidden_from_loggers_and_a_strangers_is_not_posted_to() ->
     assert (found.key, found.name) == ("callbacks.alerts.url", "https://host/hooks/secret")
     named = {"callbacks": {"alerts": {**node, "url": "env:LATHE_TEST_HOOK"}}}
     assert not list(findings(named, [], {}))
-
-
-def test_an_address_that_is_typed_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
-    Alerts(url="https://host/hooks/secret")
-    out = capsys.readouterr().out
-    assert "keep this address; url=env:NAME keeps the name of a variable" in out
-    assert "secret" not in out
-
-
-def test_windows_come_from_throughput(tiny: SimpleNamespace) -> None:
-    throughput, alerts = Throughput(skip_steps=1), Alerts(temperature=None, loss_rise=None, disk_free_gb=None)
-    tiny.trainer(throughput, alerts, max_epochs=2).fit(tiny.Task(), tiny.Loader())
-    assert len(alerts._rates) >= 3
-    assert (
-        list(alerts._rates)
-        == [throughput._metrics([window])["samples_per_s"] for window in throughput._windows][: len(alerts._rates)]
-    )

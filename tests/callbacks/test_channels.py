@@ -3,6 +3,7 @@ nothing.
 """
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,10 +12,13 @@ from lightning.pytorch import Callback
 from support.channel_fit import Data, Saves, fit, task
 from support.net_state import assert_same, copy_of
 from support.ranks import on_ranks
-from torch import Tensor, nn
+from torch import Tensor
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.channels import PruneChannels
+from lathe.callbacks.methods.pruning import Prune
+from lathe.callbacks.methods.pruning_patterns import PruneNM
+from lathe.callbacks.methods.rigl import RigL
 from lathe.compression.channels import slices
 from lathe.compression.structure import apply_structure, structure_of
 from lathe.errors import UserError
@@ -84,21 +88,6 @@ def test_one_shot_gives_the_optimizer_a_smaller_net():
     assert not method.finalise(trained.net, Data())
 
 
-def test_one_shot_estimates_batchnorms_statistics_anew():
-    seen = {}
-
-    class Looks(Callback):
-        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            seen.update(copy_of(pl_module.net))
-
-    module = task()
-    fit(PruneChannels(mode="one_shot", share=0.5), Looks(), module=module)
-    inputs = torch.stack([x for x, _ in Data().batches])
-    weight = seen["conv.weight"]
-    means = torch.stack([nn.functional.conv2d(x, weight, padding=1).mean((0, 2, 3)) for x in inputs]).mean(0)
-    torch.testing.assert_close(seen["bn.running_mean"], means, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("importance", ["group_norm", "taylor"])
 def test_a_resumed_one_shot_run_ends_the_same(tmp_path, importance):
     options = {"mode": "one_shot", "share": 0.4, "importance": importance}
@@ -130,48 +119,6 @@ def test_the_average_falls_silent_too():
     expected = net(images())
     assert method.finalise(net, Data())
     torch.testing.assert_close(net(images()), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_training_that_ends_too_early_removes_nothing_and_says_so():
-    class Stops(Callback):
-        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            trainer.should_stop = True
-
-    method = PruneChannels(start=0.2, end=0.9)
-    net = fit(method, Stops()).net
-    with pytest.warns(UserWarning, match=r"training ended before compression\.prune_channels\.end=0\.9"):
-        assert not method.finalise(net, Data())
-    assert method.report() == {}
-
-
-def test_a_window_moves_the_schedule():
-    method = PruneChannels(share=0.4, start=0.0, end=0.5, min_channels=1)
-    method.window = (0.5, 1.0)
-    watch = Watches(method)
-    fit(method, watch)
-    assert [size is None for size in watch.sizes] == [True] * 5 + [False] * 7
-    assert watch.ready == [False] * 8 + [True] * 4
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (
-            {"mode": "one_shot", "regularise": "bn_scale"},
-            r"regularise=bn_scale acts before channels are chosen: use mode=gradual",
-        ),
-        ({"start": 0.8, "end": 0.5}, r"^start=0\.8 lies behind end=0\.5: fade later"),
-        ({"importance": "taylor", "start": 0.0}, r"importance=taylor reads gradients before channels are chosen"),
-    ],
-)
-def test_a_mistake_is_named(options, sentence):
-    with pytest.raises(UserError, match=sentence):
-        PruneChannels(**options)
-
-
-def test_a_budget_out_of_reach_is_told_before_training():
-    with pytest.raises(UserError, match="fewest channels that may remain"):
-        fit(PruneChannels(mode="one_shot", share=0.01))
 
 
 def on_a_rank(rank: int, strategy: str, mode: str, importance: str) -> Any:
@@ -206,3 +153,71 @@ def test_all_ranks_remove_the_same(strategy, mode, importance):
         assert not first[1]["blocks.0.conv1.weight"][units].any()
     else:
         assert first[1]["conv.weight"].shape[0] < 8
+
+
+def resumed_on_a_rank(rank: int, mode: str, path: str) -> Any:
+    from lathe.strategies.fsdp import FSDP
+
+    options: dict[str, Any] = {"mode": mode, "share": 0.4, "start": 0.25, "end": 0.75, "min_channels": 1}
+    whole = fit(PruneChannels(**options), Saves(Path(path), 4), data=Data(rank, 2), devices=2, strategy=FSDP())
+    apply_structure((module := task()).net, torch.load(path, weights_only=True).get("structure", {}))
+    again = fit(PruneChannels(**options), module=module, data=Data(rank, 2), resume=path, devices=2, strategy=FSDP())
+    return [
+        {name: p.full_tensor().detach().clone() for name, p in run.net.named_parameters()} for run in (whole, again)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["gradual", "one_shot"])
+def test_a_sharded_run_resumes(tmp_path, mode):
+    for whole, again in on_ranks(resumed_on_a_rank, mode, str(tmp_path / "a.ckpt")):
+        assert_same(again, whole)
+
+
+@pytest.mark.parametrize("granularity", ["unstructured", "structured"])
+def test_masks_count_what_remains(tmp_path, granularity):
+    options: dict[str, Any] = {"share": 0.4, "start": 0.25, "end": 0.75, "min_channels": 1}
+    masks: dict[str, Any] = {
+        "sparsity": 0.6,
+        "granularity": granularity,
+        "scope": "layer" if granularity == "structured" else "global",
+    }
+    removal, prune = PruneChannels(**options), Prune(**masks)
+    net = fit(removal, prune, Saves(tmp_path / "a.ckpt", 6)).net
+    told = prune.report()
+    assert removal.finalise(net, Data())
+    left = {name: p for name, p in net.named_parameters() if name in prune.masks}
+    zeros, size = sum(int((p == 0).sum()) for p in left.values()), sum(p.numel() for p in left.values())
+    assert told["prune/sparsity"] == zeros / size
+    assert told["prune/sparsity_net"] == zeros / sum(p.numel() for p in net.parameters())
+    assert abs(zeros / size - 0.6) < (0.5 / size if granularity == "unstructured" else 0.1)
+    again, masked = PruneChannels(**options), Prune(**masks)
+    resumed = fit(again, masked, resume=tmp_path / "a.ckpt").net
+    again.finalise(resumed, Data())
+    assert_same(copy_of(resumed), copy_of(net))
+
+
+@pytest.mark.parametrize("method", [PruneNM, RigL])
+def test_masks_that_removal_would_break_up_are_refused(method):
+    with pytest.raises(
+        UserError, match=r"lays its masks on channels that go after training.*mode=one_shot, or two runs\.$"
+    ):
+        fit(PruneChannels(), method())
+
+
+def test_a_step_that_overflows_decides_nothing():
+    method = PruneChannels(share=0.4, min_channels=1, importance="taylor", start=0.25, end=0.75)
+
+    class Overflows(Callback):
+        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            if trainer.global_step == 1:
+                pl_module.net.conv.weight.grad.fill_(torch.inf)
+
+    class Skips(Callback):  # as a gradient scaler does
+        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            if trainer.global_step == 1:
+                assert all(bool(change.isfinite().all()) for change in method._sensitivity.values())
+                optimizer.zero_grad()
+
+    fit(Overflows(), method, Skips())
+    assert method.chosen

@@ -96,34 +96,6 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     assert untouched(old)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")
-def test_a_disk_that_is_really_full(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lathe.callbacks.checkpoint_io.open", lambda path, mode: open("/dev/full", mode), raising=False)  # noqa: SIM115
-    with pytest.raises(OSError, match="No space left on device"):
-        AtomicCheckpointIO().save_checkpoint(BIG, old)
-    assert untouched(old)
-
-
-def test_a_disk_that_fails_at_the_last_moment(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*args: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(OSError, match="Input/output error"):
-        AtomicCheckpointIO().save_checkpoint(BIG, old)
-    assert untouched(old)
-
-
-def test_another_error_of_torch_stays_what_it_is(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*args: Any) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(torch, "save", fails)
-    with pytest.raises(RuntimeError, match="a bug"):
-        AtomicCheckpointIO().save_checkpoint(BIG, old)
-    assert untouched(old)
-
-
 # writing in a thread
 
 

@@ -1,6 +1,5 @@
 """Load and energy of the device; that of GPUs by a library that is made up."""
 
-import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +11,6 @@ from support.runs import SMALL, column, new_run
 
 import lathe.verbs.train
 from lathe.callbacks import DeviceStats
-from lathe.errors import UserError
-from lathe.measure.energy import Rapl
 
 ON_CPU = "callbacks.device_stats: training is on a CPU, so it logs the machine's load and memory (psutil).\n"
 CPUS = {"device/cpu_percent", "device/memory_percent", "device/resident_bytes"}
@@ -104,26 +101,6 @@ def test_a_gpu_without_nvml_is_told_once_and_trains(
     assert stats.summary() == {}
 
 
-def test_nothing_to_measure_is_refused(tiny: SimpleNamespace) -> None:
-    words = r"^callbacks\.device_stats\.cpu_stats=false leaves nothing to measure where training is on a CPU: leave "
-    with pytest.raises(UserError, match=words):
-        tiny.trainer(DeviceStats(cpu_stats=False)).fit(tiny.Task(), tiny.Loader())
-
-
-def test_a_thread_ends_with_an_error(tiny: SimpleNamespace, board: dict[str, Any]) -> None:
-    class Breaks(tiny.Task):
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            assert stats._meter is not None
-            assert stats._meter._thread is not None
-            raise OSError("no space")
-
-    stats = DeviceStats()
-    with pytest.raises(OSError, match="no space"):
-        tiny.trainer(stats).fit(Breaks(), tiny.Loader())
-    assert stats._meter is not None
-    assert stats._meter._thread is None
-
-
 def test_a_run_has_it_in_its_result_and_still_makes_several_steps_at_once(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,21 +115,6 @@ def test_a_run_has_it_in_its_result_and_still_makes_several_steps_at_once(
     assert result["energy_cpu_j"] > 0
     assert result["energy_cpu_j"] % 5 == 0
     assert "energy, CPU packages" in capsys.readouterr().out
-
-
-def test_a_run_of_an_earlier_version_has_lightnings(tmp_path: Any) -> None:
-    node = "callbacks.device_stats._target_=lightning.pytorch.callbacks.DeviceStatsMonitor"
-    cfg = new_run(tmp_path, *SMALL, "test=false", "callbacks=[default,device_stats]", node)
-    lathe.verbs.train.train(cfg)
-    names = (Path(cfg["paths"]["run_dir"]) / "metrics.csv").read_text().splitlines()[0]
-    assert "DeviceStatsMonitor.on_train_batch_end" in names
-
-
-def test_rapl_of_this_machine_is_read_or_not() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        rapl = Rapl()
-    assert rapl.joules() >= 0
 
 
 @pytest.mark.slow

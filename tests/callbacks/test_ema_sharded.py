@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from torch import Tensor, nn
 
@@ -100,18 +101,14 @@ def fit(folder: str, strategy: Any = "auto", resume: str | None = None) -> tuple
             held[:] = [average.clone() for average in ema._average.tensors]
 
     ema, task = EMA(decay=0.5, warmup=False), Task()
-    trainer = Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        Looks(),
+        ema,
+        Saves(folder),
         devices=1 if strategy == "auto" else 2,
         strategy=strategy,
         max_epochs=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         num_sanity_val_steps=0,
-        use_distributed_sampler=False,
-        callbacks=[Looks(), ema, Saves(folder)],
     )
     trainer.fit(task, ckpt_path=resume, weights_only=True)
     state = task.net.state_dict()
@@ -158,36 +155,6 @@ def test_a_checkpoint_in_parts_resumes_bit_for_bit(tmp_path: Path) -> None:
     for (one, held), (other, held_too) in zip(first, again, strict=True):
         assert all(torch.equal(one[name], other[name]) for name in one)
         assert all(torch.equal(a, b) for a, b in zip(held, held_too, strict=True))
-
-
-def fit_a_part(rank: int) -> str:
-    class Cut(Task):
-        def configure_model(self) -> None:
-            self.net[2 * rank] = nn.Identity()
-
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        logger=False,
-        enable_checkpointing=False,
-        max_epochs=1,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[EMA()],
-    )
-    task = Cut()
-    trainer.strategy.connect(task)
-    task.configure_model()
-    with pytest.raises(UserError) as caught:
-        trainer.callbacks[0].on_fit_start(trainer, task)
-    return str(caught.value)
-
-
-def test_a_net_that_is_cut_between_processes_is_refused() -> None:
-    sentences = on_ranks(fit_a_part)
-    assert len(set(sentences)) == 1
-    assert sentences[0].startswith("callbacks.ema cannot average a net that is cut between processes: drop ema")
 
 
 def test_parts_of_deepspeed_stage_3_are_refused() -> None:

@@ -1,7 +1,6 @@
 """Epochs of the samples with the largest losses: what is trained on, through deaths and on two processes."""
 
 import csv
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from support.commands import check as succeeded
 from support.commands import run
 from support.interruptions import NEVER, Interrupted, Interruption, interruption, same
+from support.own_datasets import Pictures
 from support.runs import SMALL, column, config, new_run, runs
 from torch.nn import functional as F
 
@@ -134,61 +134,119 @@ def test_two_processes_choose_as_one(tmp_path: Path) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ("data=synthetic_tokens", "task=language_modelling", "model=gpt_nano"),
-            "TokenDataModule can't be chosen by number",
-        ),
-        (("trainer.overfit_batches=2",), "trains on the same few samples again and again"),
-        (
-            ("callbacks.hard_samples.share=0.01",),
-            "cannot be filled from the 13 of 1300 training samples",
-        ),
-    ],
+@pytest.mark.parametrize("words", [("strategy=pipeline",), ("data.augment.mixup=0.2",)])
+def test_what_has_no_loss_of_each_sample_is_refused(words: tuple[str, ...]) -> None:
+    assert any("callbacks.hard_samples" in one for one in check(config("callbacks=[default,hard_samples]", *words)))
+
+
+# 160 samples to train on, of which an epoch takes 64: 4 batches of 16
+OWN = (
+    *(word for word in SMALL if not word.startswith("data.")),
+    "callbacks=[default,hard_samples]",
+    "callbacks.throughput=null",
+    "callbacks.hard_samples.share=0.4",
+    "trainer.max_epochs=5",
+    "trainer.log_every_n_steps=1",
+    "data=dataset",
+    "data.num_classes=2",
+    "data.channels=1",
+    "data.image_size=4",
+    "data.batch_size=16",
+    "test=false",
 )
-def test_what_can_not_be_chosen_is_told(tmp_path: Path, words: tuple[str, ...], sentence: str) -> None:
-    cfg = new_run(tmp_path, *(word for word in HARD if "=" in word and not word.startswith("model.")), *words)
-    with pytest.raises(UserError, match=sentence):
+
+
+def words_of(kind: str, **options: Any) -> tuple[str, ...]:
+    given = "".join(f", {key}: {value}" for key, value in options.items())
+    return (*OWN, f"data.train={{_target_: {kind}{given}}}")
+
+
+@pytest.mark.parametrize("more", [(), ("data.num_workers=1", "data.persistent_workers=true")])
+def test_an_epoch_reads_what_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]) -> None:
+    noted: list[torch.Tensor] = []
+    note = Selection.note
+
+    def noting(self: Selection, samples: torch.Tensor, losses: torch.Tensor) -> None:
+        noted.append(samples)
+        note(self, samples, losses)
+
+    monkeypatch.setattr(Selection, "note", noting)
+    words = words_of("callbacks.test_hard_samples.Seen", n=200, folder=tmp_path)
+    cfg = new_run(tmp_path, *words, *more)
+    lathe.verbs.train.train(cfg)
+    run_dir = Path(cfg["paths"]["run_dir"])
+    assert len(noted) == 20
+    trained = torch.cat(noted)
+    assert all(len(trained[at : at + 64].unique()) == 64 for at in range(0, 320, 64))
+    turns = trained.bincount(minlength=160)
+    assert int(turns.min()) >= 1, "three epochs show each sample"
+    with open(run_dir / "hard_samples.csv", newline="") as file:
+        listed = list(csv.DictReader(file))
+    assert len(listed) == 160
+    read = torch.tensor([int(line) for line in (tmp_path / "read").read_text().split()]).bincount(minlength=200)
+    for row in listed:
+        item = int(row["file"].removeprefix("data.train: item "))
+        assert int(row["label"]) == item % 2
+        assert int(row["turns"]) == int(turns[int(row["sample"])])
+        assert int(read[item]) >= int(row["turns"])  # and once more where a split is looked at
+
+
+class Seen(Pictures):
+    """Writes down what is read of it, in whatever process."""
+
+    def __init__(self, n: int, folder: str) -> None:
+        super().__init__(n)
+        self.file = Path(folder) / "read"
+
+    def __getitem__(self, row: int) -> Any:
+        with open(self.file, "a") as file:
+            file.write(f"{row}\n")
+        return super().__getitem__(row)
+
+
+@pytest.mark.law3
+@pytest.mark.filterwarnings("ignore:data.train. Drawing has no labels at hand:UserWarning")
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_death_changes_nothing_over_a_dataset_of_ones_own(
+    tmp_path: Path, interruption: Interruption, workers: int
+) -> None:
+    words = (*words_of("support.own_datasets.Drawing", n=200, labels_at_hand="false"), f"data.num_workers={workers}")
+
+    def train(name: str, step: int) -> Path:
+        cfg = new_run(tmp_path / name, *words, "callbacks.checkpoint.every_n_train_steps=3")
+        interruption.hook, interruption.step = "on_train_batch_start", step
+        if step < NEVER:
+            with pytest.raises(Interrupted):
+                lathe.verbs.train.train(cfg)
+            interruption.step = NEVER
         lathe.verbs.train.train(cfg)
+        return Path(cfg["paths"]["run_dir"])
+
+    alone, again = train("alone", NEVER), train("again", 14)
+    same(alone, again)
+    tables = [(run / "hard_samples.csv").read_text() for run in (alone, again)]
+    assert tables[0] == tables[1]
+    assert ",," in tables[0]  # no labels are at hand
 
 
-def test_a_run_that_ends_before_losses_decide_says_so(tmp_path: Path) -> None:
-    with pytest.warns(
-        UserWarning, match="ends after 8 batches of 128, before each of 1300 samples was trained on once"
-    ):
-        trained(tmp_path / "short", "trainer.max_epochs=2")
-    for words in (("trainer.max_steps=10",), ("trainer.limit_train_batches=2",)):
-        with pytest.warns(UserWarning, match="ends after 10 batches of 128, before each"):
-            trained(tmp_path / "cut", *words)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        trained(tmp_path / "tried", "trainer.fast_dev_run=true")
+def halved(samples: list[Any]) -> Any:
+    """Every other sample of a batch."""
+    return torch.utils.data.default_collate(samples[::2])
 
 
-def test_a_checkpoint_without_losses_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = trained(tmp_path / "plain", "~callbacks.hard_samples")
-    assert "an epoch takes" not in capsys.readouterr().out
-    with pytest.warns(UserWarning, match="has no losses of samples: all count as unseen"):
-        trained(tmp_path / "on", f"ckpt_path={plain}", "ckpt_mode=trainer", "trainer.max_epochs=9")
-    assert "hard_samples: an epoch takes 512 of 1300 training samples.\n" in capsys.readouterr().out
+def blended(samples: list[Any]) -> Any:
+    """Each sample half with its neighbour."""
+    x, y = torch.utils.data.default_collate(samples)
+    shares = torch.nn.functional.one_hot(y, 2).float()
+    return (x + x.flip(0)) / 2, (shares + shares.flip(0)) / 2
 
 
-def test_combinations_are_told_before_the_work() -> None:
-    words = ("callbacks=[default,hard_samples,image_sizes]", "model=resnet20")
-    assert check(config(*words)) == []
-    told = check(config(*words, "compile=default", "compile.scope=step"))
-    assert any(
-        one.startswith("callbacks.hard_samples reads the logits of each step, which compile.scope") for one in told
-    )
-    assert any(one.startswith("callbacks.image_sizes: compiled code is made for one size") for one in told)
-    told = check(config(*words, "strategy=pipeline"))
-    assert any("which strategy Pipeline has on no process" in one for one in told)
-    assert any("strategy Pipeline cuts a net for one size of images" in one for one in told)
-    (mixed,) = check(config(*words, "data.augment.mixup=0.2"))
-    assert mixed.startswith(
-        "data.augment.mixup=0.2 mixes samples, and callbacks.hard_samples chooses by the loss of each"
-    )
-    (whole,) = check(config(*words, "callbacks.image_sizes.scales=[1,1]"))
-    assert whole.startswith("callbacks.image_sizes.scales=[1, 1] makes no image smaller")
+@pytest.mark.parametrize(
+    ("collate", "told"),
+    [("halved", r"a batch of 16 samples has targets of \(8,\)"), ("blended", r"has targets of \(16, 2\) \(float32\)")],
+)
+def test_samples_that_a_batch_mixes_or_leaves_out_are_refused(tmp_path: Path, collate: str, told: str) -> None:
+    own = f"data.collate_fn={{_target_: callbacks.test_hard_samples.{collate}, _partial_: true}}"
+    cfg = new_run(tmp_path, *words_of("support.own_datasets.Pictures", n=200), own)
+    with pytest.raises(UserError, match=told):
+        lathe.verbs.train.train(cfg)

@@ -1,22 +1,17 @@
 """Small images in the first epochs: what the net sees, and what can't see them."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
-from support.runs import SMALL, config, new_run
+from support.runs import SMALL, new_run
 from torch import Tensor
 from torch.nn import functional as F
 
 import lathe.verbs.train
-from lathe.callbacks import ImageSizes
-from lathe.config.composed import check
 from lathe.errors import UserError
 from lathe.nets import CifarResNet
-from lathe.nets.airbench import Airbench
 
 NET = ("model=resnet20", "model.net.depth=8", "model.net.width=4")
 FIRST_SMALL = (
@@ -65,47 +60,6 @@ def test_the_net_sees_means_of_areas(
     assert all(torch.equal(*pair) for pair in zip(*evaluated, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (("model=mlp",), r"MLP takes no images of 4 x 4 pixels \(\w+\)"),
-        ((*NET, "trainer.max_epochs=9", "trainer.max_steps=6"), "this run of 6 batches ends before an epoch of whole"),
-        ((*NET, "trainer.max_epochs=2"), "this run of 6 batches ends before an epoch of whole images"),
-    ],
-)
-def test_what_can_not_be_is_told(tmp_path: Path, words: tuple[str, ...], sentence: str) -> None:
-    if "ends before" in sentence:
-        with pytest.warns(UserWarning, match=sentence):
-            trained(tmp_path, *words)
-        return
-    with pytest.raises(UserError, match=sentence):
-        trained(tmp_path, *words)
-
-
-def test_a_side_has_a_pixel_at_least(tmp_path: Path) -> None:
-    net = Airbench(width=4, growth=1, in_channels=1, image_size=8, num_classes=10)
-    with pytest.raises(RuntimeError):
-        net(torch.zeros(1, 1, 1, 1))
-    with pytest.raises(UserError, match="Airbench takes no images of 1 x 1 pixels"):
-        trained(
-            tmp_path,
-            "model=airbench",
-            "model.net.width=4",
-            "model.net.growth=1",
-            "callbacks.image_sizes.scales=[0.01]",
-        )
-
-
-def test_a_lightning_module_as_it_is_is_told() -> None:
-    told = check(config("model=lightning", "model.net={_target_:mine.Lit}", "callbacks=[default,image_sizes]"))
-    assert any("task=lightning has a LightningModule as it is: leave image_sizes out" in one for one in told)
-    module = LightningModule()
-    vars(module)["lathe_task"] = object()
-    data = SimpleNamespace(channels=1, image_size=8)
-    with pytest.raises(UserError, match="LightningModule is a LightningModule as it is"):
-        ImageSizes([0.5]).setup(SimpleNamespace(datamodule=data), module, "fit")  # type: ignore[arg-type]
-
-
-def test_a_whole_epoch_among_the_scales_is_one(tmp_path: Path) -> None:
-    words = (*NET, "trainer.max_epochs=2", "callbacks.image_sizes.scales=[0.5,1]")  # a warning is an error
-    assert trained(tmp_path, *words)["epochs"] == 2
+def test_a_net_of_one_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="MLP takes no images of 4 x 4 pixels"):
+        trained(tmp_path, "model=mlp")

@@ -12,8 +12,6 @@ from torch import Tensor, nn
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.lottery import Lottery
 from lathe.callbacks.resume import ExactResume
-from lathe.compression.masks import make_masks
-from lathe.errors import UserError
 from lathe.optim.schedules import cosine
 
 
@@ -96,17 +94,6 @@ def test_rounds_prune_trained_weights_and_go_back_to_early_ones(tiny: SimpleName
     assert sum(p.numel() for p in task.net.parameters()) == 138
 
 
-def test_the_pruned_are_the_smallest_of_the_trained(tiny: SimpleNamespace) -> None:
-    """A plain run of one round's length, on the same schedule, ends where the first round ends."""
-    plain = task_of(tiny)
-    tiny.trainer(ExactResume(0), max_epochs=1).fit(plain, tiny.Loader())
-    lottery = Lottery(sparsity=0.6, rounds=2, rewind=0)
-    fit(tiny, lottery, epochs=2)
-    trained = {name: plain.net.get_parameter(name).abs() for name in ("0.weight", "3.weight")}
-    wanted = make_masks(trained, 0.6)
-    assert all(torch.equal(lottery.masks[name], wanted[name]) for name in wanted)
-
-
 def test_each_round_is_a_whole_training_schedule_and_starts_without_momentum(tiny: SimpleNamespace) -> None:
     _, recorder = fit(tiny, Lottery(sparsity=0.75, rounds=3, rewind=0))
     rates = [recorder.rates[step] for step in range(18)]
@@ -177,31 +164,3 @@ def test_with_stages_the_schedule_goes_on_repeating(tiny: SimpleNamespace) -> No
     assert rates[:6] == rates[6:12] == rates[12:18] == rates[18:]
     assert [step for step, held in recorder.momenta.items() if not held] == [0, 6]
     assert not torch.equal(recorder.states[12]["0.bias"], recorder.states[0]["0.bias"])
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"rounds": 30}, "compression.lottery.rounds=30 do not fit into 18 optimizer steps"),
-        ({"rounds": 3, "rewind": 6}, "compression.lottery.rewind=6 is not below a round's 6 optimizer steps"),
-        ({"layers": ["nothing"]}, "compression.lottery.layers: nothing matches no layer"),
-    ],
-)
-def test_refuses_runs_that_do_not_fit(tiny: SimpleNamespace, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        tiny.trainer(Lottery(**options), max_epochs=3).fit(tiny.Task(net()), tiny.Loader())
-
-
-def test_a_run_that_ends_early_is_told(tiny: SimpleNamespace) -> None:
-    class Stops(Callback):
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            trainer.should_stop = trainer.global_step == 7
-
-    with pytest.warns(UserWarning, match=r"training ended in round 2 of 3, at sparsity 0.500 instead of 0.750"):
-        fit(tiny, Lottery(sparsity=0.75, rounds=3), Stops())
-
-
-def test_a_fast_dev_run_goes_through(tiny: SimpleNamespace) -> None:
-    lottery = Lottery(sparsity=0.75, rounds=4)
-    tiny.trainer(lottery, fast_dev_run=True).fit(task_of(tiny), tiny.Loader())
-    assert lottery.report()["lottery/sparsity"] == 0.75

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from torch import Tensor, nn
 
@@ -16,7 +17,6 @@ from lathe.callbacks.methods.lottery import Lottery
 from lathe.callbacks.methods.rigl import RigL
 from lathe.callbacks.resume import ExactResume
 from lathe.optim.schedules import cosine
-from lathe.trainer import Trainer
 
 pytestmark = pytest.mark.law3
 
@@ -98,18 +98,7 @@ def on_two(rank: int, folder: str) -> dict[str, Any]:
                 path, method, task = Path(folder) / f"{name} {strategy}.ckpt", make(), Fixed()
                 spread = DDP() if strategy == "ddp" else FSDP(min_params=1, checkpoint="full")
                 more = [] if resumes else [Saves(path, step)]
-                trainer = Trainer(
-                    accelerator="cpu",
-                    devices=2,
-                    strategy=spread,
-                    max_epochs=2,
-                    logger=False,
-                    enable_checkpointing=False,
-                    enable_progress_bar=False,
-                    enable_model_summary=False,
-                    use_distributed_sampler=False,
-                    callbacks=[ExactResume(0), method, *more],
-                )
+                trainer = quiet_trainer(ExactResume(0), method, *more, devices=2, strategy=spread, max_epochs=2)
                 trainer.fit(task, ckpt_path=path if resumes else None, weights_only=True)
                 state = task.net.state_dict()
                 state = {

@@ -46,12 +46,6 @@ def test_rates_are_those_of_lightnings_monitor(interval: str) -> None:
     assert len(found[0][3]) == (2 if interval == "epoch" else 3)
 
 
-def test_a_monitor_with_momentum_is_not_changed() -> None:
-    monitor = LearningRateMonitor(log_momentum=True)
-    skip_empty_hooks([monitor])
-    assert "_extract_stats" not in vars(monitor)
-
-
 def test_a_rate_that_is_a_tensor_is_copied() -> None:
     """It changes in place before the row of its step is written."""
     monitor = LearningRateMonitor(logging_interval="step")

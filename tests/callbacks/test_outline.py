@@ -11,9 +11,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lathe.callbacks import AtomicCheckpointIO
-from lathe.callbacks.outline import KEY, check_outline, outlined
 from lathe.errors import UserError
-from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies.fsdp import FSDP
 
 
@@ -83,19 +81,3 @@ ALLOWED = (
 def test_values_may_be_changed_and_names_added(place: str, tmp_path: Path) -> None:
     path = edited(written(tmp_path), place)
     assert AtomicCheckpointIO().load_checkpoint(path)
-
-
-def test_who_takes_the_net_alone_looks_at_its_structure_alone(tmp_path: Path) -> None:
-    path = edited(written(tmp_path), "del state['callbacks']")
-    assert read_checkpoint(path)["global_step"] == 7
-    with pytest.raises(UserError, match=r"run=.* is not as it was written, `structure` is not there: "):
-        read_checkpoint(edited(path, "del state['structure']"), "run")
-
-
-def test_it_is_made_anew_where_a_checkpoint_is_written_again(tmp_path: Path) -> None:
-    state = outlined(checkpoint())
-    del state["callbacks"]["Empty"]
-    with pytest.raises(UserError):
-        check_outline(state, "last.ckpt")
-    check_outline(outlined(state), "last.ckpt")
-    assert set(outlined(state)[KEY]) == {"state_dict", "global_step", "structure", "callbacks", "7"}

@@ -4,7 +4,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from support.commands import command, start
+from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from support.runs import ROOT, SMALL, column, new_run, runs, weights
 from torch.utils.data import DataLoader
@@ -80,22 +80,6 @@ def test_what_the_process_ignores_stays_ignored(tiny: SimpleNamespace, tmp_path:
     assert saved_step(tmp_path) == 12
 
 
-def test_without_a_signal_nothing_happens(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    handlers = [signal.getsignal(number) for number in SIGNALS]
-    trainer = tiny.trainer(Checkpoint(monitor=None), Preemption(), default_root_dir=tmp_path)
-    trainer.fit(tiny.Task(), tiny.Loader())
-    assert saved_step(tmp_path) == 12
-    assert [signal.getsignal(number) for number in SIGNALS] == handlers
-
-
-def test_a_thread_trains_without_handlers(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    """Python lets the main one alone set any."""
-    trainer = tiny.trainer(Checkpoint(monitor=None), Preemption(), default_root_dir=tmp_path)
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(trainer.fit, tiny.Task(), tiny.Loader()).result()
-    assert saved_step(tmp_path) == 12
-
-
 def test_a_step_of_accumulated_batches_is_not_cut(tiny: SimpleNamespace, tmp_path: Path) -> None:
     trainer = tiny.trainer(
         Checkpoint(monitor=None), Preemption(), Signals(2), default_root_dir=tmp_path, accumulate_grad_batches=2
@@ -123,17 +107,8 @@ def one_rank_is_told(rank: int, folder: str, batches: int, every: int) -> tuple[
 
     told = [Signals(1)] if rank == 1 else []
     preemption = Preemption(every_n_steps=every)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=DDP(),
-        max_epochs=2,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        default_root_dir=folder,
-        callbacks=[Checkpoint(monitor=None), preemption, *told],
+    trainer = quiet_trainer(
+        Checkpoint(monitor=None), preemption, *told, devices=2, strategy=DDP(), max_epochs=2, default_root_dir=folder
     )
     stopped = False
     try:

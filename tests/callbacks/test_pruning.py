@@ -1,18 +1,15 @@
 """Sparsity follows its schedule exactly, by every criterion."""
 
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningDataModule
+from lightning.pytorch import Callback
 from support.prune_fit import WEIGHTS, Task, Watch, fit
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from lathe.callbacks.methods.pruning import Prune
-from lathe.callbacks.methods.pruning_patterns import PruneNM, PruneStructured
+from lathe.callbacks.methods.pruning_patterns import PruneStructured
 from lathe.compression.masks import make_masks
 from lathe.compression.masks.sparsity_schedules import SparsitySchedule
 from lathe.errors import UserError
@@ -33,16 +30,6 @@ def test_zeros_follow_the_schedule(kind: Any) -> None:
     assert watch.zeros[24] == round(0.7 * WEIGHTS)
     assert watch.ready == list(range(schedule.last, 25))
     assert prune.report()["prune/sparsity"] == pytest.approx(0.7)
-
-
-def test_a_stage_of_the_run_is_the_window() -> None:
-    prune = Prune(0.5, start=0.0, end=0.5, schedule="linear")
-    prune.window = (0.5, 1.0)
-    watch = Watch(prune)
-    fit(prune, watch)
-    assert prune.schedule is not None
-    assert (prune.schedule.start, prune.schedule.end) == (12, 18)
-    assert [watch.zeros[step] for step in (12, 13, 18, 24)] == [0, 10, 60, 60]
 
 
 def test_magnitude_takes_the_smallest_of_the_net() -> None:
@@ -109,16 +96,6 @@ def test_wanda_leaves_the_net_and_the_random_numbers_as_they_were() -> None:
     assert not torch.equal(one.seen[12]["3.weight"] == 0, other.seen[12]["3.weight"] == 0)
 
 
-def test_rows_and_groups(tmp_path: Path) -> None:
-    rows = PruneStructured(0.5, start=0.0, end=0.5)
-    task = fit(rows)
-    assert [int((task.net[i].weight == 0).all(1).sum()) for i in (0, 3)] == [5, 4]
-    groups = PruneNM(start=0.0, end=0.5, layers=["0"])
-    task = fit(groups)
-    assert ((task.net[0].weight.reshape(10, 1, 4) != 0).sum(2) == 2).all()
-    assert groups.report()["prune_nm/sparsity"] == 0.5
-
-
 def test_channels_by_the_scale_of_their_batchnorm() -> None:
     net = nn.Sequential(nn.Linear(4, 10), nn.BatchNorm1d(10), nn.ReLU(), nn.Linear(10, 3))
     with torch.no_grad():
@@ -128,71 +105,3 @@ def test_channels_by_the_scale_of_their_batchnorm() -> None:
     assert prune.masks["0.weight"].any(1).tolist() == [False] * 3 + [True] * 7
     with pytest.raises(UserError, match=r"no BatchNorm of 8 channels follows 3\.weight"):
         fit(PruneStructured(0.3, criterion="batchnorm", exclude=["0"]))
-
-
-def test_layers_that_do_not_divide() -> None:
-    # Layers are 4 -> 10 -> 8: the second has 10 inputs and most of the weights.
-    with (
-        pytest.warns(
-            UserWarning, match=r"compression\.prune_nm leaves 3\.weight dense, which do not divide into groups"
-        ),
-        pytest.warns(UserWarning, match=rf"masks only {40 / (40 + 80 + 24):.1%} of the weights: 3\.weight"),
-    ):
-        fit(PruneNM(), steps=1)
-    with pytest.raises(UserError, match=r"compression\.prune_nm\.layers: 3\.weight does not divide into groups of 4"):
-        fit(PruneNM(layers=["3"]))
-    fit(PruneNM(exclude=["3"]), steps=1)
-    with pytest.raises(UserError, match=r"compression\.prune_nm finds nothing to mask"):
-        fit(PruneNM(m=5, n=1, exclude=["3"]))
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"criterion": "batchnorm"}, r"^criterion=batchnorm scores whole channels"),
-        (
-            {"granularity": "n_m", "sparsity": 0.8},
-            r"^sparsity=0\.8 is more than 2 of 4 leaves: at most 0\.5",
-        ),
-        ({"start": 0.7, "end": 0.6}, r"^start=0\.7 and end=0\.6 are no shares"),
-    ],
-)
-def test_values_that_do_not_go_together_are_named(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        Prune(**options)
-
-
-def test_a_run_without_end_has_no_shares(tiny: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match=r"trainer\.max_epochs=-1"):
-        tiny.trainer(Prune(), max_epochs=-1, limit_train_batches=2).fit(tiny.Task(), tiny.Loader())
-
-
-def test_a_run_that_ends_early_is_told() -> None:
-    class Stops(Callback):
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            trainer.should_stop = trainer.global_step == 7
-
-    with pytest.warns(
-        UserWarning,
-        match=r"^compression\.prune: training ended at step 7, before compression\.prune\.end, at sparsity 0\.",
-    ):
-        fit(Prune(sparsity=0.5), Stops())
-
-
-def test_wanda_needs_layers_that_are_called() -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.head(nn.functional.linear(x, self.inner.weight))
-            return out
-
-    loader = DataLoader(TensorDataset(torch.randn(32, 4), torch.randint(0, 3, (32,))), batch_size=8)
-    trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=[Prune(0.5, criterion="wanda")], logger=False)
-    data = LightningDataModule()
-    data.train_dataloader = data.val_dataloader = lambda: loader  # type: ignore[method-assign]
-    with pytest.raises(UserError, match=r"inner\.weight.*exclude"):
-        trainer.fit(Task(Net()), data)
-    assert trainer.global_step == 0

@@ -7,12 +7,12 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from support.prune_fit import WEIGHTS, Loader, Task, Watch, fit
+from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.pruning import Prune
-from lathe.errors import UserError
 from lathe.nets import ViT
 from lathe.trainer import Trainer
 
@@ -130,17 +130,7 @@ def cut_layers(rank: int, criterion: str, devices: int) -> Any:
     task = Task(ViT(width=16, depth=2, heads=2, patch_size=2, channels=1, image_size=4, num_classes=3))
     prune = Prune(0.6, criterion=criterion, start=0.1, end=0.75, every_n_steps=4, batches=2)
     made: Any = TensorParallel(tensor=2) if devices == 2 else "auto"
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=devices,
-        strategy=made,
-        logger=False,
-        max_epochs=4,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[prune, EMA(decay=0.5)],
-    )
+    trainer = quiet_trainer(prune, EMA(decay=0.5), devices=devices, strategy=made, max_epochs=4)
     trainer.fit(task, Images(), Images())
     weights = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in task.net.named_parameters()}
     return {name: weight.detach() for name, weight in weights.items()}, prune.masks
@@ -159,30 +149,3 @@ def test_layers_that_processes_share_have_the_masks_of_one(criterion: str) -> No
         for name in [name for name in alone if not name.endswith("k.bias")]:
             torch.testing.assert_close(weights[name], alone[name], rtol=1e-3, atol=1e-4)
         assert all((weights[name][~own[name]] == 0).all() for name in own)
-
-
-def differing(rank: int) -> str:
-    prune = Prune(0.5)
-    prune.masks = {"a": torch.tensor([True, bool(rank)])}
-    with pytest.raises(UserError) as caught:
-        prune.state_dict()
-    return str(caught.value)
-
-
-def test_processes_with_different_masks_are_told() -> None:
-    one, other = on_ranks(differing)
-    assert one == other
-    assert one.startswith("compression.prune: the processes hold different masks (")
-
-
-def sends(rank: int) -> dict[str, Tensor]:
-    prune = Prune(0.5)
-    prune.parameters = {"a": nn.Parameter(torch.ones(2, 2))}
-    prune.set_masks({"a": torch.tensor([[True, False], [True, bool(rank)]])})
-    return {**prune.masks, "weight": prune.parameters["a"].detach()}
-
-
-def test_the_masks_are_those_of_process_0() -> None:
-    for held in on_ranks(sends):
-        assert held["a"].tolist() == [[True, False], [True, False]]
-        assert held["weight"].tolist() == [[1, 0], [1, 0]]

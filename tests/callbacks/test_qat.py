@@ -11,15 +11,19 @@ import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch.plugins import MixedPrecision
 from support.net_state import assert_same
-from support.qat_fit import STEPS, Data, fit
+from support.qat_fit import STEPS, Data, Saves, fit, without_decay
+from support.quiet import quiet_trainer
+from support.ranks import on_ranks
 from support.strategy_fit import NETS, batches
+from torch import nn
 
-from lathe.callbacks import EMA
 from lathe.callbacks.methods.qat import QAT
 from lathe.compression.quantization.net import describe, integer_weight, quantized_layers, quantizers
-from lathe.errors import ArgumentError, UserError
+from lathe.compression.quantization.ptq import quantize_static
+from lathe.errors import UserError
+from lathe.strategies import DDP
+from lathe.strategies.fsdp import FSDP
 from lathe.tasks import ClassificationTask
-from lathe.trainer import Trainer
 
 
 def test_rounding_begins_and_ranges_are_fixed_when_it_says() -> None:
@@ -54,26 +58,6 @@ def test_learned_steps_resume_bit_for_bit_and_learn(tmp_path: Path) -> None:
     scales = [name for name in at if name.endswith("_quantizer.scale")]
     assert all(not torch.equal(at[name], whole["state"][name]) for name in scales)
     assert all((whole["state"][name] > 0).all() for name in scales)
-
-
-def test_weight_decay_on_learned_steps_is_told() -> None:
-    class Plain(ClassificationTask):
-        def configure_optimizers(self) -> Any:
-            return torch.optim.AdamW(self.net.parameters(), lr=1e-3)
-
-    trainer = Trainer(
-        accelerator="cpu",
-        max_steps=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[QAT(lsq=True)],
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PossibleUserWarning)
-        with pytest.warns(UserWarning, match="weight decay also shrinks the learned step sizes"):
-            trainer.fit(Plain(NETS["mlp"]()), datamodule=Data("mlp", 2, (0, 1)))
 
 
 def test_recomputed_blocks_observe_once() -> None:
@@ -115,14 +99,6 @@ def test_compiled(name: str) -> None:
     assert compiled["seen"] == plain["seen"]
 
 
-def test_averaged_weights_have_whole_zero_points() -> None:
-    done = fit("mlp", extra=(EMA(decay=0.5),))
-    points = [value for name, value in done["state"].items() if name.endswith("zero_point")]
-    assert all(value.dtype == torch.int32 for value in points)
-    with torch.no_grad():
-        done["task"].net(batches("mlp", 1)[0][0])
-
-
 def test_layers_by_pattern() -> None:
     done = fit("resnet", options={"layer_bits": {"blocks.*": 4, "head": None}, "exclude": ["conv"]})
     net = done["task"].net
@@ -144,6 +120,116 @@ def test_another_plan_than_the_checkpoints_is_refused(tmp_path: Path) -> None:
         fit("mlp", resume=tmp_path / "a.ckpt", options={"bits": 4})
 
 
-def test_ranges_are_fixed_after_rounding_begins() -> None:
-    with pytest.raises(ArgumentError, match=r"^freeze_observers=0\.1 lies before start=0\.2: freeze later\.$"):
-        QAT(freeze_observers=0.1)
+def train(net: nn.Module, **options: Any) -> dict[int, tuple[bool, bool, bool]]:
+    """Ten more steps; what the quantizers were like after each."""
+    saves = Saves(None, 0)
+    qat = QAT(**{"start": 0.3, "freeze_observers": 0.7, "freeze_batchnorm": 0.8, **options})
+    trainer = quiet_trainer(qat, saves, max_epochs=1, num_sanity_val_steps=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PossibleUserWarning)
+        trainer.fit(ClassificationTask(net.train(), without_decay), datamodule=Data("resnet", STEPS, (0, 1)))
+    return saves.seen
+
+
+@pytest.mark.parametrize("source", ["ptq_static", "qat"])
+def test_ranges_are_observed_again(source: str) -> None:
+    if source == "qat":
+        net = fit("resnet")["task"].net
+    else:
+        torch.manual_seed(0)
+        net = NETS["resnet"]()
+        quantize_static(net, [batches("resnet", 1)[0][0]])
+    assert not any(q.is_observing for q in quantizers(net) if not q.symmetric)
+    before = [q.updates.item() for q in quantizers(net) if not q.symmetric]
+    assert train(net) == {step: (step >= 3, step < 7, step < 8) for step in range(1, 11)}
+    assert [q.updates.item() for q in quantizers(net) if not q.symmetric] == [count + 7 for count in before]
+    for layer in (net.conv, net.head):  # scales of weights follow them again
+        weight = layer.weight.detach().flatten(1)
+        torch.testing.assert_close(integer_weight(layer)[1], weight.abs().amax(1) / 127)
+
+
+def test_learned_scales_are_learned_further() -> None:
+    net = fit("resnet", options={"lsq": True})["task"].net
+    for q in quantizers(net):
+        q.scale.mul_(1.5)  # as an average may differ from what the growth says
+    before = [q.scale.clone() for q in quantizers(net)]
+    seen = train(net, lsq=True, start=0.0)
+    assert seen[1] == (True, False, True)
+    ratios = torch.cat([q.scale / was for q, was in zip(quantizers(net), before, strict=True)])
+    assert ((ratios - 1).abs() < 0.2).all()
+    assert (ratios != 1).any()
+
+
+Case = tuple[str, dict[str, Any], dict[str, Any]]
+
+
+DDP_CASES: dict[str, Case] = {"resnet": ("resnet", {}, {}), "lsq": ("mlp", {"lsq": True}, {})}
+
+
+FSDP_CASES: dict[str, Case] = {"vit": ("vit", {}, {}), "lsq": ("mlp", {"lsq": True}, {})}
+
+
+MORE_DDP: dict[str, Case] = {
+    "vit": ("vit", {}, {"accumulate": 2}),
+    "bf16": ("gpt", {"lsq": True}, {"precision": "bf16-mixed"}),
+}
+
+
+MORE_FSDP: dict[str, Case] = {
+    "resnet": ("resnet", {}, {}),
+    "bf16": ("gpt", {"lsq": True}, {"precision": "bf16-mixed"}),
+    "recomputed": ("vit", {}, {"recomputed": "blocks"}),
+}
+
+
+def cases_on(rank: int, strategy: str, cases: dict[str, Case], folder: Path) -> dict[str, Any]:
+    found = {}
+    for case, (name, options, others) in cases.items():
+        for suffix, where in (
+            ("", {"save": folder / f"{case}.ckpt"}),
+            (" resumed", {"resume": folder / f"{case}.ckpt"}),
+        ):
+            make = DDP() if strategy == "ddp" else FSDP()
+            found[case + suffix] = fit(name, make, part=(rank, 2), options=options, **where, **others)
+    return found
+
+
+def compare(first: dict[str, Any], second: dict[str, Any], cases: dict[str, Case]) -> dict[str, Any]:
+    """Ranks hold the same, a resumed run is the uninterrupted one, and both train as one process does. Returns by case
+    whether weights were rounded and ranges observed after the last step."""
+    for case, done in first.items():
+        for name, value in done["state"].items():
+            if "running" not in name:
+                assert torch.equal(value, second[case]["state"][name]), (case, name)
+        if case.endswith("resumed"):
+            assert_same(done["state"], first[case.removesuffix(" resumed")]["state"])
+    for case, (name, options, others) in cases.items():
+        alone = fit(name, options=options, **others)
+        assert first[case]["seen"] == alone["seen"]
+        losses = [sum(pair) / 2 for pair in zip(first[case]["losses"], second[case]["losses"], strict=True)]
+        assert losses == pytest.approx(alone["losses"], rel=0.05), case
+        for key, value in alone["state"].items():
+            if key.endswith(("maximum", "minimum")):
+                torch.testing.assert_close(first[case]["state"][key], value, rtol=0.05, atol=0.05, msg=f"{case} {key}")
+    return {case: done["seen"][STEPS][:2] for case, done in first.items()}
+
+
+def test_ranks_hold_the_ranges_of_one_process(tmp_path: Path) -> None:
+    ended = compare(*on_ranks(cases_on, "ddp", DDP_CASES, tmp_path, timeout=120), DDP_CASES)
+    assert ended == dict.fromkeys(ended, (True, False))
+    assert len(ended) == 2 * len(DDP_CASES)
+
+
+@pytest.mark.slow
+def test_sharded_weights(tmp_path: Path) -> None:
+    ended = compare(*on_ranks(cases_on, "fsdp", FSDP_CASES, tmp_path, timeout=120), FSDP_CASES)
+    assert ended == dict.fromkeys(ended, (True, False))
+    assert len(ended) == 2 * len(FSDP_CASES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("strategy", "cases"), [("ddp", MORE_DDP), ("fsdp", MORE_FSDP)])
+def test_more_nets_on_ranks(strategy: str, cases: dict[str, Case], tmp_path: Path) -> None:
+    ended = compare(*on_ranks(cases_on, strategy, cases, tmp_path, timeout=240), cases)
+    assert ended == dict.fromkeys(ended, (True, False))
+    assert len(ended) == 2 * len(cases)

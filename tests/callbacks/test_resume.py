@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule
+from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 
 from lathe.callbacks import ExactResume
@@ -79,20 +80,6 @@ def test_a_continued_run_draws_the_same_numbers_on_the_same_batches(
     assert continued.seen == whole.seen[at:]
 
 
-def test_the_position_survives_a_scheduler_that_asks_for_the_length_of_the_run(
-    tiny: SimpleNamespace, tmp_path: Path
-) -> None:
-    class Scheduled(tiny.Task):  # type: ignore[misc, name-defined]
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
-            assert self.trainer.estimated_stepping_batches == 12
-            return optimizer
-
-    fit(tiny, 3, whole := Draws(tmp_path / "a.ckpt", 4), Scheduled())
-    fit(tiny, 3, continued := Draws(), Scheduled(), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
-    assert continued.seen == whole.seen[4:]
-
-
 class Counts(Callback):
     """A user's own, with a state; none where nothing was counted."""
 
@@ -113,12 +100,6 @@ def test_a_callback_whose_state_is_gone_is_told(seen: int, tiny: SimpleNamespace
     told = pytest.warns(UserWarning, match="^callbacks: the checkpoint has no state of Counts, which starts anew")
     with told if seen else nullcontext():
         trainer.fit(tiny.Task(), tiny.Loader(), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
-
-
-def test_the_checkpoint_is_plain_data(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    fit(tiny, 3, Draws(tmp_path / "a.ckpt", 2))
-    (state,) = torch.load(tmp_path / "a.ckpt", weights_only=True)["random_state"]
-    assert set(state) == {"python", "numpy", "torch"} | ({"cuda"} if torch.cuda.is_available() else set())
 
 
 def test_a_checkpoint_of_another_number_of_ranks_starts_from_seed_and_step(
@@ -163,18 +144,7 @@ class Same:
 def two_ranks(rank: int, path: str) -> list[dict[int, tuple[float, float, float]]]:
     drawn = []
     for callback, options in ((Draws(Path(path), 3), {}), (Draws(), {"ckpt_path": path, "weights_only": True})):
-        trainer = Trainer(
-            accelerator="cpu",
-            devices=2,
-            strategy=DDP(),
-            max_epochs=2,
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            enable_checkpointing=False,
-            use_distributed_sampler=False,
-            callbacks=[ExactResume(5), callback],
-        )
+        trainer = quiet_trainer(ExactResume(5), callback, devices=2, strategy=DDP(), max_epochs=2)
         trainer.fit(Linear(), Same(), **options)
         drawn.append(callback.drawn)
     return drawn

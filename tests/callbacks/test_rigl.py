@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from lathe.callbacks.methods.rigl import RigL
 from lathe.callbacks.resume import ExactResume
 from lathe.compression.masks.rigl import cosine_fraction, erdos_renyi_kernel, exchange
-from lathe.errors import UserError
 
 NAMES = ["0.weight", "3.weight"]
 
@@ -115,28 +114,6 @@ def test_an_exchange_is_the_function_on_what_the_step_left(tiny: SimpleNamespace
         assert torch.equal(plain.masks[18][name], plain.masks[0][name])
 
 
-def test_random_growth_depends_on_seed_and_step_alone(tiny: SimpleNamespace) -> None:
-    runs = [
-        fit(tiny, RigL(sparsity=0.7, growth="random", every_n_steps=3, fraction=0.5, seed=seed))[1]
-        for seed in (1, 1, 2)
-    ]
-    assert all(torch.equal(runs[0].masks[18][name], runs[1].masks[18][name]) for name in NAMES)
-    assert not all(torch.equal(runs[0].masks[18][name], runs[2].masks[18][name]) for name in NAMES)
-    assert not torch.equal(runs[0].masks[18]["3.weight"], runs[0].masks[0]["3.weight"])
-
-
-def test_first_masks_may_keep_the_largest_and_begin_with_a_later_stage(tiny: SimpleNamespace) -> None:
-    rigl = RigL(sparsity=0.5, initial="magnitude", densities="uniform", every_n_steps=3)
-    rigl.window = (0.5, 1.0)
-    _, recorder = fit(tiny, rigl)
-    assert recorder.masks[8] == {}
-    assert set(recorder.masks[9]) == set(NAMES)
-    for name in NAMES:
-        mask = recorder.masks[9][name]
-        assert int(mask.sum()) == mask.numel() // 2
-        assert bool((recorder.weights[9][name][mask] != 0).all())
-
-
 @pytest.mark.parametrize("stop", [1, 3, 4, 11, 13])
 @pytest.mark.parametrize("growth", ["gradient", "random"])
 def test_an_interruption_changes_nothing(tiny: SimpleNamespace, tmp_path: Path, stop: int, growth: Any) -> None:
@@ -190,10 +167,3 @@ def test_adam_keeps_second_moments_of_grown_weights(tiny: SimpleNamespace) -> No
     assert bool((states[5]["3.weight"]["exp_avg"][grown] == 0).all())
     assert bool((states[5]["3.weight"]["exp_avg_sq"][grown] > 0).all())
     assert bool((states[5]["3.weight"]["exp_avg"][~grown] != 0).any())
-
-
-def test_a_frozen_layer_is_told(tiny: SimpleNamespace) -> None:
-    task = tiny.Task(net())
-    task.net[0].weight.requires_grad_(False)
-    with pytest.raises(UserError, match=r"compression.rigl.growth=gradient: 0.weight has no gradient"):
-        tiny.trainer(RigL(every_n_steps=2, layers=["*"])).fit(task, tiny.Loader())

@@ -14,15 +14,10 @@ import torch
 from PIL import Image
 from support.pictures import pictures
 from support.ranks import on_ranks
-from support.runs import SMALL, config, new_run
+from support.runs import SMALL, new_run
 from torch.nn import functional as F
 
 import lathe
-from lathe.callbacks import Samples
-from lathe.callbacks.samples_page import Gathered, Shown, write_page
-from lathe.config.composed import check
-from lathe.errors import UserError
-from lathe.tasks import RegressionTask
 from lathe.verbs.train import train
 
 PAGE = ("callbacks=[default,samples]", "callbacks.samples.worst=7", "callbacks.samples.random=5")
@@ -94,22 +89,6 @@ def test_two_processes_write_the_page_of_one(tmp_path: Path) -> None:
     assert [told in page.read_text() for page in pages] == [False, True]
 
 
-def test_a_quantized_run_shows_the_weights_that_are_shipped(tmp_path: Path) -> None:
-    _, result, page = run(tmp_path, "compression=ptq_dynamic", "compression.receipt=none")
-    assert page["accuracy"] == pytest.approx(result["val/accuracy"], abs=1e-6)
-
-
-def test_names_and_losses_that_are_none_stay_harmless(tmp_path: Path) -> None:
-    sample = Shown(None, 0, 1, 0.5, float("inf"), torch.zeros(3, 4, 4))
-    counts = torch.tensor([[1, 2], [0, 3]])
-    gathered = Gathered("val", counts, torch.ones(3, 2), [sample], [], ["<script>alert(1)</script>", "b"], None, None)
-    page = write_page(tmp_path, gathered).read_text()
-    assert "<script" not in page
-    assert "&lt;script&gt;" in page
-    told = json.loads((tmp_path / "val.json").read_text(), parse_constant=pytest.fail)
-    assert told["worst"][0]["loss"] is None
-
-
 @pytest.mark.parametrize("fold", [(), ("data.folds=3", "data.fold=1")])
 def test_pictures_of_a_folder_are_called_by_their_files(tmp_path: Path, fold: tuple[str, ...]) -> None:
     """Each loss is that of the net on the file that the page names; the names are written as text."""
@@ -129,22 +108,6 @@ def test_pictures_of_a_folder_are_called_by_their_files(tmp_path: Path, fold: tu
     shown = set(re.findall(r"<figcaption><b>(.*?)</b>", html))
     assert shown == {escape(row["file"]) for row in page["worst"] + page["random"]}
     assert "<i>" not in html
-
-
-def test_what_predicts_no_classes_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"^callbacks\.samples shows predictions of classes, and RegressionTask predicts values: leave"
-    ):
-        Samples().setup(None, RegressionTask(torch.nn.Linear(2, 1)), "fit")  # type: ignore[arg-type]
-
-
-def test_the_page_of_a_test_that_is_left_out_is_refused() -> None:
-    words = ("callbacks=[default,samples]", "callbacks.samples.split=test")
-    assert check(config(*words)) == []
-    (told,) = check(config(*words, "test=false"))
-    assert (
-        told == "callbacks.samples.split=test comes with the run's test, and test=false: use split=val, or test=true."
-    )
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from torch import Tensor, nn
 
@@ -58,18 +59,7 @@ class Batches:
 def trainer_with(*callbacks: Any) -> Trainer:
     from lathe.strategies.fsdp import FSDP
 
-    return Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy=FSDP(min_params=1),
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        callbacks=list(callbacks),
-    )
+    return quiet_trainer(*callbacks, devices=2, strategy=FSDP(min_params=1), max_epochs=1)
 
 
 def a_bad_shard(rank: int) -> str:
@@ -104,18 +94,7 @@ class Parts(LightningModule):
 
 
 def other_blocks_each(rank: int) -> str:
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=2,
-        strategy="ddp",
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        callbacks=[NanGuard(every_n_steps=1)],
-    )
+    trainer = quiet_trainer(NanGuard(every_n_steps=1), devices=2, strategy="ddp", max_epochs=1)
     with pytest.raises(UserError) as caught:
         trainer.fit(Parts(rank), Batches())
     return str(caught.value)

@@ -101,25 +101,6 @@ def test_figures_of_a_run_whose_times_are_known(tiny: SimpleNamespace, clock: Cl
     )
 
 
-def test_a_loader_without_length_is_asked_ahead_and_still_counted(tiny: SimpleNamespace, clock: Clock) -> None:
-    throughput = Throughput(window=6, skip_steps=1)
-    tiny.trainer(throughput, max_epochs=3).fit(
-        slow_task(tiny, clock, 0.02), slow_loader(tiny, clock, 0.02, sized=False)
-    )
-    found = throughput.summary()
-    # In each epoch the first of six batches is fetched before the first step, outside the time: 14 of 17 measured steps
-    # wait.
-    assert found["data_wait"] == pytest.approx(14 * 0.02 / (14 * 0.02 + 17 * 0.02))
-
-
-def test_a_window_counts_every_sample_also_of_a_smaller_last_batch(tiny: SimpleNamespace) -> None:
-    loader = tiny.Loader()
-    loader.batches[5] = tuple(t[:3] for t in loader.batches[5])
-    throughput = Throughput(window=100, skip_steps=6)
-    tiny.trainer(throughput).fit(tiny.Task(), loader)
-    assert [(w[0], w[1]) for w in throughput._windows] == [(6, 5 * 8 + 3)]
-
-
 def test_mfu_is_three_forward_passes_over_the_peak(tiny: SimpleNamespace) -> None:
     task = tiny.Task(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
     throughput = Throughput(skip_steps=1, peak_flops=1e9)
@@ -140,12 +121,6 @@ def test_measuring_does_not_change_the_run(tiny: SimpleNamespace) -> None:
 
     for a, b in zip(run(), run(Throughput(peak_flops=1e12)), strict=True):
         assert torch.equal(a, b)
-
-
-def test_too_short_a_run_has_no_figures(tiny: SimpleNamespace) -> None:
-    throughput = Throughput(skip_steps=12)
-    tiny.trainer(throughput).fit(tiny.Task(), tiny.Loader())
-    assert {name: throughput.summary()[name] for name in RATES} == dict.fromkeys(RATES)
 
 
 class Killed(Exception):
@@ -173,26 +148,6 @@ def test_an_epoch_that_was_interrupted_has_its_whole_time(tiny: SimpleNamespace,
     throughput = Throughput()
     assert fit(throughput, ckpt_path=tmp_path / "x.ckpt") == [(at, pytest.approx(0.24)) for at in (12, 18)]
     assert throughput._epochs.whole == pytest.approx([0.24] * 3)
-
-
-def test_an_epoch_that_is_cut_has_no_time(tiny: SimpleNamespace, clock: Clock) -> None:
-    throughput = Throughput()
-    tiny.trainer(throughput, max_steps=4).fit(slow_task(tiny, clock, 0.03), slow_loader(tiny, clock, 0.01))
-    assert throughput.summary()["epoch_s"] is None
-    state = throughput.state_dict()
-    assert set(state.pop("summary").values()) == {None}  # no window either
-    assert state == {"seconds": pytest.approx(0.16), "whole": []}
-
-
-def test_a_process_that_measures_no_window_tells_what_the_one_before_did(tiny: SimpleNamespace, clock: Clock) -> None:
-    first = Throughput(window=4, skip_steps=2)
-    tiny.trainer(first, max_epochs=1).fit(slow_task(tiny, clock, 0.03), slow_loader(tiny, clock, 0.01))
-    known = {name: first.summary()[name] for name in ("samples_per_s", "step_ms", "data_wait", "mfu")}
-    assert known["step_ms"] == pytest.approx(40)
-    second = Throughput(skip_steps=10)
-    second.load_state_dict(first.state_dict())
-    assert {name: second.summary()[name] for name in known} == pytest.approx(known)
-    assert second.state_dict()["summary"]["step_ms"] == pytest.approx(40)
 
 
 @pytest.mark.slow

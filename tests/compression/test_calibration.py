@@ -19,7 +19,7 @@ from lathe.compression.quantization.net import (
     set_enabled,
     update_ranges,
 )
-from lathe.errors import UserError
+from lathe.compression.quantization.observers import Histogram, affine
 
 __all__ = ["seeded"]  # a fixture
 
@@ -78,21 +78,30 @@ def test_calibration_fixes_ranges_of_the_float_net(method: str) -> None:
     assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
 
 
-def test_calibration_is_refused_what_it_can_not_use() -> None:
-    net = resnet()
-    quantize(net, X)
-    with pytest.raises(UserError, match="method='kl'"):
-        calibrate(net, [X], "kl")
-    with pytest.raises(UserError, match="percentile=5"):
-        calibrate(net, [X], "percentile", percentile=5)
-    with pytest.raises(UserError, match="no batch"):
-        calibrate(net, [])
+def test_affine_integers_hold_zero_and_both_ends() -> None:
+    scale, zero_point = affine(torch.tensor([-1.0, 0.0, 0.0]), torch.tensor([3.0, 2.0, 0.0]), 255)
+    assert scale.tolist() == pytest.approx([4 / 255, 2 / 255, 1 / 255])
+    assert zero_point.tolist() == [64, 0, 0]
 
 
-def test_percentiles_of_an_iterator_of_batches() -> None:
-    net, twin = resnet(), resnet()
-    twin.load_state_dict(net.state_dict())
-    for each, batches in ((net, [X, 2 * X]), (twin, iter([X, 2 * X]))):
-        quantize(each, X)
-        calibrate(each, batches, "percentile")
-    assert all(torch.equal(value, twin.state_dict()[name]) for name, value in net.state_dict().items())
+def test_percentiles_of_one_and_two_sides() -> None:
+    values = torch.linspace(-1, 1, 100001)
+    both = Histogram(-1.0, 1.0)
+    both.add(values)
+    assert both.range("percentile", 99.0, 8) == pytest.approx((-0.99, 0.99), abs=2e-3)
+    one = Histogram(0.0, 1.0)
+    one.add(values.abs())
+    assert one.range("percentile", 99.0, 8) == pytest.approx((0.0, 0.99), abs=2e-3)
+    assert one.range("minmax", 99.0, 8) == (0.0, 1.0)
+
+
+def test_entropy_keeps_what_is_evenly_spread_and_cuts_a_lonely_outlier() -> None:
+    even = Histogram(0.0, 1.0)
+    even.add(torch.linspace(0, 1, 100001))
+    assert even.range("entropy", 0.0, 8)[1] > 0.97
+    torch.manual_seed(0)
+    values = torch.randn(100000).abs()
+    values[0] = 40.0
+    lonely = Histogram(0.0, 40.0)
+    lonely.add(values)
+    assert 3 < lonely.range("entropy", 0.0, 8)[1] < 10

@@ -92,15 +92,6 @@ def test_a_second_removal_adds_to_the_description():
     assert torch.equal(fresh(example), net(example))
 
 
-def test_a_copy_can_go_its_own_way():
-    net, example = make("resnet")
-    groups = find_groups(net, example)
-    slices.remove(net, groups, {groups[0].name: [0]})
-    twin, before = copy.deepcopy(net), slices.describe(net)
-    slices.remove(twin, find_groups(twin, example), {groups[0].name: [0]})
-    assert slices.describe(net) == before != slices.describe(twin)
-
-
 def test_a_tied_weight_stays_tied():
     net, example = make("gpt")
     groups = find_groups(net, example)
@@ -127,19 +118,5 @@ def test_another_net_is_refused():
     net, example = make("resnet")
     groups = find_groups(net, example)
     slices.remove(net, groups, {group.name: [0] for group in groups})
-    with pytest.raises(
-        UserError, match=r"The structure holds .* which the net has nowhere: it is that of another net\."
-    ):
+    with pytest.raises(UserError, match=r"The structure .* is that of another net"):
         slices.rebuild(make("vit")[0], slices.describe(net))
-    with pytest.raises(UserError, match=r"with shape \[7, 3, 3, 3\], which the net has of shape \[4, 3, 3, 3\]"):
-        slices.rebuild(CifarResNet(depth=8, width=4), slices.describe(net))
-
-
-def test_what_stays_is_what_removal_leaves() -> None:
-    net, example = NETS["resnet"]()
-    groups = find_groups(net, example)
-    chosen = {group.name: list(range(1, group.units, 3)) for group in groups}
-    gone, before = slices.positions(groups, chosen), {name: p.detach().clone() for name, p in net.named_parameters()}
-    slices.remove(net, groups, chosen)
-    for name, parameter in net.named_parameters():
-        assert torch.equal(before[name][slices.staying(before[name].shape, gone.get(name, {}))], parameter), name

@@ -5,8 +5,6 @@ import torch
 from torch import nn
 
 from lathe.compression.masks import criteria, make_masks, maskable
-from lathe.compression.quantization.layer_plan import LayerPlan
-from lathe.compression.quantization.net import quantize
 from lathe.errors import UserError
 from lathe.nets import CifarResNet
 
@@ -48,28 +46,6 @@ def test_wanda_by_hand() -> None:
     assert not net[0]._forward_pre_hooks
 
 
-def test_wanda_of_grouped_convolutions() -> None:
-    net = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2))
-    x = torch.rand(5, 4, 7, 7)
-    with criteria.input_squares(net, ["0.weight"]) as squares, torch.no_grad():
-        net(x)
-    norms = x.square().sum((0, 2, 3)).sqrt()
-    scores = criteria.wanda({"0.weight": torch.ones(6, 2, 3, 3)}, squares)["0.weight"]
-    assert torch.allclose(scores[0, :, 0, 0], norms[:2])
-    assert torch.allclose(scores[5, :, 2, 2], norms[2:])
-    masks = make_masks({"0.weight": scores}, 0.5, scope="output")
-    assert (masks["0.weight"].flatten(1).sum(1) == 9).all()
-
-
-def test_wanda_needs_a_layer_that_multiplies() -> None:
-    net = nn.Sequential(nn.Embedding(3, 2))
-    with (
-        pytest.raises(UserError, match=r"criterion=wanda: 0\.weight multiplies no activations"),
-        criteria.input_squares(net, ["0.weight"]),
-    ):
-        pass
-
-
 def test_batchnorm_scales_are_those_behind_each_layer() -> None:
     net = CifarResNet(depth=8, width=4)
     parameters = maskable(net)
@@ -81,11 +57,3 @@ def test_batchnorm_scales_are_those_behind_each_layer() -> None:
     assert mask.flatten(1).any(1).tolist() == [False, True, False, True]
     with pytest.raises(UserError, match=r"no BatchNorm of 2 channels follows 0\.weight"):
         criteria.batchnorm_scale(nn.Sequential(nn.Linear(3, 2)), {"0.weight": torch.zeros(2, 3)})
-
-
-def test_a_learned_step_between_a_layer_and_its_batchnorm_is_no_layer() -> None:
-    net = CifarResNet(depth=8, width=4)
-    names = [name for name in maskable(net) if "shortcut" not in name]
-    before = criteria.batchnorms(net, names)
-    quantize(net, torch.randn(2, 3, 16, 16), LayerPlan(lsq=True))
-    assert criteria.batchnorms(net, names) == before

@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lathe.compression.distillation import dist, dkd, kd
+from lathe.compression.distillation.features import attention_map, connector, hint
+from lathe.compression.distillation.relations import Queue, crd, rkd
 
 
 def some(rows: int = 6, classes: int = 5, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -23,29 +25,6 @@ def test_kd_is_the_divergence_times_the_squared_temperature(temperature: float) 
     torch.testing.assert_close(kd(student, teacher, temperature), expected)
 
 
-def test_kd_of_equal_nets_is_zero_and_pulls_nowhere() -> None:
-    student, _, _ = some()
-    loss = kd(student, student.detach())
-    loss.backward()
-    assert loss.item() == pytest.approx(0, abs=1e-12)
-    assert student.grad is not None
-    assert student.grad.abs().max() < 1e-12
-
-
-def test_kd_s_gradient_keeps_its_size_as_the_temperature_rises() -> None:
-    """Hinton's limit: for high T the loss is half the squared difference of centred logits, divided by the classes."""
-    student, teacher, _ = some()
-    difference = (student - student.mean(1, keepdim=True)) - (teacher - teacher.mean(1, keepdim=True))
-    torch.testing.assert_close(kd(student, teacher, 1e4), difference.square().sum(1).mean() / 2 / 5, rtol=1e-3, atol=0)
-
-
-def test_dkd_with_the_weights_of_its_decoupling_is_kd() -> None:
-    """Zhao 2022, equation 7: KD = TCKD + (1 - p_target) NCKD, row by row."""
-    student, teacher, target = some(rows=1)
-    p = (teacher / 4).softmax(1)[0, target[0]].item()
-    torch.testing.assert_close(dkd(student, teacher, target, 4.0, 1.0, 1 - p), kd(student, teacher, 4.0))
-
-
 def test_dkd_is_the_published_formula() -> None:
     student, teacher, target = some()
     hit = F.one_hot(target, 5).bool()
@@ -56,15 +35,6 @@ def test_dkd_is_the_published_formula() -> None:
     torch.testing.assert_close(dkd(student, teacher, target), 16 * (divergence[0] + 8 * divergence[1]))
     soft = F.one_hot(target, 5).double() * 0.6 + 0.08
     torch.testing.assert_close(dkd(student, teacher, soft), dkd(student, teacher, target))
-
-
-def test_dkd_is_finite_for_a_teacher_without_doubt() -> None:
-    student, teacher, target = some()
-    loss = dkd(student.float(), (teacher + 1e4 * F.one_hot(target, 5)).float(), target)
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert student.grad is not None
-    assert torch.isfinite(student.grad).all()
 
 
 def test_dist_is_one_minus_the_correlations() -> None:
@@ -101,3 +71,82 @@ def test_narrow_logits_are_compared_in_float32(dtype: torch.dtype) -> None:
     student, teacher, target = some()
     for loss in (kd(student.to(dtype), teacher.to(dtype)), dkd(student.to(dtype), teacher.to(dtype), target)):
         assert loss.dtype == torch.float32
+
+
+@pytest.mark.parametrize(("student", "teacher"), [((4, 8, 8), (6, 8, 8)), ((5, 4), (5, 6)), ((4,), (6,))])
+def test_a_connector_gives_the_teacher_s_shape(student: tuple[int, ...], teacher: tuple[int, ...]) -> None:
+    link = connector(student, teacher)
+    assert link(torch.rand(2, *student)).shape == (2, *teacher)
+    assert sum(p.numel() for p in link.parameters()) == 4 * 6 + 6
+
+
+def test_a_hint_is_the_mean_squared_error_over_rows_that_count() -> None:
+    ours, theirs = torch.randn(3, 4, 2, 2), torch.randn(3, 4, 2, 2)
+    torch.testing.assert_close(hint(ours, theirs), F.mse_loss(ours, theirs))
+    torch.testing.assert_close(hint(ours, theirs, torch.tensor([True, True, False])), F.mse_loss(ours[:2], theirs[:2]))
+    tokens = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    rows = torch.tensor([1, 1, 0, 1, 0, 0]).bool()
+    expected = (tokens[0] - tokens[1]).square().mean(-1).flatten()[rows].mean()
+    torch.testing.assert_close(hint(*tokens, rows), expected)
+
+
+def test_an_attention_map_is_a_unit_vector_that_ignores_scale() -> None:
+    x = torch.rand(2, 3, 4, 4)
+    found = attention_map(x)
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(2))
+    torch.testing.assert_close(attention_map(7 * x), found)
+    torch.testing.assert_close(found[0], F.normalize(x[0].square().sum(0).flatten(), dim=0))
+
+
+def test_rkd_is_the_published_formula() -> None:
+    ours, theirs = torch.randn(5, 3), torch.randn(5, 7)
+
+    def relations(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        distance = torch.cdist(x, x)
+        step = x[None] - x[:, None]
+        return distance / distance[distance > 0].mean(), torch.stack(
+            [F.normalize(s, dim=1) @ F.normalize(s, dim=1).T for s in step]
+        )
+
+    pairs = list(zip(relations(ours), relations(theirs), strict=True))
+    expected = 25 * F.smooth_l1_loss(*pairs[0]) + 50 * F.smooth_l1_loss(*pairs[1])
+    torch.testing.assert_close(rkd(ours, theirs), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_rkd_of_equal_embeddings_has_a_finite_gradient() -> None:
+    ours = torch.randn(6, 4)
+    ours[1:4] = 0
+    ours.requires_grad_()
+    rkd(ours, torch.randn(6, 4)).backward()
+    assert ours.grad is not None
+    assert ours.grad.abs().max() < 1e3
+
+
+def test_a_queue_keeps_the_newest() -> None:
+    queue = Queue(4, 1)
+    for first in (0, 3, 6):
+        queue.push(torch.arange(first, first + 3.0)[:, None], torch.arange(first, first + 3))
+    assert sorted(queue.labels.tolist()) == [5, 6, 7, 8]
+    assert torch.equal(queue.embeddings[:, 0].long(), queue.labels)
+    queue.push(torch.arange(6.0)[:, None], torch.arange(6))
+    assert sorted(queue.labels.tolist()) == [2, 3, 4, 5]
+
+
+def test_crd_is_a_cross_entropy_over_samples_of_other_classes() -> None:
+    ours, theirs = (F.normalize(torch.randn(3, 4), dim=1) for _ in range(2))
+    labels = torch.tensor([0, 1, 0])
+    queue = Queue(3, 4)
+    queue.push(F.normalize(torch.randn(2, 4), dim=1), torch.tensor([0, 1]))
+    expected = []
+    for i in range(3):
+        others = [theirs[j] for j in range(3) if labels[j] != labels[i]]
+        others += [queue.embeddings[j] for j in range(2) if queue.labels[j] != labels[i]]
+        logits = torch.stack([theirs[i], *others]) @ ours[i] / 0.07
+        expected.append(F.cross_entropy(logits[None], torch.tensor([0])))
+    torch.testing.assert_close(crd(ours, theirs, labels, queue), torch.stack(expected).mean())
+    alone = F.cross_entropy(ours @ theirs.T / 0.07, torch.arange(3))
+    torch.testing.assert_close(crd(ours, theirs, None), alone)
+    torch.testing.assert_close(
+        crd(ours, theirs, None, rows=torch.tensor([1, 0, 0])),
+        F.cross_entropy(ours[:1] @ theirs.T / 0.07, torch.tensor([0])),
+    )

@@ -1,14 +1,12 @@
 """Equalisation leaves what a net computes as it was, and makes ranges equal."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lathe.compression.quantization.equalize import Pair, channel_scale, equalize, find_pairs, followers
-from lathe.nets import MLP, CifarResNet, ResNet, ViT
+from lathe.compression.quantization.equalize import Pair, channel_scale, equalize, find_pairs
+from lathe.nets import CifarResNet
 
 
 def trained(net: nn.Module) -> nn.Module:
@@ -69,26 +67,6 @@ class Through(nn.Module):
 def test_resnet_is_equalised_through_its_batchnorms() -> None:
     pairs, difference = change(trained(CifarResNet(depth=14, width=8, in_channels=1)), torch.randn(4, 1, 8, 8))
     assert pairs == [Pair(f"blocks.{i}.conv1", f"blocks.{i}.bn1", f"blocks.{i}.conv2") for i in range(6)]
-    assert difference < 1e-5
-
-
-def test_bottlenecks_have_two_pairs_each() -> None:
-    pairs, difference = change(trained(ResNet(depth=50, width=4)), torch.randn(2, 3, 8, 8))
-    assert [(pair.first, pair.second) for pair in pairs[:2]] == [
-        ("blocks.0.conv1", "blocks.0.conv2"),
-        ("blocks.0.conv2", "blocks.0.conv3"),
-    ]
-    assert len(pairs) == 32
-    assert difference < 1e-5
-
-
-def test_mlp_is_equalised_by_its_biases() -> None:
-    torch.manual_seed(0)
-    net = MLP(channels=1, image_size=4, num_classes=3, width=8, depth=3, dropout=0.1).eval()
-    net.stem.linear.weight.data[3] *= 100  # type: ignore[operator]
-    pairs, difference = change(net, torch.randn(4, 1, 4, 4))
-    names = ["stem.linear", "blocks.0.linear", "blocks.1.linear", "head"]
-    assert pairs == [Pair(first, None, second) for first, second in pairwise(names)]
     assert difference < 1e-5
 
 
@@ -169,28 +147,3 @@ def test_an_output_that_is_read_twice_is_no_pair() -> None:
 
     assert find_pairs(Residual(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
     assert find_pairs(Twice(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
-
-
-def test_a_transformer_has_no_pair() -> None:
-    net = ViT(channels=1, image_size=8, num_classes=3, patch_size=4, width=8, depth=1, heads=2)
-    assert equalize(net, torch.randn(2, 1, 8, 8)) == []
-
-
-def test_the_net_keeps_its_mode_and_its_statistics() -> None:
-    net = CifarResNet(depth=8, width=4).train()
-    net.blocks[0].eval()
-    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    equalize(net, torch.randn(2, 3, 8, 8))
-    assert net.training
-    assert not net.blocks[0].bn1.training
-    assert net.blocks[1].bn1.training
-    assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
-
-
-def test_followers_are_the_batchnorms_behind_each_layer() -> None:
-    found = followers(CifarResNet(depth=8, width=4), torch.randn(2, 3, 8, 8))
-    assert found["conv"] == "bn"
-    assert found["blocks.1.shortcut.conv"] == "blocks.1.shortcut.bn"
-    assert "head" not in found
-    assert len(found) == 1 + 3 * 2 + 2

@@ -1,12 +1,10 @@
 """Layers that nothing quantizes are told of, with their share of the weights; those that somebody excluded are not."""
 
-import warnings
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.callbacks.methods.ptq import PTQDynamic, PTQStatic, WeightOnly
+from lathe.callbacks.methods.ptq import PTQStatic, WeightOnly
 from lathe.compression.quantization.layer_plan import float_sentence, left_in_float
 from lathe.compression.quantization.net import quantize
 
@@ -48,10 +46,3 @@ def test_methods_after_training_say_so(method: PTQStatic) -> None:
         UserWarning, match=rf"^compression\.{method.name} leaves 30\.0% of the weights in float, such as conv\.weight"
     ):
         method.finalise(Mixed(), Batches())
-
-
-def test_dynamic_has_a_sentence_of_its_own() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        net = nn.Sequential(nn.Flatten(), nn.Linear(32, 4))
-        assert PTQDynamic().finalise(net, Batches()), "the one linear layer is quantized"

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from lathe.compression.masks.rigl import (
-    cosine_fraction,
     erdos_renyi_kernel,
     exchange,
-    magnitude_masks,
     random_masks,
     uniform,
 )
@@ -47,12 +45,6 @@ def test_random_masks_have_exact_counts_and_depend_on_the_seed_alone() -> None:
     assert not torch.equal(masks["conv3"], other["conv3"])
 
 
-def test_magnitude_masks_keep_the_largest() -> None:
-    weight = torch.tensor([[0.1, -3.0], [2.0, -0.5]])
-    assert magnitude_masks({"w": weight}, {"w": 0.5})["w"].tolist() == [[False, True], [True, False]]
-    assert magnitude_masks({"w": weight}, {"w": 0.01})["w"].sum() == 1  # never a tensor of zeros alone
-
-
 def test_the_exchange_drops_the_smallest_and_grows_by_gradient() -> None:
     weight = torch.tensor([0.1, 4.0, 0.0, 2.0, 0.0, 0.0])
     mask = torch.tensor([True, True, False, True, False, False])
@@ -72,16 +64,3 @@ def test_the_exchange_keeps_the_number_of_weights_even_where_little_is_free() ->
         mask[:free] = False
         new = exchange(torch.randn(20) * mask, mask, torch.rand(20), 0.5)
         assert int(new.sum()) == 20 - free
-
-
-def test_active_weights_of_exactly_zero_are_dropped_before_others_and_still_count_as_active() -> None:
-    weight, mask = torch.tensor([0.0, 0.0, 1.0, 0.0]), torch.tensor([True, True, True, False])
-    new = exchange(weight, mask, torch.tensor([0.0, 0.0, 0.0, 1.0]), 0.34)
-    assert new.tolist() in ([True, False, True, True], [False, True, True, True])
-
-
-def test_the_fraction_falls_along_a_cosine() -> None:
-    assert cosine_fraction(0, 100, 0.3) == pytest.approx(0.3)
-    assert cosine_fraction(50, 100, 0.3) == pytest.approx(0.15)
-    assert cosine_fraction(100, 100, 0.3) == pytest.approx(0.0)
-    assert cosine_fraction(300, 100, 0.3) == pytest.approx(0.0)

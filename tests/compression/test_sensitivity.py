@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.compression.masks.sensitivity import change, layers, round_to_nearest, scan
+from lathe.compression.masks.sensitivity import layers, round_to_nearest, scan
 from lathe.errors import UserError
 
 
@@ -26,10 +26,6 @@ def test_rounding_is_symmetric_per_channel_and_keeps_zeros() -> None:
         assert max(len(channel.unique()) for channel in rounded) <= 2**bits - 1
         step = weight.flatten(1).abs().amax(1) / (2 ** (bits - 1) - 1)
         assert bool(((rounded - weight).flatten(1).abs().amax(1) <= step / 2 * 1.001).all())
-
-
-def test_sparsity_takes_the_smallest() -> None:
-    assert change(torch.tensor([[3.0, -1.0], [2.0, 0.5]]), "sparsity", 0.5).tolist() == [[3.0, 0.0], [2.0, 0.0]]
 
 
 def test_layers_are_found_by_pattern_and_tied_weights_once() -> None:

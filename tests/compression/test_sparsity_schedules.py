@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from lathe.compression.masks.sparsity_schedules import SparsitySchedule
-from lathe.errors import ArgumentError
 
 
 def due(schedule: SparsitySchedule, steps: int = 60) -> list[int]:
@@ -31,23 +30,6 @@ def test_linear_and_exponential() -> None:
     assert [exponential.at(step) for step in (0, 1, 2)] == pytest.approx([0.0, 0.8, 0.96])
 
 
-def test_one_shot_is_at_start() -> None:
-    schedule = SparsitySchedule(0.5, "one_shot", start=7, end=50, every_n_steps=3)
-    assert due(schedule) == [7]
-    assert (schedule.at(6), schedule.at(7), schedule.last) == (0.0, 0.5, 7)
-
-
-def test_stepped_jumps_from_start_to_end() -> None:
-    schedule = SparsitySchedule(0.8, "stepped", start=10, end=40, jumps=4)
-    assert due(schedule) == [10, 20, 30, 40]
-    assert [schedule.at(step) for step in (9, 10, 19, 20, 30, 39, 40)] == pytest.approx(
-        [0, 0.2, 0.2, 0.4, 0.6, 0.6, 0.8]
-    )
-    once = SparsitySchedule(0.8, "stepped", start=10, end=40, jumps=1)
-    assert due(once) == [40]
-    assert (once.at(39), once.at(40)) == (0.0, 0.8)
-
-
 @pytest.mark.parametrize("kind", ["linear", "cubic", "exponential", "stepped", "one_shot"])
 def test_it_never_falls_and_ends_at_its_end(kind: Any) -> None:
     schedule = SparsitySchedule(0.83, kind, 0.1, start=3, end=20, every_n_steps=4)
@@ -56,19 +38,3 @@ def test_it_never_falls_and_ends_at_its_end(kind: Any) -> None:
     assert values[-1] == 0.83
     assert due(schedule)[-1] == schedule.last
     assert SparsitySchedule(0.83, kind, start=5, end=5).at(5) == 0.83
-
-
-def test_the_end_is_an_update_even_off_the_grid() -> None:
-    assert due(SparsitySchedule(0.5, "linear", start=2, end=11, every_n_steps=4)) == [2, 6, 10, 11]
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"initial_sparsity": 0.9}, r"^initial_sparsity=0\.9 is above sparsity=0\.8: lower it\.$"),
-        ({"start": 9, "end": 3}, r"^start=9 and end=3 are steps: the end must not come first\.$"),
-    ],
-)
-def test_values_that_do_not_go_together_are_named(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ArgumentError, match=sentence):
-        SparsitySchedule(**{"sparsity": 0.8, **options})

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
+from support.quiet import quiet_trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,7 +26,6 @@ from lathe.errors import UserError
 from lathe.nets.recompute import apply
 from lathe.runs.score import score
 from lathe.tasks import ClassificationTask
-from lathe.trainer import Trainer
 
 HABITS = ("input", "activation", "view", "functional", "tied", "parametrized")
 
@@ -96,8 +96,7 @@ class Fit(LightningModule):
 
 
 def fit(net: nn.Module, batches: list[Any], callback: Any) -> None:
-    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = Trainer(max_epochs=1, accelerator="cpu", callbacks=[callback], enable_model_summary=False, **quiet)
+    trainer = quiet_trainer(callback, max_epochs=1)
     loader: Any = torch.utils.data.DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
     trainer.fit(Fit(net), loader)
 

@@ -1,6 +1,5 @@
 """Lathe from Python: a training in this process, as the command does it, that leaves nothing behind."""
 
-import gc
 import os
 import random
 import signal
@@ -65,24 +64,6 @@ def test_compose_gives_the_commands_configuration_from_anywhere(
     assert Path.cwd() == tmp_path
 
 
-def test_all_mistakes_are_reported_together() -> None:
-    with pytest.raises(UserError) as told:
-        lathe.compose(["model=mpl", "optimizer.lr=-1", "foo=3", "data.batch_size=0"])
-    assert [line.split(":")[0].split("=")[0] for line in told.value.args] == [
-        "model",
-        "foo",
-        "data.batch_size",
-        "optimizer.lr",
-    ]
-    with pytest.raises(UserError) as told:  # the arguments of a user's class are not checked here
-        lathe.compose(["data={_target_: support.own_parts.Table, kind: noisy}", "nme=3"])
-    assert [message.split("?")[0] for message in told.value.args] == ["nme: unknown key; did you mean name"]
-    with pytest.raises(UserError, match="-m: only overrides are taken here"):
-        lathe.compose(["-m", "seed=1,2"])
-    with pytest.raises(UserError, match="expected a list of overrides"):
-        lathe.compose("model=mlp")
-
-
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -103,16 +84,6 @@ def test_a_key_that_was_changed_is_as_typed(key: str, value: Any) -> None:
     again = lathe.compose(words)
     assert OmegaConf.to_container(again) == OmegaConf.to_container(cfg)
     assert overrides_of(again.copy()) == words
-
-
-def test_keys_that_came_or_went_are_typed_too() -> None:
-    cfg = lathe.compose(["model=mlp", "trainer.accelerator=cpu"])
-    OmegaConf.set_struct(cfg, False)
-    del cfg.callbacks["nan_guard"]
-    cfg.callbacks.mine = {"_target_": "lightning.pytorch.callbacks.Timer"}
-    words = overrides_of(cfg)
-    assert words[2:] == ["~callbacks.nan_guard", "++callbacks.mine._target_='lightning.pytorch.callbacks.Timer'"]
-    assert resolve(lathe.compose(words)) == resolve(cfg)
 
 
 def everything() -> dict[str, Any]:
@@ -175,21 +146,6 @@ def test_trainings_in_one_process_leave_it_as_it_was(
     assert RunDir(last.dir).typed == words
     assert len(runs(tmp_path)) == 4  # those that had begun
     capsys.readouterr()
-
-
-def test_objects_of_a_notebook_can_be_garbage_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command freezes what it has imported (`gc.freeze`), for its process ends with it."""
-    monkeypatch.delitem(sys.modules, "lathe.verbs.inside")
-    gc.unfreeze()
-    try:
-        lathe.train([*SHORT, f"paths.log_dir={tmp_path}"])
-        assert gc.get_freeze_count() == 0
-        gc.freeze()  # by the notebook itself
-        frozen = gc.get_freeze_count()
-        lathe.train([*SHORT, f"paths.log_dir={tmp_path}"])
-        assert 0.9 * frozen < gc.get_freeze_count()
-    finally:
-        gc.freeze()
 
 
 def test_a_changed_configuration_trains_and_resumes(tmp_path: Path) -> None:

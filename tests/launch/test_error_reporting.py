@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from support.commands import command, start
 from support.runs import ROOT
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from torch.utils.data import Dataset
 
 from lathe.config.schema import key_schemas
 from lathe.data.workers import Reader
-from lathe.errors import Stopped, UserError, is_user_file, user_location
+from lathe.errors import UserError
 from lathe.launch.error_reporting import FULL_ERROR, explain_error, report_error, report_errors
 from lathe.runs.nodes import make
 
@@ -43,25 +42,12 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_1(capsys: pytest.CaptureF
     assert (out, err) == ("", "Error: seed=-1: give another.\n")
 
 
-def test_several_mistakes_are_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
-    assert report_error(UserError("x: unknown key; ", "y: unknown key; did you mean z?")) == 1
-    assert capsys.readouterr().err == "Error: x: unknown key.\nError: y: unknown key; did you mean z?\n"
-
-
 def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AttributeError) as caught:
         key_schemas(3, "train")  # type: ignore[arg-type]
     assert report_error(caught.value) == 1
     assert "Traceback" in (text := capsys.readouterr().err)
     assert "AttributeError: 'int' object has no attribute" in text
-
-
-def test_a_full_error_is_shown_when_asked_for(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(FULL_ERROR, "1")
-    assert report_error(UserError("a message.")) == 1
-    assert "lathe.errors.UserError: a message." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("key", ["RANK", "SLURM_PROCID"])
@@ -73,14 +59,6 @@ def test_only_rank_0_reports_a_mistake(
     assert capsys.readouterr().err == ""
     assert report_error(KeyError("a bug")) == 1
     assert "KeyError" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 138), ("SIGINT", 130)])
-def test_a_stopped_run_leaves_with_the_code_of_its_signal(
-    capsys: pytest.CaptureFixture[str], name: str, code: int
-) -> None:
-    assert report_error(Stopped(name, "python train.py resume=logs/x")) == code
-    assert capsys.readouterr().err == f"Error: stopped by {name}; continue with: python train.py resume=logs/x\n"
 
 
 # the user's own code
@@ -156,20 +134,6 @@ def test_a_file_that_can_not_be_imported_is_named_with_its_line(
     assert f"{tmp_path / f'mine_{error}.py'}" in printed
 
 
-def test_an_error_in_lathes_code_is_a_bug_whoever_called_it(capsys: pytest.CaptureFixture[str]) -> None:
-    error = raised(Net().bug)
-    assert report_error(error) == 1
-    assert "Traceback" in capsys.readouterr().err
-    assert user_location(error).startswith(f" ({__file__}:")
-
-
-def test_whose_code_a_file_is() -> None:
-    lathes = ("train.py", "scripts/make_shards.py", "src/lathe/errors.py")
-    assert [is_user_file(str(ROOT / name)) for name in lathes] == [False] * 3
-    assert [is_user_file(name) for name in (torch.__file__, signal.__file__, "<string>", "")] == [None] * 4
-    assert is_user_file(str(ROOT / "src" / "mine" / "net.py"))
-
-
 # other libraries
 
 
@@ -178,15 +142,12 @@ def test_whose_code_a_file_is() -> None:
     [
         (OSError(errno.ENOSPC, "x", "/a"), "/a can't be written, the disk is full"),
         (torch.OutOfMemoryError("x"), "GPU out of memory. Lower data.batch_size"),
-        (MisconfigurationException("two\n  lines"), "two lines"),
         (RuntimeError("parameters that were not used in producing the loss"), "strategy=ddp: some parameters"),
-        (RuntimeError("operator torchvision::nms does not exist"), "torchvision does not fit the installed torch"),
         (
             RuntimeError("gloo: Timed out waiting 2000ms for recv operation to complete"),
             "rank 0 waited longer than launch.timeout=2 seconds in a collective",
         ),
         (ValueError("a bug"), None),
-        (FileNotFoundError(errno.ENOENT, "x", "/a"), None),
     ],
 )
 def test_errors_of_libraries_that_users_can_fix(error: Exception, message: str | None) -> None:
@@ -197,49 +158,13 @@ def test_errors_of_libraries_that_users_can_fix(error: Exception, message: str |
 # commands
 
 
-def main_that(error: BaseException | None) -> Any:
-    @report_errors
-    def main() -> None:
-        if error is not None:
-            raise error
-
-    return main
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "printed"),
-    [
-        (UserError("a message."), 1, "Error: a message.\n"),
-        (KeyboardInterrupt(), 130, "Error: stopped by Ctrl-C.\n"),
-    ],
-)
-def test_a_command_exits_with_the_message(
-    error: BaseException, code: int, printed: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    main_that(None)()
-    with pytest.raises(SystemExit) as left:
-        main_that(error)()
-    assert (left.value.code, capsys.readouterr().err) == (code, printed)
-
-
-def test_the_users_setting_of_hydra_is_kept(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with pytest.raises(SystemExit):
-        main_that(UserError("a message."))()
-    assert "Traceback" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "words",
     [
         ("--help",),
-        ("--cfg", "job"),
-        ("model=mlp", "trainer.max_epochs=1", "trainer.enable_model_summary=false"),
         ("model=mlp", "trainer.max_epochs=1"),  # rich prints first, and exits by itself
     ],
-    ids=["help", "configuration", "line", "table"],
+    ids=["help", "table"],
 )
 @pytest.mark.parametrize("merged", [False, True], ids=["stdout", "both"])
 def test_a_closed_standard_output_ends_a_command(words: tuple[str, ...], merged: bool, tmp_path: Path) -> None:

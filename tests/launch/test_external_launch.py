@@ -57,10 +57,6 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Any:
     return put
 
 
-def test_a_run_by_hand_has_no_outer_launcher() -> None:
-    assert detect_external_launch() is None
-
-
 def test_torchrun(environment: Any) -> None:
     environment(**TORCHRUN)
     assert detect_external_launch() == ExternalLaunch(
@@ -70,13 +66,6 @@ def test_torchrun(environment: Any) -> None:
     assert detect_external_launch() == ExternalLaunch(
         "torchrun:job7", rank=3, local_rank=1, world_size=4, restarted=True
     )
-
-
-def test_torchrun_without_a_name_is_known_by_its_agent_on_one_machine(environment: Any) -> None:
-    environment(**{**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0"})
-    outer = detect_external_launch()
-    assert outer is not None
-    assert outer.launch_id == f"torchrun:torchrun-{os.getppid()}-29400"
 
 
 def test_torchrun_without_a_name_is_refused_on_several(environment: Any) -> None:
@@ -96,20 +85,6 @@ def test_srun_and_where_its_ranks_meet(environment: Any) -> None:
     assert outer is not None
     assert outer.restarted
     assert int(os.environ["MASTER_PORT"]) == port
-
-
-def test_srun_has_to_say_how_many_tasks_a_node_has(environment: Any) -> None:
-    environment(**{key: value for key, value in SLURM.items() if key != "SLURM_NTASKS_PER_NODE"})
-    with pytest.raises(UserError, match="--ntasks-per-node"):
-        detect_external_launch()
-
-
-def test_a_task_of_srun_has_a_step(environment: Any) -> None:
-    environment(**SLURM, SLURM_STEP_ID="0")
-    environment(SLURM_PROCID="0")
-    outer = detect_external_launch()
-    assert outer is not None
-    assert outer.rank == 0
 
 
 @pytest.mark.parametrize(
@@ -192,25 +167,6 @@ def test_horovodrun_and_where_its_ranks_meet(horovodrun: Any, environment: Any) 
     )
     names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
     assert [os.environ[name] for name in names] == [host, port, "3", "1", "4", "2", "1"]
-
-
-def test_a_rank_of_horovodrun_waits_for_rank_0(horovodrun: Any) -> None:
-    horovodrun(1)
-    late = threading.Timer(0.3, Table.keys.__setitem__, ("/lathe/meeting", b"localhost:29501"))
-    late.start()
-    assert detect_external_launch() is not None
-    late.join()
-    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("localhost", "29501")
-
-
-def test_what_horovodrun_can_not_be(horovodrun: Any, environment: Any) -> None:
-    horovodrun(0)
-    environment(HOROVOD_GLOO_RENDEZVOUS_PORT="1")
-    with pytest.raises(UserError, match=r"^horovodrun does not answer at 127\.0\.0\.1:1"):
-        detect_external_launch()
-    environment(HOROVOD_ELASTIC="1")
-    with pytest.raises(UserError, match="--min-np"):
-        detect_external_launch()
 
 
 TYPED = {"trainer": {"accelerator": "cpu", "devices": 2}, "launch": {"timeout": 30.0}}

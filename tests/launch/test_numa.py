@@ -1,7 +1,6 @@
 """torch binds workers to CPUs; what it can't do on this machine is refused first."""
 
 import shutil
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ import torch
 
 from lathe.errors import UserError
 from lathe.launch import numa
-from lathe.launch.elastic import _launch_config
-from lathe.launch.multi_node import Nodes
 
 
 @pytest.fixture
@@ -34,29 +31,10 @@ def cfg(accelerator: str = "auto", devices: Any = 2) -> dict[str, Any]:
     return {"trainer": {"accelerator": accelerator, "devices": devices}}
 
 
-def test_none_asks_for_nothing(machine: Any) -> None:
-    machine(nodes=1)
-    assert numa.numa_mode(cfg(), "none") is None
-
-
-@pytest.mark.parametrize("mode", ["node", "socket"])
-def test_one_numa_node_is_warned_about(machine: Any, mode: str) -> None:
-    machine(nodes=1)
-    with pytest.warns(UserWarning, match=rf"^launch\.numa={mode} does nothing here: this machine has one NUMA node\.$"):
-        assert numa.numa_mode(cfg("cpu"), mode) is None
-
-
-def test_a_machine_that_does_not_say_has_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(numa, "NUMA_NODES", tmp_path / "absent")
-    assert numa.count_numa_nodes() == 1
-
-
 @pytest.mark.parametrize(
     ("mode", "has", "accelerator", "devices", "parts"),
     [
-        ("nodes", {}, "auto", 2, ["launch.numa='nodes'", "did you mean node?"]),
         ("node", {"gpus": 0}, "auto", 2, ["launch.numa=node", "requires GPUs"]),
-        ("exclusive", {"nodes": 1, "gpus": 4}, "cpu", 2, ["launch.numa=exclusive", "requires GPUs"]),
         ("socket", {"gpus": 4}, "gpu", [2, 3], ["launch.numa=socket", "trainer.devices=[2, 3]"]),
         ("node", {"gpus": 4, "numactl": False}, "gpu", 4, ["launch.numa=node", "numactl"]),
     ],
@@ -68,19 +46,6 @@ def test_what_torch_can_not_bind_is_refused(
     with pytest.raises(UserError) as caught:
         numa.numa_mode(cfg(accelerator, devices), mode)
     assert [part for part in parts if part not in str(caught.value)] == []
-
-
-@pytest.mark.parametrize("mode", ["node", "socket", "exclusive"])
-def test_torch_gets_the_mode(machine: Any, mode: str) -> None:
-    machine(gpus=2)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert numa.numa_mode(cfg("gpu", [0, 1]), mode) == mode
-    options = {"max_restarts": 0, "monitor_interval": 0.1}
-    told = _launch_config(2, options, Nodes(), mode).numa_options
-    assert told.affinity_mode.value == mode
-    assert not told.should_fall_back_if_binding_fails
-    assert _launch_config(2, options, Nodes(), None).numa_options is None
 
 
 @pytest.mark.parametrize(

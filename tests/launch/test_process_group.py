@@ -28,37 +28,10 @@ def fails(message: str, step: int | None = None) -> RuntimeError:
         return error
 
 
-GLOO = (
-    "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 2500ms for recv operation to "
-    "complete"
-)
 NCCL = (
     "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE, Timeout(ms)=60000) "
     "ran for 60001"
 )
-
-
-@pytest.mark.parametrize(
-    ("message", "seconds"), [(GLOO, 2.5), (NCCL, 60.0), ("wait timeout after 1000ms, keys: /a", 1.0)]
-)
-def test_a_limit_that_was_reached_is_recognised(monkeypatch: pytest.MonkeyPatch, message: str, seconds: float) -> None:
-    monkeypatch.setenv("RANK", "3")
-    assert find_timeout(fails(message, 7)) == CollectiveTimeout(3, "a collective", 7, seconds)
-    assert find_timeout(fails(message)) == CollectiveTimeout(3, "a collective", None, seconds)
-
-
-def test_a_cause_counts() -> None:
-    outer = ValueError("outer")
-    outer.__cause__ = fails(GLOO)
-    assert find_timeout(outer) is not None
-
-
-def test_a_lost_neighbour_is_not_a_limit_and_a_bug_is_neither() -> None:
-    lost = find_timeout(fails("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"))
-    assert lost is not None
-    assert lost.seconds == 0
-    assert find_timeout(fails("shapes differ")) is None
-    assert find_timeout(OSError("Timed out waiting 2500ms")) is None
 
 
 def test_ranks_without_a_file_are_those_that_did_not_join(tmp_path: Path) -> None:
@@ -71,12 +44,6 @@ def test_ranks_without_a_file_are_those_that_did_not_join(tmp_path: Path) -> Non
     assert describe_timeouts(tmp_path, 0, [0, 1], 4) == f"{said}a rank on another node did not come"
     assert describe_timeouts(tmp_path, 0, [0, 1], 2) == f"{said}every rank waited, so they called different collectives"
     assert describe_timeouts(tmp_path, 1, [0, 1], 2) is None
-
-
-def test_an_unfinished_file_and_lost_connections_are_no_timeout(tmp_path: Path) -> None:
-    (tmp_path / "timeout.0.1.json").write_text('{"rank"')
-    save_timeout(tmp_path, 0, CollectiveTimeout(0, "broadcast", None, 0.0), [0, 1], patience=0)
-    assert describe_timeouts(tmp_path, 0, [0, 1], 2) is None
 
 
 def limits(rank: int, port: int, folder: str) -> list[CollectiveTimeout | None]:
@@ -108,8 +75,3 @@ def test_every_group_has_the_limit_and_a_late_start_is_no_hang(tmp_path: Path) -
         port = free.getsockname()[1]
     met, _ = on_ranks(limits, port, str(tmp_path))
     assert met == [CollectiveTimeout(0, "all_gather", None, 1.0)] * 2
-
-
-def test_a_single_rank_needs_no_group() -> None:
-    init_process_group({"accelerator": "cpu", "devices": 1}, 0, 1, 0, 1.0)
-    assert not torch.distributed.is_initialized()

@@ -31,43 +31,6 @@ def test_a_checkpoint_in_the_place_of_its_run_is_answered_with_the_run(
     assert told == f"resume={broken.last} is a checkpoint; expected its run: resume={broken.path}."
 
 
-def test_a_key_that_is_only_typed_is_there_for_what_follows_it(command: Command) -> None:
-    """`${data.length}` in a model, of data that do not declare it."""
-    mine = (
-        "data._target_=mine.Data",
-        "model.net._target_=mine.Net",
-    )  # a user's classes, whose arguments the schema does not know
-    command("model=mlp", *mine, "+data.length=3", "+model.net.length=${data.length}")
-    assert command.runs[0].config["model"]["net"]["length"] == 3
-
-
-@pytest.mark.parametrize("typed", ["true", "5", "''", "[a]"])
-def test_a_run_is_named_by_a_path(command: Command, capsys: pytest.CaptureFixture[str], typed: str) -> None:
-    assert command.fails(f"resume={typed}", capsys=capsys).startswith("resume=")
-    assert command.fails(f"run={typed}", "split=test", name="evaluate", capsys=capsys).startswith("run=")
-
-
-def test_paths_that_lead_nowhere(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a").symlink_to(tmp_path / "b")
-    (tmp_path / "b").symlink_to(tmp_path / "a")
-    for path in (tmp_path / "a", tmp_path / "a" / "c", "x" * 3000):
-        assert "leads nowhere" in command.fails(f"resume={path}", capsys=capsys)
-    assert command.fails("run=null", name="evaluate", capsys=capsys).startswith("run=null: expected a word")
-
-
-def test_the_nearest_run_is_proposed(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("logs/small", "tests"):
-        Path(name).mkdir(parents=True)
-    told = "resume=logs/smal: there is no such directory; did you mean small?"
-    assert command.fails("resume=logs/smal", capsys=capsys) == told
-    assert command.fails("run=logs/smal", "split=test", name="evaluate", capsys=capsys) == told.replace("resume", "run")
-    told = "run=nowhere/latest: there is no such directory; python train.py makes a run."
-    assert command.fails("run=nowhere/latest", "split=test", name="evaluate", capsys=capsys) == told
-
-
 def finished(command: Command, *typed: str, **result: int) -> RunDir:
     command("model=mlp", *typed)
     (run,) = command.runs
@@ -98,14 +61,6 @@ def test_a_continuation_that_began_stays_unfinished(command: Command, capsys: py
     assert run.config["trainer"]["max_epochs"] == 40
 
 
-def test_what_was_typed_has_the_later_end(command: Command) -> None:
-    """So that the commands that make the run again make that one."""
-    run = finished(command, "trainer.max_epochs=30", "seed=3", epochs=30)
-    command(f"resume={run.path}", "trainer.max_epochs=40")
-    assert {"trainer.max_epochs=40", "seed=3"} < set(run.overrides)
-    assert "trainer.max_epochs=30" not in run.overrides
-
-
 def test_the_commands_of_a_run_contain_what_a_resume_changed(command: Command) -> None:
     """Its first end and its tags may have come from a file that it chose."""
     run = finished(command, epochs=30)
@@ -115,16 +70,6 @@ def test_the_commands_of_a_run_contain_what_a_resume_changed(command: Command) -
     assert all(
         {"trainer.max_epochs=50", "tags=[longer]"} < set(shlex.split(line)) for line in proposals(run, run.config)[:2]
     )
-
-
-def test_a_choice_of_the_users_own_that_is_not_here(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    """Its folder was given with --config-dir."""
-    run = finished(command, "trainer.max_epochs=30", epochs=30)
-    typed = run.path / "overrides.yaml"
-    typed.write_text(typed.read_text() + "- experiment=own\n")
-    told = command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
-    assert "the run was started with experiment=own, which is missing here" in told
-    assert "Add its --config-dir" in told
 
 
 def test_the_end_that_counts_is_raised(command: Command, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,6 @@ from support.runs import SMALL, new_run
 
 from lathe.errors import Stopped
 from lathe.files import scratch
-from lathe.launch.elastic import import_job
 from lathe.launch.signals import raise_on_signal
 from lathe.verbs.train import train
 
@@ -62,15 +61,6 @@ def test_a_signal_means_all_jobs_of_a_sweep(cli: Cli, tmp_path: Path, monkeypatc
     assert (code, told, asked) == (128 + signal.SIGTERM, "Error: stopped by SIGTERM\n", ["val"])
 
 
-def test_what_nohup_ignores_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with raise_on_signal():
-            os.kill(os.getpid(), signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
 def test_a_second_one_waits_until_all_is_taken_back() -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     taken_back = []
@@ -91,16 +81,3 @@ def test_a_second_one_waits_until_all_is_taken_back() -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert taken_back
-
-
-def test_ctrl_c_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In whose middle torch and numpy recurse without end, abort, or can't be imported any more."""
-    (tmp_path / "half_way.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nwhole = True\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            import_job("half_way")
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert import_job("half_way").whole

@@ -1,19 +1,15 @@
 """launch.threads: the physical cores that other programs leave, over the processes; the same number after a resume."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-import torch
 from support.commands import run
 
 from lathe.config import cores as cores_of_machine
 from lathe.launch import threads
-from lathe.launch.threads import choose_threads, use_threads
+from lathe.launch.threads import choose_threads
 from lathe.runs.rundir import RunDir
 
 
@@ -94,22 +90,6 @@ def test_a_recorded_number_and_then_the_environment_come_before_auto(
     assert choose_threads(None, 1, recorded=5)[0] is None
 
 
-def test_more_threads_than_cpus_are_warned_of(machine: Any) -> None:
-    machine(4)
-    with pytest.warns(UserWarning, match=r"launch\.threads=3"):
-        choose_threads(3, 2)
-
-
-def test_a_job_computes_with_the_number_and_null_with_torchs_own() -> None:
-    before = torch.get_num_threads()
-    for cfg, count in (({"launch": {"threads": 3}}, 3), ({"launch": {"threads": None}}, before)):
-        with use_threads(cfg):
-            assert torch.get_num_threads() == count
-        assert torch.get_num_threads() == before
-    with use_threads({"launch": {"threads": 3}, "request": {"launch": {"threads": 2}}}):
-        assert torch.get_num_threads() == 2
-
-
 def test_a_resumed_run_keeps_its_number_of_threads(tmp_path: Path) -> None:
     words = ["model=mlp", "trainer.max_epochs=1", "trainer.accelerator=cpu", "logger=none", "name=threads"]
     first = run(*words, cwd=tmp_path, OMP_NUM_THREADS="2")
@@ -120,14 +100,3 @@ def test_a_resumed_run_keeps_its_number_of_threads(tmp_path: Path) -> None:
     assert again.returncode == 0, again.stderr
     assert "CPU threads per process: 2 (as when the run was started)" in again.stdout
     assert directory.config["launch"]["threads"] == 2
-
-
-@pytest.mark.parametrize(
-    ("variables", "value"),
-    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "None")],
-)
-def test_threads_spin_shortly_unless_the_user_says_otherwise(variables: dict[str, str], value: str) -> None:
-    code = "import lathe, os; print(os.environ.get('GOMP_SPINCOUNT'))"
-    kept = {name: text for name, text in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
-    done = subprocess.run([sys.executable, "-c", code], env={**kept, **variables}, text=True, capture_output=True)
-    assert done.stdout == f"{value}\n"

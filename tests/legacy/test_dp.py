@@ -53,14 +53,6 @@ def test_without_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         DP()
 
 
-def test_it_takes_every_visible_gpu_or_those_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert (DP().devices, DP().root_device) == ([0, 1, 2], torch.device("cuda", 0))
-    assert (DP([2, 1]).devices, DP([2, 1]).root_device) == ([2, 1], torch.device("cuda", 2))
-    assert [DP(devices).devices for devices in (1, 2, "auto", -1)] == [[0], [0, 1], [0, 1, 2], [0, 1, 2]]
-
-
 @pytest.mark.parametrize("devices", [1, 2, "auto", [0, 2]])
 def test_its_gpus_are_those_of_the_trainer(devices: Any) -> None:
     cfg = config("strategy=dp", f"trainer.devices={devices}".replace(" ", ""))
@@ -103,12 +95,3 @@ def test_each_kind_of_step_goes_through_it(
     monkeypatch.setattr(SingleDeviceStrategy, kind, lambda self, *args: task.step(*args))
     x = torch.randn(4, 2)
     assert torch.equal(getattr(dp, kind)(x), 2 * task.net(x))
-
-
-def test_its_configuration_asks_for_one_process() -> None:
-    assert config("strategy=dp")["strategy"] == {
-        "_target_": "lathe.legacy.DP",
-        "processes": "one",
-        "devices": 1,
-        "compressions": ["after"],
-    }

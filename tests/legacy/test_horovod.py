@@ -17,7 +17,7 @@ import pytest
 import torch
 from support.commands import check, environment, run
 from support.ranks import on_ranks
-from support.runs import ROOT, SMALL, column, config, new_run, runs, weights
+from support.runs import ROOT, SMALL, column, new_run, runs, weights
 from torch import Tensor, nn
 
 from lathe.errors import UserError
@@ -160,34 +160,6 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         UserError, match=r"^strategy=horovod needs Horovod: build it with bash scripts/install_horovod\.sh\.$"
     ):
         Horovod()
-
-
-def test_without_horovodrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "there")
-    monkeypatch.delenv("HOROVOD_RANK", raising=False)
-    with pytest.raises(
-        UserError, match=r"^strategy=horovod is started by horovodrun: horovodrun -np 2 --gloo python train\.py"
-    ):
-        Horovod()
-
-
-def test_under_two_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: "there")
-    monkeypatch.setenv("HOROVOD_RANK", "0")
-    monkeypatch.setenv("RANK", "1")
-    with pytest.raises(
-        UserError, match=r"^strategy=horovod takes its ranks from horovodrun and from no launcher besides: horovodrun"
-    ):
-        Horovod()
-
-
-def test_its_configuration() -> None:
-    assert config("strategy=horovod")["strategy"] == {
-        "_target_": "lathe.legacy.Horovod",
-        "processes": "per_device",
-        "precisions": ["32-true", "bf16-mixed"],
-        "compressions": ["after"],
-    }
 
 
 @pytest.mark.slow

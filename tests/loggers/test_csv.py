@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from lathe.errors import UserError
-from lathe.loggers import CSVLogger, csv
+from lathe.loggers import CSVLogger
 from lathe.loggers.lines import read_lines
 
 WRITER = CSVLogger.save.__wrapped__.__code__.co_filename  # type: ignore[attr-defined]
@@ -30,33 +29,12 @@ def begun(path: Path, start_step: int = 0) -> CSVLogger:
     return logger
 
 
-def test_what_other_loggers_write_with_is_not_there(path: Path) -> None:
-    """And says which has it; Lightning, and who goes through all loggers, asks each whether it has one."""
-    logger = CSVLogger(path)
-    assert not hasattr(logger.experiment, "add_images")
-    with pytest.raises(
-        UserError,
-        match=r"^metrics\.csv takes numbers alone, .* no add_images: add logger=\[csv,tensorboard\] for more, and of "
-        r"self\.loggers use those that have it: if hasattr\(logger\.experiment, 'add_images'\)\.$",
-    ):
-        logger.experiment.add_images("x", None)
-
-
 def test_a_line_per_step_with_the_step_first(path: Path) -> None:
     logger = begun(path)
     logger.log_metrics({"train/loss": 0.5}, step=1)
     logger.log_metrics({"train/loss": 0.25}, step=2)
     logger.save()
     assert lines(path) == ["step,train/loss", "1,0.5", "2,0.25"]
-
-
-def test_figures_of_one_step_share_a_line(path: Path) -> None:
-    logger = begun(path)
-    logger.log_metrics({"train/loss": 0.5}, step=3)
-    logger.log_metrics({"val/loss": 0.75, "val/accuracy": 1.0}, step=3)
-    logger.log_metrics({"train/loss": 0.125}, step=3)
-    logger.save()
-    assert lines(path) == ["step,train/loss,val/loss,val/accuracy", "3,0.125,0.75,1.0"]
 
 
 def test_a_new_figure_adds_a_column_and_leaves_older_lines_blank_there(path: Path) -> None:
@@ -100,24 +78,6 @@ def test_numbers_come_back_exactly(path: Path) -> None:
     assert float(row["tiny"]) == 5e-324
     assert torch.tensor(float(row["tensor"])) == torch.tensor(1 / 3)
     assert (row["whole"], row["nan"], row["inf"]) == ("7", "nan", "inf")
-
-
-def test_names_with_commas_and_quotes_come_back(path: Path) -> None:
-    logger = begun(path)
-    logger.log_metrics({'odd, "name"': 1.0}, step=1)
-    logger.save()
-    with open(path, newline="") as file:
-        assert list(csv_module.DictReader(file)) == [{"step": "1", 'odd, "name"': "1.0"}]
-
-
-@pytest.mark.parametrize("name", ["a\nb", 'a,b\r\n"c', "\x0b", "\u2028", " "])
-def test_names_with_ends_of_lines_come_back(path: Path, name: str) -> None:
-    logger = begun(path)
-    for step in range(3):
-        logger.log_metrics({name: 0.5, f"of {step}": 1.0}, step)
-    logger.finalize("success")
-    with open(path, newline="") as file:
-        assert [row[name] for row in csv_module.DictReader(file)] == ["0.5"] * 3
 
 
 def test_save_brings_the_open_line_to_disk_and_it_stays_open(path: Path) -> None:
@@ -185,26 +145,6 @@ def test_a_file_that_may_not_grow_keeps_its_lines(path: Path) -> None:
     assert path.read_bytes() == before
     logger.save()
     assert lines(path)[1:] == ["1,1.0", "2,2.0"]
-
-
-def test_the_open_line_reaches_the_disk_when_the_next_step_comes(path: Path) -> None:
-    logger = begun(path)
-    logger.log_metrics({"a": 1.0}, step=1)
-    logger.log_metrics({"a": 2.0}, step=2)
-    assert lines(path)[:2] == ["step,a", "1,1.0"]
-
-
-def test_begin_makes_the_file_and_nothing_is_made_before(path: Path) -> None:
-    logger = CSVLogger(path)
-    logger.save()
-    logger.finalize("failed")
-    assert not path.exists()
-    logger.begin()
-    assert lines(path) == ["step"]
-    logger.log_metrics({"a": 1.0}, step=1)
-    logger.begin()
-    logger.save()
-    assert lines(path) == ["step,a", "1,1.0"]
 
 
 def write(logger: CSVLogger, steps: range) -> None:
@@ -275,13 +215,3 @@ def test_nothing_half_written_stays_when_the_disk_is_full(path: Path, monkeypatc
         logger.log_metrics({"b": 1.0}, step=1)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["metrics.csv"]
-
-
-def test_csv_writes_metrics_csv_of_the_run(tmp_path: Path) -> None:
-    logger = csv(tmp_path, 0)
-    assert isinstance(logger, CSVLogger)
-    assert (logger.name, logger.version, logger.log_dir) == ("csv", "", str(tmp_path))
-    logger.log_hyperparams({"lr": 1})
-    logger.log_metrics({"a": 1.0}, step=1)
-    logger.finalize("success")
-    assert lines(tmp_path / "metrics.csv") == ["step,a", "1,1.0"]

@@ -81,18 +81,6 @@ def test_wandbs_offline_file_has_configuration_tags_and_result(
     assert len(list((run_of(cfg) / "wandb").glob(f"offline-run-*-{run_of(cfg).name}"))) == 2
 
 
-def test_a_tasks_own_logger_is_the_first_that_was_chosen(tmp_path: Path) -> None:
-    from lathe.runs.attached import make_loggers
-
-    def kinds(*words: str) -> list[str]:
-        return [type(logger).__name__ for logger in make_loggers(new_run(tmp_path, *SMALL, *words), tmp_path, 0)]
-
-    assert kinds() == ["CSVLogger"]
-    assert kinds("logger=[csv,tensorboard]") == ["TensorBoardLogger", "CSVLogger"]
-    (lines,) = make_loggers(new_run(tmp_path, *SMALL), tmp_path, 0)
-    assert lines.save_dir == str(tmp_path)
-
-
 @pytest.mark.slow
 def test_a_failed_run_leaves_no_wandb_run_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: Interruption

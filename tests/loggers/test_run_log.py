@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from support.interruptions import Interrupted, Interruption, interruption
 from support.runs import SMALL, new_run
 
@@ -52,13 +51,6 @@ def test_logging_and_warnings_are_kept_and_shown_as_before(
     shown = capsys.readouterr().err
     assert "key abcdefgh" in shown  # on the terminal, as it would be without
     assert "width" not in shown
-
-
-def test_other_ranks_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    with run_log(tmp_path, {}):
-        logging.getLogger().warning("one")
-    assert not (tmp_path / "run.log").exists()
 
 
 def test_the_error_is_the_end_a_bug_with_its_traceback(tmp_path: Path) -> None:

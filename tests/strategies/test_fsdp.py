@@ -12,7 +12,6 @@ from support.ranks import on_ranks
 from support.strategy_fit import NETS, adamw, fit, mean_losses, relative, same_format
 from torch import nn
 
-from lathe.errors import UserError
 from lathe.nets import recompute
 from lathe.optim import Muon
 from lathe.runs.checkpoints import read_checkpoint
@@ -82,10 +81,6 @@ def all_cases(rank: int, folder: Path) -> dict[str, Any]:
     # the sharded one goes on as sharded, from the folder, and the full one from a single process's file
     found["from folder"] = fit("vit", FSDP(), begin=2, steps=2, resume=folder / "sharded.ckpt", **part)
     found["from one"] = fit("gpt", FSDP(checkpoint="sharded"), begin=2, steps=2, resume=folder / "one.ckpt", **part)
-    try:
-        fit("mlp", FSDP(), optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.1, fused=True), **part)
-    except UserError as error:
-        found["refused"] = str(error)
     return found
 
 
@@ -150,11 +145,6 @@ def test_ranks_continue_a_folder_and_a_file(ranks: list[dict[str, Any]]) -> None
         assert relative(mean_losses([rank[case] for rank in ranks]), straight) < 1e-6
 
 
-def test_a_fused_step_that_takes_no_shards_is_refused(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        assert rank["refused"].startswith("optimizer.fused=true: the fused step of SGD takes no sharded parameters")
-
-
 def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
     before = torch.distributed.is_initialized()
     try:
@@ -179,19 +169,6 @@ def test_units_are_the_blocks_or_the_smallest_that_are_large_enough() -> None:
     tied[2].weight = wide.weight
     assert units(tied, 50) == [tied[1]]  # a weight in two places stays in the root
     assert units(tied, 10_000) == []
-
-
-def odd_replicas(rank: int) -> str:
-    try:
-        fit("mlp", FSDP(replicas=3), world=2, part=(rank, 2))
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def test_replicas_divide_the_processes() -> None:
-    sentence = "strategy.replicas=3 does not divide the 2 processes: take a number that does."
-    assert on_ranks(odd_replicas) == [sentence] * 2
 
 
 def four(rank: int) -> dict[str, Any]:

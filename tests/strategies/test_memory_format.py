@@ -13,7 +13,7 @@ from torch import nn
 import lathe.verbs.train
 from lathe.errors import ArgumentError
 from lathe.nets import CifarResNet
-from lathe.strategies import FSDP, channels_last
+from lathe.strategies import channels_last
 
 RUN = (
     "model=resnet20",
@@ -52,22 +52,6 @@ def test_convolutions_run_in_that_order(wanted: Any) -> None:
     torch.testing.assert_close(laid(x), plain(x), rtol=1e-4, atol=1e-5)
     assert orders
     assert all(orders)
-
-
-def test_a_net_without_convolutions_is_told() -> None:
-    mlp = nn.Sequential(nn.Linear(4, 2))
-    with pytest.warns(UserWarning, match="channels_last=true has no effect: Sequential has no 2-d convolution"):
-        channels_last(mlp, SingleDeviceStrategy(), True)
-    channels_last(mlp, SingleDeviceStrategy(), "auto")
-    assert not mlp._forward_pre_hooks
-
-
-def test_a_net_that_is_spread_is_refused() -> None:
-    with pytest.raises(ArgumentError, match="FSDP spreads them"):
-        channels_last(net(), FSDP(), True)
-    spread = net()
-    channels_last(spread, FSDP(), "auto")
-    assert not spread._forward_pre_hooks
 
 
 def test_narrow_strided_1x1_convolutions_stay_as_they_are_on_a_cpu() -> None:

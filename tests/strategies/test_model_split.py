@@ -1,6 +1,5 @@
 """One process, a net in parts: the numbers are those of the whole net, and what can't be placed is refused."""
 
-import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,7 +8,6 @@ import torch
 from support.pipeline_fit import adam, build, fit
 from torch import nn
 
-from lathe.errors import UserError
 from lathe.strategies.model_split import ModelSplit, balance
 
 TWICE = ["cpu:0", "cpu:0"]
@@ -75,48 +73,3 @@ def test_the_fullest_device_is_as_empty_as_can_be(sizes: list[int], parts: int, 
     assert (edges[0], edges[-1], len(edges)) == (0, len(sizes), parts + 1)
     assert edges == sorted(set(edges))
     assert max(sum(sizes[a:b]) + (0 if a else extra) for a, b in pairwise(edges)) == largest
-
-
-def test_a_split_by_hand() -> None:
-    net = build("mlp")
-    assert [len(part) for part in ModelSplit(TWICE, split=[4, 1])._plan(net)] == [4, 1]
-
-
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        (
-            {"devices": ["cpu:0"]},
-            "strategy.devices=[cpu:0] leaves nothing to split: name at least two devices, or use strategy=auto.",
-        ),
-        (
-            {"devices": ["cpu:0", "gpu:0"]},
-            "strategy.devices=[cpu:0,gpu:0]: gpu:0 is no device; write them as cuda:0 or cpu:0.",
-        ),
-        ({"devices": ["cpu:0", "cuda:99"]}, r"strategy.devices=[cpu:0,cuda:99]: cuda:99 is not among the"),
-        (
-            {"devices": TWICE, "split": [1]},
-            "strategy.split=[1]: give the number of blocks, from 1, for each of the 2 devices.",
-        ),
-    ],
-)
-def test_impossible_settings_are_refused(settings: dict[str, list[str]], sentence: str) -> None:
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        ModelSplit(**settings)  # type: ignore[arg-type]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to take")
-def test_without_gpus_devices_have_to_be_named() -> None:
-    with pytest.raises(UserError, match=r"strategy\.devices=null takes every GPU of this machine and none is visible"):
-        ModelSplit()
-
-
-def test_nets_that_cannot_be_placed_are_refused() -> None:
-    with pytest.raises(
-        UserError, match="strategy=model_split places a net's repeated blocks, and Flatten names no `blocks`"
-    ):
-        fit("mlp", ModelSplit(TWICE), net=nn.Flatten())
-    with pytest.raises(UserError, match=r"strategy\.devices names 6 devices, and MLP has 5 blocks"):
-        fit("mlp", ModelSplit(["cpu:0"] * 6))
-    with pytest.raises(UserError, match=r"strategy\.split=\[2,2\] places 4 blocks, and MLP has 5: make the sum 5\."):
-        fit("mlp", ModelSplit(TWICE, split=[2, 2]))

@@ -5,15 +5,13 @@ from typing import Any, get_args
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from support.runs import config
+from support.quiet import quiet_trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lathe.config.types import PrecisionName
-from lathe.errors import UserError
 from lathe.runs.trainer import device_type
 from lathe.strategies import precision_plugin
-from lathe.strategies.precision import best_format
 from lathe.trainer import Trainer
 
 
@@ -43,16 +41,7 @@ class Notes(LightningModule):
 
 def fit(name: str, scale: float = 1.0, **settings: Any) -> tuple[Notes, Trainer]:
     task = Notes(scale)
-    trainer = Trainer(
-        accelerator="cpu",
-        devices=1,
-        max_steps=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **precision_plugin(name, "cpu", **settings),
-    )
+    trainer = quiet_trainer(max_steps=1, **precision_plugin(name, "cpu", **settings))
     trainer.fit(task, DataLoader([(torch.ones(3, 4),)], batch_size=None))
     return task, trainer
 
@@ -76,11 +65,6 @@ def test_formats_on_the_cpu(name: str, weights: Any, inputs: Any, outputs: Any, 
     assert task.seen == {"weights": weights, "inputs": inputs, "outputs": outputs, "autocast": autocast}
 
 
-def test_every_format_has_a_configuration_of_its_name() -> None:
-    for name in get_args(PrecisionName):
-        assert config(f"precision={name}")["precision"]["name"] == name
-
-
 def test_16_mixed_scales_gradients_and_skips_a_step_that_overflows() -> None:
     plain = Notes().net.weight.detach().clone()
     task, trainer = fit("16-mixed", init_scale=1024.0)
@@ -93,11 +77,6 @@ def test_16_mixed_scales_gradients_and_skips_a_step_that_overflows() -> None:
     task, trainer = fit("16-mixed", scale=1e4, init_scale=1024.0)  # 1e4 * 1024 is beyond float16
     assert trainer.precision_plugin.scaler.get_scale() == 512.0
     assert torch.equal(task.net.weight.detach(), plain)
-
-
-def test_16_mixed_grows_its_scale_after_the_interval() -> None:
-    _, trainer = fit("16-mixed", init_scale=8.0, growth_interval=1)
-    assert trainer.precision_plugin.scaler.get_scale() == 16.0
 
 
 @pytest.mark.parametrize("name", get_args(PrecisionName))
@@ -114,37 +93,6 @@ def test_matmul_sets_float32_products_and_convolutions(name: str) -> None:
         assert newer == {"tf32"} if tf32 else "tf32" not in newer
     with torch.backends.cudnn.flags(enabled=False):  # torch's own code asks for the older ones here
         pass
-
-
-def test_apple_has_no_float64() -> None:
-    with pytest.raises(
-        UserError, match=r"precision=64-true: Apple's GPUs have no float64; use trainer\.accelerator=cpu"
-    ):
-        precision_plugin("64-true", "mps")
-
-
-def test_bfloat16_is_refused_on_a_gpu_that_would_emulate_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def supported(including_emulation: bool = True) -> bool:
-        asked.append(including_emulation)
-        return including_emulation
-
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
-    for name in ("bf16-mixed", "bf16-true"):
-        with pytest.raises(
-            UserError, match=f"precision={name}: Tesla V100 has no bfloat16 arithmetic; use precision=16-mixed"
-        ):
-            precision_plugin(name, "cuda")
-    assert precision_plugin("16-true", "cuda") == {"precision": "16-true"}
-    assert asked == [False, False]
-
-
-def test_16_mixed_is_made_for_its_device() -> None:
-    plugin = precision_plugin("16-mixed", "mps")["plugins"][0]
-    assert plugin.device == "mps"
-    assert plugin.precision == "16-mixed"
 
 
 @pytest.mark.parametrize(
@@ -172,18 +120,3 @@ def test_auto_takes_bfloat16_where_a_cpu_has_units_for_it_and_says_so(
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
     assert precision_plugin("auto", "cpu") == {"precision": name}
     assert f"precision=auto took {name}: the CPU has" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("bfloat16", "capability", "name"),
-    [(True, (9, 0), "bf16-mixed"), (False, (7, 5), "16-mixed"), (False, (6, 1), "32-true")],
-)
-def test_auto_on_a_gpu(bfloat16: bool, capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    assert best_format("cuda")[0] == name
-
-
-def test_auto_on_apples() -> None:
-    assert best_format("mps")[0] == "32-true"

@@ -2,7 +2,6 @@
 bit for bit.
 """
 
-import inspect
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,16 +10,10 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 from support.ranks import on_ranks
-from support.runs import config, new_run, rows
-from torch.distributed.fsdp import fully_shard
+from support.runs import new_run, rows
 
 import lathe.verbs.train
-from lathe.errors import UserError
-from lathe.nets import MLP
 from lathe.runs.checkpoints import read_checkpoint
-from lathe.strategies.fsdp import FSDP
-from lathe.strategies.sharded import ShardedStrategy
-from lathe.strategies.tensor import TensorParallel
 
 pytestmark = pytest.mark.law3
 
@@ -90,31 +83,6 @@ def test_a_death_within_an_epoch_changes_nothing(tmp_path: Path) -> None:
             assert ours["state_dict"].keys() == theirs["state_dict"].keys()
             assert all(torch.equal(ours["state_dict"][key], value) for key, value in theirs["state_dict"].items())
         assert ours["global_step"] == 8
-
-
-def test_a_net_that_is_spread_already_is_refused() -> None:
-    on_ranks(spread_twice)
-
-
-def spread_twice(rank: int) -> None:
-    strategy = FSDP()
-
-    class Task(torch.nn.Module):
-        net = fully_shard(MLP(width=4, depth=2, channels=1, image_size=2, num_classes=2))
-
-    with pytest.raises(
-        UserError, match="strategy=fsdp is given a net that is spread over devices already: build it afresh"
-    ):
-        strategy.shard(Task())  # type: ignore[arg-type]
-
-
-def test_its_configurations_name_every_option() -> None:
-    for name, kind in (("fsdp", FSDP), ("tensor", TensorParallel)):
-        assert issubclass(kind, ShardedStrategy)
-        keys = set(config(f"strategy={name}")["strategy"]) - {"_target_", "processes", "compressions"}
-        assert keys == set(inspect.signature(kind).parameters)
-        defaults = {key: value.default for key, value in inspect.signature(kind).parameters.items()}
-        assert {key: config(f"strategy={name}")["strategy"][key] for key in keys} == defaults
 
 
 class Modes(Callback):

@@ -3,7 +3,6 @@
 import os
 import pickle
 import shutil
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch.distributed.checkpoint as dcp
 from support.ranks import on_ranks
 from torch import nn
 from torch.distributed.checkpoint import FileSystemWriter
-from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -124,37 +122,12 @@ def test_a_hostile_table_of_contents_is_not_run(path: Path, tmp_path: Path) -> N
     assert not (tmp_path / "ran").exists()
 
 
-class ByName(pickle.Pickler):
-    """Writes the members of enumerations as Python 3.11.2 does, by name."""
-
-    def reducer_override(self, thing: Any) -> Any:
-        return (getattr, (type(thing), thing.name)) if isinstance(thing, Enum) else NotImplemented
-
-
-def test_another_python_has_written_the_table(path: Path) -> None:
-    metadata = sharded_files.read_metadata(path)
-    with open(path / ".metadata", "wb") as file:
-        ByName(file).dump(metadata)
-    assert b"getattr" in (path / ".metadata").read_bytes()
-    assert sharded_files.read_metadata(path) == metadata
-    assert torch.equal(read_checkpoint(path)["state_dict"]["weight"], WEIGHT + 2)
-
-
 class Attribute:
     def __init__(self, *of: Any) -> None:
         self.of = of
 
     def __reduce__(self) -> Any:
         return getattr, self.of
-
-
-@pytest.mark.parametrize(
-    "of", [(_MEM_FORMAT_ENCODING, "__reduce__"), (Metadata, "__init__"), (torch.float32, "to_real"), (Metadata, "mro")]
-)
-def test_attributes_of_records_are_not_given(path: Path, of: tuple[Any, str]) -> None:
-    (path / ".metadata").write_bytes(pickle.dumps(Attribute(*of)))
-    with pytest.raises(UserError, match="is not a checkpoint of plain tensors, so it is not opened"):
-        read_checkpoint(path)
 
 
 def test_a_table_that_points_elsewhere_is_refused(path: Path) -> None:

@@ -9,11 +9,13 @@ import pytest
 import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 from support.ranks import on_ranks
-from support.strategy_fit import adamw, fit, mean_losses, relative, same_format
+from support.strategy_fit import NETS, fit, mean_losses, relative, same_format
+from torch import nn
 
 from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies.tensor import TensorParallel
+from lathe.strategies.tensor_plan import WORDS, _DividesBy, check_limits, plan_of
 
 pytestmark = pytest.mark.law2
 
@@ -44,14 +46,6 @@ def rounded(name: str) -> dict[str, Any]:
     return options
 
 
-def refusal(name: str, strategy: TensorParallel, **options: Any) -> str:
-    try:
-        fit(name, strategy, world=2, **options)
-    except UserError as error:
-        return str(error)
-    return "not refused"
-
-
 def all_cases(rank: int, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for case, (name, settings, options) in CASES.items():
@@ -60,11 +54,6 @@ def all_cases(rank: int, folder: Path) -> dict[str, Any]:
         found[case] = fit("gpt", TensorParallel(), world=2, **rounded(case))
     found["from folder"] = fit("gpt", TensorParallel(), world=2, begin=2, steps=2, resume=folder / "sharded.ckpt")
     found["from one"] = fit("gpt", TensorParallel(), world=2, begin=2, steps=2, resume=folder / "one.ckpt")
-    found["refused"] = {
-        "plan": refusal("resnet", TensorParallel()),
-        "sizes": refusal("gpt", TensorParallel(tensor=2, data=2)),
-        "foreach": refusal("gpt", TensorParallel(), optimizer=lambda net: adamw(net, foreach=True)),
-    }
     return found
 
 
@@ -124,21 +113,6 @@ def test_it_is_continued_here_and_there(ranks: list[dict[str, Any]], folder: Pat
     assert relative(fit("gpt", begin=2, steps=2, resume=folder / "gpt.ckpt")["losses"], straight) < 1e-6
 
 
-def test_what_can_not_be_is_refused(ranks: list[dict[str, Any]]) -> None:
-    for rank in ranks:
-        refused = rank["refused"]
-        assert refused["plan"].startswith(
-            "strategy=tensor cuts a net by its `tensor_plan`, and CifarResNet declares none"
-        )
-        assert (
-            "strategy.tensor=2 x strategy.data=2" in refused["sizes"]
-            or "strategy.data=2 x strategy.tensor=2" in refused["sizes"]
-        )
-        assert refused["foreach"].startswith(
-            "optimizer.foreach=true updates all tensors in one call, but under strategy=tensor"
-        )
-
-
 FOUR = {"2d": {"data": 2}, "replicated": {"data": 2, "fsdp": False}, "2d sharded": {"data": 2, "checkpoint": "sharded"}}
 
 
@@ -157,3 +131,46 @@ def test_over_data_replicas_on_four_ranks(tmp_path: Path) -> None:
     for case in FOUR:
         for name in ("gpt", "vit"):
             check(ranks, tmp_path / f"{name} {case}.ckpt", tmp_path / "one.ckpt", f"{name} {case}", name, {})
+
+
+class Planned(nn.Module):
+    def __init__(self, plan: Any) -> None:
+        super().__init__()
+        self.tensor_plan, self.tensor_limits = plan, {"heads": 3}
+        self.stem = nn.Linear(2, 2)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(2, 2)) for _ in range(2)])
+
+
+@pytest.mark.parametrize("name", ["mlp", "deep_mlp", "vit", "gpt"])
+def test_the_nets_own_plans_fit(name: str) -> None:
+    words = plan_of(NETS[name]())
+    assert set(words.values()) <= set(WORDS)
+    assert any(key.startswith("blocks.") for key in words)
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [(None, "Planned declares none"), ({"blocks.*.1": "row"}, "fits no module"), ({"stem": "colum"}, "mean column?")],
+)
+def test_a_wrong_plan_is_refused(plan: Any, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        plan_of(Planned(plan))
+    assert said in str(caught.value)
+
+
+def test_limits_divide() -> None:
+    check_limits(Planned({}), 3)
+    with pytest.raises(
+        UserError, match=r"^model\.net\.heads=3 does not divide by strategy\.tensor=2: choose a multiple of 2, or"
+    ):
+        check_limits(Planned({}), 2)
+
+
+def test_a_sequence_divides() -> None:
+    hook = _DividesBy(2)
+    hook(nn.Identity(), (), torch.ones(1, 4, 3))
+    with pytest.raises(
+        UserError,
+        match=r"^strategy\.sequence_parallel=true: a sequence of 5 tokens does not divide by strategy\.tensor=2",
+    ):
+        hook(nn.Identity(), (), torch.ones(1, 5, 3))

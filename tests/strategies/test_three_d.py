@@ -85,26 +85,3 @@ def test_the_product_has_to_be_the_number_of_processes() -> None:
         UserError, match=re.escape("strategy.tensor=2 x strategy.stages=2 needs a multiple of 4 processes")
     ):
         axes(ThreeD(tensor=2)._sizes, 6)
-
-
-def refusals(rank: int) -> dict[str, str]:
-    said = {}
-    for name, net, settings, options in (
-        ("plan", "tied", {"data": 1, "tensor": 2, "stages": 2}, {}),
-        ("format", "gpt4", {}, {"precision": "16-true"}),
-    ):
-        try:
-            fit(net, ThreeD(**settings), **options)
-        except UserError as error:
-            said[name] = str(error)
-    return said
-
-
-@pytest.mark.slow
-def test_what_cannot_work_is_refused() -> None:
-    for said in on_ranks(refusals, world=4):
-        assert said == {
-            "plan": "strategy=tensor cuts a net by its `tensor_plan`, and Tied declares none: use strategy=fsdp, or "
-            "declare one.",
-            "format": "precision=16-true: strategy=3d takes 64-true, 32-true, bf16-mixed, bf16-true.",
-        }

@@ -35,19 +35,6 @@ def open_browser() -> Iterator[Any]:
         chromium.close()
 
 
-@contextmanager
-def open_tab(browser: Any) -> Iterator[Any]:
-    """An empty tab; an error of the page's script fails the test."""
-    context = browser.new_context()
-    context.set_default_timeout(60_000)
-    errors: list[Any] = []
-    tab = context.new_page()
-    tab.on("pageerror", lambda error: errors.append(error))  # playwright marks the function that it is given
-    yield tab
-    context.close()
-    assert errors == []
-
-
 class Tabs:
     """Tabs that the tests of a file share, one after the other: a new one, and the first page in it, take a second."""
 

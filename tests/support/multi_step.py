@@ -7,7 +7,6 @@ import pytest
 from lightning.pytorch import Callback
 
 import lathe.verbs.train
-from lathe.callbacks import Throughput
 from lathe.trainer import multi_step
 from lathe.trainer.multi_step import MultiStep
 from support.runs import SMALL, new_run
@@ -36,16 +35,6 @@ class SeesEach(SeesEveryThird):
     """Declares so, and has one of its hooks called at every step."""
 
     every_step = ("on_train_batch_end",)
-
-
-class OwnThroughput(Throughput):
-    """A user's subclass that overrides a hook."""
-
-    seen = 0
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        type(self).seen += 1
-        super().on_train_batch_end(*args)
 
 
 @pytest.fixture

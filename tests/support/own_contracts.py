@@ -5,7 +5,6 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim.lr_scheduler import ExponentialLR
-from torch.utils.data import DataLoader, TensorDataset
 
 from support.own_lightning import Both, LitNet
 from support.own_parts import Table
@@ -66,15 +65,6 @@ class Gathering(LitNet):
             optimizer.step()
             optimizer.zero_grad()
         return loss
-
-
-class TwoTables(Table):
-    """With two loaders for each evaluation."""
-
-    def val_dataloader(self) -> Any:
-        return [DataLoader(self.held_out, 10), DataLoader(TensorDataset(*self.held_out[:30]), 10)]
-
-    test_dataloader = val_dataloader
 
 
 class Counted(Table):

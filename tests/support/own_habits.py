@@ -12,22 +12,6 @@ from support.own_lightning import LitNet
 from support.own_parts import Table
 
 
-class Paints(LitNet):
-    """Gives its loggers an image of each validation, those that take one, and asks where checkpoints lie."""
-
-    def validation_step(self, batch: Any, batch_idx: int) -> Any:
-        for logger in self.loggers:
-            experiment: Any = logger.experiment
-            if hasattr(experiment, "add_images"):
-                experiment.add_images("inputs", batch[0][:1, :1], self.global_step)
-        self.logger.experiment.add_scalar("mine", 1.0, batch_idx)  # type: ignore[union-attr]
-        return super().validation_step(batch, batch_idx)
-
-    def on_fit_end(self) -> None:
-        found: Any = self.trainer.checkpoint_callback
-        torch.save({"x": 1}, f"{found.dirpath}/mine.pt")
-
-
 class Waiting(LitNet):
     """Its rate waits for a metric of training that is each rank's own: only the first rank's falls."""
 

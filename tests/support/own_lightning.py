@@ -154,11 +154,6 @@ class Silent(LitNet):
         super().training_step(batch, batch_idx)
 
 
-class Failing(LitNet):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        raise KeyError("x")
-
-
 class Checkpointing(LitNet):
     """With a callback that keeps checkpoints."""
 
@@ -229,16 +224,6 @@ class Broken(LitNet):
         return super().training_step(batch, batch_idx) / (0.0 if self.global_step == 3 else 1.0)
 
 
-class Vector(LitNet):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx).expand(5)
-
-
-class Detached(LitNet):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx).detach()
-
-
 class Skips(LitNet):
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         return super().training_step(batch, batch_idx) if batch_idx != 2 else None
@@ -253,10 +238,6 @@ class Untested(LightningModule):
     configure_optimizers = LitNet.configure_optimizers
 
 
-class Unvalidated(LitNet):
-    validation_step = LightningModule.validation_step
-
-
 class Loading(LitNet):
     def train_dataloader(self) -> Any:
         raise AssertionError
@@ -267,33 +248,3 @@ class Keeping(LitNet):
         super().__init__(**options)
         self.act = make()
         self.save_hyperparameters()
-
-
-class Lazy(LitNet):
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.extra = nn.LazyLinear(3)
-
-
-class SetUp(LitNet):
-    """Makes a layer in setup(), which whoever loads a run does not call."""
-
-    def setup(self, stage: str) -> None:
-        if not hasattr(self, "later"):
-            self.later = nn.Linear(10, 10)
-
-
-class Asking(LitNet):
-    """Asks as Lightning's users do where the best checkpoint is, at the start and at the end of each epoch."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.asked: list[list[Any]] = []
-
-    def on_train_epoch_start(self) -> None:
-        found: Any = self.trainer.checkpoint_callback
-        score = found.best_model_score
-        self.asked.append([found.best_model_path, found.last_model_path, None if score is None else float(score)])
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["asked"] = self.asked

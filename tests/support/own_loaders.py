@@ -59,11 +59,6 @@ class Streaming(Sized):
         return DataLoader(Flow(len(self.data)), self.batch_size)
 
 
-class StubbornStream(Streaming):
-    def train_dataloader(self) -> Any:
-        return DataLoader(Flow(len(self.data)), 16)
-
-
 class Nothing(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(())

@@ -30,11 +30,6 @@ class Listed(Table):
         self.save_hyperparameters()
 
 
-class InFolder(Listed):
-    def __init__(self, folder: Any = pathlib.Path("x")) -> None:
-        super().__init__(folder=folder)
-
-
 class Keeping(Callback):
     def __init__(self, what: str) -> None:
         self.what = what

@@ -18,7 +18,7 @@ from lathe.optim import build_optimizer
 from lathe.runs.trainer import quiet
 from lathe.strategies import SyncBatchNorm
 from lathe.tasks import ClassificationTask, LanguageModellingTask
-from lathe.trainer import Trainer
+from support.quiet import quiet_trainer
 from support.strategy_fit import TIMM
 
 STEPS = 6
@@ -158,17 +158,14 @@ def fit(
     rows = data(name) if batches is None else batches
     if several:
         rows = [share(row, strategy) for row in rows]
-    trainer = Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        losses,
+        *kept,
+        *callbacks,
         devices=torch.distributed.get_world_size() if several else 1,
         strategy=strategy,
         max_epochs=epochs,
-        logger=False,
-        callbacks=[losses, *kept, *callbacks],
         enable_checkpointing=bool(kept),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
         gradient_clip_val=clip,
         accumulate_grad_batches=accumulate,
         num_sanity_val_steps=0,

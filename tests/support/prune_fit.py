@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lathe.callbacks.methods.pruning import Prune
 from lathe.trainer import Trainer
+from support.quiet import quiet_trainer
 
 
 class Loader:
@@ -106,19 +107,14 @@ def fit(
     **options: Any,
 ) -> Task:
     task, world = task or Task(), 1 if strategy == "auto" else 2
-    trainer = Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        prune,
+        *callbacks,
         devices=world,
         strategy=strategy,
-        logger=False,
         max_epochs=4,
         max_steps=steps,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         num_sanity_val_steps=1,
-        use_distributed_sampler=False,
-        callbacks=[prune, *callbacks],
         **options,
     )
     trainer.fit(task, Loader(rank, world), Loader(), ckpt_path=resume, weights_only=True)

@@ -20,6 +20,7 @@ from lathe.strategies import SyncBatchNorm, compile_net
 from lathe.strategies.fsdp import FSDP
 from lathe.tasks import ClassificationTask, LanguageModellingTask, Task
 from lathe.trainer import Trainer
+from support.quiet import quiet_trainer
 from support.strategy_fit import NETS, adamw, batches
 
 STEPS = 10
@@ -109,18 +110,15 @@ def fit(
     compile_net(task.net, "cpu", enabled=compiled, backend="aot_eager", fullgraph=True)
     qat = QAT(**{"start": 0.3, "freeze_observers": 0.7, "freeze_batchnorm": 0.8, **(options or {})})
     saves = Saves(save, at)
-    trainer = Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        ExactResume(0),
+        qat,
+        *extra,
+        saves,
         devices=part[1],
         strategy=strategy,
         max_epochs=1,
         accumulate_grad_batches=accumulate,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        callbacks=[ExactResume(0), qat, *extra, saves],
         val_check_interval=1.0,
         num_sanity_val_steps=1,
         plugins=[*plugins, SyncBatchNorm()] if part[1] > 1 else [*plugins],

@@ -19,6 +19,7 @@ from lathe.strategies import SyncBatchNorm
 from lathe.strategies.full_state import held_by
 from lathe.tasks import ClassificationTask, LanguageModellingTask, Task
 from lathe.trainer import Trainer
+from support.quiet import quiet_trainer
 
 TIMM = ("resnet10t", "convnext_atto", "vit_tiny_patch16_224")
 BATCH, ACCUMULATE, CLIP, MOST = 8, 2, 0.1, 32
@@ -96,19 +97,13 @@ def fit(
     ]
     losses = Losses()
     plugins = [AtomicCheckpointIO(), *options.pop("plugins", [])]
-    trainer = Trainer(
-        accelerator="cpu",
+    trainer = quiet_trainer(
+        losses,
         devices=world,
         strategy=strategy,
         max_epochs=2 if resume else 1,
         accumulate_grad_batches=ACCUMULATE,
         gradient_clip_val=options.pop("gradient_clip_val", CLIP),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-        callbacks=[losses],
         plugins=[*plugins, SyncBatchNorm()] if world > 1 else plugins,
         **options,
     )

@@ -12,7 +12,6 @@ from support.ranks import on_ranks
 from support.regression import batches, close, loader, metrics, task, trainer
 from torch import nn
 
-from lathe.errors import UserError
 from lathe.strategies import DDP
 
 
@@ -38,21 +37,6 @@ def test_the_epoch_is_the_mean_over_all_its_samples() -> None:
     close(run.callback_metrics, "train", metrics(it.net, data))
 
 
-def test_a_window_reaches_over_the_end_of_an_epoch_only_within_it() -> None:
-    it, data = task(), batches()
-    run, memory = trainer(max_epochs=2, log_every_n_steps=4)
-    run.fit(it, loader(data))
-    epochs = [row for _, row in memory.rows if "train/loss_epoch" in row]
-    assert len(epochs) == 2
-    for row in epochs:
-        close(row, "train", metrics(it.net, data), "_epoch")
-    steps = [(step, row) for step, row in memory.rows if "train/loss" in row]
-    assert [step for step, _ in steps] == [4, 8, 12]
-    close(steps[0][1], "train", metrics(it.net, data[:4]))
-    close(steps[1][1], "train", metrics(it.net, data[:2]))  # what an epoch has left is in its own mean
-    close(steps[2][1], "train", metrics(it.net, data[2:]))
-
-
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_evaluation_is_the_mean_over_samples(split: str) -> None:
     it, data = task(), batches(seed=1)
@@ -62,15 +46,6 @@ def test_evaluation_is_the_mean_over_samples(split: str) -> None:
     assert returned == {name: memory.rows[0][1][name] for name in (f"{split}/loss", f"{split}/positive")}
     close(memory.rows[0][1], split, metrics(it.net, data))
     close(run.callback_metrics, split, metrics(it.net, data))
-
-
-def test_the_sanity_check_leaves_no_line_and_no_sums() -> None:
-    it, data = task(), batches(seed=1)
-    run, memory = trainer(num_sanity_val_steps=2)
-    run.fit(it, loader(batches()), loader(data))
-    rows = [(step, row) for step, row in memory.rows if "val/loss" in row]
-    assert [step for step, _ in rows] == [6]
-    close(rows[0][1], "val", metrics(it.net, data))
 
 
 def test_validation_uses_the_plain_losses_and_training_the_objective() -> None:
@@ -96,18 +71,6 @@ def test_accumulated_batches_count_in_optimizer_steps() -> None:
         close(row, "train", metrics(it.net, data[2 * number : 2 * number + 2]))
 
 
-def test_metric_names_are_every_figure_of_every_split() -> None:
-    assert dict(task().hparams) == {}
-    assert task().metric_names == [
-        "train/loss",
-        "train/positive",
-        "val/loss",
-        "val/positive",
-        "test/loss",
-        "test/positive",
-    ]
-
-
 def test_scheduler_gets_the_number_of_optimizer_steps() -> None:
     asked = []
 
@@ -120,13 +83,6 @@ def test_scheduler_gets_the_number_of_optimizer_steps() -> None:
     run.fit(it, loader(batches()))
     assert asked == [4]
     assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(1 / 5)  # moved after each of four steps
-
-
-def test_a_schedule_without_an_end_is_refused() -> None:
-    it = task(scheduler=lambda optimizer, total_steps: torch.optim.lr_scheduler.ConstantLR(optimizer))
-    run, _ = trainer(max_epochs=-1)
-    with pytest.raises(UserError, match=r"trainer\.max_epochs=-1 and trainer\.max_steps=-1 have no end"):
-        run.fit(it, loader(batches()))
 
 
 class SaveAt(Callback):
@@ -183,18 +139,6 @@ class Stateful:
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         self.begin = state["done"]
-
-
-def test_a_checkpoint_before_the_first_step_is_fine(tmp_path: Path) -> None:
-    class Early(Callback):
-        def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-            trainer.save_checkpoint(tmp_path / "early.ckpt")
-
-    run, memory = trainer(Early())
-    run.fit(task(), loader(batches()))
-    state = torch.load(tmp_path / "early.ckpt", weights_only=True)
-    assert state["global_step"] == 0
-    assert [step for step, row in memory.rows if "train/loss" in row] == [2, 4, 6]
 
 
 def test_prediction_takes_images_with_or_without_labels() -> None:

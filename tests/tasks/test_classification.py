@@ -68,21 +68,6 @@ def test_rows_that_only_fill_up_do_not_count_in_evaluation() -> None:
     assert sums == pytest.approx([2 * loss, 1, 2], rel=1e-6)
 
 
-def test_a_batch_of_nothing_but_filling_weighs_nothing() -> None:
-    loss, sums = run(task(False), LOGITS, torch.full((4,), -100))
-    assert loss == 0.0
-    assert sums == [0.0, 0.0, 0.0]
-
-
-def test_sums_are_detached_and_in_float32_under_autocast() -> None:
-    it = task()
-    logits = LOGITS.to(torch.bfloat16).requires_grad_()
-    loss = it.losses(logits, (None, LABELS))["cross_entropy"]
-    sums = it.reduce(logits, (None, LABELS), loss.detach())
-    assert sums.dtype == torch.float32
-    assert not sums.requires_grad
-
-
 def test_a_sum_over_many_samples_keeps_its_digits_in_half_precision() -> None:
     n = 4096
     it = task(False)
@@ -90,34 +75,6 @@ def test_a_sum_over_many_samples_keeps_its_digits_in_half_precision() -> None:
     loss, sums = run(it, logits, labels)
     assert sums[1:] == [n, n]
     assert loss == pytest.approx(math.log(3), rel=1e-3)
-
-
-def test_its_figures() -> None:
-    assert task().metric_names == [
-        "train/loss",
-        "train/accuracy",
-        "val/loss",
-        "val/accuracy",
-        "test/loss",
-        "test/accuracy",
-    ]
-
-
-def test_init_is_applied_to_the_net() -> None:
-    torch.manual_seed(0)
-    net = ClassificationTask(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), init="orthogonal").net
-    torch.testing.assert_close(net[1].weight @ net[1].weight.T, torch.eye(4), rtol=0, atol=1e-5)
-    with pytest.raises(UserError, match="orthogonl"):
-        task(init="orthogonl")
-
-
-def test_one_step_through_the_net() -> None:
-    it = task()
-    x = torch.randn(5, 2)
-    y = torch.tensor([0, 1, 2, 0, 1])
-    loss = it.training_step((x, y), 0)
-    torch.testing.assert_close(loss, nn.functional.cross_entropy(it.net(x), y))
-    assert torch.equal(it(x), it.net(x))
 
 
 @pytest.mark.parametrize("kind", ["dict", "named tuple", "tuple", "two of the shape"])

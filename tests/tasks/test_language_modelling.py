@@ -5,14 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import config
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
-from lathe.errors import UserError
-from lathe.runs.build import make_task
 from lathe.tasks import LanguageModellingTask
 from lathe.tasks import language_modelling as module
 from lathe.trainer import Trainer
@@ -40,15 +37,6 @@ def test_the_loss_is_torchs_own_over_counted_targets() -> None:
     assert count == (y != -100).sum()
     assert loss / count == pytest.approx(expected.item(), rel=1e-6)
     assert correct == (task.net(x).argmax(-1) == y).sum()
-
-
-def test_half_precision_logits_give_a_float32_loss() -> None:
-    task, (x, y) = LanguageModellingTask(net()), batch(4)
-    logits = task.net(x).bfloat16()
-    loss = task.training_loss(logits, (x, y))
-    assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(F.cross_entropy(logits.float().flatten(0, 1), y.flatten()).item(), rel=1e-6)
-    assert task.training_loss(task.net(x).double(), (x, y)).dtype == torch.float64
 
 
 def test_replicas_with_different_numbers_of_targets_average_to_the_global_mean() -> None:
@@ -80,15 +68,6 @@ def test_micro_batches_add_up() -> None:
     torch.testing.assert_close(task._sums["train"], sums, rtol=1e-6, atol=0)
 
 
-def test_a_batch_without_targets_counts_nothing() -> None:
-    task, (x, y) = LanguageModellingTask(net()), batch(2, ignored=1.1)
-    loss = task.training_loss(task.net(x), (x, y))
-    loss.backward()
-    assert loss.item() == 0
-    assert task._sums["train"].tolist() == [0, 0, 0]
-    assert all(p.grad is not None and not p.grad.any() for p in task.parameters())
-
-
 def evaluate(task: LanguageModellingTask, data: list[Any]) -> dict[str, float]:
     quiet = {
         "logger": False,
@@ -115,10 +94,6 @@ def test_figures_are_means_over_tokens() -> None:
         (logits.argmax(-1) == y).sum().item() / (y != -100).sum().item(), rel=1e-6
     )
     assert set(found) == {name for name in task.metric_names if name.startswith("val/")}
-
-
-def test_perplexity_that_overflows_is_infinite() -> None:
-    assert LanguageModellingTask(net()).compute({"loss": 1000.0}) == {"perplexity": math.inf}
 
 
 class Largest(TorchDispatchMode):
@@ -151,19 +126,3 @@ def test_evaluation_makes_log_probabilities_in_parts(monkeypatch: pytest.MonkeyP
     assert parts.item() == pytest.approx(
         F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum").item(), rel=1e-6
     )
-
-
-def test_throughput_counts_tokens_and_the_loss_chooses() -> None:
-    task = LanguageModellingTask(net())
-    assert (task.unit, task.count_units(batch(3)), task.monitor) == ("tokens", 3 * TIME, "val/loss")
-
-
-def test_an_unknown_initialisation_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^init=xavier_unifrom is unknown: did you mean xavier_uniform"):
-        LanguageModellingTask(net(), init="xavier_unifrom")
-
-
-def test_images_are_refused() -> None:
-    with pytest.raises(UserError, match=r"^task: LanguageModellingTask learns the next token, .* no vocab_size:"):
-        make_task(config("model=mlp", "task=language_modelling")).check_facts({"num_classes": 10, "channels": 1})
-    make_task(config("model=gpt_nano", "data=synthetic_tokens")).check_facts({"vocab_size": 64, "length": 8})

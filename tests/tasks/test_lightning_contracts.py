@@ -1,5 +1,7 @@
 """What Lightning promises a LightningModule, a data module and a callback holds in a run of Lathe."""
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +9,10 @@ import pytest
 import torch
 from support.interruptions import Interrupted, Interruption, interruption, same
 from support.own_lightning import QUICK
-from support.runs import column, new_run, rows
+from support.runs import column, new_run, rows, runs
 
 from lathe.errors import UserError
+from lathe.runs.rundir import RunDir
 from lathe.verbs.evaluate import evaluate
 from lathe.verbs.train import train
 
@@ -25,21 +28,6 @@ def run(folder: Path, module: str, data: str, *words: str) -> dict[str, Any]:
 
 def directory(cfg: dict[str, Any]) -> Path:
     return Path(cfg["paths"]["run_dir"])
-
-
-@pytest.mark.parametrize("monitor", ["named_1", "val_loss/dataloader_idx_1", "rounds", None])
-def test_a_metric_of_each_loader_may_be_the_monitor(tmp_path: Path, monitor: str | None) -> None:
-    words = f"callbacks.checkpoint.monitor={'null' if monitor is None else monitor}"
-    cfg = run(tmp_path, "Several", "contracts.TwoTables", words, "callbacks.checkpoint.mode=min", "objective=named_0")
-    result = train(cfg)
-    found = {name: column(directory(cfg), name) for name in ("named_0", "named_1", "val_loss/dataloader_idx_1")}
-    assert all(len(values) == 2 for values in found.values())
-    best = -1 if monitor is None else found.get(monitor, [0, 1]).index(min(found.get(monitor, [0, 1])))
-    for name, values in found.items():
-        assert result[name] == values[best], name
-    assert result["objective"] == result["named_0"]
-    assert result["best_step"] == (6 if monitor == "rounds" else 12)
-    assert {f"test_loss/dataloader_idx_{loader}" for loader in (0, 1)} <= result.keys()
 
 
 def test_a_batch_of_several_steps_has_a_row_and_its_own_rate(tmp_path: Path, interruption: Interruption) -> None:
@@ -86,16 +74,6 @@ def test_gradients_that_wait_for_a_later_batch_are_kept(tmp_path: Path, interrup
     same(directory(cut), directory(whole))
 
 
-@pytest.mark.parametrize("module", ["own_lightning.Manual", "own_lightning.Turns", "own_contracts.Gathering"])
-def test_gradients_that_were_stepped_with_are_not_kept(tmp_path: Path, module: str) -> None:
-    """Two epochs of six batches have three steps of four, so nothing waits for another."""
-    net = f"model.net={{_target_: support.{module}, features: 16, classes: 2, width: 4}}"
-    cfg = new_run(tmp_path, *QUICK, net, "callbacks.checkpoint.monitor=null")
-    cfg["data"] = {"_target_": "support.own_parts.Table"}
-    train(cfg)
-    assert "gradients" not in torch.load(directory(cfg) / "checkpoints" / "last.ckpt", weights_only=True)
-
-
 def test_the_best_checkpoint_is_tested_with_the_states_it_holds(tmp_path: Path) -> None:
     """As Trainer.test(ckpt_path="best") does: the loss is largest in the first epoch, and training ends with two."""
     words = ("callbacks.checkpoint.monitor=val_loss", "callbacks.checkpoint.mode=max")
@@ -120,3 +98,64 @@ def test_a_module_clips_logs_and_shows_in_its_own_way(tmp_path: Path, capsys: py
     lines = [line for line in told.splitlines() if line.startswith("epoch ")]
     assert ["shown " in line for line in lines] == [True, True]
     assert not any("train/loss" in line for line in lines)
+
+
+Cli = Callable[..., tuple[int, str]]
+
+
+# 26 batches of 50 in an epoch
+WORDS = (*QUICK, "data.batch_size=50", "trainer.log_every_n_steps=1", "callbacks=[default,lr_monitor]", "test=false")
+
+
+def planned(kind: str, length: int | None = None) -> str:
+    given = "" if length is None else f", length: {length}"
+    return f"model.net={{_target_: support.own_lightning.Planned, width: 4, kind: {kind}{given}}}"
+
+
+def rates(directory: Path) -> list[float]:
+    return [float(row["lr-SGD"]) for row in rows(directory) if row.get("lr-SGD")]
+
+
+@pytest.mark.parametrize("kind", ["cycle", "cosine"])
+def test_a_raised_end_plans_it_anew(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    cfg = new_run(tmp_path, *WORDS, planned(kind), "trainer.max_epochs=2")
+    train(cfg)
+    directory = Path(cfg["paths"]["run_dir"])
+    short = rates(directory)
+    cfg["trainer"]["max_epochs"] = 4
+    capsys.readouterr()
+    train(cfg)
+    said = capsys.readouterr().out
+    assert RunDir(directory).result["epochs"] == 4
+    found = rates(directory)[len(short) :]
+    if kind == "cosine":
+        assert "CosineAnnealingLR is planned anew for this run's length: T_max=4 (was 2).\n" in said
+        assert [found[0], found[26]] == pytest.approx(
+            [0.1 * (1 + math.cos(math.pi * at / 4)) / 2 for at in (2, 3)], rel=1e-6
+        )
+    else:
+        assert "OneCycleLR is planned anew for this run's length: total_steps=104 (was 52).\n" in said
+        whole = new_run(tmp_path / "whole", *WORDS, planned(kind), "trainer.max_epochs=4")
+        train(whole)
+        assert found == pytest.approx(rates(Path(whole["paths"]["run_dir"]))[len(short) :], rel=1e-6)
+    assert len(column(directory, "val_loss")) == 4
+
+
+def test_a_schedule_that_would_end_in_an_error_is_told_before_the_work(tmp_path: Path, cli: Cli) -> None:
+    """Nothing of a complete run is lost by asking for more than its schedule can do."""
+    words = [*WORDS, planned("cycle", 52), "paths.log_dir=logs"]
+    code, said = cli(*words, "trainer.max_epochs=3")
+    assert code == 1
+    assert said.splitlines()[-1] == (
+        "Error: The learning rate's schedule refuses to go on after 52 more steps (OneCycleLR), and this run makes 78: "
+        "plan it for them, as by total_steps=self.trainer.estimated_stepping_batches, or let the run end sooner "
+        "(trainer.max_epochs, trainer.max_steps)."
+    )
+    assert cli(*words, "trainer.max_epochs=2")[0] == 0
+    (directory,) = (path for path in runs(Path("logs")) if (path / "result.json").exists())
+    before = {name: (directory / name).read_bytes() for name in ("result.json", "metrics.csv", "config.yaml")}
+    code, said = cli(f"resume={directory}", "trainer.max_epochs=3", "trusted=[support]")
+    assert code == 1
+    assert "refuses to go on after 0 more steps (OneCycleLR), and this run makes 26:" in said
+    assert {name: (directory / name).read_bytes() for name in before} == before
+    assert cli(*words, "trainer.max_epochs=3", "trainer.max_steps=50")[0] == 0

@@ -9,7 +9,6 @@ from support.ranks import on_ranks
 from support.runs import new_run
 
 from lathe.errors import UserError
-from lathe.verbs.evaluate import evaluate
 from lathe.verbs.train import train
 
 TABLE = "features: 16, classes: 2, width: 4"
@@ -19,21 +18,6 @@ def run(folder: Path, module: str, *words: str, data: str = "support.own_parts.T
     cfg = new_run(folder, *QUICK, f"model.net={{_target_: support.own_habits.{module}, {TABLE}}}", "test=false", *words)
     cfg["data"] = {"_target_": data}
     return cfg
-
-
-def test_images_for_a_logger_are_kept_in_training_and_let_go_in_an_evaluation(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    cfg = run(tmp_path, "Paints", "logger=tensorboard")
-    result = train(cfg)
-    home = Path(cfg["paths"]["run_dir"])
-    assert (home / "checkpoints" / "mine.pt").exists()
-    assert any(b"inputs" in path.read_bytes() for path in home.rglob("events.out.tfevents*"))
-    capsys.readouterr()
-    request = {"checkpoint": "best", "batch_size": None, "output": None, "run": "x", "split": "val"}
-    assert evaluate({**cfg, "request": request})["val_loss"] == pytest.approx(result["val_loss"])
-    said = capsys.readouterr().out
-    assert said.count("This command has no logger: what is given to self.logger.experiment is not kept.\n") == 1
 
 
 def on_two(rank: int, waiting: dict[str, Any], *refused: dict[str, Any]) -> list[str]:
@@ -61,9 +45,3 @@ def test_two_ranks_agree_or_say_why_not(tmp_path: Path) -> None:
     home = Path(waiting["paths"]["run_dir"])
     rates = [float((home / f"rate{rank}").read_text()) for rank in range(2)]
     assert rates == [0.1, 0.1]  # the first rank's metric falls, and the other's does not
-
-
-def test_one_process_gathers_and_divides_by_one(tmp_path: Path) -> None:
-    train(run(tmp_path / "gathering", "Gathers"))
-    divided = run(tmp_path / "divided", "Gathers", data="support.own_habits.Divided")
-    assert train(divided)["steps"] == 12

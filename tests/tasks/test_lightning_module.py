@@ -10,10 +10,9 @@ from lightning.pytorch import Trainer
 from support.interruptions import Interrupted, Interruption, interruption, same
 from support.own_lightning import QUICK, LitNet
 from support.ranks import on_ranks
-from support.runs import column, config, new_run, rows, weights
+from support.runs import column, new_run, rows, weights
 
 from lathe import trust
-from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.verbs.evaluate import evaluate
 from lathe.verbs.load import load
@@ -71,21 +70,6 @@ def test_the_monitored_value_is_of_all_processes(tmp_path: Path) -> None:
     result, results = train(cfgs[0]), on_ranks(result_of, cfgs[1])
     for found in results:
         assert found["val_loss"] == pytest.approx(result["val_loss"], rel=1e-5)
-
-
-def sentence_of(rank: int, cfg: dict[str, Any]) -> str:
-    with pytest.raises(UserError) as told:
-        train(cfg)
-    return str(told.value)
-
-
-# what Lightning says of it
-@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
-def test_a_step_without_a_loss_is_for_one_process(tmp_path: Path) -> None:
-    assert train(run(tmp_path / "one", module="Skips"))["test_seen"] == 297
-    told = on_ranks(sentence_of, run(tmp_path / "two", "trainer.devices=2", module="Skips"))
-    assert told[0].startswith("training_step of Skips returned None")
-    assert told[0] == told[1]
 
 
 def test_what_it_logs_is_monitored_and_reported(tmp_path: Path) -> None:
@@ -188,13 +172,6 @@ def test_ours_optimize_a_module_without_configure_optimizers(tmp_path: Path) -> 
     assert decays == {0.05: 3, 0.0: 3}
 
 
-def test_a_module_that_steps_its_optimizer_itself(tmp_path: Path) -> None:
-    cfg = run(tmp_path, module="Manual")
-    result = train(cfg)
-    assert result["steps"] == 26
-    assert result["test_loss"] < 1.5
-
-
 def test_layers_and_words_of_its_own_hooks_come_back(tmp_path: Path) -> None:
     cfg = run(tmp_path, "trainer.max_epochs=1", module="Late")
     result = train(cfg)
@@ -247,23 +224,6 @@ def test_evaluate_has_the_metrics_of_each_split(tmp_path: Path) -> None:
     assert found["test"] == pytest.approx({name: result[name] for name in ("test_loss", "test_seen")})
     assert found["train"].keys() == {"train_loss", "train_seen"}
     assert found["train"]["train_seen"] == 1300
-
-
-def test_without_a_monitor_the_newest_is_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cfg = new_run(tmp_path, *QUICK, net(), "trainer.max_epochs=1", "test=false")
-    result = train(cfg)
-    told = capsys.readouterr().out
-    assert "callbacks.checkpoint.monitor=auto: LitNet declares no metrics, so best.ckpt is the last epoch" in told
-    assert "callbacks.checkpoint.monitor=val_accuracy callbacks.checkpoint.mode=max" in told
-    (note,) = result["notes"]
-    assert all(name in note for name in result if name.startswith("val_"))
-    assert (result["monitor"], result["objective"]) == (None, None)
-    assert weights(directory(cfg), "best").keys() == weights(directory(cfg)).keys()
-
-
-def test_model_lightning_chooses_its_task_and_leaves_optimizers_to_the_module() -> None:
-    cfg = config("model=lightning", net())
-    assert (cfg["task"], cfg["optimizer"], cfg["scheduler"]) == ({"_target_": "lathe.tasks.LightningTask"}, {}, {})
 
 
 def test_a_checkpoint_callback_of_ones_own_writes_into_the_run_directory(tmp_path: Path) -> None:

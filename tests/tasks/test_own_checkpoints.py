@@ -59,13 +59,3 @@ def test_one_that_it_wrote_is_evaluated(tmp_path: Path, cli: Callable[..., tuple
     code, error = cli(f"run={home}", "checkpoint=own/none", trusted, script=script)
     assert (code, error.count("\n")) == (1, 1)
     assert "no checkpoint 'own/none': it has best, last, own/xepoch=0; checkpoint=own/xepoch=0 takes that." in error
-
-
-def test_lathes_answers_to_the_names_of_lightnings(tmp_path: Path) -> None:
-    cfg = run(tmp_path, "trainer.max_epochs=2", module="Asking")
-    train(cfg)
-    home = Path(cfg["paths"]["run_dir"]) / "checkpoints"
-    first = column(home.parent, "val_loss")[0]
-    asked = torch.load(home / "last.ckpt", weights_only=True)["asked"]
-    assert asked[0] == ["", "", None]  # before the first epoch's end
-    assert asked[-1] == [str(home / "best.ckpt"), str(home / "last.ckpt"), pytest.approx(first)]

@@ -6,18 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
-from support.own_lightning import QUICK, LitNet
-from support.own_values import ODD
+from support.own_lightning import QUICK
 from support.runs import new_run
 from torch import nn
 
 from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir
-from lathe.tasks import LightningTask
-from lathe.tasks.plain import check_checkpoint
+from lathe.tasks.checkpoint_types import check_checkpoint
 from lathe.verbs.train import train
 
 NET = "features: 16, classes: 2, width: 4"
@@ -42,50 +38,8 @@ def test_lists_of_every_part_are_plain_and_the_run_is_tested(tmp_path: Path) -> 
     assert {name: state["shown"][name] for name in options} == options
 
 
-@pytest.mark.parametrize("data", ["InFolder", "Listed"])
-def test_hyper_parameters_of_the_data_are_told_before_training(tmp_path: Path, data: str) -> None:
-    """A default that is a path, and what a user's `_convert_: none` hands over."""
-    cfg = run(tmp_path)
-    cfg["data"] = {"_target_": f"support.own_values.{data}"}
-    if data == "Listed":
-        cfg["data"] |= {"folder": [1], "_convert_": "none"}
-    kind = "ListConfig" if data == "Listed" else r"\w*Path"
-    with pytest.raises(UserError, match=rf"^data: support\.own_values\.{data} keeps folder, a {kind}, by save_hyperp"):
-        train(cfg)
-    assert not RunDir(cfg["paths"]["run_dir"]).begun
-
-
-def test_hyper_parameters_that_are_a_configuration_are_told() -> None:
-    class Configured(LitNet):
-        def __init__(self, options: Any) -> None:
-            super().__init__()
-            self._set_hparams(options)
-            self._hparams_name = "options"
-
-    with pytest.raises(UserError, match=r"^model\.net: .*Configured keeps options, a DictConfig, by save_hyperparamet"):
-        LightningTask(Configured(OmegaConf.create({"lr": 0.1})))
-
-
-def test_all_that_no_checkpoint_holds_is_told_at_once() -> None:
-    """As modules of other templates keep what Hydra makes of their nodes."""
-
-    class Keeping(LitNet):
-        def __init__(self, net: Any, optimizer: Any, width: int) -> None:
-            super().__init__()
-            self.save_hyperparameters(logger=False)
-
-    made = instantiate({"_target_": "torch.optim.Adam", "_partial_": True})
-    told = (
-        r"keeps net, a Linear, and optimizer, a partial, by save_hyperparameters, .*ignore=..net., .optimizer.\]\), "
-        r"and what is read as self\.hparams\.net as an attribute of your own, self\.net = net\.$"
-    )
-    with pytest.warns(UserWarning, match="already saved"), pytest.raises(UserError, match=told):
-        LightningTask(Keeping(nn.Linear(2, 2), made, 3))
-
-
 WRITERS = {
     "state_dict of a callback": ([], {}, "callbacks.Keeping.rates[1]"),
-    "in a thread": (["callbacks.checkpoint.async=true"], {}, "callbacks.Keeping.rates[1]"),
     "on_save_checkpoint of the module": ([], {"module": "own_values.KeepingModule"}, "mine.rate"),
     "state_dict of the data": ([], {}, "KeepingData.seen"),
     "get_extra_state": ([], {"module": "own_values.KeepingExtra"}, "state_dict._extra_state"),
@@ -106,26 +60,6 @@ def test_a_value_that_is_not_plain_is_told_at_the_first_write(tmp_path: Path, wr
         f"checkpoint: {place} is of type {'dict, and w' if 'extra' in place else 'numpy.'}"
     )
     assert not list(Path(cfg["paths"]["run_dir"]).rglob("*.ckpt"))
-
-
-@pytest.mark.parametrize("kind", ODD)
-def test_the_sentence_has_place_kind_and_way_out(kind: str) -> None:
-    value, words = ODD[kind]
-    with pytest.raises(UserError, match=rf"^checkpoint: callbacks\.Own\[1\]\.rate is of type {words}\(\.\.\.\) there"):
-        check_checkpoint({"state_dict": {}, "callbacks": {"Own": [0, {"rate": value}]}})
-
-
-def test_keys_and_what_tensors_carry_are_looked_at_too() -> None:
-    with pytest.raises(UserError, match=r"^checkpoint: the key \S*Path\('x'\) of seen is of type pathlib"):
-        check_checkpoint({"seen": {Path("x"): 1}})
-    weight = torch.ones(1)
-    weight.origin = Path("x")
-    with pytest.raises(UserError, match=r"^checkpoint: weights\.a\.origin is of type pathlib"):
-        check_checkpoint({"weights": {"a": weight}})
-    state = nn.Linear(1, 1).state_dict()
-    state._metadata["made"] = Path("x")  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match=r"^checkpoint: state_dict\._metadata\.made is of type pathlib"):
-        check_checkpoint({"state_dict": state})
 
 
 def test_what_is_read_today_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,21 +95,6 @@ def total(it: Task, outputs: Tensor, y: Tensor) -> float:
     return sum(value.item() for value in it.losses(outputs, (None, y)).values())
 
 
-def test_an_output_for_each_row_is_not_spread_over_all_targets() -> None:
-    it, y = RegressionTask(nn.Identity()), torch.tensor([0.0, 1.0, 2.0])
-    assert total(it, torch.tensor([[0.0], [1.0], [4.0]]), y) == pytest.approx(4 / 3)
-    assert total(RegressionTask(nn.Identity(), loss=nn.L1Loss()), y.unsqueeze(1) + 1, y) == 1
-    with pytest.raises(UserError, match=r"The net gives \[3, 2\] for targets \[3\]: expected the same shape"):
-        total(it, torch.zeros(3, 2), y)
-
-
-def test_a_root_brings_its_squares_and_default_metrics_are_all() -> None:
-    it = RegressionTask(nn.Identity(), metrics=["rmse"])
-    assert (it.metrics, it.reported) == (("loss", "mse"), ("loss", "mse", "rmse"))
-    assert RegressionTask(nn.Identity()).reported == ("loss", "mae", "mse", "rmse")
-    assert RegressionTask(nn.Identity(), metrics=["mae"]).reported == ("loss", "mae")
-
-
 def test_labels_that_fill_up_do_not_count_and_ones_are_weighed() -> None:
     logits, y = torch.tensor([[1.0, -2.0], [0.5, 3.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     it = MultiLabelTask(nn.Identity(), pos_weight=[2.0, 3.0])
@@ -123,23 +108,3 @@ def test_labels_that_fill_up_do_not_count_and_ones_are_weighed() -> None:
     assert total(it, logits, torch.full((2, 2), -100)) == 0
     with pytest.raises(UserError, match=r"The net gives \[2, 2\] for labels \[2\]: expected \[batch, labels\]"):
         total(it, logits, y[:, 0])
-
-
-@pytest.mark.parametrize(
-    ("it", "words"),
-    [
-        (lambda net: RegressionTask(net, metrics=[MultilabelAUROC(3)]), "metrics.auroc: MultilabelAUROC"),
-        (lambda net: MultiLabelTask(net, metrics=[tm.AUROC(task="multiclass", num_classes=3)]), "MulticlassAUROC"),
-        (lambda net: MultiLabelTask(net, pos_weight=[1.0]), "pos_weight: expected a weight for each of the net's 3"),
-        (lambda net: MultiLabelTask(net, loss=nn.BCELoss()), "loss=BCELoss does not take outputs"),
-    ],
-)
-def test_what_does_not_fit_is_told_before_data_are_touched(it: Any, words: str) -> None:
-    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
-    with pytest.raises(UserError, match=words):
-        it(net).check_facts({"channels": 1, "image_size": 2})
-
-
-def test_pos_weight_is_not_for_a_loss_of_ones_own() -> None:
-    with pytest.raises(UserError, match="pos_weight is for the task's own"):
-        MultiLabelTask(nn.Identity(), pos_weight=[1.0], loss=nn.BCEWithLogitsLoss())

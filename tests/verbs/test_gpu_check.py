@@ -2,17 +2,14 @@
 
 import json
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from support.runs import config
 
-from lathe.errors import UserError
 from lathe.verbs import gpu_check
-from lathe.verbs.gpu_check import ON_A_RUN, TRAINED, Line, command_of, figures, judge, repeat
+from lathe.verbs.gpu_check import TRAINED, Line, command_of, repeat
 from lathe.verbs.reproduce.code import project
 
 SMALL = (
@@ -29,47 +26,6 @@ def test_every_line_that_trains_composes(name: str) -> None:
     script, *words = shlex.split(command_of(name, request(accelerator="gpu"), ""))
     assert script == "train.py"
     assert config(*words)["trainer"]["accelerator"] == "gpu"
-
-
-def test_commands_on_a_run_name_it() -> None:
-    for name in ON_A_RUN:
-        script, run, *_ = shlex.split(command_of(name, request(), "logs/a b"))
-        assert Path(project("gpu_check.py"), script).is_file()
-        assert run == "run=logs/a b"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(cli: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
-    code, said = cli(script="scripts/gpu_check.py")
-    assert code == 1
-    assert said.startswith("Error: gpu_check.py looks at NVIDIA GPUs and none is visible here: accelerator=cpu runs")
-    assert said.count("\n") == 1
-    assert not (tmp_path / "logs" / "gpu_check").exists()
-
-
-def test_an_unknown_line_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^only=\[flaot32\]: did you mean float32"):
-        gpu_check.gpu_check(request(only=["flaot32"]))
-
-
-@pytest.mark.parametrize(
-    ("code", "printed", "wanted"),
-    [
-        (0, "x\n", ("works", "done")),
-        (1, "Note: a\nError: target=y needs z.\n", ("refused", "target=y needs z.")),
-        (1, "Error: no\nTraceback (most recent call last):\nValueError: bad\n", ("failed", "ValueError: bad")),
-        (-9, "", ("failed", "exit code -9")),
-    ],
-)
-def test_what_became_of_a_command(code: int, printed: str, wanted: tuple[str, str], tmp_path: Path) -> None:
-    assert judge(code, printed, tmp_path) == wanted
-
-
-def test_figures_of_a_run() -> None:
-    assert figures({"samples_per_s": 12345.6, "step_ms": 1.234, "test/loss": 0.5}) == (
-        "12,346 samples/s, 1.23 ms a step, test loss 0.500"
-    )
-    assert figures({"tokens_per_s": 10.0, "samples_per_s": None}) == "10 tokens/s"
 
 
 def test_a_line_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import contextlib
 import io
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
@@ -145,26 +144,3 @@ def test_a_handler_of_the_callers_own_is_left(handler: Any) -> None:
     with interruptible(running()):
         assert signal.getsignal(signal.SIGINT) is handler
     assert signal.getsignal(signal.SIGINT) is handler
-
-
-def test_a_handler_that_python_does_not_know_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a program that embeds Python: None, which can't be set."""
-    monkeypatch.setattr(interrupts.signal, "getsignal", lambda number: None)
-    monkeypatch.setattr(interrupts.signal, "signal", lambda *words: pytest.fail(f"set {words}"))
-    with interruptible(start := running()):
-        pass
-    assert not start.interrupted
-
-
-def test_a_thread_sets_no_handler() -> None:
-    found: list[Any] = []
-
-    def work() -> None:
-        with interruptible(running()):
-            found.append(signal.getsignal(signal.SIGINT))
-
-    before = signal.getsignal(signal.SIGINT)
-    worker = threading.Thread(target=work)
-    worker.start()
-    worker.join()
-    assert found == [before]

@@ -1,7 +1,6 @@
 """Predictions for images that are not part of any data set."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -109,15 +108,6 @@ def test_a_folder_of_many_sizes_and_kinds_is_scaled(run: RunDir, images: Any, tm
     )  # a scaled picture is not quite the same
 
 
-def test_names_of_classes_make_a_column(run: RunDir, images: Any, tmp_path: Path) -> None:
-    asked = request(run, save(tmp_path, images[0][:6]), tmp_path / "out.csv")
-    asked["data"]["class_names"] = [f"digit {number}" for number in range(10)]
-    predict(asked)
-    header, *lines = rows(tmp_path / "out.csv")
-    assert header == ["image", "prediction", "probability", "class"]
-    assert all(line[3] == f"digit {line[1]}" for line in lines)
-
-
 def exported(run: RunDir, name: str) -> None:
     """An export of the run without its comparison, which takes a fresh process."""
     ready, target = open_shippable(run.path), export.get(name)
@@ -138,18 +128,6 @@ def test_an_export_predicts_what_the_module_does(run: RunDir, images: Any, tmp_p
     predict(request(run, source, tmp_path / "module.csv"))
     assert predict(request(run, source, tmp_path / "onnx.csv", "export=onnx", "batch_size=100")) == 297
     same_lines(rows(tmp_path / "onnx.csv"), rows(tmp_path / "module.csv"))
-    for words, sentence in (
-        (
-            ("export=onnx", "checkpoint=last"),
-            r"^checkpoint=last: target=onnx was exported from best\.ckpt; say checkpoint=best",
-        ),
-        (("export=onnx", "precision=bf16-mixed"), r"^precision is for target=module"),
-        (("export=onnx", "trainer.accelerator=gpu"), r"^trainer\.accelerator=gpu is for target=module"),
-        (("export=onx",), r"^target=onx is unknown: choose module, or one that the run was exported to, of onnx, "),
-        (("export=torchscript",), r"^target=torchscript: .* holds no export"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            predict(request(run, source, tmp_path / "no.csv", *words))
     path = run.path / "exports" / "onnx" / manifests.NAME
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps(manifest | {"checkpoint_sha256": "of an earlier one"}))
@@ -178,42 +156,3 @@ def test_every_target_predicts_the_same_from_a_folder(run: RunDir, images: Any, 
     for target in targets:
         predict(request(run, folder, tmp_path / f"{target}.csv", "resize=true", f"export={target}", "batch_size=7"))
         same_lines(rows(tmp_path / f"{target}.csv"), rows(tmp_path / "module.csv"))
-
-
-@pytest.mark.parametrize("shown", [True, False])
-def test_progress_is_drawn_on_a_terminal_unless_it_is_off(
-    run: RunDir,
-    images: Any,
-    tmp_path: Path,
-    shown: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the captured output for a terminal
-    asked = request(run, save(tmp_path, images[0][:20]), tmp_path / "out.csv")
-    asked["trainer"]["enable_progress_bar"] = shown
-    predict(asked)
-    printed = capsys.readouterr().out
-    assert ("20/20" in printed) is shown
-    assert printed.endswith(f"20 predictions in {tmp_path / 'out.csv'}\n")
-
-
-def test_mistakes_are_told_before_the_net_is_built(
-    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lathe.verbs.predict.rebuild", lambda cfg: pytest.fail("too late"))
-    source = save(tmp_path, np.zeros((2, 8, 8), np.uint8))
-    with pytest.raises(UserError, match=r"^output=.*: its folder does not exist\.$"):
-        predict(request(run, source, tmp_path / "no" / "out.csv"))
-    with pytest.raises(UserError, match=r"^trainer\.devices=2: prediction runs on one device\.$"):
-        predict(request(run, source, tmp_path / "out.csv", "trainer.devices=2"))
-    with pytest.raises(UserError) as told:  # all at once
-        predict(request(run, tmp_path / "none", tmp_path / "no" / "out.csv", "trainer.devices=2"))
-    assert [sentence.split("=")[0] for sentence in told.value.args] == ["trainer.devices", "input", "output"]
-
-
-@pytest.mark.parametrize("script", ["predict", "serve"])
-def test_one_target_is_taken(run: RunDir, cli: Callable[..., tuple[int, str]], script: str) -> None:
-    words = ("input=x.npy", "output=y.csv") if script == "predict" else ()
-    code, error = cli(f"run={run.path}", *words, "target=[onnx,weights]", script=f"scripts/{script}.py")
-    assert (code, error) == (1, "Error: target: expected one choice such as target=onnx, not a list.\n")

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -98,33 +97,3 @@ def test_bad_files_of_a_folder_are_left_out_and_named(run: RunDir, images: np.nd
     with pytest.raises(UserError, match=r"^skip_bad=9: .*can be read: mend it\.$"):
         predict(request(run, folder, tmp_path / "none.csv", "skip_bad=9"))
     assert not (tmp_path / "none.csv").exists()
-
-
-@pytest.mark.parametrize("name", ["table.xlsx", "table.json", "TABLE.JSONL", "table.csv.gz", "a.parquet"])
-def test_a_name_that_promises_another_format_is_refused(run: RunDir, tmp_path: Path, name: str) -> None:
-    source = save(tmp_path, np.zeros((2, 8, 8), np.uint8))
-    with pytest.raises(UserError, match=rf"^output=.*{name}: what is written is CSV: call it .*\.csv\.$"):
-        predict(request(run, source, tmp_path / name))
-    assert not (tmp_path / name).exists()
-
-
-@pytest.mark.parametrize("name", ["table", "table.txt", "run.2026-11", "TABLE.CSV"])
-def test_a_name_that_promises_none_is_taken(run: RunDir, tmp_path: Path, name: str) -> None:
-    predict(request(run, save(tmp_path, np.zeros((2, 8, 8), np.uint8)), tmp_path / name))
-    assert len(rows(tmp_path / name)) == 3
-
-
-def test_a_full_disk_leaves_the_old_output(
-    run: RunDir, images: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, output = save(tmp_path, images[:3]), tmp_path / "out.csv"
-    output.write_text("old")
-
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    with pytest.raises(UserError, match=r"out\.csv can't be written, the disk is full"):
-        predict(request(run, source, output))
-    assert output.read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["images.npy", "out.csv"]

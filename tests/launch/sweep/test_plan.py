@@ -2,7 +2,6 @@
 
 import io
 import json
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,14 @@ from typing import Any
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
-from hydra.utils import instantiate
 from rich.console import Console
 from support.runs import ROOT
 
-from lathe.config.commands import Sweep
-from lathe.config.signatures import schema_of
-from lathe.config.values import is_valid
 from lathe.errors import UserError
 from lathe.launch.sweep import devices
 from lathe.launch.sweep.devices import slots_of
-from lathe.launch.sweep.place import Job, create_sweep
-from lathe.launch.sweep.plan import Listed, planned, tell_typed
+from lathe.launch.sweep.place import Job
+from lathe.launch.sweep.plan import Listed, planned
 from lathe.launch.sweep.screen import Screen
 
 NONE: dict[str, Any] = {"axes": None, "runs": None, "remove": None}
@@ -37,21 +32,6 @@ def test_every_combination_of_what_is_typed() -> None:
     assert found == [
         [f"model={model}", f"seed={seed}", "test=false"] for model in ("mlp", "resnet20") for seed in (1, 2)
     ]
-
-
-def test_a_pattern_stands_for_the_choices_that_fit() -> None:
-    names = sorted(path.stem for path in (ROOT / "configs" / "model").glob("r*.yaml"))
-    assert plan("model=glob(r*)") == [[f"model={name}"] for name in names]
-    for word in ("model=glob(nosuch*)", "optimizer.lr=glob(*)"):
-        with pytest.raises(UserError, match=rf"^{re.escape(word)}: no choice has that name"):
-            plan(word)
-
-
-def test_what_was_typed_beside_values_of_the_sweep_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    plan("seed=7", "model=mlp", axes={"seed": [1, 2], "data.fold": [0, 1]})
-    assert capsys.readouterr().out == "sweep.axes.seed is replaced by seed=7.\n"
-    tell_typed(["optimizer.lr=0.3", "seed=1"], ["optimizer.lr", "data.fold"], "sweep.space", wins=False)
-    assert capsys.readouterr().out == "optimizer.lr=0.3 is replaced by sweep.space.optimizer.lr.\n"
 
 
 def test_axes_come_first_and_what_is_typed_wins() -> None:
@@ -73,32 +53,6 @@ def test_a_list_of_commands_with_seeds() -> None:
     ]
 
 
-def test_a_command_of_the_list_may_be_a_list_of_overrides() -> None:
-    runs = [["model=mlp"], "model=mlp optimizer=adamw", ["model=mlp", "+x='a b'", "~callbacks"]]
-    assert is_valid(runs, schema_of(Sweep.__annotations__["runs"]))
-    assert plan("seed=1", runs=runs) == [
-        ["seed=1", "model=mlp"],
-        ["seed=1", "model=mlp", "optimizer=adamw"],
-        ["seed=1", "model=mlp", "+x='a b'", "~callbacks"],
-    ]
-    with pytest.raises(
-        UserError, match=r"^sweep.runs=\['model=mlp','adamw'\]: adamw is no override, such as model=mlp"
-    ):
-        plan(runs=[["model=mlp", "adamw"]])
-
-
-def test_very_many_jobs_are_told_before_they_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("lathe.launch.sweep.plan.MANY", 2)
-    for count in (2, 3):
-        folder = create_sweep(tmp_path / str(count), {})
-        Listed([[f"seed={seed}"] for seed in range(count)]).prepare(folder)
-        assert len(folder.jobs()) == count
-        told = f"{count} jobs are written down in {folder.path}, which takes a while.\n"
-        assert capsys.readouterr().out == told * (count > 2)
-
-
 def test_an_ablation_leaves_out_one_word_at_a_time() -> None:
     found = Listed(plan("model=mlp", "test=false", "seed=1,2", remove=["test=false", "model=mlp"]))
     assert found.labels == [
@@ -109,11 +63,6 @@ def test_an_ablation_leaves_out_one_word_at_a_time() -> None:
         "test=false seed=1",
         "test=false seed=2",
     ]
-
-
-def test_what_stands_there_twice_is_run_once_and_said(capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan("seed=1,1,2") == [["seed=1"], ["seed=2"]]
-    assert capsys.readouterr().out == "1 jobs stand there twice, and are run once.\n"
 
 
 def test_each_job_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,10 +117,3 @@ def test_the_table_ends_with_how_every_job_has_ended(tmp_path: Path, monkeypatch
         ["3", "3", "complete", "0.25", "*", "1", "min"],
     ]
     assert "0 running, 2 complete, 0 pruned, 1 failed of 4" in last
-
-
-def test_values_of_the_sweeper_that_are_none_by_key_are_refused() -> None:
-    made: Any = instantiate({"_target_": "hydra_plugins.lathe_sweeper.LatheSweeper", "params": 3})
-    made.setup(hydra_context=None, task_function=None, config=None)
-    with pytest.raises(UserError, match=r"^hydra\.sweeper\.params=3: expected values by key"):
-        made.sweep([])

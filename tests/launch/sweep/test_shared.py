@@ -109,13 +109,3 @@ def test_the_points_of_a_grid_are_shared_out(tmp_path: Path) -> None:
     done = run(*grid, f"paths.log_dir={tmp_path / 'three'}", cwd=tmp_path)
     assert done.returncode == 1
     assert 'whose sweep.repeats is another ({"seed": [1, 2]}): choose another name=..., or say the same.' in done.stderr
-
-
-@pytest.mark.law7
-def test_what_a_storage_can_be(tmp_path: Path) -> None:
-    (tmp_path / "text.db").write_text("no database, " * 100)
-    for address in (f"sqlite:///{tmp_path}/nowhere/study.db", f"sqlite:///{tmp_path}/text.db"):
-        done = run(*SEARCH, f"sweep.storage={address}", cwd=tmp_path)
-        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
-        assert done.stderr.startswith(f"Error: sweep.storage={address} can't be opened (")
-    assert not runs(tmp_path / "logs")

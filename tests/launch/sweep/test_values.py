@@ -11,8 +11,6 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from support.runs import ROOT
 
-import lathe
-from lathe.config.composing import overrides_of
 from lathe.config.typed import as_typed
 from lathe.launch.sweep.plan import planned
 from lathe.launch.sweep.repeats import repeats_of
@@ -58,10 +56,3 @@ def test_a_value_is_the_same_by_every_door(value: Any) -> None:
         entry = entry_of(KEY, [value, 7])
         stored = json.loads(json.dumps(entry["values"]))  # a study keeps them as JSON
         assert same([read([word(KEY, drawn, entry)]) for drawn in stored], [value, 7])
-
-
-@pytest.mark.parametrize("value", VALUES, ids=repr)
-def test_a_value_that_is_set_from_python_is_the_typed_one(value: Any) -> None:
-    cfg = lathe.compose(["model=mlp"])
-    cfg.tags = [value]
-    assert same(read(overrides_of(cfg)[1:] or ["tags=[]"]), [value])

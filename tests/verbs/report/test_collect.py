@@ -1,7 +1,6 @@
 """What lies below the paths that a report is given: runs in every state, sweeps, and what is none."""
 
 import fcntl
-import json
 import os
 from pathlib import Path
 
@@ -139,33 +138,15 @@ def test_what_another_package_made_is_read_without_trusting_it(tmp_path: Path) -
     assert "which Lathe never writes" in str(told.sentence)
 
 
-def test_commands_repeat_what_was_typed(tmp_path: Path) -> None:
-    run = read_run(Place(write_run(tmp_path, 0, 0.9, ["data.folds=3", "data.fold=1"], seed=5)))
-    typed = run.command()
-    assert typed.startswith("python train.py model=mlp model.net.width=16 ")
-    assert typed.endswith(" data.folds=3 data.fold=1 seed=5")
-    many = run.command([5, 6], [0, 1, 2])
-    assert many.startswith("python train.py -m model=mlp ")
-    assert many.endswith(" data.folds=3 seed=5,6 data.fold=0,1,2")
-    compressed = write_run(tmp_path, 1, 0.9, environment={"command": ["scripts/compress.py"]})
-    (compressed / "overrides.yaml").write_text("- run=logs/latest\n- compression=prune\n")
-    assert read_run(Place(compressed)).command() == "python scripts/compress.py run=logs/latest compression=prune"
-
-
 @pytest.mark.parametrize(
     ("named", "sentence"),
     [
         ("logs/trian", "runs=logs/trian: there is no such directory; did you mean train?"),
-        ("logs/empty", "runs=logs/empty is an empty folder: name one with run directories below it, such as"),
-        ("logs/file", "runs=logs/file is a file: name a run directory, or a folder of run directories."),
         ("logs/other", '; "lightning_logs" in it is of another tool; name logs/<name>, or a sweep'),
-        ("logs/train/no*", "runs=logs/train/no*: there is no such directory; "),
     ],
 )
 def test_what_holds_no_runs_is_refused(tmp_path: Path, named: str, sentence: str) -> None:
     write_run(tmp_path / "logs", 0, 0.9)
-    (tmp_path / "logs" / "empty").mkdir()
-    (tmp_path / "logs" / "file").touch()
     (tmp_path / "logs" / "other" / "lightning_logs" / "version_0").mkdir(parents=True)
     with pytest.raises(UserError) as told:
         collect([named])
@@ -183,11 +164,3 @@ def test_runs_of_several_tasks_are_refused_unless_that_is_what_is_asked(tmp_path
     with pytest.raises(UserError, match=expected):
         check_tasks(runs, None)
     check_tasks(runs, ["task._target_"])
-
-
-def test_a_job_file_that_is_torn_is_a_failed_job(tmp_path: Path) -> None:
-    sweep = write_sweep(tmp_path, [{"run_dir": str(write_run(tmp_path, 0, 0.9))}])
-    (sweep / "jobs" / "00001.json").write_text(json.dumps([1]))
-    runs, _ = collect([str(sweep)])
-    assert [run.state for run in runs] == ["complete", "failed"]
-    assert "00001.json can't be read as JSON." in str(runs[1].sentence)

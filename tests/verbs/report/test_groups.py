@@ -9,7 +9,6 @@ import pytest
 from support.reports import REQUEST
 from support.run_directories import write_run
 
-from lathe.errors import UserError
 from lathe.verbs.report.assemble import Report, assemble
 
 NARROW, WIDE = (0.80, 0.81, 0.82, 0.83, 0.84), (0.91, 0.90, 0.93, 0.95, 0.96)
@@ -87,32 +86,6 @@ def test_a_baseline_is_named_by_label_override_or_value(two: Path, asked: Any) -
     assert report(two, baseline=asked).baseline == 1
 
 
-def test_one_run_of_each_has_no_interval(tmp_path: Path) -> None:
-    write(tmp_path, ["model.net.width=4"], [0.8], [1])
-    write(tmp_path, ["model.net.width=8"], [0.9], [1], at=1)
-    told = report(tmp_path)
-    summary = told.groups[0].summary("test/accuracy", told.how)
-    assert (summary.interval, summary.why) == (None, "n = 1: no interval")
-    assert told.pairs["test/accuracy"][0].says == "n = 1: no interval"
-
-
-def test_two_seeds_are_told_to_be_few(tmp_path: Path) -> None:
-    write(tmp_path, ["model.net.width=4"], [0.80, 0.84], [1, 2])
-    write(tmp_path, ["model.net.width=8"], [0.81, 0.88], [1, 2], at=2)
-    # Differences 0.01 and 0.04: mean 0.025, error 0.015, t = 5 / 3 of 1 degree, p = 1 - 2 atan(5 / 3) / pi = 0.344
-    assert report(tmp_path).pairs["test/accuracy"][0].says == (
-        "2 pairs: the interval is wide; p = 0.34: no evidence of a difference"
-    )
-
-
-def test_groups_without_a_common_seed_are_not_paired(tmp_path: Path) -> None:
-    write(tmp_path, ["model.net.width=4"], [0.80, 0.84], [1, 2])
-    write(tmp_path, ["model.net.width=8"], [0.81, 0.88], [3, 4], at=2)
-    (pair,) = report(tmp_path).pairs["test/accuracy"]
-    assert (pair.told.n, pair.told.difference, pair.told.p) == (0, None, None)
-    assert pair.says == "no seed and fold in common: nothing to pair; run both with the same seeds"
-
-
 def test_only_equal_seeds_and_folds_are_paired(tmp_path: Path) -> None:
     for at, (width, seed, fold, value) in enumerate(
         [(4, 1, 0, 0.5), (4, 1, 1, 0.6), (4, 2, 0, 0.7), (8, 1, 0, 0.6), (8, 1, 1, 0.8), (8, 3, 0, 0.1)]
@@ -151,19 +124,6 @@ def test_choices_of_groups_are_told_by_their_words(tmp_path: Path) -> None:
     assert told.groups[told.baseline].label == "model=mlp, model.net.width=8"
 
 
-def test_a_choice_that_was_not_typed_is_the_default(tmp_path: Path) -> None:
-    write_run(tmp_path, 0, 0.8)
-    write_run(tmp_path, 1, 0.8, ["compression=prune"])
-    assert labels(report(tmp_path)) == ["compression=none", "compression=prune"]
-
-
-def test_without_words_the_class_tells_configurations_apart(tmp_path: Path) -> None:
-    paths = [write_run(tmp_path, at, 0.8, [f"model={name}"]) for at, name in enumerate(("mlp", "deep_mlp"))]
-    for path in paths:
-        (path / "overrides.yaml").write_text("[]\n")
-    assert labels(report(tmp_path)) == ["model.net._target_=DeepMLP", "model.net._target_=MLP"]
-
-
 def test_a_key_that_only_some_runs_have_is_absent_in_the_others(tmp_path: Path) -> None:
     write_run(tmp_path, 0, 0.8)
     write_run(tmp_path, 1, 0.8, ["+optimizer.amsgrad=true", "optimizer=adamw"])
@@ -174,15 +134,6 @@ def test_a_key_that_only_some_runs_have_is_absent_in_the_others(tmp_path: Path) 
         "optimizer=adamw, optimizer.amsgrad=true",
         "optimizer=sgd, optimizer.amsgrad=absent",
     ]
-
-
-def test_a_key_of_a_later_version_is_no_difference_where_it_is_null(tmp_path: Path) -> None:
-    path = write_run(tmp_path, 0, 0.8, seed=1)
-    text = (path / "config.yaml").read_text()
-    assert "  layer_decay: null\n" in text
-    (path / "config.yaml").write_text(text.replace("  layer_decay: null\n", ""))
-    write_run(tmp_path, 1, 0.9, seed=2)
-    assert labels(report(tmp_path)) == ["all runs"]
 
 
 def test_by_chooses_the_factors_and_says_what_is_mixed(tmp_path: Path) -> None:
@@ -234,15 +185,6 @@ def test_runs_of_other_code_data_and_machines_are_marked(tmp_path: Path) -> None
     ]
 
 
-def test_runs_without_the_metric_and_with_one_that_is_not_finite_are_marked(tmp_path: Path) -> None:
-    write(tmp_path, [], [0.5, 0.6], [1, 2])
-    write_run(tmp_path, 5, 0.5, seed=3, **{"test/accuracy": None})
-    assert report(tmp_path).marks == [
-        "1 of 3 complete runs has a test/accuracy that is not finite: it is not in the mean."
-    ]
-    assert report(tmp_path, metric="val/accuracy").marks == []
-
-
 def test_the_metric_is_the_monitors_on_the_test_split(tmp_path: Path) -> None:
     path = write_run(tmp_path, 0, 0.8, monitor="val/loss", **{"val/loss": 0.3})
     assert report(tmp_path).metrics == ["test/loss"]
@@ -258,33 +200,61 @@ def test_the_metric_is_the_monitors_on_the_test_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "sentence"),
+    ("key", "marked"),
     [
-        ({"metric": "test/acuracy"}, "metric=test/acuracy: no run has measured it; did you mean test/accuracy?"),
-        ({"by": "model.net.widht"}, "by=model.net.widht: no run has this key; did you mean model.net.width?"),
-        (
-            {"by": "model.net.depth"},
-            "by=model.net.depth does not differ: all 10 runs have model.net.depth=1; what differs is model.net.width.",
-        ),
-        ({"baseline": 16}, "baseline=16: no group is called so or has it; the first of 2 is model.net.width=4."),
-        ({"baseline": "model=mlp"}, "baseline=model=mlp: no group is called so or has it; "),
+        ("task.class_weights=[1,6]", True),
+        ("task.loss={_target_: torch.nn.MultiMarginLoss}", True),
+        ("task.label_smoothing=0.1", False),
+        ("task.metrics=[accuracy]", False),
+        ("optimizer.lr=0.3", False),
     ],
 )
-def test_what_is_not_there_is_told(two: Path, asked: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError) as told:
-        report(two, **asked)
-    assert sentence in str(told.value)
+def test_losses_that_are_different_functions_are_marked(tmp_path: Path, key: str, marked: bool) -> None:
+    for number in range(4):
+        write_run(tmp_path, number, 0.8, [key] if number % 2 else [], seed=number, **{"test/loss": 0.5 + number / 9})
+    found = [line for line in report(tmp_path, metric="test/loss").marks if line.startswith("The runs' losses")]
+    assert len(found) == marked
+    assert not marked or found[0].endswith("): test/loss of one is no measure of another's.")
+    assert not any("losses" in line for line in report(tmp_path, metric="test/accuracy").marks)
 
 
-def test_a_baseline_that_several_groups_have_is_refused(tmp_path: Path) -> None:
-    for at, (width, rate) in enumerate([(4, 0.1), (4, 0.2), (8, 0.2)]):
-        write_run(tmp_path, at, 0.8, [f"model.net.width={width}", f"optimizer.lr={rate}"])
-    with pytest.raises(UserError, match=r"^baseline=width=4 is what 2 groups have \(model\.net\.width=4, optimizer"):
-        report(tmp_path, baseline="width=4")
-    assert report(tmp_path, baseline="width=4, lr=0.2").baseline == 1
+def test_what_differs_beside_the_key_is_told_with_the_difference(tmp_path: Path) -> None:
+    """A has width 4 and rate 0.1, B width 8 and rate 0.2: the width alone is no reason."""
+    for at, (width, rate, seed) in enumerate((w, r, s) for w, r in ((4, 0.1), (8, 0.2)) for s in (1, 2, 3)):
+        words = [f"model.net.width={width}", f"optimizer.lr={rate}"]
+        write_run(tmp_path, at, width / 10 + seed / 1000 * width, words, seed)
+    told = report(tmp_path, by="model.net.width")
+    assert [group.marks for group in told.groups] == [[], []]
+    assert told.pairs["test/accuracy"][0].says.endswith(
+        ": better than the baseline; differs as well, and may be the reason: optimizer.lr (0.2 against 0.1)"
+    )
+    for path in (tmp_path / "train").iterdir():  # the same from configurations alone, as of a recipe of one's own
+        (path / "overrides.yaml").write_text("[]\n")
+    assert (
+        report(tmp_path, by="model.net.width")
+        .pairs["test/accuracy"][0]
+        .says.endswith("may be the reason: optimizer.lr (0.2 against 0.1)")
+    )
+    assert "differs as well" not in report(tmp_path).pairs["test/accuracy"][0].says
 
 
-def test_runs_without_any_metric_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, [], [None], [1])
-    with pytest.raises(UserError, match=r"^runs: the only run has no metric yet \(0 of them complete\): wait for"):
-        report(tmp_path)
+def test_where_a_mixed_key_keeps_runs_apart_it_is_named_and_not_the_seeds(tmp_path: Path) -> None:
+    at = 0
+    for width, rates in ((4, (0.1, 0.2)), (8, (0.3, 0.4))):
+        for rate, seed in [(rate, seed) for rate in rates for seed in (2, 1)]:
+            write_run(
+                tmp_path, at := at + 1, 0.5 + at / 100, [f"model.net.width={width}", f"optimizer.lr={rate}"], seed
+            )
+    told = report(tmp_path, by="model.net.width")
+    assert told.pairs["test/accuracy"][0].says == (
+        "the same seeds, but optimizer.lr mixed in the groups and never alike on both sides: nothing to pair; group by "
+        "it as well, by=[model.net.width,optimizer.lr]"
+    )
+    # and every one of a group's runs is made again, by a command for each of its rates
+    assert [[command.partition("model.net.width=")[2] for command in group.commands] for group in told.groups] == [
+        ["4 optimizer.lr=0.1 seed=1,2", "4 optimizer.lr=0.2 seed=1,2"],
+        ["8 optimizer.lr=0.3 seed=1,2", "8 optimizer.lr=0.4 seed=1,2"],
+    ]
+    assert told.groups[0].command.count(" && python train.py -m ") == 1
+    by_both = report(tmp_path, by=["model.net.width", "optimizer.lr"])
+    assert [pair.told.n for pair in by_both.pairs["test/accuracy"]] == [2, 2, 2]

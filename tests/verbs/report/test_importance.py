@@ -47,19 +47,11 @@ def test_a_factor_that_decides_has_all_and_one_that_does_nothing_none() -> None:
     assert rows == {"decides": (1.0, None), "nothing": (0.0, None)}  # one level, or a run each, tells nothing
 
 
-def test_an_optimum_in_the_middle_counts_though_no_direction_leads_there() -> None:
-    values = [i / 40 for i in range(40)]
-    (row,) = importance(sweep([-((value - 0.49) ** 2) for value in values], lr=values))["rows"]
-    assert (row["levels"], row["direction"]) == (4, None)
-    assert row["share"] > 0.6
-
-
 @pytest.mark.parametrize(
     ("data", "why"),
     [
         (sweep([1.0] * 24, lr=[1, 2] * 12), "Every complete run has the same m: there is nothing to explain."),
-        (sweep([float("nan")] * 24, lr=[1, 2] * 12), "0 complete runs have m, and importance needs 20: "),
-        (sweep([1.0], lr=[1]), "1 complete run has m, and importance needs 20: of fewer, a factor that does nothing "),
+        (sweep([1.0], lr=[1]), "1 complete run has m, and importance needs 20"),
         (sweep([1.0, 2.0] * 12, lr=[1] * 24), "No factor has levels with two runs each"),
     ],
 )

@@ -4,14 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.reports import REQUEST
 from support.run_directories import write_run
 from support.runs import SMALL, new_run
 
-from lathe.errors import UserError
 from lathe.verbs.report.assemble import Report, assemble
-from lathe.verbs.report.data import curves
 from lathe.verbs.train import train
 
 HINGE = "{_target_: torchmetrics.classification.MulticlassHingeLoss, num_classes: 10}"  # higher_is_better is False
@@ -65,53 +62,3 @@ def test_runs_that_do_not_agree_on_a_direction_are_told(tmp_path: Path) -> None:
     assert told.marks == [
         "The runs do not agree on whether more test/accuracy is better: most say min; direction=max is the other way."
     ]
-
-
-def test_without_a_monitor_a_measured_metric_is_taken_before_any_cost_and_told(tmp_path: Path) -> None:
-    for seed in (1, 2):
-        path = write_run(tmp_path, seed, 0.8, seed=seed)
-        rewrite(path, {"monitor": None, "objective": None, "test_acc": 0.8, "test_loss": 0.4, "train_loss": 0.1})
-    told = report(tmp_path)
-    assert (told.metrics, told.directions) == (["test_acc"], {"test_acc": "max"})
-    assert told.marks == [
-        "No run says by which metric it chose its best checkpoint: the tables are of test_acc; metric= takes another "
-        "(test_loss, train_loss, parameters, seconds).",
-        GUESSED.format("test_acc"),
-    ]
-    assert report(tmp_path, metric="seconds").marks == []
-    assert report(tmp_path, metric="seconds").directions == {"seconds": "min"}
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ("[1]", "its result.json can't be read: expected a JSON object, got list"),
-        (None, "its result.json is no file"),
-    ],
-)
-def test_why_no_run_has_a_metric_is_what_its_list_says(tmp_path: Path, content: str | None, reason: str) -> None:
-    path = write_run(tmp_path, 0, 0.8) / "result.json"
-    path.unlink()
-    path.mkdir() if content is None else path.write_text(content)
-    with pytest.raises(UserError, match=rf"^runs: the only run has no metric: .*{reason}.*\.$"):
-        report(tmp_path)
-    (write_run(tmp_path, 1, 0.8) / "result.json").unlink()  # this one may still come to its end
-    with pytest.raises(UserError, match=rf"^runs: none of the 2 runs has a metric yet \(0 .*wait for.*; .*{reason}"):
-        report(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("columns", "kept"),
-    [
-        (["val_loss", "val_acc", "train_loss_step", "train_loss_epoch"], ["val_loss", "val_acc", "train_loss_step"]),
-        (["valid/acc", "train/loss", "throughput/step_ms", "lr-SGD"], ["valid/acc", "train/loss"]),
-        (["val/acc", "throughput/epoch_s", "throughput/slowest_rank", "device/gpu_watts"], ["val/acc"]),
-        (["epoch", "mine", "lr-SGD", "loss"], ["mine", "loss"]),
-    ],
-)
-def test_the_page_has_curves_of_metrics_whatever_their_names_are(
-    tmp_path: Path, columns: list[str], kept: list[str]
-) -> None:
-    path = tmp_path / "metrics.csv"
-    path.write_text(f"step,{','.join(columns)}\n" + "".join(f"{step}{f',{step}' * len(columns)}\n" for step in (1, 2)))
-    assert curves(path) == {name: ([1, 2], [1.0, 2.0]) for name in kept}

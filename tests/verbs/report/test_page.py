@@ -7,11 +7,16 @@ import json
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.report_data import HOSTILE, report, run
+from support.reports import REQUEST
+from support.run_directories import write_run, write_sweep
 
 from lathe.errors import UserError
+from lathe.verbs.report.assemble import assemble
+from lathe.verbs.report.data import page_data
 from lathe.verbs.report.page import page, write_page
 
 
@@ -55,3 +60,90 @@ def test_more_curves_than_fit_are_thinned_and_the_page_says_so(monkeypatch: pyte
     (packed,) = re.findall(r'id="data">(.*?)</script>', small)
     told = json.loads(gzip.decompress(base64.b64decode(packed)))
     assert told["thinned"] == "So that it stays small, curves have at most 100 points and 200 levels."
+
+
+def data(folder: Path) -> dict[str, Any]:
+    found = page_data(assemble({"runs": str(folder), **REQUEST}), folder)
+    assert json.loads(json.dumps(found, allow_nan=False)).keys() == found.keys()
+    assert found["confidence"] == 0.95
+    return found
+
+
+def test_a_sweep_as_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    jobs: list[dict[str, Any]] = []
+    for number, (width, value, seed) in enumerate([(4, 0.7, 1), (4, 0.8, 2), (8, 0.9, 1), (8, 0.8, 2)]):
+        jobs.append({"run_dir": str(write_run(tmp_path, number, value, [f"model.net.width={width}"], seed))})
+    (tmp_path / "train" / "2026-11-23_00-00-03_a1b2c3" / "samples").mkdir()
+    (tmp_path / "train" / "2026-11-23_00-00-03_a1b2c3" / "samples" / "val.html").touch()
+    jobs += [
+        {"overrides": ["model.net.width=8", "seed=3"], "state": "failed", "sentence": "out of memory"},
+        {"state": "waiting"},
+    ]
+    found = data(write_sweep(tmp_path, jobs))
+    assert found["title"].endswith("sweeps/2026-11-23_10-00-00_abc123")
+    assert (found["metric"], found["direction"], found["factors"]) == ("test/accuracy", "max", ["model.net.width"])
+    assert found["metrics"][:3] == ["test/accuracy", "test/loss", "val/accuracy"]
+    assert found["counts"] == {"complete": 4, "pruned": 0, "running": 0, "unfinished": 0, "failed": 1, "gone": 0}
+    assert found["marks"] == ["1 job of the sweep has not begun"]
+    assert [group["label"] for group in found["groups"]] == ["model.net.width=4", "model.net.width=8"]
+    first, second = found["groups"]
+    assert (first["n"], first["mean"], first["best"], first["seconds"], first["parameters"]) == (
+        2,
+        pytest.approx(0.75),
+        0.8,
+        2.0,
+        1000,
+    )
+    assert second["marks"] == ["1 failed, not in the mean"]
+    assert second["why"] == "n = 2: the interval is wide"
+    (pair,) = found["pairs"]
+    assert (pair["a"], pair["b"], pair["n"], pair["difference"]) == (1, 0, 2, pytest.approx(0.1))
+    runs = found["runs"]
+    assert [run["group"] for run in runs] == [0, 0, 1, 1, 1]
+    assert runs[0]["path"] == "train/2026-11-23_00-00-00_a1b2c3"
+    assert (runs[0]["seed"], runs[0]["fold"], runs[0]["factors"]) == (1, None, {"model.net.width": 4})
+    assert runs[0]["curves"] == {"train/loss": ([1, 2], [2.0, 1.0]), "val/accuracy": ([2], [0.02])}
+    assert (runs[0]["diff"], runs[2]["diff"]) == ({}, {"model.net.width": 8})
+    assert runs[0]["environment"] == {
+        "torch": "2.13.0",
+        "python": "3.11.7",
+        "device": "cpu x 1",
+        "cpu": "A processor",
+        "commit": "1234567" * 5 + "12345",
+        "dirty": False,
+    }
+    assert runs[3]["samples"] == "../../train/2026-11-23_00-00-03_a1b2c3/samples/val.html"
+    assert runs[0]["cost"] == {"bytes": None, "macs": None, "latency_ms": None}
+    lost = runs[4]
+    assert (lost["path"], lost["name"], lost["state"], lost["sentence"]) == (
+        None,
+        "sweeps/2026-11-23_10-00-00_abc123/jobs/00004.json",
+        "failed",
+        "out of memory",
+    )
+    assert lost["command"] == "python train.py model.net.width=8 seed=3"
+    assert (lost["metrics"], lost["curves"], lost["seed"]) == ({}, {}, "3")
+
+
+def test_a_receipt_says_what_a_run_costs(tmp_path: Path) -> None:
+    path = write_run(tmp_path, 0, 0.8)
+    rows = [("this", "eager", 1, 1, 0.9), ("this", "onnx", 1, 1, 0.4), ("dense", "onnx", 1, 1, 0.1)]
+    rows += [("this", "onnx", 32, 1, 8.0), ("this", "onnx", 1, 2, 0.3)]
+    names = ("of", "backend", "batch", "threads", "median_ms")
+    told = {
+        "ships": "onnx",
+        "files": [
+            {"of": "dense", "target": "onnx", "bytes": 900},
+            {"of": "this", "target": "onnx", "bytes": 300},
+            {"of": "this", "target": "weights", "bytes": 200},
+        ],
+        "size": {"macs": 12345, "parameters": 10},
+        "latency": [dict(zip(names, row, strict=True)) for row in rows],
+        "findings": ["a third of the bytes"],
+        "warnings": [],
+    }
+    (path / "receipt.json").write_text(json.dumps(told))
+    (run,) = data(tmp_path)["runs"]
+    assert run["cost"] == {"bytes": 300, "macs": 12345, "latency_ms": 0.4}
+    assert run["receipt"]["findings"] == ["a third of the bytes"]

@@ -11,37 +11,6 @@ from support.report_page import column, drawn, redrawn, traces
 Show = Callable[..., Any]
 
 
-def test_one_run_is_shown_and_what_is_missing_is_said(show: Show) -> None:
-    tab = show(report(1))
-    assert tab.title() == "Depth of a ResNet on CIFAR-10"
-    assert tab.locator("#facts").inner_text().startswith("1 run")
-    assert tab.locator("#groups-says").inner_text().startswith("One run: there is nothing to compare yet.")
-    assert column(tab, "95 % interval", "#groups-table") == ["one run has no interval"]
-    assert column(tab, "test/accuracy") == ["0.9105"]
-    assert tab.locator("#cost-says").inner_text() == "One run: what it costs stands in the table of runs."
-    assert tab.locator("#sweep-says").inner_text() == "One run: no factor differs."
-    (_, line) = traces(tab, "curves-plot")
-    steps, values = run(0)["curves"]["val/accuracy"]
-    assert line["x"] == steps
-    assert max(abs(a - b) for a, b in zip(line["y"], values, strict=True)) < 0.001
-
-
-def test_runs_without_curves_and_costs_say_so(show: Show) -> None:
-    bare = {"curves": {}, "cost": {}, "seconds": None, "parameters": None}
-    tab = show(report(3, runs=[run(i, **bare) for i in range(3)]), plots=False)
-    assert tab.locator("#curves-says").inner_text().startswith("No run has a curve")
-    assert tab.locator("#cost-says").inner_text().startswith("No complete run says what it costs")
-    assert not tab.locator("#curves-plot").is_visible()
-    assert (
-        tab.locator("#importance")
-        .inner_text()
-        .endswith(
-            "3 complete runs have test/accuracy, and importance needs 20: of fewer, a factor that does nothing looks "
-            "important by chance."
-        )
-    )
-
-
 def test_bands_are_mean_and_ends_over_the_seeds_of_a_group(show: Show) -> None:
     flat = [
         run(i, group=0, curves={"val/accuracy": [[1, 2, 3], [level, level, level]]})
@@ -108,34 +77,6 @@ def test_the_baseline_is_named_and_every_difference_has_a_row(show: Show) -> Non
     assert told == pytest.approx(differences, abs=1e-3)
     assert len(column(tab, "90 % interval", "#pairs-table")) == 5
     assert set(column(tab, "What it says", "#pairs-table")) == {data["pairs"][0]["says"]}
-
-
-def test_parallel_lines_and_importance_tell_the_factors_that_matter(show: Show) -> None:
-    tab = show(report(60))
-    lines = traces(tab, "sweep-plot")
-    assert sum(x is None for trace in lines for x in trace["x"]) == 54  # a gap after each scored run
-    names = tab.locator("#importance li span:first-child").all_inner_texts()
-    assert (names[0], names[2]) == ("lr", "flip")
-    assert "of 54 complete runs" in tab.locator("#importance").inner_text()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_theme_is_the_systems_until_one_is_chosen(show: Show, scheme: str) -> None:
-    tab = show(report(2), color_scheme=scheme)
-    ground = {"light": "rgb(245, 244, 241)", "dark": "rgb(20, 22, 23)"}
-    first = {"light": "#0072b2", "dark": "#5aa9e6"}
-    other = "dark" if scheme == "light" else "light"
-
-    def seen() -> str:
-        return str(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
-
-    assert seen() == ground[scheme]
-    assert traces(tab, "curves-plot")[1]["line"]["color"] == first[scheme]
-    redrawn(tab, "curves-plot", lambda: tab.locator("#theme").click())
-    assert seen() == ground[other]
-    assert traces(tab, "curves-plot")[1]["line"]["color"] == first[other]
-    tab.locator("#theme").click()
-    assert seen() == ground[scheme]
 
 
 @pytest.mark.slow

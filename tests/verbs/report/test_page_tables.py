@@ -2,14 +2,10 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from support.browser import open_tab
 from support.report_data import HOSTILE, ended, report, run
 from support.report_page import column, drawn, redrawn, traces
-
-from lathe.verbs.report.page import write_page
 
 Show = Callable[..., Any]
 
@@ -85,25 +81,6 @@ def test_the_filter_leaves_the_right_runs_in_tables_and_plots(show: Show) -> Non
     redrawn(tab, "cost-plot", lambda: left("depth=32"))
     points = {name for trace in traces(tab, "cost-plot") for name in trace["text"] or []}
     assert len(points) == 10 - sum(one["state"] != "complete" for one in data["runs"][1::3])
-
-
-def test_states_are_counted_and_hidden_only_when_asked(show: Show) -> None:
-    tab = show(report(30), plots=False)
-    assert "27 complete" in tab.locator("#facts").inner_text()
-    assert sorted(text[1:] for text in column(tab, "State"))[-3:] == ["pruned", "running", "unfinished"]
-    chip = tab.get_by_role("button", name="complete 27")
-    chip.click()
-    assert chip.get_attribute("aria-pressed") == "false"
-    assert sorted(text[1:] for text in column(tab, "State")) == ["pruned", "running", "unfinished"]
-    assert tab.locator("#runs-says").inner_text().startswith("3 runs; the filter hides 27.")
-
-
-def test_a_browser_that_is_too_old_is_told_so(browser: Any, tmp_path: Path) -> None:
-    write_page(report(1), tmp_path / "report.html")
-    with open_tab(browser) as tab:
-        tab.add_init_script("delete window.DecompressionStream")
-        tab.goto((tmp_path / "report.html").as_uri())
-        assert tab.get_by_role("alert").inner_text().startswith("This browser is too old for the page: it needs Chrome")
 
 
 def test_the_drawer_has_the_run_that_was_opened(show: Show) -> None:

@@ -10,12 +10,11 @@ from rich.console import Console
 from support.reports import REQUEST
 from support.run_directories import write_run, write_sweep
 
-from lathe.launch.sweep.space import all_values
 from lathe.verbs.report.assemble import Report, assemble
 from lathe.verbs.report.latex import latex
 from lathe.verbs.report.markdown import found, markdown
 from lathe.verbs.report.screen import show
-from lathe.verbs.report.tables import columns, groups_csv
+from lathe.verbs.report.tables import columns
 
 
 def report(folder: Path, **asked: Any) -> Report:
@@ -94,42 +93,3 @@ def test_a_search_for_several_objectives_names_what_no_trial_beats(tmp_path: Pat
         "A search by val/accuracy (higher is better) and latency (lower is better): no trial beats 0, 1 in all of "
         "them; rows are ordered by test/accuracy."
     )
-
-
-def test_the_values_of_a_grid_have_no_noise() -> None:
-    assert all_values("optimizer.lr", {"low": 0.1, "high": 0.5, "step": 0.1}) == [0.1, 0.2, 0.3, 0.4, 0.5]
-    assert all_values("model.net.width", {"low": 4, "high": 12, "step": 4}) == [4, 8, 12]
-
-
-def test_columns_are_chosen_for_every_table(search: Path) -> None:
-    told = report(search, columns=["lr", "mean", "seconds"])
-    assert [column.title for column in columns(told, "test/accuracy")] == ["lr", "mean ± std", "seconds"]
-    assert r"\begin{tabular}{lrr}" in latex(told)
-    assert "| 0.3 | 0.9000 | 2 |" in markdown(told)
-    head = groups_csv(told).splitlines()[0]
-    assert head == "metric,better,optimizer.lr,mean,std,seconds,remarks,command"
-
-
-def test_latex_has_minus_signs_a_label_and_the_best_mean_in_bold(tmp_path: Path) -> None:
-    for at, (width, seed, value) in enumerate([(4, 1, 0.8), (4, 2, 0.82), (8, 1, 0.6), (8, 2, 0.6001)]):
-        write_run(tmp_path, at, value, [f"model.net.width={width}"], seed, seconds=12.3456)
-    text = latex(report(tmp_path, baseline=4))
-    assert r"\label{tab:test-accuracy}" in text
-    assert r"4 & 2 & \textbf{0.8100} $\pm$ 0.0141 & " in text
-    assert r" & $-$0.2100 & {[$-$0.3364, $-$0.0835]} & " in text
-    assert " & 12.3 & " in text
-    assert r"\textbf{0.6" not in text
-    assert r"$\pm$ 7.07$\cdot 10^{-5}$" in text
-
-
-def test_steps_are_told_where_they_differ_and_the_plainest_choice_is_the_baseline(tmp_path: Path) -> None:
-    more = ["callbacks=[default,hard_samples]"]
-    for seed in (1, 2):
-        write_run(tmp_path, seed, 0.8, [], seed, steps=60)
-        write_run(tmp_path, 10 + seed, 0.9, more, seed, steps=21)
-    told = report(tmp_path)
-    assert told.groups[told.baseline].label == "callbacks=default"
-    (steps,) = (column for column in columns(told, "test/accuracy") if column.name == "steps")
-    assert sorted(steps.cells) == ["21", "60"]
-    (head, *lines) = (line.split(",") for line in groups_csv(told).replace('"[default,hard_samples]"', "").splitlines())
-    assert sorted(float(line[head.index("steps")]) for line in lines) == [21, 60]

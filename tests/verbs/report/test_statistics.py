@@ -27,12 +27,6 @@ def test_the_quantile_is_that_of_n_less_one(n: int) -> None:
     assert told.why == (f"n = {n}: the interval is wide" if n < 5 else None)
 
 
-def test_another_share_has_another_quantile() -> None:
-    assert summarise([0.0, 2.0], Interval(share=0.5)).interval == pytest.approx(
-        (0.0, 2.0), abs=1e-9
-    )  # t of 75 %, 1 degree: 1
-
-
 def test_what_has_no_interval_says_why() -> None:
     assert (summarise([], HOW).mean, summarise([], HOW).why) == (None, "no complete run")
     one = summarise([0.9], HOW)
@@ -64,15 +58,3 @@ def test_pairs_are_compared_by_their_differences() -> None:
     half = T_975[2] / math.sqrt(3)
     assert told.interval == pytest.approx((2 - half, 2 + half), abs=1e-6)
     assert compare([10, 20, 30], [11, 22, 33], HOW).difference == -2
-
-
-def test_two_pairs_follow_cauchy() -> None:
-    # Differences 1 and 3: mean 2, error 1, t = 2 of 1 degree: p = 1 - 2 atan(t) / pi.
-    assert compare([1, 3], [0, 0], HOW).p == pytest.approx(1 - 2 * math.atan(2) / math.pi)
-
-
-def test_without_spread_there_is_no_p() -> None:
-    assert compare([0.3, 0.4], [0.1, 0.2], HOW).p is None
-    one = compare([1.0], [0.5], HOW)
-    assert (one.n, one.difference, one.interval, one.p) == (1, 0.5, None, None)
-    assert compare([], [], HOW).difference is None

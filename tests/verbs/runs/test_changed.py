@@ -11,10 +11,7 @@ from support.commands import check, command, environment, run, start
 from support.run_folders import Cli, edit, refused, run_dirs
 from support.runs import SMALL
 
-from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
-from lathe.verbs.runs.change import tag
-from lathe.verbs.runs.find import find
 from lathe.verbs.runs.listed import Listed
 
 
@@ -33,17 +30,6 @@ def test_tags_are_where_a_continued_run_and_a_report_look(
     assert cli("runs=logs/digits", "untag=[kept,good]", script="scripts/runs.py") == (0, "")
     assert "tags" not in RunDir(a).result
     assert RunDir(a).config["tags"] == []
-
-
-def test_tagging_says_how_many_runs_it_has_changed(logs: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    capfd.readouterr()
-    for name in ("digits", "", "other"):
-        tag(find(str(logs / name), logs), logs, ["a"], [])
-    assert capfd.readouterr().out.splitlines() == [
-        "2 of 2 runs changed.",
-        "1 of 3 runs changed, the others were so.",
-        "0 of 1 run changed, which was so already.",
-    ]
 
 
 def test_an_archived_run_is_a_run_directory_and_latest_leads_on(logs: Path, tmp_path: Path) -> None:
@@ -83,29 +69,6 @@ def test_deleting_removes_what_is_shown_and_nothing_else(logs: Path, cli: Cli, t
     assert (logs / "latest").resolve() == a
 
 
-def test_the_terminal_is_asked(logs: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    b = run_dirs(logs)[1]
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    asked = []
-    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "n")
-    assert refused(cli, "delete=unfinished") == "nothing was removed."
-    assert asked[0].startswith("Remove 1 unfinished run, ")
-    assert b.is_dir()
-    monkeypatch.setattr("builtins.input", lambda question: "y")
-    assert cli("delete=unfinished", script="scripts/runs.py") == (0, "")
-    assert not b.exists()
-
-
-def test_what_could_not_be_removed_has_an_exit_code(logs: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(folder: Path) -> None:
-        raise UserError(f"{folder.name} can't be removed.")
-
-    monkeypatch.setattr("lathe.files.remove", forbidden)
-    code, errors = cli("delete=unfinished", "yes=true", script="scripts/runs.py")
-    assert (code, errors) == (1, "Error: delete=unfinished: 1 run stayed, as is said above.\n")
-    assert run_dirs(logs)[1].is_dir()
-
-
 def test_a_run_that_another_needs_to_go_on_stays(logs: Path, cli: Cli) -> None:
     a, b, c = run_dirs(logs)
     edit(b, "config.yaml", ckpt_path=str(c))
@@ -119,17 +82,6 @@ def test_a_run_that_another_needs_to_go_on_stays(logs: Path, cli: Cli) -> None:
     assert c.is_dir()
     assert cli("runs=logs", "archive=old", script="scripts/runs.py") == (0, "")  # both go
     assert [path.is_dir() for path in (a, b, c)] == [False] * 3
-
-
-def test_an_archive_that_can_not_be_made_leaves_no_folder(
-    logs: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def others(run: Listed) -> None:
-        raise UserError(f"{run.where} can't be held.")
-
-    monkeypatch.setattr("lathe.verbs.runs.change.held", others)
-    assert refused(cli, "runs=logs", "archive=old").endswith("can't be held.")
-    assert not (logs.parent / "old").exists()
 
 
 def test_a_running_run_is_never_touched(tmp_path: Path) -> None:

@@ -4,26 +4,14 @@ from pathlib import Path
 
 import pytest
 from support.run_folders import Cli
-from support.runs import config
 
 from lathe.verbs.runs.command import PARTS
 
 
-@pytest.mark.parametrize(
-    ("words", "begins"),
-    [
-        (
-            ["sort=foo", "where=[seed=1,nope=3]", "columns=[zzz]"],
-            ["where=nope=3: ", "columns=[zzz]: ", "sort=foo: "],
-        ),
-        (["where=[seed]", "since=xx", "output=x.doc"], ["where=seed: ", "since=xx: ", "output=x.doc"]),
-    ],
-)
-def test_several_mistakes_are_told_at_once(logs: Path, cli: Cli, words: list[str], begins: list[str]) -> None:
-    code, error = cli(*words, script="scripts/runs.py")
-    lines = error.splitlines()
-    assert (code, len(lines)) == (1, len(begins))
-    assert all(line.startswith(f"Error: {begin}") for line, begin in zip(lines, begins, strict=True))
+def test_several_mistakes_are_told_at_once(logs: Path, cli: Cli) -> None:
+    code, error = cli("sort=foo", "where=[seed=1,nope=3]", "columns=[zzz]", script="scripts/runs.py")
+    assert code == 1
+    assert [line.split(": ")[1] for line in error.splitlines()] == ["where=nope=3", "columns=[zzz]", "sort=foo"]
 
 
 @pytest.mark.parametrize("words", [(), ("compare=[a,b]",), ("tag=[x]", "runs=x"), ("archive=x",), ("delete=failed",)])
@@ -51,8 +39,3 @@ def test_an_output_that_is_a_link_is_written_where_it_leads(logs: Path, cli: Cli
     Path("lost.csv").symlink_to("nowhere/rows.csv")
     code, error = cli("output=lost.csv", script="scripts/runs.py")
     assert (code, error) == (1, "Error: output=lost.csv: its folder does not exist.\n")
-
-
-def test_the_usual_values_are_those_of_the_file() -> None:
-    composed = config(name="runs")
-    assert {key: composed[key] for key in PARTS} == {key: usual for key, (usual, _) in PARTS.items()}
