@@ -56,9 +56,7 @@ def test_a_value_that_is_not_plain_is_told_at_the_first_write(tmp_path: Path, wr
         cfg["data"]["_target_"] = "support.own_values.KeepingData"
     with pytest.raises(UserError) as caught:
         train(cfg)
-    assert str(caught.value).startswith(
-        f"checkpoint: {place} is of type {'dict, and w' if 'extra' in place else 'numpy.'}"
-    )
+    assert str(caught.value).startswith(f"checkpoint: {place} is a ")
     assert not list(Path(cfg["paths"]["run_dir"]).rglob("*.ckpt"))
 
 

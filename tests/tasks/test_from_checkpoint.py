@@ -64,7 +64,7 @@ def test_what_can_not_be_loaded_is_refused(best: Path, tmp_path: Path) -> None:
     (tmp_path / "torn.ckpt").write_bytes(Path(best).read_bytes()[:500])
     net = MLP(channels=1, image_size=8, num_classes=7, width=16, depth=1)
     for path, options, said in (
-        (tmp_path / "none.ckpt", {}, "there is no such file"),
+        (tmp_path / "none.ckpt", {}, "no such file"),
         (tmp_path / "torn.ckpt", {"net": net}, "cut off or of another kind"),
         (best, {"net": net}, "of another net"),
     ):

@@ -67,7 +67,7 @@ def test_gradients_that_wait_for_a_later_batch_are_kept(tmp_path: Path, interrup
     assert last["gradients"].keys() == last["state_dict"].keys()
     interruption.step = 10**9
     torch.save({**last, "gradients": {"fc.weight": torch.ones(3)}, "outline": {}}, path)
-    with pytest.raises(UserError, match=r"does not fit this run in `callbacks`: .*gradient of fc.weight is \[3\]"):
+    with pytest.raises(UserError, match=r"saved gradient of fc\.weight"):
         train(cut)
     torch.save(last, path)
     train(cut)
@@ -146,16 +146,12 @@ def test_a_schedule_that_would_end_in_an_error_is_told_before_the_work(tmp_path:
     words = [*WORDS, planned("cycle", 52), "paths.log_dir=logs"]
     code, said = cli(*words, "trainer.max_epochs=3")
     assert code == 1
-    assert said.splitlines()[-1] == (
-        "Error: The learning rate's schedule refuses to go on after 52 more steps (OneCycleLR), and this run makes 78: "
-        "plan it for them, as by total_steps=self.trainer.estimated_stepping_batches, or let the run end sooner "
-        "(trainer.max_epochs, trainer.max_steps)."
-    )
+    assert said.splitlines()[-1].startswith("Error: OneCycleLR ends after 52 more steps, and this run takes 78. ")
     assert cli(*words, "trainer.max_epochs=2")[0] == 0
     (directory,) = (path for path in runs(Path("logs")) if (path / "result.json").exists())
     before = {name: (directory / name).read_bytes() for name in ("result.json", "metrics.csv", "config.yaml")}
     code, said = cli(f"resume={directory}", "trainer.max_epochs=3", "trusted=[support]")
     assert code == 1
-    assert "refuses to go on after 0 more steps (OneCycleLR), and this run makes 26:" in said
+    assert "OneCycleLR ends after 0 more steps, and this run takes 26." in said
     assert {name: (directory / name).read_bytes() for name in before} == before
     assert cli(*words, "trainer.max_epochs=3", "trainer.max_steps=50")[0] == 0

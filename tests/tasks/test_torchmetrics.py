@@ -95,8 +95,8 @@ def test_what_is_monitored_and_which_way() -> None:
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
-        (tmc.MulticlassAUROC(num_classes=4), "MulticlassAUROC is of 4 classes"),
-        (tmc.BinaryAUROC(), "MulticlassAUROC, with num_classes: 3"),
+        (tmc.MulticlassAUROC(num_classes=4), "does not accept predictions"),
+        (tmc.BinaryAUROC(), "Use torchmetrics.classification.MulticlassAUROC"),
         (tmc.MulticlassConfusionMatrix(3), "expected a scalar"),
     ],
 )

@@ -89,6 +89,9 @@ class SupervisedTask(Task):
         """
         outputs = self._dry_forward(facts)
         self.check_outputs(outputs, facts)
+        width = facts.get("num_classes") if outputs is None else outputs.shape[-1]
+        if self.meters is not None and isinstance(width, int):
+            self.meters.check_kinds(self.predicts, width)
         if outputs is None or outputs.dim() != 2 or (self._loss is None and self.meters is None):
             return
         trial = torch.randn(

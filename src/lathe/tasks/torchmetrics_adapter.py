@@ -16,6 +16,7 @@ from lathe.tasks.loss import CALL_ERRORS, named, shape
 from lathe.tasks.metric_sync import gather_objects, load_metric_state, metric_state
 
 SPLITS = ("train", "val", "test")
+PREFIXES = {"classes": "Multiclass", "labels": "Multilabel"}  # of torchmetrics, by what a task predicts
 
 
 def metric_name(kind: str) -> str:
@@ -126,6 +127,18 @@ class Meters(nn.Module):
                 found[name] = _value(name, metric)
             metric.reset()
         return found
+
+    def check_kinds(self, predicts: str, width: int) -> None:
+        """Raise UserError for a metric of another kind than the task's `width` classes or labels."""
+        for name, metric in zip(self.names, self._of("train"), strict=True):
+            prefix, kind = PREFIXES.get(predicts), type(metric).__name__
+            given = next((one for one in ("Binary", *PREFIXES.values()) if kind.startswith(one)), prefix)
+            if prefix is None or given == prefix or (given == "Binary" and (predicts == "labels" or width == 2)):
+                continue
+            raise UserError(
+                f"task.metrics.{name}: {kind} does not fit {width} {predicts}. Use torchmetrics.classification."
+                f"{prefix}{kind.removeprefix(given)}."
+            )
 
     def check(self, predictions: Tensor, targets: Tensor) -> None:
         """Try the metrics on predictions and targets like the task's.
