@@ -25,7 +25,7 @@ from support.runs import ROOT, config
 
 from lathe.errors import UserError
 from lathe.runs import environment as recorded
-from lathe.trust.document import read_yaml
+from lathe.trust.safe_yaml import read_yaml
 
 
 @pytest.fixture(autouse=True)

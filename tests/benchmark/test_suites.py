@@ -9,7 +9,7 @@ from support.runs import ROOT, config
 
 from lathe.benchmark import sides, suites
 from lathe.benchmark.cases import PRECISIONS, scaling
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import UserError, refuse
 
 

@@ -15,10 +15,11 @@ from support.runs import SMALL, config, new_run
 
 import lathe.verbs.train
 from lathe.callbacks import Alerts, Throughput
-from lathe.config.composed import check, flatten
+from lathe.config.resolve import flatten
+from lathe.config.validate import check
 from lathe.errors import UserError
 from lathe.loggers import run_facts
-from lathe.trust.check import findings
+from lathe.trust.allowlist import findings
 
 NOTHING: dict[str, Any] = dict.fromkeys(("throughput_drop", "loss_rise", "temperature", "disk_free_gb"))
 

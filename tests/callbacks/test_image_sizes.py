@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import lathe.verbs.train
 from lathe.callbacks import ImageSizes
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import UserError
 from lathe.nets import CifarResNet
 from lathe.nets.airbench import Airbench

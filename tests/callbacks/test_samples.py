@@ -20,7 +20,7 @@ from torch.nn import functional as F
 import lathe
 from lathe.callbacks import Samples
 from lathe.callbacks.samples_page import Gathered, Shown, write_page
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import UserError
 from lathe.tasks import RegressionTask
 from lathe.verbs.train import train

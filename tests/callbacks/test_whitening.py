@@ -10,7 +10,7 @@ from support.runs import SMALL, config, new_run
 
 from lathe import trust
 from lathe.callbacks.whitening import Whitening
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import UserError
 from lathe.nets import Airbench
 from lathe.runs.build import make_data

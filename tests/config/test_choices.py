@@ -18,10 +18,11 @@ from support.own_lightning import LitNet
 from support.runs import config
 
 import lathe
-from lathe.config.composed import check, flatten
-from lathe.config.schema import key_schemas, problems
-from lathe.config.schema.check import own_targets
-from lathe.config.stages import check_compression, methods
+from lathe.config.compression_plan import methods
+from lathe.config.cross_checks import check_compression
+from lathe.config.resolve import flatten
+from lathe.config.schema import key_schemas, own_targets, problems
+from lathe.config.validate import check
 from lathe.errors import UserError
 from lathe.export import TARGETS, get
 from lathe.optim.build import factory_of

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lathe.config.composing import composing
+from lathe.config.compose import composing
 from lathe.errors import UserError
 
 ODD = ("1", "-1", "1.5", "null", "true", "a", "''", "${seed}", "a@b", "../x", "default.yaml", "inf", "1e3", "none")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.runs import SMALL, config, new_run, runs
 
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import UserError
 from lathe.runs.build import make_task
 from lathe.verbs.train import start_from
@@ -55,7 +55,7 @@ def test_another_file_is_refused_before_it_is_read(tmp_path: Path, serve: Any, t
 
 def test_an_address_without_a_hash_is_refused() -> None:
     (told,) = check(config(*SMALL, "ckpt_path=https://example.org/w.pth"))
-    assert told.startswith("ckpt_path=https://example.org/w.pth is fetched from elsewhere: set ckpt_sha256 to")
+    assert told.startswith("ckpt_path=https://example.org/w.pth is downloaded: set ckpt_sha256 to")
     (told,) = check(config(*SMALL, f"ckpt_sha256={'0' * 64}"))
     assert told.startswith("ckpt_sha256=")
     assert "set ckpt_path" in told

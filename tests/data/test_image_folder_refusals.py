@@ -13,8 +13,8 @@ from PIL import Image
 from support.pictures import pictures
 from support.runs import SMALL, config
 
-from lathe.config.class_folders import class_names
-from lathe.config.composed import check
+from lathe.config.class_names import class_names
+from lathe.config.validate import check
 from lathe.data import Digits, ImageDataModule, ImageFolder
 from lathe.errors import UserError
 

@@ -1,6 +1,4 @@
-"""Names drawn from everything that is installed: none but those on the list passes, at any key, and none is imported to
-find that out.
-"""
+"""Names of all installed packages: only those on the allow-list pass, at any key, and none is imported for the check."""
 
 import ast
 import importlib
@@ -11,9 +9,8 @@ from pathlib import Path
 
 from support.hostile_runs import put
 
-from lathe.trust.check import PLACES, findings
-from lathe.trust.own import BASES
-from lathe.trust.parts import NET_PARTS, kinds_of
+from lathe.trust.allowlist import NET_PARTS, PLACES, findings, kinds_of
+from lathe.trust.user_packages import BASES
 
 KEYS = (
     "model",

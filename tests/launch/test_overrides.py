@@ -8,7 +8,7 @@ from pathlib import Path
 from support.commands import check, run
 from support.runs import ROOT, SMALL, runs
 
-from lathe.config.schema.check import commands
+from lathe.config.schema import commands
 from lathe.launch.command_checks import IGNORE_LOG_DIR
 from lathe.runs.rundir import RunDir
 

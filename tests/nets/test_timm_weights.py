@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from support.runs import config, new_run, weights
 from torch import Tensor, nn
 
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import UserError
 from lathe.nets import MLP, timm_net
 from lathe.runs.pretrained import take_pretrained

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 import lathe.verbs.train
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import UserError, refuse, under
 from lathe.optim.build import factory_of
 from lathe.runs.build import make_task

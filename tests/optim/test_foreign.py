@@ -158,7 +158,7 @@ def test_an_optimizer_that_cant_step_is_one_sentence_before_training(overrides: 
 
 
 def test_clipping_behind_a_step_that_unscales_is_refused() -> None:
-    from lathe.config.composed import check
+    from lathe.config.validate import check
 
     words = ("model=mlp", "precision=16-mixed", "optimizer.fused=true")
     with pytest.raises(

@@ -7,7 +7,7 @@ import pytest
 from support.runs import SMALL, config, new_run
 
 import lathe.verbs.train
-from lathe.config.schema import CONTRADICTIONS, together
+from lathe.config.cross_checks import CROSS_CHECKS, run_checks
 
 WORDS = (*SMALL, "trainer.limit_train_batches=4", "trainer.limit_val_batches=1", "test=false")
 
@@ -39,6 +39,6 @@ def test_limits_that_fit_are_not_reported(words: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_samples_of_no_batches(split: str) -> None:
     words = ("callbacks=[default,samples]", f"callbacks.samples.split={split}")
-    assert not list(together(CONTRADICTIONS, config(*SMALL, *words)))
-    (sentence,) = together(CONTRADICTIONS, config(*SMALL, *words, f"trainer.limit_{split}_batches=0"))
+    assert not list(run_checks(CROSS_CHECKS, config(*SMALL, *words)))
+    (sentence,) = run_checks(CROSS_CHECKS, config(*SMALL, *words, f"trainer.limit_{split}_batches=0"))
     assert sentence.startswith(f"callbacks.samples.split={split} shows samples of batches that trainer.limit_{split}")

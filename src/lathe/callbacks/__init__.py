@@ -26,7 +26,7 @@ from lathe.callbacks.throughput import Throughput
 from lathe.callbacks.trial import TrialReport
 from lathe.callbacks.what_if import WhatIf
 from lathe.callbacks.whitening import Whitening
-from lathe.config.faces import lazily
+from lathe.config.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from lathe.callbacks.methods.channels import PruneChannels
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from lathe.callbacks.methods.qat import QAT
     from lathe.callbacks.methods.rigl import RigL
 else:
-    __getattr__ = lazily(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             "PruneChannels": "methods.channels",

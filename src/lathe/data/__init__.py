@@ -4,7 +4,7 @@ module.
 
 from typing import TYPE_CHECKING
 
-from lathe.config.faces import lazily
+from lathe.config.lazy_imports import lazy_getattr
 from lathe.data.augment import Augment
 from lathe.data.cifar import Cifar
 from lathe.data.digits import Digits
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lathe.data.transforms.policies import RandAugment, TrivialAugmentWide
     from lathe.data.transforms.resized_crop import RandomResizedCrop
 else:
-    __getattr__ = lazily(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             "DatasetDataModule": "dataset",

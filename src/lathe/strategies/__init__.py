@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from lathe.config.faces import lazily
+from lathe.config.lazy_imports import lazy_getattr
 from lathe.strategies.compilation import compile_net
 from lathe.strategies.memory_format import channels_last
 from lathe.strategies.parallel import DDP, auto
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lathe.strategies.three_d import ThreeD
     from lathe.strategies.whole_step import WholeStep, compile_task
 else:
-    __getattr__ = lazily(
+    __getattr__ = lazy_getattr(
         __name__,
         {
             "DeepSpeed": "deepspeed",

@@ -12,8 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from support.runs import ROOT
 
 import lathe
-from lathe.config.composing import overrides_of
-from lathe.config.typed import as_typed
+from lathe.config.compose import overrides_of
+from lathe.config.quoting import as_typed
 from lathe.launch.sweep.plan import planned
 from lathe.launch.sweep.repeats import repeats_of
 from lathe.launch.sweep.space import entry_of, word

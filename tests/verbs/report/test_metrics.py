@@ -86,7 +86,7 @@ def test_without_a_monitor_a_measured_metric_is_taken_before_any_cost_and_told(t
     ("content", "reason"),
     [
         ("[1]", "its result.json can't be read: expected a JSON object, got list"),
-        (None, "its result.json is no file"),
+        (None, "its result.json is not a file"),
     ],
 )
 def test_why_no_run_has_a_metric_is_what_its_list_says(tmp_path: Path, content: str | None, reason: str) -> None:
