@@ -1,4 +1,4 @@
-"""Names of all installed packages: only those on the allow-list pass, at any key, and none is imported for the check."""
+"""Names of all installed packages: only those on the allow-list pass, and none is imported for the check."""
 
 import ast
 import importlib

@@ -1,4 +1,4 @@
-"""Names that the user trusts: `trusted`, the command itself, --trust, packages under src/; and the allow-list itself."""
+"""Names that the user trusts: `trusted`, the command itself, --trust, packages under src/; and the allow-list."""
 
 import importlib
 import inspect

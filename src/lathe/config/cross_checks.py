@@ -14,7 +14,7 @@ from lathe.errors import UserError, require
 
 CrossCheck = Callable[[dict[str, Any]], Iterable[str] | None]
 Config = Mapping[str, Any]
-SPLIT_NETS = ("Pipeline", "ThreeD")  # strategies under which no process has the whole net
+SPLIT_NETS = ("Pipeline", "ThreeD")  # strategies that split a net between processes
 KEEP_ACTIVATIONS = ("auto", "DDP", "FSDP", "ModelSplit")  # strategies whose activations are plain tensors
 KEEP_MODULES = ("lathe.strategies.auto", "lathe.strategies.DDP")  # strategies that leave a net as it is
 OWN_MODULE = "task=lightning has a LightningModule as it is"
@@ -126,7 +126,7 @@ def gradient_scaler(cfg: Config) -> Iterator[str]:
         yield f"precision.{keys[0]} is of the gradient scaler, which only precision=16-mixed has. Leave it out."
 
 
-# What a run starts from
+# Initial weights
 
 
 def checkpoint_to_start_from(cfg: Config) -> Iterator[str]:
@@ -187,8 +187,7 @@ def activation_offload(cfg: Config) -> Iterator[str]:
         yield (
             f"{key}=offload acts between operations, which compile makes one: use compile=none, or use {key}=blocks."
         )
-    target = cfg["strategy"].get("_target_", KEEP_MODULES[0])
-    if canonical(target).startswith("lathe.strategies.") and _class_name(cfg["strategy"]) not in KEEP_ACTIVATIONS:
+    if _package(cfg["strategy"]) == "lathe.strategies" and _class_name(cfg["strategy"]) not in KEEP_ACTIVATIONS:
         yield (
             f"{key}=offload works with strategy=auto, ddp, fsdp and model_split, not with "
             f"{_class_name(cfg['strategy'])}: use one of these, or use {key}=blocks."
@@ -196,8 +195,8 @@ def activation_offload(cfg: Config) -> Iterator[str]:
 
 
 def lightning_module_strategy(cfg: Config) -> Iterator[str]:
-    target = canonical(str(cfg["strategy"].get("_target_")))
-    if _is_lightning_module(cfg) and target.startswith("lathe.strategies.") and target not in KEEP_MODULES:
+    strategy, target = cfg["strategy"], _target(cfg["strategy"])
+    if _is_lightning_module(cfg) and _package(strategy) == "lathe.strategies" and target not in KEEP_MODULES:
         yield f"strategy._target_={target} spreads the net of a task, and {OWN_MODULE}: use strategy=ddp."
 
 
@@ -207,10 +206,10 @@ def lightning_module(cfg: Config) -> Iterator[str]:
         if not optimizer:
             yield "optimizer=none is for model=lightning, whose module has its own: choose one, such as optimizer=sgd."
         return
-    target = _target(cfg["model"].get("net"))
-    if target.startswith(("lathe.nets.", "torch.nn.")):
+    net = cfg["model"].get("net")
+    if _package(net) in ("lathe.nets", "torch.nn"):
         yield (
-            f"task=lightning runs a LightningModule, and model.net._target_={target} is a net. Choose model=lightning "
+            f"task=lightning runs a LightningModule, and model.net._target_={_target(net)} is a net. Choose model=lightning "
             "model.net={_target_: mine.LitNet}."
         )
     if scheduler and not optimizer:
@@ -295,16 +294,15 @@ def throughput_alert(cfg: Config) -> Iterator[str]:
 
 
 def whitening(cfg: Config) -> Iterator[str]:
-    target = _target(cfg["model"].get("net"))
+    net = cfg["model"].get("net")
     for name, node in _callbacks(cfg, "Whitening").items():
         if node.get("settle_epoch") is not None and cfg["compile"].get("enabled"):
             yield (
                 f"callbacks.{name}.settle_epoch={node['settle_epoch']} takes a weight out of training, which compiled "
                 "code does not follow: use compile=none, or null."
             )
-        if target.startswith("lathe.nets.") and target != "lathe.nets.Airbench":
-            kind = target.rpartition(".")[2]
-            yield f"callbacks.{name}: {kind} has no layer to whiten: use model=airbench, or leave it out."
+        if _package(net) == "lathe.nets" and _class_name(net) != "Airbench":
+            yield f"callbacks.{name}: {_class_name(net)} has no layer to whiten: use model=airbench, or leave it out."
 
 
 def hard_samples(cfg: Config) -> Iterator[str]:
@@ -405,6 +403,10 @@ def _value_at(cfg: Config, key: str) -> Any:
 
 def _target(node: Any) -> str:
     return canonical(str(node.get("_target_"))) if isinstance(node, Mapping) else ""
+
+
+def _package(node: Any) -> str:
+    return _target(node).rpartition(".")[0]
 
 
 def _class_name(node: Config) -> str:

@@ -17,7 +17,7 @@ KEYS = {
     "epochs": "the length of a run is trainer.max_epochs=...",
     "ckpt": "a new run starts from ckpt_path=..., an interrupted one continues with resume=...",
     "checkpoint": "a new run starts from ckpt_path=..., an interrupted one continues with resume=...",
-    "extras": "leave it out: warnings and tables have keys of their own, which python train.py --help lists",
+    "extras": "leave it out: python train.py --help lists the keys of warnings and tables",
     "seed_everything": "the seed is seed=...",
     "model.loss": "the loss of a run is task.loss=...",
 }

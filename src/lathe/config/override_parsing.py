@@ -47,7 +47,7 @@ def value_of(override: str) -> str:
 
 
 def short_names(keys: Sequence[str]) -> list[str]:
-    """The shortest endings that tell dotted keys apart: `lr` for `optimizer.lr`."""
+    """The shortest endings that make dotted keys distinct: `lr` for `optimizer.lr`."""
     names = []
     for key in keys:
         parts = key.split(".")

@@ -82,8 +82,7 @@ def _referred(name: str) -> Json:
 def command_keys(command: str, cfg: Mapping[str, Any]) -> dict[str, Json]:
     """Return the schema of each key of a command.
 
-    A command of the user's own has those of train.py if it has all of them; else its keys are free but for those that
-    the launch reads.
+    A user's command has those of train.py if it has all of them; else only keys that the launch reads are checked.
     """
     if command in commands():
         return _keys_of(command)

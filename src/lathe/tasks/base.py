@@ -148,6 +148,8 @@ class Task(Sums, ModuleProtocol):
         """
         return self.training_loss(self.net(batch[0]), batch)
 
+    training_step.is_in_whole_step = True  # type: ignore[attr-defined]  # compile.scope=step does the same
+
     def training_loss(self, outputs: Any, batch: Any) -> Tensor:
         """The loss to train on, after adding the batch's metrics."""
         found = self.objective(outputs, batch)

@@ -1,4 +1,4 @@
-"""The security policy for run directories and exports from elsewhere; docs/security.md explains it. Imports no torch.
+"""The security policy for foreign run directories and exports; docs/security.md explains it. Imports no torch.
 
 A saved configuration is checked when it is read, before anything that it names is imported. `trusted` and the names in
 the current command hold for this process and its children, which find them in an environment variable.
@@ -119,7 +119,7 @@ def _trust_findings(found: list[Finding], file: str) -> None:
     """Refuse names that are not allowed, or with --trust ask for them.
 
     Raises:
-        UserError: there is no terminal to ask on, or the answer was no.
+        UserError: the user can't be asked, or the answer was no.
     """
     first, names = found[0], sorted({finding.name for finding in found})
     listed = ",".join(map(printable, names[:8]))

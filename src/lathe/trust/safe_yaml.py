@@ -1,4 +1,4 @@
-"""Read YAML and JSON from elsewhere within limits of size, depth and syntax, and write such YAML."""
+"""Read foreign YAML and JSON within limits of size, depth and syntax, and write such YAML."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def read_yaml(path: Path, where: str) -> Any:
 
 
 def read_signed(path: Path, where: str) -> tuple[Any, bool]:
-    """Read YAML as `read_yaml`, and tell if this user has signed the file."""
+    """Read YAML as `read_yaml`; also return True if this user has signed the file."""
     data = _read(path, where, MAX_BYTES)
     return _parsed(data, where), is_signed_config(data)
 

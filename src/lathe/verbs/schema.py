@@ -80,10 +80,10 @@ class Schema:
 
     def _parameters(self, name: str, part: Any) -> dict[str, Json]:
         """Return what a component takes: the parameters of its signature and what the launch reads of it."""
-        given = {*GIVEN, "start_step"} if name.startswith("lathe.loggers.") else GIVEN
+        groups = {key.split(".")[0] for key, names in self.built.items() if name in names}
+        given = {*GIVEN, "start_step"} if "logger" in groups else GIVEN
         schemas = {key: value for key, value in parameter_schemas(part).items() if key not in given}
-        facts = {group for key, names in self.built.items() if name in names for group in [key.split(".")[0]]}
-        for group in facts & commands.FACTS.keys():
+        for group in groups & commands.FACTS.keys():
             schemas |= _fields(commands.Plateau if name == PLATEAU else commands.FACTS[group])
         if name == "lightning.Trainer":
             schemas = {key: value for key, value in schemas.items() if key not in FILLED_IN}
