@@ -209,8 +209,8 @@ def lightning_module(cfg: Config) -> Iterator[str]:
     net = cfg["model"].get("net")
     if _package(net) in ("lathe.nets", "torch.nn"):
         yield (
-            f"task=lightning runs a LightningModule, and model.net._target_={_target(net)} is a net. Choose model=lightning "
-            "model.net={_target_: mine.LitNet}."
+            f"task=lightning runs a LightningModule, and model.net._target_={_target(net)} is a net. Choose "
+            "model=lightning model.net={_target_: mine.LitNet}."
         )
     if scheduler and not optimizer:
         yield (
@@ -366,7 +366,9 @@ def check_compression(cfg: Config) -> None:
     pruning = ",".join(name for name in names if kinds[name] in ("structure", "masks"))
     frozen = cfg.get("freeze")
     require(
-        not (frozen and pruning), f"freeze={frozen} keeps parameters, and compression={pruning} prunes. Leave one out."
+        not (frozen and pruning),
+        f"freeze={frozen} keeps parameters as they are, and compression={pruning} would cut them: leave one of them "
+        "out.",
     )
     _check_best_checkpoint(cfg, [name for name in names if kinds[name] == "after" or _is_gradual(nodes[name])])
     accepted = cfg["strategy"].get("compressions")

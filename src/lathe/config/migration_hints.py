@@ -7,33 +7,21 @@ KEYS = {
     "train": "train=false tests the weights of ckpt_path=... without training; a finished run is evaluated by "
     "python scripts/evaluate.py run=logs/latest",
     "task_name": "the label of a run is name=...",
-    "experiment_name": "the label of a run is name=...",
     "datamodule": "data sets are chosen by data=...",
-    "dataset": "data sets are chosen by data=...",
     "net": "nets are chosen by model=...",
     "gpus": "devices are trainer.accelerator=gpu trainer.devices=...",
     "trainer.gpus": "devices are trainer.accelerator=gpu trainer.devices=...",
-    "devices": "devices are trainer.devices=...",
     "epochs": "the length of a run is trainer.max_epochs=...",
     "ckpt": "a new run starts from ckpt_path=..., an interrupted one continues with resume=...",
-    "checkpoint": "a new run starts from ckpt_path=..., an interrupted one continues with resume=...",
     "extras": "leave it out: python train.py --help lists the keys of warnings and tables",
-    "seed_everything": "the seed is seed=...",
-    "model.loss": "the loss of a run is task.loss=...",
 }
 FLAGS = {
     "lr": "optimizer.lr",
-    "learning_rate": "optimizer.lr",
-    "wd": "optimizer.weight_decay",
-    "weight_decay": "optimizer.weight_decay",
     "batch_size": "data.batch_size",
     "epochs": "trainer.max_epochs",
     "max_epochs": "trainer.max_epochs",
-    "max_steps": "trainer.max_steps",
-    "accelerator": "trainer.accelerator",
     "devices": "trainer.devices",
     "gpus": "trainer.devices",
-    "output_dir": "paths.log_dir",
 }
 # Subcommands of Lightning's command line.
 SUBCOMMANDS = {
@@ -49,7 +37,6 @@ CHOICES = {
     "fp16": "16-mixed",
     "bf16": "bf16-mixed",
     "32": "32-true",
-    "tb": "tensorboard",
 }
 
 

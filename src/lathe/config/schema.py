@@ -8,13 +8,13 @@ import functools
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from lathe.config.values import NODE, NULL, Json, is_valid, kinds, problem, shown
 from lathe.configs import FOLDER, SOURCE
 from lathe.errors import did_you_mean
 
-Problem = tuple[str, str]  # a key, and the sentence that says what is wrong there
+Problem = tuple[str, str]  # a key and the message for it
 PLATEAU = "torch.optim.ReduceLROnPlateau"
 BUILDER = "lathe.optim.build_optimizer"  # passes what it does not take itself to the class at `kind`
 # Groups whose files set keys of the whole configuration.
@@ -54,6 +54,13 @@ def canonical(target: str) -> str:
     if names[0] in ("lightning", "pytorch_lightning"):
         return f"lightning.{names[-1]}"
     return ".".join([*names[:2], names[-1]]) if names[0] in SHORT_NAMES and len(names) > 2 else target
+
+
+class Known(NamedTuple):
+    """A key that the schema has."""
+
+    key: str
+    schema: Json
 
 
 @functools.cache
@@ -154,7 +161,7 @@ def own_targets() -> dict[str, str]:
 def problems(
     cfg: Mapping[str, Any], command: str, read: Collection[str] | None = None, saved: bool = False
 ) -> Iterator[Problem]:
-    """Give each key whose value does not fit, or that nothing reads, with the sentence for it.
+    """Give each key whose value does not fit, or that nothing reads, with the message for it.
 
     `read` are keys at the root that others interpolate; None where that is not known. Keys of a `saved` configuration
     may be missing.
@@ -162,7 +169,7 @@ def problems(
     tree = command_keys(command, cfg)
     for key, value in cfg.items():
         if key in tree:
-            yield from _value(tree[key], key, value, saved)
+            yield from (one for one in _check(tree[key], key, value, saved) if not isinstance(one, Known))
         elif key in WHOLE:
             yield key, f"{key}: the chosen file sets no key of the run; it has to begin with the line `{GLOBAL}`."
         elif command in commands() and read is not None and key not in read:
@@ -174,10 +181,19 @@ def problems(
             yield key, f"{key} is missing: leave ~{key} out."
 
 
-def _value(schema: Json, key: str, value: Any, saved: bool) -> Iterator[Problem]:
-    """Give what is wrong with a value, and with the components inside it."""
+def key_schemas(cfg: Mapping[str, Any], command: str) -> dict[str, Json]:
+    """Return the schema of each key of a configuration that has one, by dotted path. Lists count as single values."""
+    tree = command_keys(command, cfg)
+    found = [one for key, value in cfg.items() if key in tree for one in _check(tree[key], key, value, True)]
+    return {one.key: one.schema for one in found if isinstance(one, Known) and "[" not in one.key}
+
+
+def _check(schema: Json, key: str, value: Any, saved: bool) -> Iterator[Problem | Known]:
+    """Give the keys in a value that the schema has, and the problems of these."""
     arms = kinds(schema) if schema else []
     sections = [arm for arm in arms if "properties" in arm]
+    if schema and not sections and schema != NODE:
+        yield Known(key, schema)
     if isinstance(value, Mapping) and NODE in arms:
         yield from _node(key, value, sections, saved)
     elif isinstance(value, Mapping) and sections:
@@ -189,15 +205,15 @@ def _value(schema: Json, key: str, value: Any, saved: bool) -> Iterator[Problem]
             if "." in key:
                 way = f"write {key}={{_target_: your.module.Class, ...}}" if NODE in arms else "write {key: value, ...}"
             yield key, f"{key}={shown(value)}: expected a group of keys; {way}."
-    elif sentence := problem(key, value, schema):
+    elif message := problem(key, value, schema):
         if not (saved and key == "paths.run_dir"):
-            yield key, sentence
+            yield key, message
     else:
         yield from _inside(key, value)
 
 
-def _node(key: str, value: Mapping[str, Any], sections: list[Json], saved: bool) -> Iterator[Problem]:
-    """Give what is wrong with a group that may be a component."""
+def _node(key: str, value: Mapping[str, Any], sections: list[Json], saved: bool) -> Iterator[Problem | Known]:
+    """Check a group that may be a component."""
     group, _, name = key.partition(".")
     inner = value.get(key)
     if "_target_" in value:
@@ -221,19 +237,17 @@ def _node(key: str, value: Mapping[str, Any], sections: list[Json], saved: bool)
         )
 
 
-def _section(section: Json, key: str, value: Mapping[str, Any], saved: bool) -> Iterator[Problem]:
+def _section(section: Json, key: str, value: Mapping[str, Any], saved: bool) -> Iterator[Problem | Known]:
     keys = {name: resolved(one) for name, one in section["properties"].items() if name != "defaults"}
     more = section.get("additionalProperties")
     for name, item in value.items():
         below = f"{key}.{name}"
         if name in keys:
-            yield from _value(keys[name], below, item, saved)
+            yield from _check(keys[name], below, item, saved)
         elif isinstance(more, dict) and not isinstance(item, Mapping) and item is not None:
-            noun = NOUNS[key]
-            such = f"a {noun} has a name, and its keys are below that"
-            yield below, f"{below}={shown(item)}: {such}: {key}.<name>.{name}."
+            yield below, f"{below}={shown(item)}: a {NOUNS[key]} has a name: {key}.<name>.{name}."
         elif isinstance(more, dict):
-            yield from _value(resolved(more), below, item, saved)
+            yield from _check(resolved(more), below, item, saved)
         elif key != "target" or name not in own_targets():
             filled = _filled_in(below, item)
             yield below, filled or f"{below}: unknown key in {key}; {did_you_mean(name, keys)}"
@@ -247,17 +261,18 @@ def _missing(section: Json, key: str, value: Mapping[str, Any], saved: bool) -> 
 
 
 def _filled_in(key: str, value: Any) -> str | None:
-    """Return the sentence for an argument of Lightning's Trainer that another group gives."""
+    """Return the message for an argument of Lightning's Trainer that another group gives."""
     group, _, name = key.partition(".")
     given = group == "trainer" and name in FILLED_IN
     return f"{key}={shown(value)} is not taken from here: {FILLED_IN[name]}." if given else None
 
 
-def _component(key: str, node: Mapping[str, Any], saved: bool = False) -> Iterator[Problem]:
-    """Give what is wrong with a component and with the components inside it."""
+def _component(key: str, node: Mapping[str, Any], saved: bool = False) -> Iterator[Problem | Known]:
+    """Check a component and the components inside it."""
     target = node["_target_"]
-    if sentence := problem(f"{key}._target_", target, TARGET):
-        yield f"{key}._target_", sentence
+    yield Known(f"{key}._target_", TARGET)
+    if message := problem(f"{key}._target_", target, TARGET):
+        yield f"{key}._target_", message
         return
     keys = takes(node)
     for name, value in node.items():
@@ -266,7 +281,7 @@ def _component(key: str, node: Mapping[str, Any], saved: bool = False) -> Iterat
             continue
         schema = HYDRA.get(name) if keys is None or name in HYDRA else keys.get(name)
         if schema is not None:
-            yield from _value(schema, below, value, saved)
+            yield from _check(schema, below, value, saved)
         elif keys is None:
             yield from _inside(below, value)
         elif canonical(target) != BUILDER:
@@ -278,42 +293,14 @@ def _component(key: str, node: Mapping[str, Any], saved: bool = False) -> Iterat
     yield from _missing(definitions().get(canonical(target), {}), key, node, saved)
 
 
-def _inside(key: str, value: Any) -> Iterator[Problem]:
-    """Give what is wrong with the components in a list or a group of them."""
+def _inside(key: str, value: Any) -> Iterator[Problem | Known]:
+    """Check the components in a list or group that has no schema."""
     if isinstance(value, Mapping) and "_target_" in value:
         yield from _component(key, value)
     elif isinstance(value, (list, Mapping)):
         below = enumerate(value) if isinstance(value, list) else value.items()
         for name, item in below:
             yield from _inside(f"{key}[{name}]" if isinstance(value, list) else f"{key}.{name}", item)
-
-
-def key_schemas(cfg: Mapping[str, Any], command: str) -> dict[str, Json]:
-    """Return the schema of each single value of a configuration that the schema knows, by dotted path."""
-    found: dict[str, Json] = {}
-
-    def visit(schema: Json, key: str, value: Any) -> None:
-        arms = kinds(schema) if schema else []
-        sections = [arm for arm in arms if "properties" in arm]
-        if schema and not sections and schema != NODE:
-            found[key] = schema
-        if not isinstance(value, Mapping):
-            return
-        for name, item in value.items():
-            inner: Json | None = {} if isinstance(item, Mapping) else None
-            if "_target_" in value:
-                inner = TARGET if name == "_target_" else (takes(value) or {}).get(name, HYDRA.get(name, inner))
-            elif sections:
-                properties, more = sections[0]["properties"], sections[0].get("additionalProperties")
-                inner = resolved(properties[name]) if name in properties else resolved(more) if more else inner
-            if inner is not None:
-                visit(inner, f"{key}.{name}", item)
-
-    tree = command_keys(command, cfg)
-    for key, value in cfg.items():
-        if key in tree:
-            visit(tree[key], key, value)
-    return found
 
 
 def with_keys(message: str) -> str:
