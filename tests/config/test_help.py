@@ -117,7 +117,7 @@ EXPLAINED = {
     "a component": (["model.net"], ["model.net.depth", "lathe.nets.CifarResNet", "20"]),
     "a group without a choice": (["experiment"], ["cifar100_resnet20_dkd, ", "chosen  null"]),
     "several": (["seed", "test"], ["seed=42", "test=true"]),
-    "a key of your own class": (
+    "a key of a class of yours": (
         ["model.net.size", "+model.net.size=3", "model.net._target_=mine.Net"],
         ["model.net.size=3"],
     ),

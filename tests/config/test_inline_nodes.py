@@ -39,7 +39,7 @@ def test_each_node_gets_a_key(value: str, new: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "message"),
     [
         ("[default,{x: 3}]", r"{x: 3} names no class: write {_target_: package.module.Class, ...}."),
         ("[default,{}]", "{} names no class"),
@@ -50,8 +50,8 @@ def test_each_node_gets_a_key(value: str, new: list[str]) -> None:
         ("choice([default],[{_target_: A}])", "a sweep takes names of files"),
     ],
 )
-def test_nodes_without_a_class_are_refused(value: str, told: str) -> None:
-    with pytest.raises(UserError, match=re.escape(told)):
+def test_nodes_without_a_class_are_refused(value: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
         expand_nodes(f"callbacks={value}", "callbacks", value, CHOICES)
 
 

@@ -1,4 +1,4 @@
-"""Whatever stands in the place of a choice, or where a YAML file names other files, is taken or told in a sentence."""
+"""Any value of a group, and any defaults list of a YAML file, composes or is refused with a message."""
 
 import contextlib
 import io

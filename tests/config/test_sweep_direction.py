@@ -1,4 +1,4 @@
-"""A sweeper that optimises goes the way in which the objective gets better."""
+"""A sweeper that optimises has the direction of the objective."""
 
 from enum import Enum
 from typing import Any
@@ -52,24 +52,11 @@ def test_the_direction_follows_what_the_run_returns(overrides: list[str], direct
     check_direction(cfg, optuna(other), [f"{OPTUNA}={other}"])  # typed: chosen
 
 
-@pytest.mark.parametrize(
-    ("sweeper", "way"),
-    [
-        ({"optim": {"maximize": False}}, "hydra.sweeper.optim.maximize=true"),
-        ({"ax_config": {"experiment": {"minimize": True}}}, "hydra.sweeper.ax_config.experiment.minimize=false"),
-    ],
-)
-def test_other_plug_ins(sweeper: dict[str, Any], way: str) -> None:
-    with pytest.raises(UserError, match=f"add {way}"):
-        check_direction(config(), sweeper, [])
-
-
 def test_sweepers_that_do_not_optimise_and_objectives_of_no_known_direction(capsys: pytest.CaptureFixture[str]) -> None:
     for sweeper in (
         {},
         {"direction": None},
         optuna(["minimize", "maximize"]),
-        {"optim": None},
         {"params": {"direction": 1}},
     ):
         check_direction(config(), sweeper, [])

@@ -57,7 +57,7 @@ def modules(draw: random.Random, packages: int) -> list[tuple[str, Path]]:
 
 
 def names_in(module: str, path: Path) -> list[str]:
-    """What a file defines at its top, and what it has imported, which hangs on it as well."""
+    """The names that a file defines or imports at its top."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):

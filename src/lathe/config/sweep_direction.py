@@ -1,4 +1,4 @@
-"""Compare the direction of a sweeper that optimises with the objective of the run.
+"""Compare the direction of an optimising sweeper with the objective of the run.
 
 Imports the task's class only if a sweeper optimises.
 """
@@ -15,41 +15,34 @@ _LOWER = re.compile(
     r"loss|perplexity|err|error|mae|mse|rmse|mape|nll|ece|brier|wer|cer|fid|entropy|distance|regret|hamming|seconds|ms|"
     "bytes|parameters|macs|latency|time|gap|peak|wait|sync|energy"
 )
-# The keys of Hydra's plug-ins (Optuna, Nevergrad, Ax), with the values for minimising and for maximising.
-DIRECTION_KEYS: dict[str, tuple[Any, Any]] = {
-    "hydra.sweeper.direction": ("minimize", "maximize"),
-    "hydra.sweeper.optim.maximize": (False, True),
-    "hydra.sweeper.ax_config.experiment.minimize": (True, False),
-}
+DIRECTION = "hydra.sweeper.direction"  # of Hydra's Optuna plug-in
 
 
 def check_direction(cfg: Mapping[str, Any], sweeper: Mapping[str, Any], typed: Sequence[str]) -> None:
-    """Check that a sweeper does not optimise towards the worst run.
+    """Check that Hydra's Optuna plug-in does not optimise towards the worst run.
 
-    All plug-ins minimise by default, and for most metrics of tasks higher is better. `sweeper` is the resolved
-    configuration of Hydra's sweeper. A direction among the overrides `typed` is taken as it is.
+    It minimises by default, and for most metrics of tasks higher is better. `sweeper` is the resolved configuration of
+    the sweeper. A direction among the overrides `typed` is taken as it is.
 
     Raises:
         UserError: with the override that changes the direction.
     """
-    for key, (low, high) in DIRECTION_KEYS.items():
-        chosen: Any = sweeper
-        for name in key.removeprefix("hydra.sweeper.").split("."):
-            chosen = chosen.get(name) if isinstance(chosen, Mapping) else None
-        chosen = getattr(chosen, "name", chosen)  # Optuna's is an enumeration
-        is_direction = isinstance(chosen, type(low)) and chosen in (low, high)
-        objective, is_lower_better = objective_of(cfg) if is_direction and key not in map(key_of, typed) else ("", None)
-        if not objective:
-            continue
-        typed_value, other = (str(value).lower() for value in (chosen, high if chosen == low else low))
-        if is_lower_better is None:
-            order = "lower" if chosen == low else "higher"
-            print(f"The sweep takes {order} {objective} for better: {key}={typed_value} says so.")
-        elif is_lower_better != (chosen == low):
-            raise UserError(
-                f"{key}={typed_value} would look for the worst run, as {'lower' if is_lower_better else 'higher'} "
-                f"{objective} is better: add {key}={other}."
-            )
+    chosen = sweeper.get("direction")
+    chosen = getattr(chosen, "name", chosen)  # the plug-in's enumeration
+    if chosen not in ("minimize", "maximize") or DIRECTION in map(key_of, typed):
+        return
+    objective, is_lower_better = objective_of(cfg)
+    if objective is None:
+        return
+    if is_lower_better is None:
+        order = "lower" if chosen == "minimize" else "higher"
+        print(f"The sweep takes {order} {objective} for better: {DIRECTION}={chosen} says so.")
+    elif is_lower_better != (chosen == "minimize"):
+        better, right = ("lower", "minimize") if is_lower_better else ("higher", "maximize")
+        raise UserError(
+            f"{DIRECTION}={chosen} would look for the worst run, as {better} {objective} is better: add "
+            f"{DIRECTION}={right}."
+        )
 
 
 def lower_is_better(name: str) -> bool:
