@@ -19,7 +19,6 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from lathe.config.cli_flags import Groups, check_flags
 from lathe.config.help import configuration_folder
-from lathe.config.migration_hints import FLAGS
 from lathe.config.override_parsing import InvalidOverrides, find_split_words, key_of, no_such_choice
 from lathe.config.quoting import as_typed
 from lathe.config.resolve import flatten, resolve
@@ -126,9 +125,6 @@ def _unknown_key(key: str, parent: Any, groups: Groups) -> str:
         return f"{key}: {prefix}=none has no keys. Choose another: {', '.join(f'{prefix}={name}' for name in others)}."
     leaves = [f"{prefix}.{leaf}" if prefix else leaf for leaf in _keys_ending_in(last, parent)]
     hint = f"did you mean {' or '.join(leaves)}?" if leaves else did_you_mean(last, names)
-    meant = FLAGS.get(last, "")
-    if meant.partition(".")[0] in groups and not hint.startswith("did you mean"):
-        hint = f"did you mean {meant}?"
     if last in groups and last != prefix and prefix and not hint.startswith("did you mean"):
         hint = f"did you mean {last}?"
     where = f" in {prefix}" if prefix else ""

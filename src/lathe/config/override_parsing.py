@@ -71,42 +71,35 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
         raise UserError(*messages, *error.args) from error
     typed = set(flags.overrides)
     words: list[str] = []
-    for word in ordered:
+    for word in _without_replaced(ordered, typed):
         try:
-            new = _translate_word(word, groups) if word in typed else [word]
-            words = [*_without_replaced_node(words, word, new), *new]
+            words += _translate_word(word, groups) if word in typed else [word]
         except UserError as error:
             messages += error.args
     overrides = [word for word in words if word in typed or word not in ordered]
     if messages:
         raise InvalidOverrides(messages, overrides)
-    _print_replaced(overrides)
     known = {} if flags.config_dir else groups  # that folder may have more choices
     _check_sweeps(overrides, known, flags.multirun)
     return words
 
 
-def _without_replaced_node(words: list[str], word: str, new: Sequence[str]) -> list[str]:
-    """Leave out an earlier node for the same key, which Hydra would merge with this one."""
-    key = key_of(word)
-    if not NODE.match(value_of(word)):
-        return words
-    earlier = [old for old in words if key_of(old) == key and NODE.match(value_of(old))]
-    for old in earlier:
-        if old.lstrip("+") != word.lstrip("+"):
-            print(f"{old.lstrip('+')} is replaced by {word}, which was typed later.")
-    emptied = (new[0], f"{key}=none") if new[0].startswith("~") else ()
-    return [old for old in words if old not in (*earlier, *emptied)]
-
-
-def _print_replaced(overrides: Sequence[str]) -> None:
+def _without_replaced(words: Sequence[str], typed: set[str]) -> list[str]:
+    """Print which overrides a later one replaces, and leave those out that Hydra would merge with a later node."""
+    kept: list[str] = []
     last: dict[str, str] = {}
-    for word in overrides:
+    for word in words:
         key = key_of(word)
-        is_node = word.startswith(f"+{key}=") and last.get(key) == f"~{key}"
-        if key in last and last[key] != word and not is_node:
-            print(f"{last[key]} is replaced by {word}, which was typed later.")
-        last[key] = word
+        earlier = last.get(key) if word in typed else None
+        if earlier is not None:
+            if word != earlier and not (word[0] == "+" and earlier == f"~{key}"):
+                print(f"{earlier} is replaced by {word}, which was typed later.")
+            if NODE.match(value_of(word)):
+                kept.remove(earlier)
+        if word in typed:
+            last[key] = word
+        kept.append(word)
+    return kept
 
 
 # Words that the shell has split, and words of another form
