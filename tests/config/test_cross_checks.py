@@ -42,7 +42,7 @@ TOGETHER: dict[str, tuple[list[str], str]] = {
     ),
     "the average of a split net": (
         ["callbacks=[default,ema]", "strategy=pipeline"],
-        "callbacks.ema can't average a net that strategy Pipeline splits",
+        "callbacks.ema can't average a net that strategy Pipeline cuts",
     ),
     "too many workers": (["data.num_workers=5000"], "data.num_workers=5000 would start that many processes"),
 }

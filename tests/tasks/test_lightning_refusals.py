@@ -97,7 +97,7 @@ TYPED = {
         "callbacks.checkpoint.monitor=test/loss: the test split is evaluated once, after training",
     ),
     "compile": ([IT, "compile=default"], "compile: torch.compile can't take a LightningModule that calls self.log"),
-    "compression": ([IT, "compression=[prune,qat]"], "compression=prune,qat makes the net of a task small"),
+    "compression": ([IT, "compression=[prune,qat]"], "compression=prune,qat compresses the net of a task"),
     "recomputing": ([IT, "trainer.activation_checkpointing=blocks"], "trainer.activation_checkpointing=blocks is for"),
     "a class of pytorch_lightning": (
         ["model.net={_target_: mine_of_old.Net}"],

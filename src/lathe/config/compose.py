@@ -31,7 +31,7 @@ def composing(verb: str, overrides: Sequence[str]) -> Iterator[DictConfig]:
     names = names_of(FOLDER, verb)
     words = [str(word) for word in overrides]
     flag = next((word for word in words if word.startswith("-")), None)
-    require(flag is None, f"{flag}: expected overrides, such as model=mlp; write a sweep as a loop.")
+    require(flag is None, f"{flag}: only overrides are taken here, such as model=mlp; write a sweep as a loop.")
     with _restored_hydra():
         try:
             initialize_config_dir(str(FOLDER), version_base="1.3", job_name=verb)

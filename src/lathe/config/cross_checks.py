@@ -162,8 +162,10 @@ def pretrained_weights(cfg: Config) -> Iterator[str]:
 # Strategies and devices
 
 
-def devices_of_one_process(cfg: Config) -> Iterator[str]:
+def devices(cfg: Config) -> Iterator[str]:
     devices, own = cfg["trainer"].get("devices"), cfg["strategy"].get("devices")
+    if isinstance(devices, list) and len(set(devices)) < len(devices):
+        yield f"trainer.devices={devices} names a device twice: name each once."
     is_same = own == devices or (isinstance(own, list) and len(own) == devices)
     if cfg["strategy"].get("processes") == "one" and devices not in (1, -1, "auto") and not is_same:
         yield (
@@ -176,7 +178,7 @@ def split_net(cfg: Config) -> Iterator[str]:
     strategy = _class_name(cfg["strategy"])
     is_zero3 = strategy == "DeepSpeed" and cfg["strategy"].get("stage") == 3
     for name in _callbacks(cfg, "EMA") if strategy in SPLIT_NETS or is_zero3 else ():
-        yield f"callbacks.{name} can't average a net that strategy {strategy} splits. Use strategy=fsdp or ddp."
+        yield f"callbacks.{name} can't average a net that strategy {strategy} cuts. Use strategy=fsdp or ddp."
 
 
 def activation_offload(cfg: Config) -> Iterator[str]:
@@ -429,7 +431,7 @@ SAVED_RUN_CHECKS: tuple[CrossCheck, ...] = (precision_of_strategy, gradient_scal
 CROSS_CHECKS: tuple[CrossCheck, ...] = (
     *(length, validation_interval, overfitting, data_workers),
     *(gradient_clipping, nesterov, checkpoint_to_start_from, pretrained_weights),
-    *(devices_of_one_process, split_net, activation_offload, lightning_module, compile_options, compiled_step),
+    *(devices, split_net, activation_offload, lightning_module, compile_options, compiled_step),
     *(samples_page, throughput_alert, whitening, hard_samples, image_sizes),
     *SAVED_RUN_CHECKS,
 )

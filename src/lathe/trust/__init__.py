@@ -56,7 +56,7 @@ def allow_program(target: str, folder: Path) -> None:
     trusted, typed = carried()
     if target in trusted:
         return
-    text = f"target={target}: {folder} is a program that was not exported here by you, and loading it runs it"
+    text = f"target={target}: {folder} is a program that you have not exported here, and loading it runs it"
     if not _asks:
         raise UserError(f"{text}; if you trust it, add trusted=[{target}] or --trust, or export the run again.")
     _confirm(
