@@ -54,7 +54,7 @@ NAMED = {
     "callbacks=[default,early_stopping] callbacks.early_stopping.patience=-1": (
         "callbacks.early_stopping.patience=-1: expected"
     ),
-    "ckpt_mode=trainer": "ckpt_mode=trainer says what is taken from ckpt_path, which is null",
+    "ckpt_mode=trainer": "ckpt_mode=trainer requires ckpt_path.",
     "trainer.max_time=5": "trainer.max_time=5: expected a time limit as DD:HH:MM:SS",
     "trainer.val_check_interval=0": "trainer.val_check_interval=0: expected a whole number from 1",
     "trainer.val_check_interval=10000": "Lightning refuses this run: trainer.val_check_interval (10000) must be",
