@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import lathe
-from lathe.config.composed import resolve
+from lathe.config.resolve import resolve
 from lathe.nets import CifarResNet
 from lathe.runs.build import make_data
 

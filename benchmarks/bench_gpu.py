@@ -25,7 +25,7 @@ from lathe.benchmark import crew
 from lathe.benchmark.cases import GPU_NETS, Case
 from lathe.benchmark.spread import Results, Spread, ratio, table
 from lathe.benchmark.suites import overrides_of
-from lathe.config.composed import resolve
+from lathe.config.resolve import resolve
 from lathe.configs import FOLDER
 from lathe.measure import describe_gpu
 from lathe.runs.build import make_task

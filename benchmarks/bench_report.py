@@ -22,7 +22,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from lathe.config.composed import resolve
+from lathe.config.resolve import resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 SEEDS = 10

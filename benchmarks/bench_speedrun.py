@@ -38,7 +38,7 @@ import lathe
 import lathe.verbs.train  # heavy packages are imported before the clock starts, on both sides
 from lathe.benchmark.spread import Spread
 from lathe.benchmark.usual import stack
-from lathe.config.composed import resolve
+from lathe.config.resolve import resolve
 from lathe.runs.build import make_data
 
 TARGET = 0.94

@@ -15,7 +15,8 @@ from omegaconf import DictConfig
 from lathe import trust
 from lathe.benchmark import crew, sides, suites
 from lathe.benchmark.thresholds import missed
-from lathe.config.composed import check, resolve
+from lathe.config.resolve import resolve
+from lathe.config.validate import check
 from lathe.errors import UserError, refuse, require
 from lathe.launch.command_checks import check_command
 from lathe.launch.devices import count_processes

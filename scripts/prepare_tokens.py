@@ -5,7 +5,7 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from lathe.config.composed import resolve
+from lathe.config.resolve import resolve
 from lathe.launch.command_checks import check_command
 from lathe.launch.error_reporting import report_error, report_errors
 from lathe.launch.signals import raise_on_signal

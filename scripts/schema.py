@@ -10,8 +10,8 @@ import json
 import sys
 from pathlib import Path
 
-from lathe.config.schema import check
-from lathe.config.schema.pages import Book
+from lathe.config.reference_docs import Book
+from lathe.config.schema import definitions
 from lathe.configs import FOLDER
 from lathe.verbs.schema import Schema, text
 
@@ -39,7 +39,7 @@ def main() -> None:
     packages += [name for name in json.loads(schema.read_text()).get("packages", ()) if name not in packages]
     stale = write({schema: text(Schema(FOLDER, packages).build())}, options.check)
     if not (stale and options.check):  # the pages are made from it
-        check.definitions.cache_clear()
+        definitions.cache_clear()
         pages = Book(FOLDER).pages().items()
         stale += write({ROOT / "docs" / "reference" / name: page for name, page in pages}, options.check)
     sys.exit(bool(stale and options.check))

@@ -16,7 +16,7 @@ from hydra import compose
 from omegaconf import DictConfig
 
 from lathe import files
-from lathe.config.composed import resolve
+from lathe.config.resolve import resolve
 from lathe.errors import UserError, require
 from lathe.launch.command_checks import check_command
 from lathe.launch.elastic import run_job

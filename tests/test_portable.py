@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 
 import lathe.callbacks.preemption
-from lathe.config.schema.check import commands
+from lathe.config.schema import commands
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = [ROOT / "scripts" / f"{verb}.py" for verb in commands() if verb != "train"]

@@ -1,4 +1,4 @@
-"""What this user may not read or write is told as such, with a way out that helps."""
+"""Messages for files that this user may not read or write."""
 
 import errno
 import os
@@ -18,14 +18,14 @@ from lathe.verbs.evaluate import check_request
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A folder to which every user finds the way."""
+    """A folder that every user may enter."""
     with tempfile.TemporaryDirectory() as name:
         os.chmod(name, 0o755)
         yield Path(name)
 
 
 def as_nobody(act: Callable[[], object]) -> str:
-    """What is told of what happens to a process without rights of its own; tests may run as root, who has all."""
+    """The message for an error in a process without rights; tests may run as root."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -48,7 +48,7 @@ def as_nobody(act: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("hidden", ["file", "folder"])
-def test_what_may_not_be_read_is_told_as_such(place: Path, hidden: str) -> None:
+def test_files_that_may_not_be_read(place: Path, hidden: str) -> None:
     (place / "run").mkdir(mode=0o755)
     file = place / "run" / "best.ckpt"
     file.write_text("whole")
@@ -63,7 +63,7 @@ def test_what_may_not_be_read_is_told_as_such(place: Path, hidden: str) -> None:
         file.parent.chmod(0o755)
 
 
-def test_of_somebody_elses_run_a_copy_is_the_way_out(tmp_path: Path) -> None:
+def test_of_another_users_run_make_a_copy(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").touch()
     (tmp_path / "new").mkdir()
     error = PermissionError(errno.EACCES, "no", str(tmp_path / "new" / "receipt.json"))
@@ -73,7 +73,7 @@ def test_of_somebody_elses_run_a_copy_is_the_way_out(tmp_path: Path) -> None:
     )
 
 
-def test_a_writer_that_says_nothing_of_what_it_met_is_told_by_the_place(place: Path) -> None:
+def test_a_writer_that_hides_its_error(place: Path) -> None:
     def write() -> None:
         with files.whole(place / "trace.json"):
             pass
@@ -85,7 +85,7 @@ def test_a_writer_that_says_nothing_of_what_it_met_is_told_by_the_place(place: P
     )
 
 
-def test_a_place_is_asked_before_there_is_something_to_put(place: Path) -> None:
+def test_a_folder_is_checked_before_writing(place: Path) -> None:
     assert as_nobody(lambda: files.require_writable(place)) == (
         f"{place} can't be written, writing there is not permitted: choose another place (paths.log_dir and "
         "paths.data_dir say where things go)."
@@ -93,7 +93,7 @@ def test_a_place_is_asked_before_there_is_something_to_put(place: Path) -> None:
     files.require_writable(place)
 
 
-def test_an_output_is_asked_for_before_anything_is_evaluated(place: Path) -> None:
+def test_the_output_is_checked_before_evaluating(place: Path) -> None:
     place.chmod(0o555)
     asked = {"output": str(place / "scores.json"), "run": "logs/latest"}
     assert as_nobody(lambda: check_request(asked)).startswith(f"{place} can't be written, writing there is not ")

@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_module
 from support.commands import environment
 from support.runs import ROOT, SMALL, config
 
-from lathe.config.composed import resolve
+from lathe.config.resolve import resolve
 from lathe.configs import FOLDER
 
 SOURCES = ("src", "configs", "setup.py", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")

@@ -124,7 +124,7 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def is_user_file(name: str) -> bool | None:
-    """True for a file of the user's own code, False for Lathe's, None for an installed package's or no file at all."""
+    """True for a user's file, False for Lathe's, None for an installed package's or no file at all."""
     if not Path(name).is_absolute():
         return None
     path = Path(name).resolve()

@@ -1,9 +1,7 @@
-"""Files that are whole or not there, what killed processes have left of others, and what a user is told where a disk
-takes none.
+"""Atomic writes, cleanup after killed processes, and messages for errors of the disk.
 
-Whatever Lathe writes stands first under a hidden name beside its place that tells machine and process,
-`.tmp-<machine>-<process>.<name>` (for temporary folders elsewhere `lathe-<machine>-<process>-...`), and is moved to its
-place whole.
+Everything is written under a hidden name next to its place, `.tmp-<machine>-<process>.<name>`, and moved there at the
+end. Temporary folders in other places are named `lathe-<machine>-<process>-...`.
 """
 
 import csv
@@ -24,32 +22,31 @@ from pathlib import Path
 from typing import IO, Any
 
 _MACHINE = re.sub(r"\W", "_", platform.node()) or "machine"
-_BESIDE = re.compile(r"\.tmp-(\w+)-(\d+)\.(.+?)(\.old)?")
-_ELSEWHERE = re.compile(r"lathe-(\w+)-(\d+)-.+")
-_BEGAN = time.time()
+_TEMPORARY = re.compile(r"\.tmp-(\w+)-(\d+)\.(.+?)(\.old)?")
+_SCRATCH = re.compile(r"lathe-(\w+)-(\d+)-.+")
+_STARTED = time.time()
+_FULL, _OTHER_PLACE = "the disk is full: free some space", "choose another place"
 _REASONS = {
-    errno.ENOSPC: "the disk is full: free some space",
-    errno.EDQUOT: "the disk quota is used up: free some space",
-    errno.EFBIG: "files of that size are not allowed there (ulimit -f): raise the limit",
-    errno.EROFS: "the disk is read-only: choose another place",
-    errno.EACCES: "writing there is not permitted: choose another place",
-    errno.EPERM: "writing there is not permitted: choose another place",
-    errno.ENOENT: "the folder above it can't hold it: choose another place",
-    errno.ENOTDIR: "a part of that path is a file: choose another place",
-    errno.EEXIST: "something that is no folder stands there: choose another place",
-    errno.ENXIO: "a device, a pipe or a socket stands there: name a file",
-    errno.ELOOP: "its links lead round in a circle: choose another place",
-    errno.ENAMETOOLONG: "the name is too long: choose a shorter one",
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EROFS: f"the disk is read-only: {_OTHER_PLACE}",
+    errno.EACCES: f"writing there is not permitted: {_OTHER_PLACE}",
+    errno.EPERM: f"writing there is not permitted: {_OTHER_PLACE}",
+    errno.ENOTDIR: f"a part of that path is a file: {_OTHER_PLACE}",
+    **{
+        number: f"{os.strerror(number).lower()}: {_OTHER_PLACE}"
+        for number in (errno.EFBIG, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
+    },
 }
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
-DAY = 86400.0  # seconds after which what another machine has left is nobody's: its processes can't be asked
+DAY = 86400.0  # seconds until the temporary files of another machine are removed, whose processes can't be asked
 
 
 class NotPlain(OSError):
-    """Something else stands where a plain file belongs; its words are a sentence."""
+    """There is something else than a plain file at a path; the text is a whole message."""
 
-    def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{path} is {what}, where a plain file belongs: move it away.")
+    def __init__(self, path: Path, kind: str) -> None:
+        super().__init__(f"{path} is {kind}, where a plain file belongs: move it away.")
         self.filename = str(path)
 
     def __str__(self) -> str:
@@ -57,11 +54,10 @@ class NotPlain(OSError):
 
 
 def require_plain(path: Path, links: bool = True) -> None:
-    """Refuses what `open` would wait for, or read for ever. Without `links` no link may stand at `path` either: what is
-    written through one goes where it leads.
+    """Refuse what `open` would wait for or read without end; without `links` also links, which lead to other places.
 
     Raises:
-        NotPlain: a folder, a pipe, a device or a socket stands there. Nothing at all is no mistake.
+        NotPlain: there is a folder, pipe, device or socket. A missing file is right.
     """
     if not links and path.is_symlink():
         raise NotPlain(path, "a link")
@@ -73,8 +69,20 @@ def require_plain(path: Path, links: bool = True) -> None:
         raise NotPlain(path, _KINDS.get(kind, "a socket"))
 
 
+def require_file(path: Path) -> None:
+    """Refuse to replace a pipe, device or socket. Raises NotPlain."""
+    if path.exists() and not path.is_dir():
+        require_plain(path)
+
+
+def require_writable(folder: Path) -> None:
+    """Raise PermissionError if this user may not write into `folder`."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
 def open_plain(path: Path, mode: str = "r", **options: Any) -> IO[Any]:
-    """As `open`, for a file that somebody else may have put there: a plain one alone, and to write, no link.
+    """Open a file of a run directory, which may be someone else's: only a plain one, and for writing no link.
 
     Raises:
         NotPlain: as `require_plain`.
@@ -85,59 +93,51 @@ def open_plain(path: Path, mode: str = "r", **options: Any) -> IO[Any]:
 
 
 def disk_reason(error: OSError) -> str | None:
-    """Why a full, read-only or forbidden disk takes nothing, and the way out; None for any other error."""
-    if error.errno == errno.ENOENT and not str(error.filename).startswith(("/proc", "/dev", "/sys")):
-        return None  # elsewhere a missing file is a bug
+    """Return why the disk refused a write, and what to do; None for any other error."""
+    if error.errno == errno.ENOENT and str(error.filename).startswith(("/proc", "/dev", "/sys")):
+        return f"no file can be made there: {_OTHER_PLACE}"  # on other disks a missing file is a bug
     return _REASONS.get(error.errno or 0)
 
 
 def disk_sentence(error: OSError) -> str | None:
-    """One sentence for a full, read-only or forbidden disk, or a file that is none; None for any other error."""
+    """Return the message for an error of the disk, or for a file that is not plain; None for any other error."""
     reason = disk_reason(error)
     if isinstance(error, NotPlain) or reason is None:
         return str(error) if isinstance(error, NotPlain) else None
     path = Path(str(error.filename or "a file"))
-    if error.errno in (errno.EACCES, errno.EPERM) and _hidden(path):
+    if error.errno in (errno.EACCES, errno.EPERM) and not _is_readable(path):
         return f"{path} can't be read, this user is not permitted to: change its rights (chmod), or take another."
-    other = "choose another place"
-    if run := next((above for above in path.parents if os.path.isfile(above / "config.yaml")), None):
-        reason = reason.replace(other, f"copy the run, {run}, to a place of your own")
-    hint = " (paths.log_dir and paths.data_dir say where things go)" * reason.endswith((other, "free some space"))
+    run = next((folder for folder in path.parents if (folder / "config.yaml").is_file()), None)
+    if run is not None:
+        reason = reason.replace(_OTHER_PLACE, f"copy the run, {run}, to a place of your own")
+    hint = " (paths.log_dir and paths.data_dir say where things go)" * reason.endswith((_OTHER_PLACE, "some space"))
     return f"{path} can't be written, {reason}{hint}."
 
 
-def _hidden(path: Path) -> bool:
-    """Whether what stands there may not be read, or a folder on the way not be entered."""
-    there = next((part for part in (path, *path.absolute().parents) if os.path.lexists(part)), path)
-    return not os.access(there, os.R_OK if there == path else os.X_OK)
-
-
-def require_writable(folder: Path) -> None:
-    """Raises OSError where this user may put nothing into `folder`, before there is something to put."""
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+def _is_readable(path: Path) -> bool:
+    """False if the file, or a folder on the way to it, is hidden from this user."""
+    existing = next((part for part in (path, *path.absolute().parents) if os.path.lexists(part)), path)
+    return os.access(existing, os.R_OK if existing == path else os.X_OK)
 
 
 def beside(path: Path) -> Path:
-    """Where this process writes what will stand at `path`; in the same folder and with the same suffix."""
+    """Return the temporary name of this process for `path`: in the same folder, with the same suffix."""
     return path.with_name(f".tmp-{_MACHINE}-{os.getpid()}.{path.name}")
 
 
 @contextmanager
 def whole(path: Path, replace_folder: bool = False) -> Iterator[Path]:
-    """A name beside `path`, with its suffix, for a file, a folder or a link; what stands there at the end is brought to
-    the disk and takes the place of `path` in one step. A folder that stands at `path` gives way only with
-    `replace_folder`.
+    """Give a temporary name for a file, folder or link, and move it to `path` at the end, synced to the disk.
 
-    After an error nothing is left, what was at `path` is untouched, and an OSError names `path`. What killed processes
-    have left in that folder goes.
+    It replaces a folder at `path` only with `replace_folder`. After an error nothing is left, `path` is unchanged, and
+    an OSError names `path`. Temporary files of killed processes in that folder are removed.
     """
     require_file(path)
     temporary = beside(path)
     sweep(path.parent)
     try:
         yield temporary
-        if not os.path.lexists(temporary):  # a writer in C++ may say nothing of what it met
+        if not os.path.lexists(temporary):  # a writer in C++ may hide its error
             require_writable(path.parent)
         if _is_folder(path) and not replace_folder and not temporary.is_dir():
             raise NotPlain(path, "a folder")
@@ -148,12 +148,37 @@ def whole(path: Path, replace_folder: bool = False) -> Iterator[Path]:
         raise
     finally:
         _delete(temporary)
-        _settle(path, _aside(path))
+        _restore(path, _set_aside_name(path))
+
+
+def put(temporary: Path, path: Path, replace_folder: bool = False) -> None:
+    """Sync a file, folder or link to the disk, and move it to `path` as `whole` does."""
+    for part in () if temporary.is_symlink() else (temporary, *temporary.rglob("*")):
+        if part.is_file() and not part.is_symlink():
+            with open(part, "rb+") as file:
+                os.fsync(file.fileno())
+    while True:
+        if replace_folder and (_is_folder(path) or _is_folder(temporary)):  # no file system replaces folders at once
+            with suppress(FileNotFoundError):
+                os.replace(path, _set_aside_name(path))
+        try:
+            os.replace(temporary, path)
+            return
+        except OSError as error:  # another process has put its own there since
+            if not replace_folder or error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR):
+                raise
+            _delete(_set_aside_name(path))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write the whole of `text` or nothing, even if the process is killed."""
+    with whole(path) as temporary:
+        temporary.write_text(text)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Lets a Ctrl-C wait for the end: torch's writer of checkpoints, and its import, can't be left in their middle."""
+    """Delay Ctrl-C until the end, for torch's writer of checkpoints and for imports."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -168,105 +193,73 @@ def uninterrupted() -> Iterator[None]:
             before(*received[-1])
 
 
-def require_file(path: Path) -> None:
-    """Raises OSError where a device, a pipe or a socket stands at `path`: it would be gone for all who use it."""
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError(errno.ENXIO, "it is no file", str(path))
-
-
-def put(temporary: Path, path: Path, replace_folder: bool = False) -> None:
-    """Brings a file, a folder or a link to the disk, and moves it to `path` as `whole` does."""
-    for part in () if temporary.is_symlink() else (temporary, *temporary.rglob("*")):
-        if part.is_file() and not part.is_symlink():
-            with open(part, "rb+") as file:
-                os.fsync(file.fileno())
-    while True:
-        if replace_folder and (_is_folder(path) or _is_folder(temporary)):  # which no file system replaces in one step
-            with suppress(FileNotFoundError):
-                os.replace(path, _aside(path))
-        try:
-            os.replace(temporary, path)
-            return
-        except OSError as error:  # another process has put its own there since
-            if not replace_folder or error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR):
-                raise
-            _delete(_aside(path))
-
-
 def move(old: Path, new: Path) -> None:
-    """Moves a folder; to another disk as a copy that is there whole before the old one goes."""
+    """Move a folder; to another disk as a copy that is complete before the old one is removed."""
     try:
         os.replace(old, new)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        with whole(new) as making:
-            shutil.copytree(old, making, symlinks=True)
+        with whole(new) as temporary:
+            shutil.copytree(old, temporary, symlinks=True)
         remove(old)
 
 
 def remove(folder: Path) -> None:
-    """A folder is gone in one step; links in it are not followed. What a kill leaves has a name that `sweep` knows."""
-    aside = beside(folder)
-    os.replace(folder, aside)
-    shutil.rmtree(aside)
+    """Remove a folder in one step, without following its links."""
+    temporary = beside(folder)
+    os.replace(folder, temporary)
+    shutil.rmtree(temporary)
 
 
 def followed(path: Path) -> Path:
-    """Where a link that a user has named leads: what is written there is what whoever made it looks at. Other writers
-    put a file in a link's place, since a run directory may be a stranger's."""
+    """Return the target of a link that the user has named, so that writing keeps the link.
+
+    In a run directory, which may be someone else's, files replace links.
+    """
     return Path(os.path.realpath(path)) if path.is_symlink() else path
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes the whole of `text` or nothing: readers never see half a file, whatever kills the writer."""
-    with whole(path) as temporary:
-        temporary.write_text(text)
 
 
 @contextmanager
 def scratch(folder: Path | None = None) -> Iterator[Path]:
-    """A folder of this process's own among the system's temporary files, or in `folder`; removed at the end."""
-    where = Path(tempfile.gettempdir()) if folder is None else folder
-    sweep(where)
-    with tempfile.TemporaryDirectory(dir=where, prefix=scratch_prefix(), ignore_cleanup_errors=True) as name:
+    """Give a temporary folder, by default among the system's, and remove it at the end."""
+    parent = Path(tempfile.gettempdir()) if folder is None else folder
+    sweep(parent)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=scratch_prefix(), ignore_cleanup_errors=True) as name:
         yield Path(name)
 
 
 def scratch_prefix() -> str:
-    """What the names of this process's temporary folders begin with."""
+    """Return the prefix of the temporary folders of this process."""
     return f"lathe-{_MACHINE}-{os.getpid()}-"
 
 
 def sweep(*folders: Path) -> None:
-    """Removes from `folders` what dead processes of this user have left under these names, never a living one's."""
+    """Remove the temporary files of this user's dead processes from `folders`."""
     for folder in folders:
-        with suppress(OSError):  # not there, or not ours to read
+        with suppress(OSError):  # missing, or not ours to read
             for entry in list(os.scandir(folder)):
-                match = _BESIDE.fullmatch(entry.name) or _ELSEWHERE.fullmatch(entry.name)
-                if match is not None and _abandoned(entry, match.group(1), int(match.group(2))):
-                    _remove(Path(entry.path))
+                found = _TEMPORARY.fullmatch(entry.name) or _SCRATCH.fullmatch(entry.name)
+                if found is None or not _is_abandoned(entry, found[1], int(found[2])):
+                    continue
+                path = Path(entry.path)
+                if found.re is _TEMPORARY and found[4]:
+                    _restore(path.with_name(found[3]), path)
+                else:
+                    _delete(path)
 
 
-def _aside(path: Path) -> Path:
-    """Where this process puts what stands at `path` between two names; it comes back if nothing takes its place."""
+def _set_aside_name(path: Path) -> Path:
+    """Return the name of what was at `path` while it is being replaced."""
     return path.with_name(f"{beside(path).name}.old")
 
 
-def _settle(path: Path, aside: Path) -> None:
-    """Brings back what was put aside from `path` if nothing took its place, and else removes it."""
-    if os.path.lexists(aside) and not os.path.lexists(path):
-        with suppress(OSError):  # another process has done so meanwhile
-            os.replace(aside, path)
-    _delete(aside)
-
-
-def _remove(path: Path) -> None:
-    match = _BESIDE.fullmatch(path.name)
-    if match is not None and match.group(4):
-        _settle(path.with_name(match.group(3)), path)
-    else:
-        _delete(path)
+def _restore(path: Path, old: Path) -> None:
+    """Move `old` back to `path` if nothing has replaced it, and else remove it."""
+    if os.path.lexists(old) and not os.path.lexists(path):
+        with suppress(OSError):  # another process was faster
+            os.replace(old, path)
+    _delete(old)
 
 
 def _is_folder(path: Path) -> bool:
@@ -281,25 +274,21 @@ def _delete(path: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _abandoned(entry: os.DirEntry[str], machine: str, process: int) -> bool:
+def _is_abandoned(entry: os.DirEntry[str], machine: str, process: int) -> bool:
     found = entry.stat(follow_symlinks=False)
     if hasattr(os, "getuid") and found.st_uid != os.getuid():
         return False
     if machine != _MACHINE:
         return time.time() - found.st_mtime > DAY
     if process == os.getpid():
-        return found.st_mtime < _BEGAN - 1.0  # of an earlier process whose number was given again, as in containers
-    return not _lives(process)
-
-
-def _lives(process: int) -> bool:
+        return found.st_mtime < _STARTED - 1.0  # of an earlier process with the same number, as in containers
     try:
         os.kill(process, 0)
     except ProcessLookupError:
+        return True
+    except OSError:  # another user's process
         return False
-    except OSError:
-        return True  # somebody else's
-    return True
+    return False
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

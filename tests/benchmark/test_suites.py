@@ -8,7 +8,7 @@ from support.runs import config
 
 from lathe.benchmark import suites
 from lathe.benchmark.cases import PRECISIONS, scaling
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import refuse
 
 

@@ -13,7 +13,7 @@ from support.runs import ROOT, config
 
 from lathe.benchmark import suites, training
 from lathe.benchmark.crew import run
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import UserError, refuse
 
 

@@ -15,9 +15,9 @@ from support.runs import SMALL, new_run
 
 import lathe.verbs.train
 from lathe.callbacks import Alerts
-from lathe.config.composed import flatten
+from lathe.config.resolve import flatten
 from lathe.loggers import run_facts
-from lathe.trust.check import findings
+from lathe.trust.allowlist import findings
 
 NOTHING: dict[str, Any] = dict.fromkeys(("throughput_drop", "loss_rise", "temperature", "disk_free_gb"))
 

@@ -14,7 +14,7 @@ from support.runs import SMALL, column, config, new_run, runs
 from torch.nn import functional as F
 
 import lathe.verbs.train
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.data.loader import ImageLoader
 from lathe.data.selection import Selection
 from lathe.errors import UserError

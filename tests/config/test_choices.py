@@ -1,6 +1,6 @@
-"""Every choice that ships: its parts can be built, its keys have a rule, and its defaults fit.
+"""Every choice of configs/: its components can be built, its keys have a schema, and its defaults fit.
 
-Every choice of your own in configs/ composes, and a run with it makes a step.
+Your choices in configs/ compose, and a run with each makes a step.
 """
 
 import copy
@@ -18,10 +18,11 @@ from support.own_lightning import LitNet
 from support.runs import config
 
 import lathe
-from lathe.config.composed import check, flatten
-from lathe.config.schema import key_schemas, problems
-from lathe.config.schema.check import own_targets
-from lathe.config.stages import check_compression, methods
+from lathe.config.compression_plan import methods
+from lathe.config.cross_checks import check_compression
+from lathe.config.resolve import flatten
+from lathe.config.schema import key_schemas, own_targets, problems
+from lathe.config.validate import check
 from lathe.errors import UserError
 from lathe.export import TARGETS, get
 from lathe.optim.build import factory_of
@@ -94,7 +95,7 @@ def of_text(choice: str) -> list[str]:
 
 
 def check_covers(cfg: dict[str, Any], verb: str) -> None:
-    """Every leaf of a configuration has a rule, or stands in a list or group that has one, and fits."""
+    """Check that every leaf of a configuration fits its schema, or is in a list or group that has one."""
     assert list(problems(cfg, verb, read=())) == []
     known = key_schemas(cfg, verb)
     free = [key for key in flatten(cfg) if not any(key == name or key.startswith(f"{name}.") for name in known)]
@@ -131,7 +132,7 @@ def built(net: str, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.n
 
 
 @pytest.mark.parametrize("choice", [choice for choice in [*CHOICES, *NO_KEYS] if choice not in OWN])
-def test_every_choice_composes_and_its_parts_can_be_built(request: pytest.FixtureRequest, choice: str) -> None:
+def test_every_choice_composes_and_can_be_built(request: pytest.FixtureRequest, choice: str) -> None:
     """Everything that needs neither data nor a device; each net once."""
     _group, name = choice.split("=")
     if name == "timm":
@@ -182,7 +183,7 @@ def test_every_choice_composes_and_its_parts_can_be_built(request: pytest.Fixtur
 
 
 @pytest.mark.parametrize("choice", OWN)
-def test_what_a_module_of_the_users_own_brings_is_built(choice: str) -> None:
+def test_a_lightning_module_is_built(choice: str) -> None:
     task = make_task(chosen(choice))
     assert type(task.driven) is LitNet
     assert task.driven.hparams["lr"] == 0.1
@@ -211,7 +212,7 @@ def test_the_other_verbs_compose(name: str) -> None:
     assert (cfg["run"], cfg.get("checkpoint", "best"), cfg["trainer"]["devices"]) == ("logs/latest", "best", 1)
 
 
-# What one step needs; a run of your own choice is small, on one CPU, and keeps nothing.
+# One step of a small run on one CPU that keeps nothing.
 STEP = ["trainer.max_epochs=1", "trainer.max_steps=1", "trainer.limit_val_batches=1", "test=false"]
 STEP += ["trainer.accelerator=cpu", "trainer.devices=1", "trainer.num_sanity_val_steps=0", "compression.receipt=none"]
 STEPS = {"data", "task", "optimizer", "scheduler", "model", "trainer", "strategy", "precision", "compile"}
@@ -221,7 +222,7 @@ MISSING = re.compile(r"a value has to be given|^paths\.data_dir=|^data\.folder="
 
 
 def with_others(choice: str) -> list[str]:
-    """A choice of the user's own with what it goes with: the experiment that names it, if there is one."""
+    """A choice of the user's with the experiment that names it, if there is one."""
     group, _, name = choice.partition("=")
     experiments = [one for one in YOURS if one.startswith("experiment=") and choice in named_by(ALL[one])]
     return experiments[:1] or [LISTED.get(group, f"{group}={{}}").format(name), *of_text(choice)]
@@ -230,8 +231,9 @@ def with_others(choice: str) -> list[str]:
 @pytest.mark.filterwarnings("ignore")  # a first step warns of little: of its length, of your parts
 @pytest.mark.parametrize("choice", [choice for choice in YOURS if choice.partition("=")[0] in STEPS])
 def test_a_choice_of_your_own_makes_a_step(choice: str, tmp_path: Path) -> None:
-    """Where it needs a certain net, data set or value, write a configs/experiment/<name>.yaml that names them all: its
-    choices are tried together. Skipped while a value is missing or the data are not here.
+    """For a certain net, data set or value, write a configs/experiment/<name>.yaml with all of them.
+
+    Skipped while a value is missing or the data are not here.
     """
     try:
         run = lathe.train([*with_others(choice), *STEP, f"paths.log_dir={tmp_path}"])

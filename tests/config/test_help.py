@@ -13,9 +13,9 @@ from support.commands import environment, in_process, run
 from support.runs import ROOT
 
 from lathe.config import help as help_page
+from lathe.config.help_key import KeyHelp
 from lathe.config.hydra_errors import hydra_message
-from lathe.config.schema.described import written
-from lathe.config.schema.explained import Page
+from lathe.config.yaml_comments import read_entries
 
 LINES = (
     ("--help",),
@@ -95,7 +95,7 @@ EXPLAINED = {
         ["optimizer.lr=0.5", "configs/optimizer/adamw.yaml"],
     ),
     "null": (["trainer.max_time"], ["trainer.max_time=null", "or null", "configs/trainer/default.yaml"]),
-    "what follows others": (
+    "an interpolation": (
         ["optimizer.batch_size"],
         ["optimizer.batch_size=64, as it follows ${oc.select:data.batch_size,null}"],
     ),
@@ -114,10 +114,10 @@ EXPLAINED = {
             "with a plus: +optimizer.dampening",
         ],
     ),
-    "a part": (["model.net"], ["model.net.depth", "lathe.nets.CifarResNet", "20"]),
+    "a component": (["model.net"], ["model.net.depth", "lathe.nets.CifarResNet", "20"]),
     "a group without a choice": (["experiment"], ["cifar100_resnet20_dkd, ", "chosen  null"]),
     "several": (["seed", "test"], ["seed=42", "test=true"]),
-    "a part of one's own": (
+    "a key of a class of yours": (
         ["model.net.size", "+model.net.size=3", "model.net._target_=mine.Net"],
         ["model.net.size=3"],
     ),
@@ -128,8 +128,8 @@ EXPLAINED = {
 def test_a_key_is_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     typed, words = EXPLAINED[name]
     assert in_process("train.py", "--help", *typed) == 0
-    told = capsys.readouterr().out
-    assert [word for word in words if word not in told] == []
+    printed = capsys.readouterr().out
+    assert [word for word in words if word not in printed] == []
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_broken_file_of_any_group_is_named(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "mine.yaml").write_text("net: {depth: 3\ninit: [\n")
     with pytest.raises(yaml.YAMLError) as caught:
-        written(tmp_path)
+        read_entries(tmp_path)
     assert f"{tmp_path / 'model' / 'mine.yaml'}, line " in str(hydra_message(caught.value, {}))
 
 
@@ -191,7 +191,7 @@ def test_a_broken_file_is_left_out_of_the_help_of_other_keys(
     folder = shutil.copytree(ROOT / "configs", tmp_path / "configs")
     (folder / "experiment" / "broken.yaml").write_text("a: [\n")
     for key, means in (("optimizer.lr", "learning rate at the peak"), ("model.net.depth", "layers")):
-        assert means in Page(folder, "train", []).of(key)
+        assert means in KeyHelp(folder, "train", []).explain(key)
         error = capsys.readouterr().err
         assert error.count("\n") == 1
         assert f"Warning: {folder / 'experiment' / 'broken.yaml'} can't be read as YAML" in error
@@ -202,14 +202,14 @@ def test_a_key_has_the_meaning_of_its_own_class(tmp_path: Path) -> None:
     folder = shutil.copytree(ROOT / "configs", tmp_path / "configs")
     for name, target in (("mine", "mine.Net"), ("ours", "lathe.nets.ViT")):
         (folder / "model" / f"{name}.yaml").write_text(f"net:\n  _target_: {target}\n  width: 32\n")
-    assert "means" not in Page(folder, "train", ["model=mine"]).of("model.net.width")
-    assert "means   features of a token" in Page(folder, "train", ["model=ours"]).of("model.net.width")
+    assert "means" not in KeyHelp(folder, "train", ["model=mine"]).explain("model.net.width")
+    assert "means   features of a token" in KeyHelp(folder, "train", ["model=ours"]).explain("model.net.width")
 
 
 def test_every_key_is_explained() -> None:
-    page = Page(ROOT / "configs", "train", [])
+    page = KeyHelp(ROOT / "configs", "train", [])
     for key in page.schemas:
-        text = page.of(key)
+        text = page.explain(key)
         assert text.startswith(key)
         hydras = key.rpartition(".")[2] in ("_target_", "_partial_")
         assert hydras or "_target_" in text or ("takes " in text and "means " in text and "in      configs/" in text)
@@ -217,10 +217,10 @@ def test_every_key_is_explained() -> None:
 
 def test_keys_of_other_scripts_are_explained_from_their_own_files(capsys: pytest.CaptureFixture[str]) -> None:
     assert in_process("scripts/evaluate.py", "--help", "run", "batch_size") == 0
-    told = capsys.readouterr().out
-    assert "run=???, which has to be given" in told
-    assert "means   evaluation batch over all devices; null: the run's" in told
-    assert told.count("in      configs/evaluate.yaml") == 2
+    printed = capsys.readouterr().out
+    assert "run=???, which has to be given" in printed
+    assert "means   evaluation batch over all devices; null: the run's" in printed
+    assert printed.count("in      configs/evaluate.yaml") == 2
     assert in_process("scripts/make_shards.py", "-h", "images.folder") == 0
     assert "in      configs/make_shards.yaml" in capsys.readouterr().out
 
@@ -234,7 +234,7 @@ def test_keys_of_other_scripts_are_explained_from_their_own_files(capsys: pytest
         ("optimizer=nope optimizer.lr", "there is no such choice"),
     ],
 )
-def test_a_key_that_is_not_there_is_told(key: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_key(key: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert in_process("train.py", "--help", *key.split()) == 1
     error = capsys.readouterr().err
     assert error.startswith("Error: ")

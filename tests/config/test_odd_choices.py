@@ -1,4 +1,4 @@
-"""Whatever stands in the place of a choice, or where a YAML file names other files, is taken or told in a sentence."""
+"""Any value of a group, and any defaults list of a YAML file, composes or is refused with a message."""
 
 import contextlib
 import io
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lathe.config.composing import composing
+from lathe.config.compose import composing
 from lathe.errors import UserError
 
 ODD = ("1", "-1", "1.5", "null", "true", "a", "''", "${seed}", "a@b", "../x", "default.yaml", "inf", "1e3", "none")

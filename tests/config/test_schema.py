@@ -12,8 +12,7 @@ import yaml
 from omegaconf._utils import get_yaml_loader
 from support.runs import ROOT, config
 
-from lathe.config.schema.check import component_keys, definitions, problems
-from lathe.config.schema.names import canonical
+from lathe.config.schema import canonical, component_keys, definitions, problems
 from lathe.verbs.schema import Schema, name_pattern, text
 
 jsonschema = pytest.importorskip("jsonschema")

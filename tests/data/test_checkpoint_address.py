@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.runs import SMALL, config, new_run, runs
 
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import UserError
 from lathe.runs.build import make_task
 from lathe.verbs.train import start_from

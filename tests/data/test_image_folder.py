@@ -15,7 +15,7 @@ from support.pictures import pictures
 from support.runs import SMALL, config, new_run
 
 import lathe.data.image_folder as module
-from lathe.config.composed import pinned
+from lathe.config.resolve import with_absolute_paths
 from lathe.data import ImageDataModule, ImageFolder
 from lathe.data.splits import Splits
 from lathe.runs.build import make_data
@@ -228,7 +228,7 @@ def test_the_configuration_knows_the_classes(tmp_path: Path, monkeypatch: pytest
     data = cfg["data"]
     assert (data["num_classes"], data["class_names"], data["source"]["classes"]) == (3, NAMES, NAMES)
     assert cfg["model"]["net"]["num_classes"] == 3
-    kept = pinned(cfg)["data"]  # as a run directory keeps it, which is used from elsewhere
+    kept = with_absolute_paths(cfg)["data"]  # as a run directory keeps it, which is used from elsewhere
     assert (kept["folder"], kept["source"]["folder"]) == (str(tmp_path / "photos"),) * 2
     monkeypatch.chdir("/")
     made = make_data({**cfg, "data": kept})

@@ -13,7 +13,7 @@ from PIL import Image
 from support.pictures import pictures
 from support.runs import SMALL, config
 
-from lathe.config.class_folders import class_names
+from lathe.config.class_names import class_names
 from lathe.data import Digits, ImageDataModule, ImageFolder
 from lathe.errors import UserError
 

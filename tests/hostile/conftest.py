@@ -30,7 +30,7 @@ def foreign(good: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ru
 
 @pytest.fixture
 def refusal() -> Refusal:
-    """What opening a run says, after asserting that it was one sentence, ran nothing and told no secret."""
+    """The message of opening a run, after asserting that it is one line, ran nothing and shows no secret."""
     return _refusal
 
 

@@ -1,4 +1,4 @@
-"""Exports from elsewhere: a manifest that fits, beside a file that is an attack."""
+"""Foreign exports: a manifest that fits, next to a file that is an attack."""
 
 import io
 import json
@@ -218,7 +218,7 @@ def test_onnx_reads_no_other_file(place: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", PROGRAMS)
-def test_programs_from_elsewhere_are_not_loaded(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_programs_are_not_loaded(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Machine code and TorchScript run when they are loaded; what this user exported here is told by a keyed hash."""
     loaded: list[Path] = []
     monkeypatch.setattr(get(target), "load", lambda path, threads=None: loaded.append(path))

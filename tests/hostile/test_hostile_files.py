@@ -1,6 +1,4 @@
-"""Checkpoints, records, archives and data from elsewhere: one sentence, nothing run, nothing read outside their
-folder.
-"""
+"""Foreign checkpoints, records, archives and data: one message, nothing run, nothing read outside their folder."""
 
 import io
 import json

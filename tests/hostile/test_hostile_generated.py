@@ -1,6 +1,4 @@
-"""Names drawn from everything that is installed: none but those on the list passes, at any key, and none is imported to
-find that out.
-"""
+"""Names of all installed packages: only those on the allow-list pass, and none is imported for the check."""
 
 import ast
 import importlib
@@ -11,9 +9,8 @@ from pathlib import Path
 
 from support.hostile_runs import put
 
-from lathe.trust.check import PLACES, findings
-from lathe.trust.own import BASES
-from lathe.trust.parts import NET_PARTS, kinds_of
+from lathe.trust.allowlist import NET_PARTS, PLACES, findings, kinds_of
+from lathe.trust.user_packages import BASES
 
 KEYS = (
     "model",
@@ -60,7 +57,7 @@ def modules(draw: random.Random, packages: int) -> list[tuple[str, Path]]:
 
 
 def names_in(module: str, path: Path) -> list[str]:
-    """What a file defines at its top, and what it has imported, which hangs on it as well."""
+    """The names that a file defines or imports at its top."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError):

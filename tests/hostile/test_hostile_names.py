@@ -1,6 +1,4 @@
-"""A config.yaml from elsewhere builds nothing but parts on the list: nodes that would leave a file, at every key,
-through every verb.
-"""
+"""A foreign config.yaml builds only what is on the allow-list: gadgets at every key, through every command."""
 
 import runpy
 import shutil
@@ -17,7 +15,7 @@ from support.runs import ROOT
 from lathe.errors import UserError
 from lathe.runs.find import find_unfinished
 from lathe.runs.rundir import RunDir, open_run
-from lathe.trust.check import findings, kind_at
+from lathe.trust.allowlist import findings, kind_at
 
 Refusal = Callable[[RunDir], str]
 
@@ -36,7 +34,7 @@ HERE = (
 )
 
 
-def test_a_run_that_nobody_has_touched_opens(foreign: RunDir) -> None:
+def test_an_unchanged_run_opens(foreign: RunDir) -> None:
     assert open_run(foreign.path, "run").config["seed"] == 42
 
 
@@ -50,19 +48,19 @@ def test_every_gadget_is_refused_at_every_key(foreign: RunDir, refusal: Refusal)
         assert "model.net" in words
 
 
-def test_the_sentence_names_the_part_the_key_and_the_way_out(foreign: RunDir, refusal: Refusal) -> None:
+def test_the_message_has_name_key_and_fix(foreign: RunDir, refusal: Refusal) -> None:
     plant(foreign, "callbacks.mine", {"_target_": "joblib.load", "filename": "payload.pkl"})
     assert refusal(foreign) == (
-        f"run={foreign.path}: its config.yaml names `joblib.load` at callbacks.mine, which is not a part that a saved "
-        "configuration may build; if you trust it, add trusted=[joblib.load] or --trust."
+        f"run={foreign.path}: its config.yaml names `joblib.load` at callbacks.mine, which a saved "
+        "configuration may not build; if you trust it, add trusted=[joblib.load] or --trust."
     )
 
 
-def test_a_part_where_none_belongs_is_refused_whatever_it_is(foreign: RunDir, refusal: Refusal) -> None:
+def test_keys_that_take_no_component(foreign: RunDir, refusal: Refusal) -> None:
     node = {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1}
     for key in NOWHERE:
         for value, place in ((node, key), ([node], f"{key}[0]"), ({"deep": [{"er": node}]}, f"{key}.deep[0].er")):
-            found = [item.key for item in findings(put({}, key, value), ["torch.nn"], {}) if not item.mend]
+            found = [item.key for item in findings(put({}, key, value), ["torch.nn"], {}) if not item.can_trust]
             # below a group of named parts, and in a teacher's net, some part belongs
             assert (place in found) == (kind_at(place) is None), place
     plant(foreign, "seed", node)
@@ -120,7 +118,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_no_verb_builds_what_a_foreign_run_names(
+def test_no_command_builds_what_a_foreign_run_names(
     verb: str, foreign: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     planted = gadgets(Path(CANARY).absolute())
@@ -141,7 +139,7 @@ def test_no_verb_builds_what_a_foreign_run_names(
     assert stop.value.code == 1
     assert len(errors) == 1, errors
     assert errors[0].startswith("Error: ")
-    assert "not a part that a saved configuration may build" in errors[0]
+    assert "which a saved configuration may not build" in errors[0]
     assert not Path(CANARY).exists()
     assert [path.name for path in Path("logs").glob("*/*")] == []  # no run directory is left
     assert SECRET not in errors[0]
@@ -170,7 +168,7 @@ PARTIAL = {"_target_": "torch.optim.Adam", "_partial_": True, "lr": 0.01}
 PLANNED = {"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau", "_partial_": True}
 
 
-def test_a_module_of_ones_own_may_be_given_its_optimizer_and_schedule() -> None:
+def test_a_lightning_module_may_be_given_its_optimizer_and_schedule() -> None:
     """As other templates write it, `_partial_`; at other keys an optimizer is still none of the parts that belong."""
     net = {"_target_": "lathe.nets.MLP", "optimizer": PARTIAL, "schedules": [PLANNED], "loss": {"optimizer": PARTIAL}}
     assert not list(findings({"model": {"net": net}}, [], {}))
@@ -179,7 +177,7 @@ def test_a_module_of_ones_own_may_be_given_its_optimizer_and_schedule() -> None:
         assert list(findings({"model": {"net": {**net, "x": part}}}, [], {}))
     for place in ({"model": {"net": PARTIAL}}, {"model": {"x": PARTIAL}}, {"task": {"x": PARTIAL}}):
         (found,) = findings(place, [], {})
-        assert not found.mend
+        assert not found.can_trust
 
 
 def test_overrides_of_a_foreign_run_only_choose_and_set(foreign: RunDir) -> None:

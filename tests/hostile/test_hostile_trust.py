@@ -1,6 +1,4 @@
-"""What the user trusts besides the list: `trusted`, the command itself, --trust, packages under src/; and what stands
-on the list.
-"""
+"""Names that the user trusts: `trusted`, the command itself, --trust, packages under src/; and the allow-list."""
 
 import importlib
 import inspect
@@ -20,14 +18,24 @@ from support.hostile_runs import plant
 from support.runs import SMALL, runs
 
 from lathe import trust
+from lathe.config.schema import definitions
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir, open_run
-from lathe.trust.check import KINDS, findings
-from lathe.trust.document import as_yaml, read_yaml
-from lathe.trust.own import BASES
-from lathe.trust.parts import CALLBACKS, LAYERS, LOGGERS, METRICS, OPTIMIZERS, SCHEDULERS, listed
+from lathe.trust.allowlist import (
+    CALLBACKS,
+    KINDS,
+    LAYERS,
+    LOGGERS,
+    METRICS,
+    SCHEDULERS,
+    findings,
+    is_allowed,
+)
+from lathe.trust.safe_yaml import as_yaml, read_yaml
+from lathe.trust.user_packages import BASES
 
 Refusal = Callable[[RunDir], str]
+OPTIMIZERS = " ".join(name.removeprefix("torch.optim.") for name in definitions() if name.startswith("torch.optim."))
 Cli = Callable[..., tuple[int, str]]
 
 
@@ -46,11 +54,11 @@ def test_trusted_names_hold_for_what_they_name(foreign: RunDir, refusal: Refusal
     for trusted in ("theirs", "theirs.Net"):
         assert with_trust(trusted).config["model"]["net"] == {"_target_": "theirs.Net"}
     for trusted in ("their", "theirs.Ne", "theirs.build"):
-        with pytest.raises(UserError, match="not a part"):
+        with pytest.raises(UserError, match="a saved configuration may not build"):
             with_trust(trusted)
     for name, why in {
-        "Other": "it is no Module",
-        "os.system": "it is no class or function of a module",
+        "Other": "it is not a Module",
+        "os.system": "it is not a class or function of a module",
         "value": "",
         "Again": "",
     }.items():
@@ -60,7 +68,7 @@ def test_trusted_names_hold_for_what_they_name(foreign: RunDir, refusal: Refusal
     plant(foreign, "model.net", {"_target_": "theirs.build"})
     assert with_trust("theirs").config["model"]["net"]["_target_"] == "theirs.build"
     plant(foreign, "trusted", ["theirs"])  # what the saved file trusts counts for nothing
-    with pytest.raises(UserError, match="not a part"):
+    with pytest.raises(UserError, match="a saved configuration may not build"):
         with_trust()
 
 
@@ -70,7 +78,7 @@ def test_what_the_command_itself_names_may_stand_at_the_same_key(foreign: RunDir
     trust.allow({"trusted": [], "model": {"net": node}})
     assert open_run(foreign.path, "run").known_config["model"]["net"] == node
     trust.allow({"trusted": [], "callbacks": {"net": node}})
-    with pytest.raises(UserError, match="not a part"):
+    with pytest.raises(UserError, match="a saved configuration may not build"):
         open_run(foreign.path, "run")
 
 
@@ -106,7 +114,7 @@ def test_a_run_that_this_user_trained_needs_no_trust(cli: Cli, tmp_path: Path, m
     path = path.rename(tmp_path / "logs" / "latest")
     signed = (path / "config.yaml").read_bytes()
 
-    refusal = "names `installed.Net` at model.net, which is not a part that a saved configuration may build"
+    refusal = "names `installed.Net` at model.net, which a saved configuration may not build"
     (path / "config.yaml").write_bytes(signed.replace(b"max_epochs: 2", b"max_epochs: 3"))
     assert [refusal in sentence for sentence in later()] == [True] * 3
     assert cli("runs=logs/latest", "tag=[mine]", script="scripts/runs.py")[0] == 0
@@ -144,7 +152,7 @@ def test_the_flag_asks_on_a_terminal_alone(
         trust.ask(False)
 
 
-def test_another_owner_is_told_in_one_line(
+def test_another_owner_is_reported_in_one_line(
     foreign: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = os.getuid()
@@ -160,7 +168,7 @@ def test_another_owner_is_told_in_one_line(
 
 
 def test_packages_under_src_are_known_by_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lathe.trust import own
+    from lathe.trust import user_packages
 
     (tmp_path / "src" / "mine" / "deep").mkdir(parents=True)
     (tmp_path / "src" / "mine" / "__init__.py").write_text("import os\n")
@@ -170,10 +178,12 @@ def test_packages_under_src_are_known_by_their_files(tmp_path: Path, monkeypatch
     (tmp_path / "src" / "linked.py").symlink_to(tmp_path / "elsewhere.py")
     (tmp_path / "src" / "torch").mkdir()
     (tmp_path / "src" / "torch" / "mine.py").write_text("")
-    monkeypatch.setattr(own, "source_folder", lambda: tmp_path / "src")
+    monkeypatch.setattr(user_packages, "source_folder", lambda: tmp_path / "src")
     monkeypatch.syspath_prepend(str(tmp_path / "src"))
     forget("mine")
-    assert [own.stands_in_src(name) for name in ("mine.nets.Net", "mine.Net", "mine.deep.part.f")] == [True] * 3
+    assert [user_packages.is_user_code(name) for name in ("mine.nets.Net", "mine.Net", "mine.deep.part.f")] == [
+        True
+    ] * 3
     refused = (
         "mine",
         "mine.nets.Net.build",
@@ -184,15 +194,15 @@ def test_packages_under_src_are_known_by_their_files(tmp_path: Path, monkeypatch
         "os.system",
         "lathe.nets.X",
     )
-    assert [name for name in refused if own.stands_in_src(name)] == []
-    assert own.wrong_kind("mine.nets.Net", "module", False) is None
-    assert own.wrong_kind("mine.nets.shutil", "module", False) is not None
-    assert own.wrong_kind("mine.os", "module", False) is not None
-    assert own.wrong_kind("mine.nets.Net", "callback", False) == "it is no Callback"
+    assert [name for name in refused if user_packages.is_user_code(name)] == []
+    assert user_packages.wrong_kind("mine.nets.Net", "module", False) is None
+    assert user_packages.wrong_kind("mine.nets.shutil", "module", False) is not None
+    assert user_packages.wrong_kind("mine.os", "module", False) is not None
+    assert user_packages.wrong_kind("mine.nets.Net", "callback", False) == "it is not a Callback"
     forget("mine")
 
 
-def test_all_that_ships_may_be_built_again() -> None:
+def test_all_choices_of_configs_may_be_built_again() -> None:
     """Every choice of every group, as a run that takes it saves it."""
     for choice in OURS:
         group, content = choice.partition("=")[0], yaml.safe_load(ALL[choice])
@@ -211,13 +221,13 @@ def test_all_that_ships_may_be_built_again() -> None:
     [
         ("module", "torch.nn", LAYERS),
         ("module", "torchmetrics", METRICS),
-        ("optimizer", "torch.optim", OPTIMIZERS),
+        ("optimizer", "torch.optim", OPTIMIZERS.replace("ReduceLROnPlateau", "")),
         ("scheduler", "torch.optim.lr_scheduler", SCHEDULERS),
         ("callback", "lightning.pytorch.callbacks", CALLBACKS),
         ("logger", "lightning.pytorch.loggers", LOGGERS),
     ],
 )
-def test_what_is_listed_is_of_its_kind_and_takes_no_code(kind: str, place: str, names: str) -> None:
+def test_listed_classes_are_of_their_kind_and_take_no_code(kind: str, place: str, names: str) -> None:
     assert set(BASES) | {"data part", "net part"} == set(KINDS)
     (base,) = [getattr(importlib.import_module(module), name) for module, name in BASES[kind]]
     module = importlib.import_module(place)
@@ -235,7 +245,7 @@ def test_what_is_listed_is_of_its_kind_and_takes_no_code(kind: str, place: str, 
         "device_ids",
     }
     for name in names.split():
-        assert listed(f"{place}.{name}", kind)
+        assert is_allowed(f"{place}.{name}", kind)
         found = getattr(module, name, None)
         if found is None:
             continue  # a layer of a newer or older torch
@@ -255,7 +265,7 @@ def test_values_are_read_as_omegaconf_writes_them(tmp_path: Path) -> None:
         read_yaml(path, "x")
 
 
-def test_what_is_written_is_omegaconfs_text_and_is_read_again(tmp_path: Path) -> None:
+def test_written_yaml_is_omegaconfs_and_is_read_again(tmp_path: Path) -> None:
     words = [
         "yes",
         "~",

@@ -20,8 +20,8 @@ from support.runs import ROOT, SMALL, config, runs, weights
 from torch.utils.data import BatchSampler, DataLoader
 
 import lathe
-from lathe.config.composed import resolve
-from lathe.config.composing import overrides_of
+from lathe.config.compose import overrides_of
+from lathe.config.resolve import resolve
 from lathe.data import ImageDataModule
 from lathe.errors import UserError
 from lathe.runs import rundir

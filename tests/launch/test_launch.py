@@ -11,7 +11,7 @@ from support.commands import check, run
 from support.runs import ROOT, SMALL, config, runs
 from support.typed import Command
 
-from lathe.config.schema.check import commands
+from lathe.config.schema import commands
 from lathe.launch.command_checks import IGNORE_LOG_DIR
 from lathe.runs.build import make_task
 from lathe.runs.rundir import RunDir

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from support.commands import run
 
-from lathe.config import cores as cores_of_machine
+from lathe.config import cpu_count as cores_of_machine
 from lathe.launch import threads
 from lathe.launch.threads import choose_threads
 from lathe.runs.rundir import RunDir

@@ -8,7 +8,7 @@ from lightning.pytorch import LightningModule
 from support.runs import config
 from torch import Tensor, nn
 
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import UserError, refuse
 from lathe.legacy.dp import DP
 

@@ -8,7 +8,7 @@ from support.interruptions import Interrupted, Interruption, interruption
 from support.runs import SMALL, new_run
 from support.wandb_file import read_wandb
 
-from lathe.config.composed import flatten
+from lathe.config.resolve import flatten
 from lathe.loggers import main_facts, run_facts
 from lathe.verbs.train import train
 

@@ -10,7 +10,7 @@ import torch
 from support.runs import config
 from torch import Tensor, nn
 
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import ArgumentError, UserError
 from lathe.nets import blocks_of, recompute, timm_net
 from lathe.optim.rules import layer_numbers

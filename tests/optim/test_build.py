@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from support.runs import config
 from torch import nn
 
-from lathe.config.schema.check import problems
+from lathe.config.schema import problems
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
 from lathe.optim import build_optimizer

@@ -14,7 +14,7 @@ from support.runs import SMALL, config, new_run
 from torch import nn
 from torch.optim import Optimizer
 
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import UserError, refuse, under
 from lathe.optim.build import factory_of
 from lathe.runs.build import make_task

@@ -109,7 +109,7 @@ def test_an_optimizer_that_cant_step_is_refused_before_training(overrides: tuple
 
 
 def test_clipping_with_a_fused_step_under_float16_is_refused() -> None:
-    from lathe.config.composed import check
+    from lathe.config.validate import check
 
     words = ("model=mlp", "precision=16-mixed", "optimizer.fused=true")
     with pytest.raises(

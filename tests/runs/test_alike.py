@@ -6,7 +6,7 @@ from support.runs import SMALL, new_run
 
 import lathe.verbs.train
 from lathe.callbacks import Throughput
-from lathe.config.direction import lower_is_better
+from lathe.config.sweep_direction import lower_is_better
 from lathe.runs.alike import RESULT_TIMES, differences
 from lathe.runs.metric_names import is_cost
 from lathe.runs.reported import ENERGY

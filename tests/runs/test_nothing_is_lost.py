@@ -18,7 +18,7 @@ from support.commands import in_process
 from support.runs import ROOT, SMALL, column, config, new_run, rows, runs, weights
 
 import lathe.verbs.train
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.lock import locked

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.run_directories import write_run, write_sweep
 
-from lathe.config.composed import pinned
+from lathe.config.resolve import with_absolute_paths
 from lathe.runs.places import below, is_run, jobs_by_run, jobs_of
 from lathe.runs.rundir import open_run
 from lathe.verbs.report.collect import collect
@@ -96,5 +96,5 @@ def test_the_folder_of_a_name_is_the_run_that_began_last(tmp_path: Path) -> None
         newest = write_run(tmp_path / "logs", number, 0.9, ["name=a"]).rename(tmp_path / "logs" / "a" / day)
         os.utime(newest / "environment.json", (number, number))
     assert open_run("logs/a", "run").path == newest
-    kept = pinned({"ckpt_path": "logs/a", "compression": {"distill": {"teacher": ["logs/a"]}}})
+    kept = with_absolute_paths({"ckpt_path": "logs/a", "compression": {"distill": {"teacher": ["logs/a"]}}})
     assert (kept["ckpt_path"], kept["compression"]["distill"]["teacher"]) == (str(newest), [str(newest)])

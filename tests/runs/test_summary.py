@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from support.runs import config, new_run
 
-from lathe.config.composed import differences
+from lathe.config.resolve import differences
 from lathe.launch.error_reporting import report_errors
 from lathe.runs.rundir import RunDir, create
 from lathe.runs.summary import proposals, show, show_next

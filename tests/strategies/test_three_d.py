@@ -9,7 +9,7 @@ import torch
 from support.pipeline_fit import adam, fit, plain, sgd
 from support.ranks import on_ranks
 
-from lathe.config.mesh import axes
+from lathe.config.parallel_dims import axes
 from lathe.errors import UserError
 from lathe.strategies.three_d import ThreeD
 

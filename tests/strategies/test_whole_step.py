@@ -14,7 +14,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 import lathe.verbs.train
-from lathe.config.schema import CONTRADICTIONS, together
+from lathe.config.cross_checks import CROSS_CHECKS, run_checks
 from lathe.errors import UserError
 
 __all__ = ["interruption"]  # a fixture
@@ -182,7 +182,7 @@ def test_what_changes_beside_the_learning_rate_is_refused(tmp_path: Path) -> Non
     ],
 )
 def test_what_has_no_place_in_it_is_refused_at_the_launch(words: tuple[str, ...], said: str) -> None:
-    problems = " ".join(together(CONTRADICTIONS, config(*SMALL, *STEP, *words)))
+    problems = " ".join(run_checks(CROSS_CHECKS, config(*SMALL, *STEP, *words)))
     assert said in problems
 
 
@@ -196,5 +196,5 @@ def test_what_has_no_place_in_it_is_refused_at_the_launch(words: tuple[str, ...]
 )
 def test_what_has_no_place_for_offloaded_activations_is_refused(words: tuple[str, ...], said: str) -> None:
     offload = "trainer.activation_checkpointing=offload"
-    problems = [text for text in together(CONTRADICTIONS, config(*SMALL, *words, offload)) if offload in text]
+    problems = [text for text in run_checks(CROSS_CHECKS, config(*SMALL, *words, offload)) if offload in text]
     assert [said in text for text in problems] == ([True] if said else [])

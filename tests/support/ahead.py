@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from torch._dynamo.utils import dump_compile_times
 
-from lathe.config.composed import resolve
+from lathe.config.resolve import resolve
 from lathe.runs.build import make_task
 from support import composing, quick
 from support.runs import ROOT

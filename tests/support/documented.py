@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lathe.benchmark.suites import typed
-from lathe.config.composed import check
+from lathe.config.cross_checks import check_compression
 from lathe.config.help import names_of
-from lathe.config.stages import check_compression
-from lathe.config.words import translate
+from lathe.config.override_parsing import translate
+from lathe.config.validate import check
 from support.runs import ROOT, config
 
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

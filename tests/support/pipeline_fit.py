@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lathe.callbacks import AtomicCheckpointIO, Checkpoint
-from lathe.config.mesh import axes
+from lathe.config.parallel_dims import axes
 from lathe.nets import GPT, MLP, Blocks, CifarResNet, ViT, timm_net
 from lathe.optim import build_optimizer
 from lathe.runs.trainer import quiet

@@ -13,9 +13,9 @@ from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from lathe.errors import UserError
 from lathe.runs import environment
-from lathe.trust import document
+from lathe.trust import safe_yaml
 
-_parsed_anew = document._parsed
+_parsed_again = safe_yaml._parsed
 
 
 def _method_name(depth: int = 2) -> str:
@@ -30,18 +30,18 @@ def _stays_in_memory(descriptor: Any) -> None:
 
 @functools.lru_cache(maxsize=512)
 def _pickled(data: bytes) -> bytes:
-    return pickle.dumps(_parsed_anew(data, ""))
+    return pickle.dumps(_parsed_again(data, ""))
 
 
 def _parsed_once(data: bytes, where: str) -> Any:
     """A run's configuration is read ten times and more, by each part of a command and by each test of a run that they
     share. What can't be read is told anew each time."""
     if len(data) > 50_000:
-        return _parsed_anew(data, where)
+        return _parsed_again(data, where)
     try:
         kept = _pickled(data)
     except UserError:
-        return _parsed_anew(data, where)
+        return _parsed_again(data, where)
     return pickle.loads(kept)
 
 
@@ -55,6 +55,6 @@ def quick() -> None:
     environment._git = functools.cache(environment._git)
     environment._version = functools.cache(environment._version)
     environment.describe_environment()
-    document._parsed = _parsed_once
+    safe_yaml._parsed = _parsed_once
     os.fsync = _stays_in_memory
     gc.set_threshold(50_000, 20, 20)

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from lathe.trust.document import as_yaml
+from lathe.trust.safe_yaml import as_yaml
 from support.runs import SMALL, config
 
 ENVIRONMENT = {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from hydra import initialize_config_dir
 
-from lathe.config.composed import resolve
+from lathe.config.resolve import resolve
 from lathe.runs import rundir
 from support.composing import compose
 

@@ -12,10 +12,10 @@ from support.interruptions import Interrupted, Interruption, interruption, same
 from support.runs import SMALL, column, config, new_run, runs
 
 import lathe.verbs.train
-from lathe.config.composed import check
+from lathe.config.validate import check
 from lathe.errors import Stopped, UserError, refuse
 from lathe.runs.build import make_task
-from lathe.trust.check import findings
+from lathe.trust.allowlist import findings
 
 __all__ = ["interruption"]  # a fixture
 TORCH = "torch.optim.lr_scheduler."

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from support.runs import SMALL, column, config, new_run
 
-from lathe.config.direction import check_direction
+from lathe.config.sweep_direction import check_direction
 from lathe.errors import UserError
-from lathe.trust.check import findings
+from lathe.trust.allowlist import findings
 from lathe.verbs.evaluate import evaluate
 from lathe.verbs.train import train
 

@@ -1,3 +1,1 @@
-"""What a composed configuration must satisfy before any data or device is touched. Imports no torch: it answers at
-once.
-"""
+"""The configuration: parsing of overrides, composition, schema and checks. Imports no torch, so it answers at once."""

@@ -1,7 +1,7 @@
-"""The keys of each command's YAML file, beside those of the components that its groups choose.
+"""The keys of each command's YAML file, without those of the components in its groups.
 
 `scripts/schema.py` writes them into configs/schema.json, which the launch validates against. A key of a component
-stands in its constructor and not here.
+is in its constructor, not here.
 """
 
 from typing import Annotated, Any, Literal, NotRequired
@@ -39,7 +39,7 @@ class Nothing(TypedDict):
 
 
 class Strategy(Component):
-    """What the launch reads of a strategy before it is built."""
+    """Keys of a strategy that the launch reads before it is built."""
 
     processes: NotRequired[Literal["per_device", "one"]]
     precisions: NotRequired[Annotated[list[PrecisionName], Field(min_length=1)]]
@@ -47,13 +47,13 @@ class Strategy(Component):
 
 
 class Method(Component):
-    """What the launch reads of a method of compression before it is built."""
+    """Keys of a method of compression that the launch reads before it is built."""
 
     kind: NotRequired[MethodKind]
 
 
 class Scheduler(Component):
-    """When a scheduler is stepped, and with which metric."""
+    """The interval at which a scheduler is stepped, and its metric."""
 
     interval: NotRequired[Literal["step", "epoch"]]
     frequency: NotRequired[Count]
@@ -75,7 +75,7 @@ DeviceIds = Count | Literal[-1, "auto"] | Annotated[list[NonNegativeInt], Field(
 
 
 class Trainer(Component):
-    """Arguments of lathe's Trainer beside Lightning's, and tighter types for some of Lightning's."""
+    """Arguments that lathe's Trainer adds to Lightning's, and tighter types for some of Lightning's."""
 
     accelerator: Accelerator
     devices: DeviceIds

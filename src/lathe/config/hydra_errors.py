@@ -17,12 +17,13 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from lathe.config.composed import check, flatten, resolve
-from lathe.config.flags import FLAGS, Groups, check_flags
+from lathe.config.cli_flags import Groups, check_flags
 from lathe.config.help import configuration_folder
-from lathe.config.schema.check import FILLED_IN
-from lathe.config.typed import as_typed
-from lathe.config.words import Untranslated, key_of, no_such_choice, without_split
+from lathe.config.override_parsing import InvalidOverrides, find_split_words, key_of, no_such_choice
+from lathe.config.quoting import as_typed
+from lathe.config.resolve import flatten, resolve
+from lathe.config.schema import FILLED_IN
+from lathe.config.validate import check
 from lathe.errors import UserError, did_you_mean
 
 DEFAULT_CHOICES = {"callbacks": ["default"], "logger": ["csv"]}
@@ -124,9 +125,6 @@ def _unknown_key(key: str, parent: Any, groups: Groups) -> str:
         return f"{key}: {prefix}=none has no keys. Choose another: {', '.join(f'{prefix}={name}' for name in others)}."
     leaves = [f"{prefix}.{leaf}" if prefix else leaf for leaf in _keys_ending_in(last, parent)]
     hint = f"did you mean {' or '.join(leaves)}?" if leaves else did_you_mean(last, names)
-    meant = FLAGS.get(last, "")
-    if meant.partition(".")[0] in groups and not hint.startswith("did you mean"):
-        hint = f"did you mean {meant}?"
     if last in groups and last != prefix and prefix and not hint.startswith("did you mean"):
         hint = f"did you mean {last}?"
     where = f" in {prefix}" if prefix else ""
@@ -149,9 +147,9 @@ def explain_overrides(
     """
     messages: list[str] = []
     refusal: Exception | None = error
-    left = [word for word in without_split(words)[1] if not word.startswith("-")]
-    if isinstance(error, Untranslated):
-        messages, left, refusal = list(error.args), list(error.left), None
+    left = [word for word in find_split_words(words)[1] if not word.startswith("-")]
+    if isinstance(error, InvalidOverrides):
+        messages, left, refusal = list(error.args), list(error.valid), None
     elif isinstance(error, UserError) or hydra_message(error, groups) is None:
         return None
     has_flags = any(word.startswith("-") for word in words)  # a sweep, or other configuration files

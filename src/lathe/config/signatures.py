@@ -76,7 +76,7 @@ def schema_of(annotation: Any) -> Json:
 
 
 class _Generator(GenerateJsonSchema):
-    """Without titles, and without definitions beside the schema."""
+    """A schema without titles and definitions."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False

@@ -66,7 +66,7 @@ def share(datamodule: Any, seed: int) -> None:
     datamodule.test_split = "test"
     told = type(datamodule)
     # what Lightning says of a data module is read from its loaders, which have to be DataLoaders
-    datamodule.__class__ = type(  # Python looks __str__ up on the class, and nothing else differs
+    datamodule.__class__ = type(  # a subclass with another __str__, which Python looks up on the class
         told.__name__,
         (told,),
         {"__str__": _without_ours, "__module__": told.__module__, "__qualname__": told.__qualname__},

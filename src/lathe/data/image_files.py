@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lathe.config.class_folders import is_list, read_list, splits_of, subfolders
+from lathe.config.class_names import is_list, read_list, splits_of, subfolders
 from lathe.data.checks import first_few
 from lathe.data.splits import Labels
 from lathe.errors import UserError, require

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from lathe.config.class_folders import SPLITS, class_names
+from lathe.config.class_names import SPLITS, class_names
 from lathe.config.types import Count, Name, NonNegativeInt, OpenShare, Seed, SomeNames
 from lathe.config.validation import validated
 from lathe.data.absent import tell_absent

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lathe.config.class_folders import splits_of, subfolders
+from lathe.config.class_names import splits_of, subfolders
 from lathe.data.checks import check_class_names, check_number
 from lathe.data.shard_index import INDEX, SPLITS, decode, scan, write_index
 from lathe.data.source import check_members, load_splits, using

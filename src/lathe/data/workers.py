@@ -12,7 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lathe.config.cores import physical_cores
+from lathe.config.cpu_count import physical_cores
 from lathe.errors import UserError, worker_message
 
 SECONDS = 2.0  # after which no further number is tried, and what reading a whole run may take that needs no workers

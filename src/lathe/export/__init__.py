@@ -7,7 +7,7 @@ from typing import Any, Protocol, cast
 
 from torch import Tensor, nn
 
-from lathe.config.schema.check import own_targets
+from lathe.config.schema import own_targets
 from lathe.errors import UserError
 
 # A file's module is only imported when its target is asked for.

@@ -11,7 +11,7 @@ import numpy as np
 from lathe import export, trust
 from lathe.errors import UserError
 from lathe.export import manifest as manifests
-from lathe.trust.signing import made_here
+from lathe.trust.export_signing import made_here
 
 Array = np.ndarray[Any, Any]
 

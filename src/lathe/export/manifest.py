@@ -11,7 +11,7 @@ from typing import Any
 
 from lathe.errors import UserError
 from lathe.files import write_atomically
-from lathe.trust.signing import signature
+from lathe.trust.export_signing import signature
 
 NAME = "manifest.json"
 VERSION = 1

@@ -19,8 +19,8 @@ from typing import Any
 from omegaconf import DictConfig
 
 import lathe
-from lathe.config.composed import resolve
-from lathe.config.composing import composing, overrides_of
+from lathe.config.compose import composing, overrides_of
+from lathe.config.resolve import resolve
 from lathe.errors import Stopped, require
 from lathe.launch.command_checks import check_command, launch_checks
 from lathe.launch.elastic import UNGUARDED

@@ -10,14 +10,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lathe.config.composed import check, flatten, mistyped
-from lathe.config.direction import check_direction
-from lathe.config.idle import idle
-from lathe.config.mesh import data_replicas
-from lathe.config.schema import Together, key_schemas
-from lathe.config.stages import check_compression
-from lathe.config.typed import as_typed
-from lathe.config.words import key_of
+from lathe.config.cross_checks import CrossCheck, check_compression, unused_keys
+from lathe.config.override_parsing import key_of
+from lathe.config.parallel_dims import data_replicas
+from lathe.config.quoting import as_typed
+from lathe.config.resolve import flatten
+from lathe.config.schema import key_schemas
+from lathe.config.sweep_direction import check_direction
+from lathe.config.validate import check, check_types
 from lathe.errors import refuse, require
 from lathe.launch.devices import count_processes
 from lathe.launch.external_launch import ExternalLaunch
@@ -50,7 +50,7 @@ def _interpolated(item: str, cfg: dict[str, Any]) -> str:
     return f"{item.partition('=')[0]}={as_typed(value)}"
 
 
-def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Sequence[Together] | None = ()) -> None:
+def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Sequence[CrossCheck] | None = ()) -> None:
     """Check the configuration of this command: each key, then what keys mean together.
 
     Keys that the schema does not know, of a user's component, need the type of their default.
@@ -72,7 +72,7 @@ def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Seque
     keys = [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")]
     unknown = [key for key in keys if key not in known]
     defaults = _default_values([item for item in typed if key_of(item) in choices]) if unknown else {}
-    more = [*mistyped(unknown, resolved, defaults, command), *idle(typed, resolved)]
+    more = [*check_types(unknown, resolved, defaults, command), *unused_keys(typed, resolved)]
     refuse(check(resolved, command, cross_checks, raw, more=more))
 
 
@@ -90,7 +90,7 @@ def _default_values(groups: list[str]) -> dict[str, Any]:
     return leaves
 
 
-def launch_checks(external: ExternalLaunch | None) -> tuple[Together, ...]:
+def launch_checks(external: ExternalLaunch | None) -> tuple[CrossCheck, ...]:
     """The checks of a training run across keys, in addition to those of the schema."""
 
     def check_sizes(cfg: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from lathe.config.composed import CPU_PROCESSES_PER_CORE
+from lathe.config.cpu_count import CPU_PROCESSES_PER_CORE
 from lathe.errors import UserError, require
 from lathe.launch.external_launch import ExternalLaunch
 from lathe.launch.multi_node import Nodes

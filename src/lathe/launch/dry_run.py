@@ -9,8 +9,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from lathe import trust
-from lathe.config.composed import pinned, resolve
-from lathe.config.stages import methods
+from lathe.config.compression_plan import methods
+from lathe.config.resolve import resolve, with_absolute_paths
 from lathe.errors import require
 from lathe.launch.command_checks import check_command, launch_checks, make_paths_absolute, typed_overrides
 from lathe.launch.devices import count_processes
@@ -34,7 +34,7 @@ def launch_dry_run(cfg: DictConfig, job: str, one_device: bool = False) -> Any:
         check_sweep_words(typed_overrides())
         check_command(cfg, resolve(cfg), launch_checks(None))
         make_paths_absolute(cfg)
-        resolved = pinned(resolve(cfg))
+        resolved = with_absolute_paths(resolve(cfg))
         trust.allow(resolved)
         _check_dry_run(resolved, command)
         if resolved["find"]["output"] is None:

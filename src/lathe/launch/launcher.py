@@ -15,7 +15,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from lathe import trust
-from lathe.config.composed import check, differences, pinned, resolve
+from lathe.config.resolve import differences, resolve, with_absolute_paths
+from lathe.config.validate import check
 from lathe.errors import Stopped, UserError, refuse
 from lathe.launch.command_checks import (
     check_command,
@@ -101,7 +102,7 @@ def launch_run(cfg: DictConfig, job: str) -> tuple[Any, str]:
             _set_threads(resolved, processes, run, silent=complete)
             is_new = run is None
             if run is None:
-                resolved = pinned(resolved)
+                resolved = with_absolute_paths(resolved)
                 resolved["resume"] = None
                 launch_id = external.launch_id if external else nodes.launch_id
                 run = rundir.create(log_dir, resolved, saved_overrides(resolved), launch_id)

@@ -11,10 +11,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 
-from lathe.config.composed import changes, data_at, differences, folder_of, pinned, resolve
-from lathe.config.stages import methods
-from lathe.config.typed import as_typed
-from lathe.config.words import key_of
+from lathe.config.compression_plan import methods
+from lathe.config.override_parsing import key_of
+from lathe.config.quoting import as_typed
+from lathe.config.resolve import changes, data_folder_of, differences, resolve, set_data_folder, with_absolute_paths
 from lathe.errors import UserError, require
 from lathe.launch.command_checks import saved_overrides, typed_overrides
 from lathe.launch.external_launch import ExternalLaunch
@@ -153,11 +153,11 @@ def _resumed_config(run: RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
 
 def _take_changes(run: RunDir, saved: dict[str, Any], typed: list[str], resume: str) -> list[str]:
     """Put what the overrides `typed` may change into the `saved` configuration; returns the ends that are raised."""
-    data_is_missing = not os.path.exists(folder_of(saved) or os.curdir)
+    data_is_missing = not os.path.exists(data_folder_of(saved) or os.curdir)
     moved = {key_of(word): word for word in typed if key_of(word) in FOLDERS and data_is_missing}
     own = [moved.get(key_of(word)) or _with_absolute_folder(word, saved) for word in run.overrides]
     try:
-        before, asked = pinned(_compose(own)), pinned(_compose(own + typed))
+        before, asked = with_absolute_paths(_compose(own)), with_absolute_paths(_compose(own + typed))
     except MissingConfigException as error:
         choice = "=".join(str(error.missing_cfg_file).rsplit("/", 1))
         message = f"resume={resume}: the run was started with {choice}, which is missing here. Add its --config-dir."
@@ -165,7 +165,7 @@ def _take_changes(run: RunDir, saved: dict[str, Any], typed: list[str], resume: 
     if asked.get("tags") != before.get("tags"):
         saved["tags"] = asked["tags"]
     if moved:
-        data_at(saved, folder_of(asked))
+        set_data_folder(saved, data_folder_of(asked))
     raised, refused = [], []
     for line in differences(before, asked, NOT_THE_EXPERIMENT):
         group, _, rest = line.split(":", 1)[0].partition(".")

@@ -8,8 +8,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from lathe import trust
-from lathe.config.composed import check, data_at, resolve
-from lathe.config.words import key_of
+from lathe.config.override_parsing import key_of
+from lathe.config.resolve import resolve, set_data_folder
+from lathe.config.validate import check
 from lathe.errors import refuse, require
 from lathe.launch.command_checks import check_command, typed_overrides
 from lathe.launch.devices import count_processes
@@ -60,7 +61,7 @@ def _config_of_run(request: dict[str, Any]) -> dict[str, Any]:
         cfg["precision"] = request["precision"]
     if request["batch_size"] is not None:
         cfg["data"]["eval_batch_size"] = request["batch_size"]
-    data_at(cfg, (request.get("data") or {}).get("folder"))
+    set_data_folder(cfg, (request.get("data") or {}).get("folder"))
     cfg["request"] = request
     return cfg
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from lathe.config.cores import allowed, physical_cores
+from lathe.config.cpu_count import allowed_cpus, physical_cores
 
 SAMPLE_S = 0.2  # for measuring how busy the cores are
 QUIET = 0.5  # a load average that changes no number of threads, so that nothing is measured
@@ -19,7 +19,7 @@ def choose_threads(wanted: int | str | None, processes: int, recorded: Any = Non
     else OMP_NUM_THREADS; else the physical cores, or as many of them as other programs leave.
     """
     if isinstance(wanted, int):
-        cpus = len(allowed())
+        cpus = len(allowed_cpus())
         if wanted * processes > cpus:
             message = f"launch.threads={wanted}: {processes} x {wanted} threads share {cpus} CPUs. Use auto."
             warnings.warn(message, stacklevel=3)
@@ -32,7 +32,7 @@ def choose_threads(wanted: int | str | None, processes: int, recorded: Any = Non
     if variable.isdigit():
         return int(variable), "from OMP_NUM_THREADS"
     cores, others = physical_cores(), _load_of_others()
-    fair = min(cores, round(len(allowed()) ** 2 / (len(allowed()) + others)))
+    fair = min(cores, round(len(allowed_cpus()) ** 2 / (len(allowed_cpus()) + others)))
     reason = f"{cores} physical core{'s' * (cores > 1)}" + (f" over {processes} processes" if processes > 1 else "")
     if fair < cores:
         reason += f", shared with a load of {others:.1f} from other programs"
@@ -50,8 +50,8 @@ def _load_of_others() -> float:
     if load < QUIET:
         return load
     percents = psutil.cpu_percent(SAMPLE_S, percpu=True)
-    used = sum(percent for number, percent in enumerate(percents) if number in allowed()) / 100
-    return load if used > 0.9 * len(allowed()) else min(load, used)
+    used = sum(percent for number, percent in enumerate(percents) if number in allowed_cpus()) / 100
+    return load if used > 0.9 * len(allowed_cpus()) else min(load, used)
 
 
 @contextmanager

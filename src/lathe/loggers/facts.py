@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from lathe.config.words import key_of
+from lathe.config.override_parsing import key_of
 
 # The groups whose choices describe a run, the most important first.
 GROUPS = [

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lathe.compression import quantization
 from lathe.compression.structure import structure_of
-from lathe.config.stages import methods
+from lathe.config.compression_plan import methods
 from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.measure import Agreement, AgreementMeter, PeakMemory, count_macs, count_parameters

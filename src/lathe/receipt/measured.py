@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lathe import measure
 from lathe.compression.structure import structure_of
-from lathe.config.composed import data_at, differences, folder_of
+from lathe.config.resolve import data_folder_of, differences, set_data_folder
 from lathe.data.checks import undeclared
 from lathe.errors import UserError, require
 from lathe.files import scratch
@@ -103,8 +103,8 @@ class _Receipt:
         self.split = "test" if self.cfg["test"] else "val"  # test=false: the test split is still to be kept unseen
         gpu = cfg["trainer"]["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
         self.devices = [CPU, torch.device("cuda")] if gpu else [CPU]
-        if folder_of(cfg) != folder_of(self.cfg):  # moved since, as the command says
-            data_at(self.cfg, folder_of(cfg))
+        if data_folder_of(cfg) != data_folder_of(self.cfg):  # moved since, as the command says
+            set_data_folder(self.cfg, data_folder_of(cfg))
         self.data = open_data(self.cfg, self.task)
         self.first: Tensor = next(iter(self.data.eval_loader(self.split)))[0].clone()
         self.left_out: list[dict[str, str]] = []

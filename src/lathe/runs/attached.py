@@ -16,7 +16,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lathe.callbacks import ExactResume, FrozenStatistics, TrialReport
-from lathe.config.schema.names import canonical
+from lathe.config.schema import canonical
 from lathe.errors import UserError, require
 from lathe.runs.methods import make_methods
 from lathe.runs.nodes import make_part, target_of

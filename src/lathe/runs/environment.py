@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from lathe.trust.own import source_folder
+from lathe.trust.user_packages import source_folder
 
 # What numbers are added in which order depends on.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lathe.config.composed import changes
+from lathe.config.resolve import changes
 from lathe.errors import require
 from lathe.runs.rundir import NOT_THE_EXPERIMENT, RunDir
 

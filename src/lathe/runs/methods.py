@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 from lathe.callbacks import Compression
-from lathe.config.stages import methods, windows
+from lathe.config.compression_plan import methods, windows
 from lathe.runs import score
 from lathe.runs.nodes import make_part
 

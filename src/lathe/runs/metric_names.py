@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lathe.config.direction import lower_is_better
-from lathe.config.splits import SPLIT, split_of
+from lathe.config.metric_split import SPLIT, split_of
+from lathe.config.sweep_direction import lower_is_better
 
 __all__ = [
     "bare",

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
 from lathe.errors import BUILDING, ArgumentError, UserError, did_you_mean, user_location
-from lathe.trust.own import source_folder
+from lathe.trust.user_packages import source_folder
 
 # What a part that can't be made with its arguments may raise.
 _RAISED = (

@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 
 from lathe.callbacks import DeviceStats, Throughput
-from lathe.config.stages import methods
+from lathe.config.compression_plan import methods
 from lathe.errors import UserError, did_you_mean, require
 
 COUNTS = ("parameters", "best_step", "epochs", "steps", "seed", "devices", "seconds")

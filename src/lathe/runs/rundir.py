@@ -17,16 +17,16 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 
 from lathe import trust
-from lathe.config.composed import GROUPS as PARTS
-from lathe.config.composed import newest_run
+from lathe.config.resolve import newest_run
+from lathe.config.validate import GROUPS as PARTS
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, remove, require_plain, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment, digest_own_files
 from lathe.runs.lock import locked
 from lathe.runs.places import nearest
 from lathe.runs.typed import without_replaced
-from lathe.trust.document import as_yaml, is_signed, read_mapping, read_yaml
-from lathe.trust.signing import signed_config
+from lathe.trust.export_signing import signed_config
+from lathe.trust.safe_yaml import as_yaml, is_signed, read_mapping, read_yaml
 
 # What every configuration of a run has, as groups of keys.
 GROUPS = ("paths", *PARTS)

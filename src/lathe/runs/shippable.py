@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lathe.callbacks.methods.ptq import inputs_of
 from lathe.compression.quantization.net import describe, quantized_layers, strip
 from lathe.compression.quantization.ptq import quantize_static
-from lathe.config.composed import data_at
+from lathe.config.resolve import set_data_folder
 from lathe.data.checks import check_class_names, squashed
 from lathe.errors import require
 from lathe.export.inputs import takes_any_size, takes_any_time
@@ -133,7 +133,7 @@ def open_shippable(
     task, cfg = open_run_net(run.path, key, checkpoint)
     if eval_batch_size is not None:
         cfg["data"]["eval_batch_size"] = eval_batch_size
-    data_at(cfg, data_folder)
+    set_data_folder(cfg, data_folder)
     trained = task.net
     quantized = bool(describe(trained))
     found = Shippable(task, cfg, trained, trained, torch.empty(0), {})

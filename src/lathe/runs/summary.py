@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lathe.config.composed import flatten
-from lathe.config.stages import methods
+from lathe.config.compression_plan import methods
+from lathe.config.resolve import flatten
 from lathe.runs.metric_names import split_of
 from lathe.runs.places import shown
 from lathe.runs.rundir import RunDir

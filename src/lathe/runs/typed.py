@@ -9,12 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lathe.config.stages import methods
-from lathe.config.typed import as_typed
+from lathe.config.compression_plan import methods
+from lathe.config.quoting import as_typed
 from lathe.errors import UserError
 from lathe.trust import carried
-from lathe.trust.check import findings
-from lathe.trust.document import is_signed, read_yaml
+from lathe.trust.allowlist import findings
+from lathe.trust.safe_yaml import is_signed, read_yaml
 
 ENDS = ("max_epochs", "max_steps", "max_time")  # of a trainer
 CONFIG_DIR = "LATHE_CONFIG_DIR"  # the folder of further configuration files that this command was given

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import OffloadPolicy
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from lathe.config.mesh import axes
+from lathe.config.parallel_dims import axes
 from lathe.config.types import Count
 from lathe.config.validation import validated
 from lathe.strategies.clipping import reduce_partial

@@ -241,7 +241,7 @@ def check_callbacks(trainer: Trainer) -> None:
     module = trainer.lightning_module
     for name in (*WITHIN, "training_step", "optimizer_step", "backward", "configure_gradient_clipping"):
         own = type(module)
-        if is_overridden(name, module) and not getattr(own, name).__module__.startswith("lathe."):
+        if is_overridden(name, module) and not getattr(getattr(own, name), "is_in_whole_step", False):
             raise UserError(
                 f"{KEY}: {own.__module__}.{own.__qualname__}.{name} is not called in a compiled step: leave it out, "
                 "or use compile.scope=net."

@@ -145,6 +145,8 @@ class Task(MetricSums, ModuleProtocol):
         """Return the loss."""
         return self.training_loss(self.net(batch[0]), batch)
 
+    training_step.is_in_whole_step = True  # type: ignore[attr-defined]  # compile.scope=step does the same
+
     def training_loss(self, outputs: Any, batch: Any) -> Tensor:
         """Return the loss to train on, after adding the batch's metrics."""
         terms = self.objective(outputs, batch)

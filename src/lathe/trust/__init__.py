@@ -1,8 +1,7 @@
-"""What a run directory from elsewhere may make this program do: a saved configuration is checked when it is read,
-before anything that it names is imported. docs/security.md states the model. Imports no torch.
+"""The security policy for foreign run directories and exports; docs/security.md explains it. Imports no torch.
 
-`trusted` and the names that stand in the current command hold for this process and those that it starts: they travel in
-an environment variable that each command sets anew.
+A saved configuration is checked when it is read, before anything that it names is imported. `trusted` and the names in
+the current command hold for this process and its children, which find them in an environment variable.
 """
 
 import json
@@ -13,207 +12,186 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lathe.errors import UserError
-from lathe.trust import own
-from lathe.trust.check import GETTERS, KINDS, Finding, findings, kind_at, names_in
-from lathe.trust.document import read_json, read_signed, read_yaml, shown
+from lathe.errors import UserError, require
+from lathe.trust import user_packages
+from lathe.trust.allowlist import GETTERS, KINDS, Finding, findings, is_allowed, kind_at, names_in
+from lathe.trust.safe_yaml import printable, read_json, read_signed, read_yaml
 
 __all__ = ["allow", "allow_program", "ask", "carried", "checked_config", "checked_overrides", "read_json", "tell_owner"]
 
-CARRIER = "LATHE_TRUSTED"
-PLAIN_NAME = re.compile(r"[^/\\\0]+")
-ITEM = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|\w[\w+.-]*:\S+")  # a package, a name in one, or an address
+ENVIRONMENT = "LATHE_TRUSTED"
+FOLDER_NAME = re.compile(r"(?!\.{1,2}$)[^/\\\0]+")
+TRUSTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|\w[\w+.-]*:\S+")  # a package, a name in one, or an address
 _asks = False
-_told: set[str] = set()
+_reported: set[str] = set()
 
 
 def ask(wanted: bool) -> None:
-    """From now on, names that are refused are shown and asked for, or not: the flag --trust."""
+    """Set if the user is asked before names that are not allowed are built: the flag --trust."""
     global _asks
     _asks = wanted
 
 
 def allow(cfg: dict[str, Any]) -> None:
-    """Takes `trusted` out of the current command's configuration. What it lists, and what the command itself names,
-    holds from now on for every saved configuration that this process or one that it starts reads.
+    """Remove `trusted` from the configuration of the current command, and allow what it lists and the command names.
 
     Raises:
-        UserError: `trusted` is no list of names.
+        UserError: `trusted` is not a list of names.
     """
     trusted = cfg.pop("trusted", None) or []
-    if not isinstance(trusted, list):
-        raise UserError(f"trusted={trusted!r}: expected a list of packages, such as trusted=[timm].")
+    is_list = isinstance(trusted, list)
+    require(is_list, f"trusted={trusted!r}: expected a list of packages, such as trusted=[timm].")
     for item in trusted:
-        if not isinstance(item, str) or not ITEM.fullmatch(item):
-            raise UserError(
-                f"trusted={item!r}: expected the name of a package or of a part of one, such as trusted=[timm]."
-            )
+        is_name = isinstance(item, str) and TRUSTED.fullmatch(item)
+        require(bool(is_name), f"trusted={item!r}: expected the name of a package or of a class in one, such as timm.")
     _carry(trusted, names_in(cfg))
 
 
 def allow_program(target: str, folder: Path) -> None:
-    """Lets the export in `folder`, a program that this user has not made here, be loaded if `target` is trusted or,
-    with --trust, is so now.
+    """Allow to load the export in `folder`, a program that this user did not make, if `target` is trusted.
 
     Raises:
-        UserError: it is not.
+        UserError: it is not, and with --trust the answer was no.
     """
     trusted, typed = carried()
     if target in trusted:
         return
-    words = f"target={target}: {folder} is a program that you have not exported here, and loading it runs it"
-    way = f"add trusted=[{target}]"
+    text = f"target={target}: {folder} is a program that you have not exported here, and loading it runs it"
     if not _asks:
-        raise UserError(f"{words}; if you trust it, {way} or --trust, or export the run again.")
-    _answered(
-        f"{words}.",
-        f"{words}, and --trust asks on a terminal, which this is not: {way} if you trust it.",
-        f"{words}: not trusted.",
+        raise UserError(f"{text}; if you trust it, add trusted=[{target}] or --trust, or export the run again.")
+    _confirm(
+        f"{text}.",
+        no_terminal=f"{text}, and --trust asks on a terminal, which this is not: add trusted=[{target}] to trust it.",
+        refused=f"{text}: not trusted.",
     )
     _carry([*trusted, target], typed)
 
 
-def _answered(question: str, nobody: str, refused: str) -> None:
-    """Asks, and returns if the answer is yes."""
-    if not sys.stdin.isatty():
-        raise UserError(nobody)
+def _confirm(question: str, no_terminal: str, refused: str) -> None:
+    require(sys.stdin.isatty(), no_terminal)
     print(question)
-    if input("Go on? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise UserError(refused)
+    require(input("Go on? [y/N] ").strip().lower() in ("y", "yes"), refused)
 
 
 def _carry(trusted: list[str], typed: dict[str, str]) -> None:
-    os.environ[CARRIER] = json.dumps({"trusted": trusted, "typed": typed})
+    os.environ[ENVIRONMENT] = json.dumps({"trusted": trusted, "typed": typed})
 
 
 def carried() -> tuple[list[str], dict[str, str]]:
-    """What is trusted, and the names in the current command by their keys."""
-    there: dict[str, Any] = json.loads(os.environ.get(CARRIER) or "{}")
-    return there.get("trusted", []), there.get("typed", {})
+    """Return the trusted names, and the names in the current command by their keys."""
+    found: dict[str, Any] = json.loads(os.environ.get(ENVIRONMENT) or "{}")
+    return found.get("trusted", []), found.get("typed", {})
 
 
 def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]:
-    """The configuration in the file `path`, a run's config.yaml, if all that it names may be built.
+    """Read a run's config.yaml and check that all its names may be built.
 
-    `where` begins each sentence. Without `kinds`, nothing is imported, and the result is for reading alone, not for
-    building.
+    `where` begins each message. Without `kinds` nothing is imported, and the result is not for building.
 
     Raises:
-        UserError: it is no configuration, or names what a saved configuration may not build.
+        UserError: it is not a configuration, or names what it may not build.
         OSError: it can't be read.
     """
-    words = f"{where}: its config.yaml"
-    config, signed = read_signed(path, words)
+    file = f"{where}: its config.yaml"
+    config, is_signed = read_signed(path, file)
     if not isinstance(config, dict):
-        raise UserError(f"{words} can't be read as a configuration.")
-    if not isinstance(config.get("name", "x"), str) or not _plain(config.get("name", "x")):
-        raise UserError(
-            f"{words} has name={shown(repr(config['name']))}, which is no name of a folder: it is not read."
-        )
+        raise UserError(f"{file} can't be read as a configuration.")
+    name = config.get("name", "x")
+    is_name = isinstance(name, str) and FOLDER_NAME.fullmatch(name)
+    require(bool(is_name), f"{file} has name={printable(repr(name))}, which is not the name of a folder.")
     trusted, typed = carried()
-    if signed:  # this user's own command named these
+    if is_signed:  # its names were allowed in a command of this user
         typed = typed | names_in(config)
     found = list(findings(config, trusted, typed))
     for finding in found:
-        if not finding.mend:
-            there = f"`{shown(finding.name)}` at {shown(finding.key)}"
-            raise UserError(f"{words} names {there}, {finding.why}: take a run directory as Lathe has written it.")
+        place = f"`{printable(finding.name)}` at {printable(finding.key)}"
+        require(finding.can_trust, f"{file} names {place}, {finding.why}: use a run directory as Lathe wrote it.")
     if found:
-        _ask_for(found, words)
+        _trust_findings(found, file)
         trusted, _ = carried()
     if kinds:
-        _check_kinds(config, words, trusted, typed)
+        _check_kinds(config, file, trusted, typed)
     config.pop("trusted", None)
     return {str(key): value for key, value in config.items()}
 
 
-def _plain(name: str) -> bool:
-    return PLAIN_NAME.fullmatch(name) is not None and name not in (".", "..")
-
-
-def _ask_for(found: list[Finding], words: str) -> None:
-    """Refuses what was found, or with --trust asks for it.
+def _trust_findings(found: list[Finding], file: str) -> None:
+    """Refuse names that are not allowed, or with --trust ask for them.
 
     Raises:
-        UserError: there is nobody to ask, or the answer is no.
+        UserError: the user can't be asked, or the answer was no.
     """
     first, names = found[0], sorted({finding.name for finding in found})
-    listed = ",".join(shown(name) for name in names[:8])
+    listed = ",".join(map(printable, names[:8]))
     if not _asks:
-        there = f"`{shown(first.name)}` at {shown(first.key)}" + (
-            f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        )
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise UserError(
-            f"{words} names {there}, which is not a part that a saved configuration may build; if you trust "
-            f"it, add trusted=[{listed}] or --trust."
+            f"{file} names `{printable(first.name)}` at {printable(first.key)}{more}, which a saved configuration may "
+            f"not build; if you trust it, add trusted=[{listed}] or --trust."
         )
-    rows = "".join(f"\n  {shown(finding.key)}: {shown(finding.name)}" for finding in found)
-    _answered(
-        f"{words} names parts that could run any code as you:{rows}",
-        f"{words} names {listed}, and --trust asks on a terminal, which this is not: add trusted=[{listed}] if you "
-        "trust them.",
-        f"{words} names {listed}: not trusted, so nothing of it was built.",
+    rows = "".join(f"\n  {printable(finding.key)}: {printable(finding.name)}" for finding in found)
+    _confirm(
+        f"{file} names classes or functions that could run any code as you:{rows}",
+        no_terminal=f"{file} names {listed}, and --trust asks on a terminal, which this is not: add trusted=[{listed}] "
+        "if you trust them.",
+        refused=f"{file} names {listed}: not trusted, so nothing of it was built.",
     )
     trusted, typed = carried()
     _carry([*trusted, *names], typed)
 
 
-def _check_kinds(config: dict[str, Any], words: str, trusted: list[str], typed: dict[str, str]) -> None:
-    """Holds parts of the user's own and of trusted packages against what their keys take. Imports those packages.
+def _check_kinds(config: dict[str, Any], file: str, trusted: list[str], typed: dict[str, str]) -> None:
+    """Import classes of the user's and of trusted packages, and check that they are of the kind that their key takes.
 
     Raises:
-        UserError: one is of another kind.
+        UserError: one is not.
     """
-    from lathe.trust.parts import listed
-
     for key, name in names_in(config).items():
         kind = kind_at(key.removesuffix(".path"))
-        if kind is None or name in GETTERS or listed(name, kind) or typed.get(key) == name:
+        if kind is None or name in GETTERS or is_allowed(name, kind) or typed.get(key) == name:
             continue
-        wrong = own.wrong_kind(name, "" if key.startswith("model.init") else kind, name in trusted)
-        if wrong is not None:
-            what = "an init" if key.startswith("model.init") else KINDS[kind]
-            raise UserError(
-                f"{words} names `{shown(name)}` at {shown(key)}, which takes {what}, and {wrong}: it is not built."
-            )
+        is_init = key.startswith("model.init")
+        wrong = user_packages.wrong_kind(name, "" if is_init else kind, name in trusted)
+        require(
+            wrong is None,
+            f"{file} names `{printable(name)}` at {printable(key)}, which takes {'an init' if is_init else KINDS[kind]}"
+            f", and {wrong}: it is not built.",
+        )
 
 
 def checked_overrides(path: Path, where: str) -> list[str]:
-    """What was typed when a run was started, from its overrides.yaml, if composing it again only chooses and sets.
+    """Read the overrides of a run from its overrides.yaml.
 
     Raises:
-        UserError: it is no list of overrides, or one would do more.
+        UserError: it is not a list of overrides, or one of them changes Hydra itself.
         OSError: it can't be read.
     """
-    words = f"{where}: its overrides.yaml"
-    if not path.is_file():
-        raise UserError(f"{words} is not there: take a run directory as Lathe has written it.")
-    content = read_yaml(path, words)
+    file = f"{where}: its overrides.yaml"
+    require(path.is_file(), f"{file} is missing: use a run directory as Lathe wrote it.")
+    content = read_yaml(path, file)
     if not isinstance(content, list) or not all(isinstance(item, str) for item in content):
-        raise UserError(f"{words} can't be read as a list of overrides.")
-    for item in content:
-        if re.match(r"[+~]*hydra\b", item):  # a search path imports what it names
-            raise UserError(f"{words} holds {item[:80]!r}, which changes Hydra itself: it is not read.")
+        raise UserError(f"{file} can't be read as a list of overrides.")
+    for item in content:  # a search path imports what it names
+        is_hydra = re.match(r"[+~]*hydra\b", item)
+        require(not is_hydra, f"{file} holds {item[:80]!r}, which changes Hydra itself: it is not read.")
     return content
 
 
 def tell_owner(*paths: Path) -> None:
-    """Says in one line that a directory, or a file in it, belongs to another user of this machine."""
-    if not hasattr(os, "getuid"):
-        return
-    for path in paths:
+    """Print a note if a directory, or a file in it, belongs to another user of this machine."""
+    for path in paths if hasattr(os, "getuid") else ():
         try:
-            owner = os.lstat(path) if path.is_symlink() else path.stat()
+            found = os.lstat(path) if path.is_symlink() else path.stat()
         except OSError:
             continue
-        if owner.st_uid not in (os.getuid(), 0) and str(path) not in _told:
-            _told.add(str(path))
-            folder = "directory" if stat.S_ISDIR(owner.st_mode) else "file"
-            print(f"Note: the {folder} {path} belongs to another user ({_name_of(owner.st_uid)}).", file=sys.stderr)
+        if found.st_uid not in (os.getuid(), 0) and str(path) not in _reported:
+            _reported.add(str(path))
+            kind = "directory" if stat.S_ISDIR(found.st_mode) else "file"
+            print(f"Note: the {kind} {path} belongs to another user ({_user_name(found.st_uid)}).", file=sys.stderr)
             return
 
 
-def _name_of(uid: int) -> str:
+def _user_name(uid: int) -> str:
     try:
         import pwd
 

@@ -21,8 +21,9 @@ from lathe.compression.batchnorm import reestimate_batchnorm
 from lathe.compression.channels.prune import prune_channels
 from lathe.compression.masks.masks import apply_masks, make_masks
 from lathe.compression.masks.parameters import HEAD_RULE
-from lathe.config.composed import data_at
-from lathe.config.stages import check_compression, methods
+from lathe.config.compression_plan import methods
+from lathe.config.cross_checks import check_compression
+from lathe.config.resolve import set_data_folder
 from lathe.errors import require
 from lathe.runs import rundir, score, summary
 from lathe.runs.checkpoints import read_checkpoint
@@ -57,7 +58,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     refuse_quantized(task.net, request)
     if request["batch_size"] is not None:
         config["data"]["eval_batch_size"] = request["batch_size"]
-    data_at(config, request["data"]["folder"])
+    set_data_folder(config, request["data"]["folder"])
     datamodule = score.open_data(config, task)
 
     def metrics() -> Metrics:
@@ -258,7 +259,7 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
         UserError: the place can't be written to. Nothing is left behind then.
     """
     config = copy.deepcopy(source.config)
-    data_at(config, request["data"]["folder"])
+    set_data_folder(config, request["data"]["folder"])
     config |= {
         "compression": request["compression"],
         "ckpt_path": str(source.path),

@@ -12,7 +12,7 @@ from lathe import export, receipt
 from lathe.callbacks import AtomicCheckpointIO, Compression
 from lathe.compression.masks.parameters import zero_share
 from lathe.compression.structure import structure_of
-from lathe.config.stages import methods
+from lathe.config.compression_plan import methods
 from lathe.runs import score
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint, restore

@@ -9,8 +9,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from lathe.callbacks import Checkpoint, Compression, DeviceStats, Progress, Samples, Throughput, numbers
-from lathe.config.direction import lower_is_better
-from lathe.config.splits import split_of
+from lathe.config.metric_split import split_of
+from lathe.config.sweep_direction import lower_is_better
 from lathe.errors import did_you_mean
 from lathe.runs import rundir
 from lathe.runs.build import make_task

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lathe.compression.structure import apply_structure
-from lathe.config.composed import data_at
+from lathe.config.resolve import set_data_folder
 from lathe.data import Normalizer
 from lathe.data.checks import squashed
 from lathe.errors import UserError, require
@@ -61,7 +61,7 @@ def load(
         UserError: it is no run directory, or its configuration names what may not be built.
     """
     found = Run(open_run(path, key, trusted), checkpoint)
-    data_at(found._config, None if folder is None else str(folder))
+    set_data_folder(found._config, None if folder is None else str(folder))
     return found
 
 

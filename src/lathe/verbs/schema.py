@@ -17,11 +17,10 @@ from typing import Any
 from typing_extensions import is_typeddict
 
 from lathe.config import commands
-from lathe.config.schema.check import BUILDER, FILLED_IN, PLATEAU, own_targets
-from lathe.config.schema.described import Written, comments, files_of, parts, written
-from lathe.config.schema.names import canonical
+from lathe.config.schema import BUILDER, FILLED_IN, PLATEAU, canonical, own_targets
 from lathe.config.signatures import parameter_schemas, schema_of
 from lathe.config.values import NODE, NULL, Json, kinds
+from lathe.config.yaml_comments import Entry, classes_by_key, comments, files_of, read_entries
 
 INTERPOLATED: Json = {"$ref": "#/$defs/interpolation"}
 OWN: Json = {"$ref": "#/$defs/own"}
@@ -45,9 +44,9 @@ class Schema:
     def __init__(self, folder: Path, packages: Iterable[str] = ()) -> None:
         self.folder, self.packages = folder, list(packages)
         self.files = files_of(folder, commands.COMMANDS)
-        self.found = written(folder, self.files)
+        self.found = read_entries(folder, self.files)
         self.comments = comments(self.found)
-        self.built = parts(self.found)
+        self.built = classes_by_key(self.found)
         self.parts = dict(_components(self.found, packages))
         self.components = {name: self._parameters(name, part) for name, part in self.parts.items()}
 
@@ -81,10 +80,10 @@ class Schema:
 
     def _parameters(self, name: str, part: Any) -> dict[str, Json]:
         """Return what a component takes: the parameters of its signature and what the launch reads of it."""
-        given = {*GIVEN, "start_step"} if name.startswith("lathe.loggers.") else GIVEN
+        groups = {key.split(".")[0] for key, names in self.built.items() if name in names}
+        given = {*GIVEN, "start_step"} if "logger" in groups else GIVEN
         schemas = {key: value for key, value in parameter_schemas(part).items() if key not in given}
-        facts = {group for key, names in self.built.items() if name in names for group in [key.split(".")[0]]}
-        for group in facts & commands.FACTS.keys():
+        for group in groups & commands.FACTS.keys():
             schemas |= _fields(commands.Plateau if name == PLATEAU else commands.FACTS[group])
         if name == "lightning.Trainer":
             schemas = {key: value for key, value in schemas.items() if key not in FILLED_IN}
@@ -195,7 +194,7 @@ def name_pattern(name: str) -> str:
     return rf"{re.escape('.'.join(room))}(\.\w+)*\.{last}" if room[0] in ("lathe", "torch") else re.escape(name)
 
 
-def _components(found: list[Written], packages: Iterable[str]) -> Iterator[tuple[str, Any]]:
+def _components(found: list[Entry], packages: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Give the canonical name and the class or function of each component, once."""
     done: set[str] = set()
 

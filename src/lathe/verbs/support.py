@@ -12,8 +12,8 @@ import torch
 from torch._dynamo.utils import counters
 
 from lathe.callbacks import Graphs
-from lathe.config.composed import check
-from lathe.config.stages import check_compression
+from lathe.config.cross_checks import check_compression
+from lathe.config.validate import check
 from lathe.errors import UserError, refuse, require
 from lathe.verbs.train import train
 

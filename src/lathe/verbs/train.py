@@ -18,9 +18,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lathe.callbacks import Compression, Elapsed, skip_empty_hooks
 from lathe.compression.structure import apply_structure
-from lathe.config.composed import flatten
-from lathe.config.schema.trainer import with_keys
-from lathe.config.stages import methods
+from lathe.config.compression_plan import methods
+from lathe.config.resolve import flatten
+from lathe.config.schema import with_keys
 from lathe.errors import UserError, require
 from lathe.loggers import CSVLogger, ended_on_error, log_facts, log_page, log_result, main_facts, run_facts, run_log
 from lathe.runs import rundir, summary

@@ -11,7 +11,7 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from support.runs import ROOT
 
-from lathe.config.typed import as_typed
+from lathe.config.quoting import as_typed
 from lathe.launch.sweep.plan import planned
 from lathe.launch.sweep.repeats import repeats_of
 from lathe.launch.sweep.space import entry_of, word

@@ -8,7 +8,7 @@ from support.run_directories import write_run
 from support.runs import ROOT
 
 from lathe.errors import UserError
-from lathe.trust.document import read_mapping, read_yaml
+from lathe.trust.safe_yaml import read_mapping, read_yaml
 
 
 def both(path: Path, known: dict[str, Any]) -> tuple[Any, Any]:

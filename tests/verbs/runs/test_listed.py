@@ -13,7 +13,7 @@ from support.commands import check, environment, in_process, run
 from support.run_folders import Cli, refused, run_dirs
 from support.runs import ROOT, SMALL
 
-from lathe.config.words import translate
+from lathe.config.override_parsing import translate
 from lathe.runs.rundir import RunDir
 from lathe.verbs.runs.choose import conditions
 from lathe.verbs.runs.find import find

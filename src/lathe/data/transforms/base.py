@@ -15,7 +15,8 @@ class Transform(ABC):
     image does not depend on the others in the batch, so that neither devices nor interruptions change it.
     """
 
-    uint8_only = False  # whether it takes no float32
+    uint8_only = False  # True if it does not take float32
+    is_tested = False  # of the class itself: Lathe's tests check what is else checked at the start of a run
 
     @abstractmethod
     def __call__(self, images: Tensor, rng: Rng) -> Tensor:

@@ -28,6 +28,8 @@ class RandomErasing(Transform):
         ArgumentError: for a value out of its range.
     """
 
+    is_tested = True
+
     @validated
     def __init__(
         self,

@@ -35,6 +35,7 @@ class ColorJitter(Transform):
     """
 
     uint8_only = True
+    is_tested = True
 
     @validated
     def __init__(

@@ -78,6 +78,8 @@ class RandAugment(Policy):
         ArgumentError: for a value out of its range.
     """
 
+    is_tested = True
+
     @validated
     def __init__(
         self,
@@ -119,6 +121,8 @@ class TrivialAugmentWide(Policy):
     Args:
         num_bins: bins of the levels.
     """
+
+    is_tested = True
 
     @validated
     def __init__(self, num_bins: Annotated[int, Field(ge=2)] = 31) -> None:

@@ -26,6 +26,8 @@ class RandomResizedCrop(Transform):
         ArgumentError: for a value out of its range.
     """
 
+    is_tested = True
+
     @validated
     def __init__(
         self,

@@ -9,7 +9,7 @@ from hydra.core.utils import run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
-from lathe.config.typed import as_typed
+from lathe.config.quoting import as_typed
 from lathe.errors import Stopped
 from lathe.launch.sweep.place import Job, SweepDir
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lathe.config.composed import CPU_PROCESSES_PER_CORE
+from lathe.config.cpu_count import CPU_PROCESSES_PER_CORE
 from lathe.errors import require
 
 

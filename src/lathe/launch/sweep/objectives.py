@@ -4,9 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from lathe.config.direction import objective_of
-from lathe.config.schema import shown
-from lathe.config.stages import methods
+from lathe.config.compression_plan import methods
+from lathe.config.sweep_direction import objective_of
+from lathe.config.values import shown
 from lathe.errors import UserError, did_you_mean, require
 from lathe.launch.sweep.place import Job
 from lathe.runs.cost import COSTS, cost_of

@@ -21,11 +21,11 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from lathe.config.words import key_of
+from lathe.config.override_parsing import key_of
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, whole, write_atomically
 from lathe.trust import read_json
-from lathe.trust.document import as_yaml
+from lathe.trust.safe_yaml import as_yaml
 
 FORMAT = 1
 STATES = ("waiting", "running", "complete", "pruned", "failed")

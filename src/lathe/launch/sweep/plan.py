@@ -9,8 +9,8 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from lathe.config.typed import as_typed
-from lathe.config.words import key_of
+from lathe.config.override_parsing import key_of
+from lathe.config.quoting import as_typed
 from lathe.errors import did_you_mean, require
 from lathe.launch.sweep.objectives import best_job, metric_of
 from lathe.launch.sweep.place import Job, SweepDir

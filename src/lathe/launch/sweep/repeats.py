@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lathe.config.schema import shown
-from lathe.config.words import key_of
+from lathe.config.override_parsing import key_of
+from lathe.config.values import shown
 from lathe.errors import require
 from lathe.launch.sweep.space import word
 from lathe.runs.study import between_repeats, pruner_of

@@ -10,10 +10,11 @@ from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from lathe import files
-from lathe.config.composed import check, resolve
-from lathe.config.schema import key_schemas, problems, shown, training_commands
-from lathe.config.values import is_valid
-from lathe.config.words import key_of
+from lathe.config.override_parsing import key_of
+from lathe.config.resolve import resolve
+from lathe.config.schema import key_schemas, problems, training_commands
+from lathe.config.validate import check
+from lathe.config.values import is_valid, shown
 from lathe.errors import UserError, refuse, require
 from lathe.launch.external_launch import detect_external_launch
 from lathe.launch.multi_node import read_nodes

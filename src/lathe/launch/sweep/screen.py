@@ -12,7 +12,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from lathe.config.words import short_names
+from lathe.config.override_parsing import short_names
 from lathe.launch.sweep.objectives import best_job, metric_of
 from lathe.launch.sweep.place import ENDED, Job
 

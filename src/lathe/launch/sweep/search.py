@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from lathe.config.composed import resolve
-from lathe.config.schema import shown
+from lathe.config.resolve import resolve
+from lathe.config.values import shown
 from lathe.errors import UserError, require
 from lathe.launch.sweep.context import Context
 from lathe.launch.sweep.objectives import check_objectives, objectives_of, reached

@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lathe.config.schema import shown
-from lathe.config.typed import as_typed
-from lathe.config.words import key_of
+from lathe.config.override_parsing import key_of
+from lathe.config.quoting import as_typed
+from lathe.config.values import shown
 from lathe.errors import did_you_mean, require
 from lathe.runs.rundir import NOT_THE_EXPERIMENT
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from lathe.config.mesh import Axes
+from lathe.config.parallel_dims import Axes
 from lathe.strategies.pipeline.cut import Cut
 from lathe.strategies.pipeline.gradients import local
 

@@ -13,7 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lathe.config.mesh import Axes, axes
+from lathe.config.parallel_dims import Axes, axes
 from lathe.config.types import Count
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require

@@ -14,7 +14,7 @@ from torch.profiler import profile as torch_profile
 from torch.utils._pytree import tree_leaves
 
 from lathe.callbacks.profiler import Operator, TorchProfiler, activities, operators_of, table_of
-from lathe.config.stages import methods
+from lathe.config.compression_plan import methods
 from lathe.errors import require
 from lathe.files import require_writable, whole, write_atomically
 from lathe.measure import describe_cpu

@@ -10,8 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lathe.config.composed import flatten
-from lathe.config.words import key_of
+from lathe.config.override_parsing import key_of
+from lathe.config.resolve import flatten
 from lathe.errors import UserError
 from lathe.runs.places import Place, shown
 from lathe.runs.rundir import RunDir

@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from lathe.config.help import default_choices
-from lathe.config.schema import shown
-from lathe.config.words import key_of, short_names
+from lathe.config.override_parsing import key_of, short_names
+from lathe.config.values import shown
 from lathe.errors import did_you_mean, require
 from lathe.runs.rundir import NOT_THE_EXPERIMENT
 from lathe.verbs.report.collect import SEEDS, Run, finite, harmless

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from lathe.config.words import key_of
+from lathe.config.override_parsing import key_of
 from lathe.errors import UserError, did_you_mean
 from lathe.verbs.report.collect import SEEDS, Run, finite
 from lathe.verbs.report.factors import ABSENT, Differences, Factor, code, label, value_text, without_noise

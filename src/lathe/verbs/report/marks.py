@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lathe.config.schema import shown
+from lathe.config.values import shown
 from lathe.runs.metric_names import bare, data_keys, loss_keys
 from lathe.runs.state import STATES
 from lathe.verbs.report.collect import Run, harmless

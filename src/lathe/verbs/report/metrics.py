@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from lathe.config.direction import lower_is_better
+from lathe.config.sweep_direction import lower_is_better
 from lathe.errors import UserError, did_you_mean
 from lathe.runs.metric_names import bare, is_cost, on_test, split_of, told_direction
 from lathe.verbs.report.collect import Run

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from lathe.config.words import key_of
+from lathe.config.override_parsing import key_of
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.verbs.report.collect import Run, finite, harmless

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from lathe import files
-from lathe.config.composed import data_at
-from lathe.config.stages import methods
-from lathe.config.typed import as_typed
+from lathe.config.compression_plan import methods
+from lathe.config.quoting import as_typed
+from lathe.config.resolve import set_data_folder
 from lathe.errors import UserError, require
 from lathe.loggers.lines import read_lines
 from lathe.runs import rundir
@@ -92,7 +92,7 @@ def begin(run: RunDir, request: dict[str, Any], code: Code) -> RunDir:
     config = run.plain("config.yaml")  # as it was written: older code knows no later names
     log_dir = Path(request["paths"]["log_dir"]).absolute()
     config["paths"]["log_dir"] = str(log_dir)
-    data_at(config, request["data"]["folder"])
+    set_data_folder(config, request["data"]["folder"])
     typed = run.typed if (run.path / "overrides.yaml").is_file() else []
     again = rundir.create(log_dir, config, typed, signed=run.signed)
     environment = {**describe_environment(), "git_commit": code.commit, "git_diff": code.diff}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe import files
-from lathe.config.schema import shown
+from lathe.config.values import shown
 from lathe.errors import collect_errors, refuse, require
 from lathe.verbs.runs import change, compare, table
 from lathe.verbs.runs.choose import begun_since, check_key, chosen, conditions, ordered

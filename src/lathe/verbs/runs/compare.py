@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lathe.config.composed import flatten
+from lathe.config.resolve import flatten
 from lathe.errors import require
 from lathe.files import open_plain
 from lathe.runs.metric_names import is_curve, loss_keys

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from lathe.config.composed import flatten
+from lathe.config.resolve import flatten
 from lathe.files import open_plain
 from lathe.runs.metric_names import objective_name
 from lathe.runs.places import shown

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe import files
-from lathe.config.words import key_of, short_names
+from lathe.config.override_parsing import key_of, short_names
 from lathe.errors import require
 from lathe.runs.metric_names import best_of
 from lathe.runs.state import STATES

@@ -1,0 +1,172 @@
+"""Class names of a folder of images: from its folders, or from a list of its files. Imports no NumPy."""
+
+import csv
+import os
+import stat
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from lathe.config.values import is_valid, problem
+from lathe.errors import UserError, require
+
+SPLITS = ("train", "val", "test")
+SPLIT_FOLDERS = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
+}
+LISTS = (".txt", ".csv")  # suffixes of lists of files
+_IGNORED = "__MACOSX"  # left by an archive
+_NAME = {"type": "string", "minLength": 1}
+
+
+def class_names(folder: Any, train: Any = None) -> list[str]:
+    """Return the sorted classes of `folder`.
+
+    They are the folders in it, in its train split, or in `train`; or the labels of the list of files `train`.
+
+    Raises:
+        UserError: there are none, or a name that a configuration can't have.
+    """
+    for key, value, kinds in (("data.folder", folder, "string"), ("data.source.train", train, ["string", "null"])):
+        message = problem(key, value, {**_NAME, "type": kinds})
+        require(message is None, message or "")
+    root = Path(folder)
+    require(
+        os.path.isdir(root),
+        f"data.folder={folder} is no folder: give one that has a folder of images for each class, also to a run whose "
+        "images have moved (to resume it: with data=image_folder).",
+    )
+    if train is not None and is_list(train):
+        place = root / train
+        return _checked({label for _, label in read_list(place)}, place)
+    place = root / (train or splits_of(root).get("train", ""))
+    key = f"data.folder={folder}" if train is None else f"data.source.train={train}"
+    is_folder = os.path.isdir(place)
+    require(is_folder, f"{key}: {place} is no folder: name one in data.folder, or a list of files in it (.txt, .csv).")
+    names = subfolders(place)
+    such = f"expected one of images for each class, such as {place / 'cat'}"
+    require(bool(names), f"{key}: {place} has no folder in it, {such}.")
+    return _checked(names, place)
+
+
+def _checked(names: Iterable[str], place: Path) -> list[str]:
+    """Refuse names with an interpolation: foreign data could read environment variables by one."""
+    for name in sorted(names):
+        require(
+            is_valid(name, _NAME) and "${" not in name,
+            f"data.folder: {place} has a class named {name!r}, expected printable characters without ${{ and without "
+            "blanks around them: rename it.",
+        )
+    return sorted(names)
+
+
+def is_list(name: str) -> bool:
+    """True for a list of files, False for a folder."""
+    return name.lower().endswith(LISTS)
+
+
+def splits_of(folder: Path) -> dict[str, str]:
+    """Return the folders that are splits by their names, by split; empty if the folders are classes.
+
+    Either all folders are splits, or train, val and test are among them.
+
+    Raises:
+        UserError: two folders are the same split.
+    """
+    names = subfolders(folder)
+    if set(SPLITS) <= set(names):
+        return dict(zip(SPLITS, SPLITS, strict=True))
+    named = [(SPLIT_FOLDERS[name.lower()], name) for name in names if name.lower() in SPLIT_FOLDERS]
+    found = dict(reversed(named))
+    if "train" not in found or (len(named) < len(names) and len(found) < len(SPLITS)):
+        return {}
+    for split, name in named:
+        require(
+            found[split] == name,
+            f"data.folder={folder} has {found[split]} and {name}, both {split} by their names: say which by "
+            f"data.source.train=..., data.source.{split}={name}.",
+        )
+    return {split: found[split] for split in SPLITS if split in found}
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Return the sorted names of the folders in it, without hidden ones."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if entry.name[0] != "." and _is_folder(entry))
+    except OSError as error:
+        raise UserError(f"data.folder: {folder} can't be read ({error.strerror}): give one that can.") from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.name != _IGNORED and entry.is_dir()
+    except OSError:  # a link that leads to itself
+        return False
+
+
+def read_list(path: Path) -> tuple[tuple[str, str], ...]:
+    """Return the files and classes of a list; files are relative to the data's folder.
+
+    A text file has a path on each line, whose folder is the class. A CSV file has a column `path`, and `label` where
+    folders are not the classes.
+
+    Raises:
+        UserError: the list can't be read, or has a file twice or outside the folder.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise UserError(f"data.source: the list {path} can't be read ({error.strerror}): give one that can.") from error
+    require(stat.S_ISREG(found.st_mode), f"data.source: the list {path} is no file: give one with a path on each line.")
+    return _read_list(path, (found.st_mtime_ns, found.st_size))
+
+
+@lru_cache(maxsize=8)
+def _read_list(path: Path, _: tuple[int, int]) -> tuple[tuple[str, str], ...]:
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = _rows(file, path) if path.suffix.lower() == ".csv" else [(line.strip("\r\n"), "") for line in file]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"data.source: the list {path} can't be read ({error}): write a path on each line.") from error
+    files: dict[str, str] = {}
+    for name, label in rows:
+        if not name.strip():
+            continue
+        place = PurePosixPath(name)
+        label = label or place.parent.name
+        where = f"data.source: the list {path}"
+        is_inside = not place.is_absolute() and ".." not in place.parts and "\0" not in name
+        require(is_inside, f"{where} names {name}, which leads out of the folder: write paths below data.folder.")
+        require(
+            bool(label),
+            f"{where} has {name} without a class: write <class>/{name}, or a CSV with the columns path and label.",
+        )
+        require(str(place) not in files, f"{where} has {place} twice: leave one out.")
+        files[str(place)] = label
+    require(bool(files), f"data.source: the list {path} has no files: write a path on each line.")
+    return tuple(files.items())
+
+
+def _rows(file: Any, path: Path) -> list[tuple[str, str]]:
+    reader = csv.DictReader(file, skipinitialspace=True)
+    columns = [name.strip() for name in reader.fieldnames or ()]
+    require(
+        columns in (["path"], ["path", "label"], ["label", "path"]),
+        f"data.source: the list {path} has the columns {', '.join(columns)}. Name them path, or path and label.",
+    )
+    reader.fieldnames = columns
+    rows = []
+    for row in reader:
+        name, label = (str(row.get(column) or "").strip() for column in ("path", "label"))
+        has_label = bool(label) or "label" not in columns
+        require(has_label, f"data.source: the list {path} has no label in line {reader.line_num}: give each file one.")
+        rows.append((name, label))
+    return rows

@@ -1,0 +1,437 @@
+"""Mistakes that two or more keys make together: one small function for each subject. Imports no torch.
+
+A check gives a message for each mistake, or raises a UserError. It runs when every key fits its schema.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from lathe.config.compression_plan import KINDS, check_stages, methods
+from lathe.config.override_parsing import key_of
+from lathe.config.schema import canonical
+from lathe.config.values import shown
+from lathe.errors import UserError, require
+
+CrossCheck = Callable[[dict[str, Any]], Iterable[str] | None]
+Config = Mapping[str, Any]
+SPLIT_NETS = ("Pipeline", "ThreeD")  # strategies that split a net between processes
+KEEP_ACTIVATIONS = ("auto", "DDP", "FSDP", "ModelSplit")  # strategies whose activations are plain tensors
+KEEP_MODULES = ("lathe.strategies.auto", "lathe.strategies.DDP")  # strategies that leave a net as it is
+OWN_MODULE = "task=lightning has a LightningModule as it is"
+# For each group: keys that are read only if another key of the group has a certain value.
+_MASKS = (("jumps", "schedule", "stepped"), ("batches", "criterion", "wanda"), ("seed", "criterion", "random"))
+READ_WITH: dict[str, tuple[tuple[str, str, str], ...]] = {
+    "optimizer": (
+        *((f"sgd_{key}", "rest", "sgd") for key in ("lr_ratio", "momentum")),
+        *((f"adamw_{key}", "rest", "adamw") for key in ("lr_ratio", "betas", "eps")),
+    ),
+    "compression.prune": (*_MASKS, ("block", "granularity", "block")),
+    "compression.prune_structured": (*_MASKS, ("norm", "criterion", "magnitude")),
+    "compression.prune_nm": _MASKS,
+    "compression.qat": (("percentile", "observer", "percentile"),),
+    "compression.ptq_static": (("percentile", "observer", "percentile"),),
+}
+
+
+def run_checks(checks: Iterable[CrossCheck], cfg: dict[str, Any]) -> Iterator[str]:
+    """Give the messages of all `checks`."""
+    for check in checks:
+        try:
+            yield from check(cfg) or ()
+        except UserError as error:
+            yield from error.args
+
+
+def unused_keys(typed: Sequence[str], cfg: Config) -> Iterator[tuple[str, str]]:
+    """Give the key and a message for each override that has no effect."""
+    for group, rules in READ_WITH.items():
+        section = _value_at(cfg, group)
+        for name, other, value in rules if isinstance(section, Mapping) else ():
+            key = f"{group}.{name}"
+            word = next((item for item in typed if key_of(item) == key), None)
+            if word is not None and other in section and section[other] != value:
+                yield (
+                    key,
+                    f"{word} has no effect: it is read with {group}.{other}={value}, and here that is "
+                    f"{section[other]}. Leave it out.",
+                )
+
+
+# Lengths and limits
+
+
+def length(cfg: Config) -> Iterator[str]:
+    trainer = cfg["trainer"]
+    if trainer.get("max_epochs") is None and trainer.get("max_steps", -1) == -1 and trainer.get("max_time") is None:
+        yield "trainer.max_epochs=null needs an end: set trainer.max_steps or trainer.max_time."
+    for unit in ("epochs", "steps"):
+        least, most = trainer.get(f"min_{unit}"), trainer.get(f"max_{unit}")
+        if least is not None and most not in (None, -1) and least > most:
+            yield f"trainer.min_{unit}={least} is above trainer.max_{unit}={most}, which ends the run first."
+
+
+def validation_interval(cfg: Config) -> Iterator[str]:
+    interval = cfg["trainer"].get("val_check_interval")
+    if cfg["trainer"].get("check_val_every_n_epoch", 1) is None and isinstance(interval, float):
+        yield (
+            "trainer.check_val_every_n_epoch=null counts batches across epochs. Set trainer.val_check_interval to a "
+            "number of batches."
+        )
+
+
+def overfitting(cfg: Config) -> Iterator[str]:
+    trainer = cfg["trainer"]
+    batches = trainer.get("overfit_batches")
+    for key in ("limit_train_batches", "limit_val_batches") if batches else ():
+        limit = trainer.get(key)
+        if limit not in (None, batches) and not (isinstance(limit, float) and limit == 1):
+            yield f"trainer.{key}={shown(limit)} has no effect with trainer.overfit_batches={shown(batches)}. Drop one."
+
+
+def data_workers(cfg: Config) -> Iterator[str]:
+    workers = cfg["data"].get("num_workers")
+    if isinstance(workers, int) and workers > 512:  # a typing mistake, which would take a machine down
+        yield f"data.num_workers={workers} would start that many processes. Use at most 512."
+
+
+# The optimizer and numbers
+
+
+def gradient_clipping(cfg: Config) -> Iterator[str]:
+    clip = cfg["trainer"].get("gradient_clip_val")
+    if not clip and cfg["trainer"].get("gradient_clip_algorithm") == "value":
+        yield f"trainer.gradient_clip_algorithm=value clips nothing with trainer.gradient_clip_val={shown(clip)}."
+    if cfg["optimizer"].get("fused") is True and cfg["precision"].get("name") == "16-mixed" and clip:
+        yield (
+            "optimizer.fused=true unscales the gradients of precision=16-mixed after they were clipped by "
+            f"trainer.gradient_clip_val={clip}: use optimizer.fused=false."
+        )
+
+
+def nesterov(cfg: Config) -> Iterator[str]:
+    optimizer = cfg["optimizer"]
+    if optimizer.get("nesterov") is True and (optimizer.get("momentum") == 0 or optimizer.get("dampening")):
+        yield "optimizer.nesterov=true needs a momentum above 0 and no dampening: set optimizer.nesterov=false."
+
+
+def precision_of_strategy(cfg: Config) -> Iterator[str]:
+    name, accepted = cfg["precision"].get("name"), cfg["strategy"].get("precisions")
+    if accepted is not None and name not in (*accepted, "auto"):
+        yield f"precision.name={name}: strategy {_class_name(cfg['strategy'])} takes {', '.join(accepted)}. Choose one."
+
+
+def gradient_scaler(cfg: Config) -> Iterator[str]:
+    keys = [key for key in ("init_scale", "growth_interval") if key in cfg["precision"]]
+    if keys and cfg["precision"].get("name") != "16-mixed":
+        yield f"precision.{keys[0]} is of the gradient scaler, which only precision=16-mixed has. Leave it out."
+
+
+# Initial weights
+
+
+def checkpoint_to_start_from(cfg: Config) -> Iterator[str]:
+    path, is_trainer = cfg.get("ckpt_path"), cfg.get("ckpt_mode") == "trainer"
+    resumes = path is not None or cfg.get("resume") is not None
+    if is_trainer and not resumes:
+        yield "ckpt_mode=trainer requires ckpt_path."
+    if str(path).startswith(("http://", "https://")) and cfg.get("ckpt_sha256") is None:
+        yield f"ckpt_path={path} is downloaded: set ckpt_sha256 to the SHA-256 of the file."
+    for key, default in (("ckpt_map", None), ("ckpt_strict", True), ("ckpt_sha256", None)):
+        value = cfg.get(key, default)
+        if value != default and not resumes:
+            yield f"{key}={shown(value)} has no effect without ckpt_path: set ckpt_path, or leave {key} out."
+        elif value != default and key != "ckpt_sha256" and is_trainer:
+            yield f"{key}={shown(value)} selects weights, and ckpt_mode=trainer takes the whole state. Use weights."
+
+
+def pretrained_weights(cfg: Config) -> Iterator[str]:
+    model = cfg["model"]
+    weights = model.get("pretrained")
+    if model.get("sha256") is not None and not isinstance(weights, str):
+        yield (
+            f"model.sha256 is that of a file, and model.pretrained={shown(weights)} names none: name one, or leave "
+            "model.sha256 out."
+        )
+    if weights not in (None, False) and model.get("init") is not None:
+        yield (
+            f"model.init={shown(model['init'])} would be lost under the weights of "
+            f"model.pretrained={shown(weights)}: leave one of the two out."
+        )
+
+
+# Strategies and devices
+
+
+def devices(cfg: Config) -> Iterator[str]:
+    devices, own = cfg["trainer"].get("devices"), cfg["strategy"].get("devices")
+    if isinstance(devices, list) and len(set(devices)) < len(devices):
+        yield f"trainer.devices={devices} names a device twice: name each once."
+    is_same = own == devices or (isinstance(own, list) and len(own) == devices)
+    if cfg["strategy"].get("processes") == "one" and devices not in (1, -1, "auto") and not is_same:
+        yield (
+            f"trainer.devices={shown(devices)} has no say where one process drives several devices: name them "
+            "with strategy.devices."
+        )
+
+
+def split_net(cfg: Config) -> Iterator[str]:
+    strategy = _class_name(cfg["strategy"])
+    is_zero3 = strategy == "DeepSpeed" and cfg["strategy"].get("stage") == 3
+    for name in _callbacks(cfg, "EMA") if strategy in SPLIT_NETS or is_zero3 else ():
+        yield f"callbacks.{name} can't average a net that strategy {strategy} cuts. Use strategy=fsdp or ddp."
+
+
+def activation_offload(cfg: Config) -> Iterator[str]:
+    key = "trainer.activation_checkpointing"
+    if cfg["trainer"].get("activation_checkpointing", "none") != "offload":
+        return
+    if cfg["compile"].get("enabled"):
+        yield (
+            f"{key}=offload acts between operations, which compile makes one: use compile=none, or use {key}=blocks."
+        )
+    if _package(cfg["strategy"]) == "lathe.strategies" and _class_name(cfg["strategy"]) not in KEEP_ACTIVATIONS:
+        yield (
+            f"{key}=offload works with strategy=auto, ddp, fsdp and model_split, not with "
+            f"{_class_name(cfg['strategy'])}: use one of these, or use {key}=blocks."
+        )
+
+
+def lightning_module_strategy(cfg: Config) -> Iterator[str]:
+    strategy, target = cfg["strategy"], _target(cfg["strategy"])
+    if _is_lightning_module(cfg) and _package(strategy) == "lathe.strategies" and target not in KEEP_MODULES:
+        yield f"strategy._target_={target} spreads the net of a task, and {OWN_MODULE}: use strategy=ddp."
+
+
+def lightning_module(cfg: Config) -> Iterator[str]:
+    optimizer, scheduler = cfg.get("optimizer"), cfg.get("scheduler")
+    if not _is_lightning_module(cfg):
+        if not optimizer:
+            yield "optimizer=none is for model=lightning, whose module has its own: choose one, such as optimizer=sgd."
+        return
+    net = cfg["model"].get("net")
+    if _package(net) in ("lathe.nets", "torch.nn"):
+        yield (
+            f"task=lightning runs a LightningModule, and model.net._target_={_target(net)} is a net. Choose "
+            "model=lightning model.net={_target_: mine.LitNet}."
+        )
+    if scheduler and not optimizer:
+        yield (
+            "scheduler is made for the optimizer of the group optimizer, and optimizer=none: leave scheduler out, or "
+            "choose optimizer=adamw too."
+        )
+    if cfg["compile"].get("enabled"):
+        yield (
+            "compile: torch.compile can't take a LightningModule that calls self.log: leave compile out, and call "
+            "self.net.compile() in the module."
+        )
+    recompute = cfg["trainer"].get("activation_checkpointing", "none")
+    if recompute != "none":
+        yield f"trainer.activation_checkpointing={recompute} is for the net of a task, and {OWN_MODULE}."
+    names = ",".join(name for name, node in cfg["compression"].items() if isinstance(node, Mapping))
+    if names:
+        yield f"compression={names} compresses the net of a task, and {OWN_MODULE}: write a task."
+
+
+# Compilation
+
+
+def compile_options(cfg: Config) -> Iterator[str]:
+    options = cfg["compile"]
+    if options.get("enabled") or "mode" in options:
+        return
+    for name, value in options.items():  # added to compile=none
+        if name != "enabled":
+            yield (
+                f"compile.{name}={value} has no effect with compile=none. Add compile=default, or ~compile.{name} "
+                "where an experiment sets it."
+            )
+
+
+def compiled_step(cfg: Config) -> Iterator[str]:
+    """Options that act within a step do not work where the whole step is one compiled function."""
+    options, trainer = cfg["compile"], cfg["trainer"]
+    if not options.get("enabled") or options.get("scope", "net") != "step":
+        return
+    target, devices = cfg["strategy"].get("_target_"), trainer["devices"]
+    several = len(devices) > 1 if isinstance(devices, list) else devices not in (1, -1, "auto")
+    if target not in (None, "lathe.strategies.auto") or several or trainer["num_nodes"] != 1:
+        yield "compile.scope=step is for one process: use strategy=auto and trainer.devices=1."
+    is_wrong = {
+        "trainer.accumulate_grad_batches": trainer["accumulate_grad_batches"] != 1,
+        "trainer.steps_per_call": trainer.get("steps_per_call") == 1,
+        "trainer.profiler": bool(trainer.get("profiler")),
+        "trainer.detect_anomaly": bool(trainer.get("detect_anomaly")),
+        "trainer.activation_checkpointing": trainer.get("activation_checkpointing", "none") != "none",
+        "compile.regional": options.get("regional") is True,
+    }
+    words = [f"{key}={shown(_value_at(cfg, key))}" for key, wrong in is_wrong.items() if wrong]
+    words += ["precision=16-mixed"] if cfg["precision"]["name"] == "16-mixed" else []
+    after_a_step = ("prune", "prune_nm", "prune_structured")
+    words += [f"compression={name}" for name in methods(cfg["compression"]) if name not in after_a_step]
+    for word in words:
+        yield f"{word} does not work with compile.scope=step, where the step is one function. Use compile.scope=net."
+
+
+# Callbacks
+
+
+def samples_page(cfg: Config) -> Iterator[str]:
+    for name, node in _callbacks(cfg, "Samples").items():
+        split = node.get("split")
+        if split in ("val", "test") and not cfg["trainer"].get(f"limit_{split}_batches", 1.0):
+            yield f"callbacks.{name}.split={split} shows samples of batches that trainer.limit_{split}_batches=0 skips."
+        if split == "test" and cfg.get("test") is False:
+            yield (
+                f"callbacks.{name}.split=test comes with the run's test, and test=false: use split=val, or test=true."
+            )
+
+
+def throughput_alert(cfg: Config) -> Iterator[str]:
+    for name, node in _callbacks(cfg, "Alerts").items():
+        if node.get("throughput_drop") is not None and cfg["callbacks"].get("throughput") is None:
+            yield (
+                f"callbacks.{name}.throughput_drop={shown(node['throughput_drop'])} needs callbacks.throughput, which "
+                "measures it: add it to callbacks, or set throughput_drop=null."
+            )
+
+
+def whitening(cfg: Config) -> Iterator[str]:
+    net = cfg["model"].get("net")
+    for name, node in _callbacks(cfg, "Whitening").items():
+        if node.get("settle_epoch") is not None and cfg["compile"].get("enabled"):
+            yield (
+                f"callbacks.{name}.settle_epoch={node['settle_epoch']} takes a weight out of training, which compiled "
+                "code does not follow: use compile=none, or null."
+            )
+        if _package(net) == "lathe.nets" and _class_name(net) != "Airbench":
+            yield f"callbacks.{name}: {_class_name(net)} has no layer to whiten: use model=airbench, or leave it out."
+
+
+def hard_samples(cfg: Config) -> Iterator[str]:
+    strategy, augment = _class_name(cfg["strategy"]), cfg["data"].get("augment")
+    mixing = [key for key in ("mixup", "cutmix") if isinstance(augment, Mapping) and augment.get(key)]
+    for name in _callbacks(cfg, "HardSamples"):
+        reads = f"callbacks.{name} reads the logits of each step, which"
+        if strategy in SPLIT_NETS:
+            yield f"{reads} strategy {strategy} has on no process: leave {name} out of callbacks."
+        if cfg["compile"].get("enabled") and cfg["compile"].get("scope", "net") == "step":
+            yield f"{reads} compile.scope=step keeps within one function: use compile.scope=net."
+        for key in mixing[:1]:
+            yield (
+                f"data.augment.{key}={shown(augment[key])} mixes samples, and callbacks.{name} chooses by the loss of "
+                "each: use 0."
+            )
+
+
+def image_sizes(cfg: Config) -> Iterator[str]:
+    strategy = _class_name(cfg["strategy"])
+    for name, node in _callbacks(cfg, "ImageSizes").items():
+        scales, out = node.get("scales"), f"leave {name} out of callbacks"
+        if strategy in SPLIT_NETS:
+            yield f"callbacks.{name}: strategy {strategy} cuts a net for one size of images: {out}."
+        if cfg["compile"].get("enabled"):
+            yield f"callbacks.{name}: compiled code is made for one size of images: use compile=none, or {out}."
+        if _is_lightning_module(cfg):
+            yield f"callbacks.{name} resizes the images of a task, and {OWN_MODULE}: {out}."
+        if isinstance(scales, list) and all(scale == 1 for scale in scales):
+            yield f"callbacks.{name}.scales={shown(scales)} makes no image smaller: choose one below 1, or {out}."
+
+
+# Compression
+
+
+def check_compression(cfg: Config) -> None:
+    """Check the methods of compression: their order, which of them exclude each other, the strategy, the stages.
+
+    Raises:
+        UserError: with the first mistake.
+    """
+    nodes = methods(cfg.get("compression") or {})
+    for name, node in nodes.items():
+        kind = node.get("kind")
+        require(kind in KINDS, f"compression.{name}.kind={kind!r}: choose one of {', '.join(KINDS)}.")
+    kinds = {name: node["kind"] for name, node in nodes.items()}
+    names, ordered = list(nodes), sorted(nodes, key=lambda name: KINDS.index(kinds[name]))
+    typed = f"compression=[{','.join(names)}]"
+    require(
+        names == ordered,
+        f"{typed} is out of order: channels are pruned first, then weights, then come integers: write "
+        f"compression=[{','.join(ordered)}].",
+    )
+    for kind, what in (("structure", "channels"), ("masks", "weights"), ("quantization", "layers")):
+        same = [name for name in names if kinds[name] == kind]
+        require(len(same) < 2, f"{typed} has {' and '.join(same)}, which decide over the same {what}: keep one.")
+    require(
+        not {"quantization", "after"} <= set(kinds.values()),
+        f"{typed} quantizes in training and again after it: keep one of them.",
+    )
+    pruning = ",".join(name for name in names if kinds[name] in ("structure", "masks"))
+    frozen = cfg.get("freeze")
+    require(
+        not (frozen and pruning),
+        f"freeze={frozen} keeps parameters as they are, and compression={pruning} would cut them: leave one of them "
+        "out.",
+    )
+    _check_best_checkpoint(cfg, [name for name in names if kinds[name] == "after" or _is_gradual(nodes[name])])
+    accepted = cfg["strategy"].get("compressions")
+    for name in names:
+        require(
+            accepted is None or kinds[name] in accepted,
+            f"compression={name}: strategy {_class_name(cfg['strategy'])} takes {' and '.join(accepted or []) or 'no'} "
+            "compression; choose another strategy, such as ddp.",
+        )
+    check_stages(cfg.get("compression") or {})
+
+
+def _is_gradual(node: Config) -> bool:
+    return node.get("mode") == "gradual"
+
+
+def _check_best_checkpoint(cfg: Config, late: list[str]) -> None:
+    """Check that methods that act after training find a best checkpoint; compress.py has no such keys."""
+    trainer, callbacks = cfg.get("trainer", {}), cfg.get("callbacks", {"checkpoint": {}})
+    is_kept = trainer.get("enable_checkpointing", True) and callbacks.get("checkpoint") is not None
+    require(
+        is_kept or not late or bool(trainer.get("fast_dev_run")),
+        f"compression={','.join(late)} acts on best.ckpt after training, and this run keeps none: set "
+        "trainer.enable_checkpointing=true and keep callbacks.checkpoint.",
+    )
+
+
+def _value_at(cfg: Config, key: str) -> Any:
+    value: Any = cfg
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _target(node: Any) -> str:
+    return canonical(str(node.get("_target_"))) if isinstance(node, Mapping) else ""
+
+
+def _package(node: Any) -> str:
+    return _target(node).rpartition(".")[0]
+
+
+def _class_name(node: Config) -> str:
+    return str(node.get("_target_")).rpartition(".")[2]
+
+
+def _callbacks(cfg: Config, name: str) -> dict[str, Any]:
+    """Return the nodes of a callback of ours by their keys."""
+    return {key: node for key, node in cfg["callbacks"].items() if node and _target(node) == f"lathe.callbacks.{name}"}
+
+
+def _is_lightning_module(cfg: Config) -> bool:
+    return _target(cfg["task"]) == "lathe.tasks.LightningTask"
+
+
+# Checks of what a command on a finished run chooses again.
+SAVED_RUN_CHECKS: tuple[CrossCheck, ...] = (precision_of_strategy, gradient_scaler, lightning_module_strategy)
+CROSS_CHECKS: tuple[CrossCheck, ...] = (
+    *(length, validation_interval, overfitting, data_workers),
+    *(gradient_clipping, nesterov, checkpoint_to_start_from, pretrained_weights),
+    *(devices, split_net, activation_offload, lightning_module, compile_options, compiled_step),
+    *(samples_page, throughput_alert, whitening, hard_samples, image_sizes),
+    *SAVED_RUN_CHECKS,
+)

@@ -1,0 +1,177 @@
+"""Resolved configurations: plain nested dicts, what differs between two, and the paths in them. Imports no torch."""
+
+import copy
+import glob
+import os
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lathe.config.class_names import class_names
+from lathe.errors import UserError, require
+
+# For files of the group data: the classes of a folder, and their number.
+OmegaConf.register_new_resolver("lathe.class_names", class_names, replace=True)
+OmegaConf.register_new_resolver("lathe.count", lambda names: None if names is None else len(names), replace=True)
+# OmegaConf's messages about interpolations, and ours.
+_MESSAGES = (
+    (r"Interpolation key '([\w.]+)' not found", r"it follows \1, which is not there; give either."),
+    (
+        r".*\"Environment variable '(.*)' not found\"",
+        r"the environment variable \1 is not set: set it, or write ${oc.env:\1,<a default>}.",
+    ),
+    (r"Unsupported interpolation type (.*)", r"${\1:...}: there is no such resolver; give a value, or ${a.key}."),
+    (r"Recursive interpolation detected", r"it follows itself: give a value."),
+    (r"\w+ raised while resolving interpolation: (.*)", r"its ${...} can't be resolved (\1): give a value."),
+)
+_OUR_RESOLVER = "UserError raised while resolving interpolation: "
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of nested dicts by dotted path. A list counts as one leaf."""
+    if not isinstance(tree, dict) or not tree:
+        return {prefix: tree}
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
+    return leaves
+
+
+def resolve(cfg: DictConfig) -> dict[str, Any]:
+    """Return the configuration as plain nested dicts and lists, with every interpolation resolved.
+
+    Raises:
+        UserError: with a message for each interpolation that leads nowhere and each missing value (`???`).
+    """
+    try:
+        container = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise UserError(*(_unresolved(cfg) or [_message(error)])) from error
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+def _unresolved(cfg: DictConfig) -> list[str]:
+    found: dict[str, str] = {}
+    for key, value in flatten(OmegaConf.to_container(cfg)).items():
+        if value != "???" and "${" not in str(value):
+            continue
+        try:
+            node = OmegaConf.select(cfg, key, throw_on_missing=True)
+            if OmegaConf.is_config(node):
+                OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
+        except OmegaConfBaseException as error:
+            text = str(error).splitlines()[0]
+            follows_missing = "while resolving interpolation: Missing mandatory value" in text  # reported where it is
+            if not follows_missing:
+                # of a fact that the data lacks, what follows it within the data is reported, not what the net lacks too
+                found.setdefault("a fact" if _missing_fact(error) and text not in found else text, _message(error))
+    return list(found.values())
+
+
+def _missing_fact(error: OmegaConfBaseException) -> str:
+    """Return what a net has to know of its data and they do not declare; empty for another error."""
+    found = re.search(r"Interpolation key 'data\.(\w+)' not found", str(error))
+    return found[1] if found and str(error.full_key).startswith("model.") else ""
+
+
+def _message(error: OmegaConfBaseException) -> str:
+    key, text = error.full_key or "the configuration", str(error).splitlines()[0]
+    if fact := _missing_fact(error):
+        return (
+            f"{key} follows data.{fact}, which this data set does not declare: choose data for this kind of model, "
+            "such as data=digits for images or data=synthetic_tokens for tokens."
+        )
+    if text.startswith(_OUR_RESOLVER):
+        return text.removeprefix(_OUR_RESOLVER)
+    if text.startswith("Missing mandatory value"):
+        return f"{key}: a value has to be given, {key}=...; --help {key} says what it takes."
+    for pattern, message in _MESSAGES:
+        if found := re.fullmatch(pattern, text):
+            return f"{key}: {found.expand(message)}"
+    return f"{key}: {text}"
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], ignore: Sequence[str] = ()) -> list[str]:
+    """Return a line `key: old -> new` for every leaf that differs, except for the keys `ignore` and those below."""
+    before, after = flatten(old), flatten(new)
+    keys = [key for key in before.keys() | after.keys() if before.get(key) != after.get(key)]
+    return [
+        f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}"
+        for key in sorted(keys)
+        if not any(f"{key}.".startswith(f"{name}.") for name in ignore)
+    ]
+
+
+def changes(saved: dict[str, Any], asked: dict[str, Any], run: str, ignore: Sequence[str]) -> list[str]:
+    """Return the differences between the saved configuration of a run directory and the configuration asked for.
+
+    A path that leads to the run itself is not one: it was typed as logs/latest, which led to another run before.
+    """
+    own = f" -> {os.path.realpath(run)}"
+    lines = differences(saved, with_absolute_paths(asked), ignore)
+    return [line for line in lines if not re.match(r"\S*(ckpt_path|\.teacher): ", line) or not line.endswith(own)]
+
+
+def with_absolute_paths(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy with real paths for the runs and files that a run starts from or learns from.
+
+    logs/latest leads to another run as soon as this one begins, and a run directory is used from any directory.
+    """
+    cfg = copy.deepcopy(cfg)
+    cfg["ckpt_path"] = _real(cfg.get("ckpt_path"))
+    sections = [("pretrained", cfg.get("model")), *(("folder", node) for node in _data_nodes(cfg))]
+    sections += [("teacher", node) for node in (cfg.get("compression") or {}).values()]
+    for key, node in sections:
+        if isinstance(node, dict) and key in node:
+            node[key] = _real(node[key])
+    return cfg
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_real(item) for item in value]
+    if isinstance(value, dict) and "weights" in value:
+        return {**value, "weights": _real(value["weights"])}
+    is_path = isinstance(value, str) and value != "ema" and os.path.exists(value)
+    return os.path.realpath(newest_run(value)) if is_path else value
+
+
+def _data_nodes(cfg: dict[str, Any]) -> list[dict[str, Any]]:
+    data = cfg.get("data") or {}
+    return [node for node in (data, data.get("source")) if isinstance(node, dict)]
+
+
+def set_data_folder(cfg: dict[str, Any], folder: str | None) -> None:
+    """Set where the data of a run are now; None keeps the folder of its configuration.
+
+    Raises:
+        UserError: it is not a folder, or the data of the run were in none.
+    """
+    if folder is None:
+        return
+    nodes = [node for node in _data_nodes(cfg) if isinstance(node.get("folder"), str)]
+    require(bool(nodes), f"data.folder={folder}: the run's data were in no folder of the user's: leave it null.")
+    require(os.path.isdir(folder), f"data.folder={folder} is not a folder: give the one that has the run's data now.")
+    for node in nodes:
+        node["folder"] = os.path.realpath(folder)
+
+
+def data_folder_of(cfg: dict[str, Any]) -> str | None:
+    """Return the folder of the data, where a configuration names one."""
+    found = [node["folder"] for node in _data_nodes(cfg) if node.get("folder")]
+    return found[0] if found and isinstance(found[0], str) else None
+
+
+def newest_run(path: str, checkpoints: bool = True) -> str:
+    """Return the newest run directory in a folder of runs such as logs/<name>; any other path as it is.
+
+    With `checkpoints`, runs without a checkpoint are taken only if no run has one.
+    """
+    runs = [os.path.dirname(file) for file in glob.glob(f"{glob.escape(path)}/????-??-??_??-??-??_*/environment.json")]
+    if checkpoints:
+        runs = [run for run in runs if glob.glob(f"{glob.escape(run)}/checkpoints/**/*.ckpt", recursive=True)] or runs
+    return max(runs, key=lambda run: (os.path.getmtime(f"{run}/environment.json"), run), default=path)

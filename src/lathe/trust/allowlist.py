@@ -1,0 +1,257 @@
+"""The allow-list: the classes and functions that a saved configuration may build, by key. Imports none of them.
+
+A saved configuration may come from someone else, and what it names is imported and called. A class of another library
+is on the list only if its constructor takes no path, address, command or function.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lathe.config.schema import canonical, definitions
+from lathe.trust import user_packages
+
+KINDS = {
+    "task": "a task, which is a LightningModule",
+    "module": "a torch module",
+    "net part": "a part of a net",
+    "optimizer": "an optimizer",
+    "scheduler": "a learning-rate scheduler",
+    "trainer": "Lightning's Trainer",
+    "strategy": "a strategy",
+    "data": "a data module",
+    "data part": "a part of a data module",
+    "callback": "a callback",
+    "logger": "a logger",
+}
+# The kind that each key takes; the first pattern counts. Other keys take no component.
+PLACES = [
+    (re.compile(pattern), kind)
+    for pattern, kind in (
+        (r"task", "task"),
+        (r"task\..+", "module"),
+        (r"model\.net[.\[].+", "net part"),
+        (r"model\..+", "module"),
+        (r"optimizer(?:\.kind)?", "optimizer"),
+        (r"scheduler(?:\.scheduler)?(?:\.schedulers\[\d+\])*", "scheduler"),
+        (r"trainer", "trainer"),
+        (r"strategy", "strategy"),
+        (r"data", "data"),
+        (r"data\..+", "data part"),
+        (r"callbacks\.[^.\[]+", "callback"),
+        (r"callbacks\.[^.\[]+[.\[].+", "module"),
+        (r"logger\.[^.\[]+", "logger"),
+        (r"compression\.(?!stages$|receipt$)[^.\[]+", "callback"),
+        (r"compression\.[^.\[]+\.teacher(?:\[\d+\])?\.net(?:[.\[].+)?", "module"),
+    )
+]
+NET_PARTS = ("module", "optimizer", "scheduler")  # a LightningModule may be given its optimizer and schedule
+# Components in configs/schema.json, by canonical name.
+SCHEMA = {
+    "task": r"lathe\.tasks\.\w+Task",
+    "module": r"lathe\.nets\.\w+|lathe\.tasks\.Weighted",
+    "optimizer": r"lathe\.optim\.([A-Z]\w*|build_optimizer)|torch\.optim\.(?!ReduceLROnPlateau)[A-Z]\w*",
+    "scheduler": r"lathe\.optim\.(?!build_optimizer)[a-z]\w*",
+    "data": r"lathe\.data\.\w+DataModule",
+    "data part": r"lathe\.data\.(?!\w+DataModule$)[A-Z]\w*",
+    "callback": r"lathe\.callbacks\.[A-Z]\w*",
+    "strategy": r"lathe\.strategies\.([A-Z]\w*|auto)|lathe\.legacy\.[A-Z]\w*",
+    "logger": r"lathe\.loggers\.\w+",
+}
+# Layers and losses of torch.nn. Not Module itself, and not DataParallel, which is a strategy.
+LAYERS = """
+AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveLogSoftmaxWithLoss AdaptiveMaxPool1d AdaptiveMaxPool2d
+AdaptiveMaxPool3d AlphaDropout AvgPool1d AvgPool2d AvgPool3d BCELoss BCEWithLogitsLoss BatchNorm1d BatchNorm2d
+BatchNorm3d Bilinear CELU CTCLoss ChannelShuffle CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d
+ConstantPad3d Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d CosineEmbeddingLoss
+CosineSimilarity CrossEntropyLoss CrossMapLRN2d Dropout Dropout1d Dropout2d Dropout3d ELU Embedding EmbeddingBag
+FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GELU GLU GRU GRUCell GaussianNLLLoss
+GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss Identity InstanceNorm1d
+InstanceNorm2d InstanceNorm3d KLDivLoss L1Loss LPPool1d LPPool2d LPPool3d LSTM LSTMCell LayerNorm LazyBatchNorm1d
+LazyBatchNorm2d LazyBatchNorm3d LazyConv1d LazyConv2d LazyConv3d LazyConvTranspose1d LazyConvTranspose2d
+LazyConvTranspose3d LazyInstanceNorm1d LazyInstanceNorm2d LazyInstanceNorm3d LazyLinear LeakyReLU Linear
+LocalResponseNorm LogSigmoid LogSoftmax MSELoss MarginRankingLoss MaxPool1d MaxPool2d MaxPool3d MaxUnpool1d
+MaxUnpool2d MaxUnpool3d Mish ModuleDict ModuleList MultiLabelMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss
+MultiheadAttention NLLLoss PReLU PairwiseDistance PixelShuffle PixelUnshuffle PoissonNLLLoss RMSNorm RNN RNNCell RReLU
+ReLU ReLU6 ReflectionPad1d ReflectionPad2d ReflectionPad3d ReplicationPad1d ReplicationPad2d ReplicationPad3d SELU
+Sequential SiLU Sigmoid SmoothL1Loss SoftMarginLoss Softmax Softmax2d Softmin Softplus Softshrink Softsign
+SyncBatchNorm Tanh Tanhshrink Threshold Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder
+TransformerEncoderLayer TripletMarginLoss Unflatten Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d
+ZeroPad2d ZeroPad3d
+"""
+# Not those that take functions.
+SCHEDULERS = (
+    "ChainedScheduler ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR ExponentialLR LinearLR "
+    "MultiStepLR OneCycleLR PolynomialLR ReduceLROnPlateau SequentialLR StepLR"
+)
+# Not metrics that download a pretrained net.
+METRICS = """
+AUROC Accuracy AveragePrecision CalibrationError CohenKappa ConfusionMatrix CosineSimilarity ExactMatch
+ExplainedVariance F1Score FBetaScore HammingDistance HingeLoss JaccardIndex KLDivergence LogCoshError MatthewsCorrCoef
+MaxMetric MeanAbsoluteError MeanAbsolutePercentageError MeanMetric MeanSquaredError MeanSquaredLogError
+MetricCollection MinMetric PearsonCorrCoef Perplexity Precision PrecisionRecallCurve R2Score ROC Recall
+SpearmanCorrCoef Specificity StatScores SumMetric
+"""
+CLASSIFICATION = """
+AUROC Accuracy AveragePrecision CalibrationError CohenKappa ConfusionMatrix ExactMatch F1Score FBetaScore
+HammingDistance HingeLoss JaccardIndex MatthewsCorrCoef Precision PrecisionRecallCurve ROC Recall Specificity
+StatScores
+"""
+# Not those that take folders or functions (ModelCheckpoint, LambdaCallback, BasePredictionWriter, ...), or pass their
+# arguments to another constructor (WeightAveraging, EMAWeightAveraging).
+CALLBACKS = (
+    "DeviceStatsMonitor EarlyStopping GradientAccumulationScheduler LearningRateMonitor ModelSummary RichModelSummary "
+    "RichProgressBar StochasticWeightAveraging TQDMProgressBar Timer"
+)
+# Not those of servers: their settings could name another server, which would receive API keys.
+LOGGERS = "CSVLogger TensorBoardLogger"
+
+MODULES = r"(?:\.[a-z][a-z0-9_]*)*"  # modules between a package and a class
+
+
+def _one_of(names: str) -> str:
+    return "(?:" + "|".join(names.split()) + ")"
+
+
+LIBRARIES = {
+    "module": (
+        rf"torch\.nn(?:\.modules{MODULES})?\.{_one_of(LAYERS)}",
+        rf"torchmetrics(?:\.(?:classification|regression|text|aggregation))?\.{_one_of(METRICS)}",
+        rf"torchmetrics\.classification\.(?:Binary|Multiclass|Multilabel){_one_of(CLASSIFICATION)}",
+    ),
+    "scheduler": (rf"torch\.optim\.lr_scheduler\.{_one_of(SCHEDULERS)}",),
+    "callback": (rf"lightning\.pytorch\.callbacks{MODULES}\.{_one_of(CALLBACKS)}",),
+    "logger": (rf"lightning\.pytorch\.loggers{MODULES}\.{_one_of(LOGGERS)}",),
+    "trainer": (r"lightning\.(?:pytorch\.(?:trainer\.)?)?Trainer",),
+}
+# Hydra's functions that look a name up instead of calling it, and the kinds that may be looked up.
+GETTERS = {f"hydra.utils.{name}" for name in ("get_class", "get_method", "get_object", "get_static_method")}
+GETTERS_AT = ("optimizer", "module", "net part", "data part")
+OPTIONS = {"_partial_": (bool,), "_convert_": (str, bool), "_recursive_": (bool,), "_args_": (list,)}
+NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+", re.ASCII)
+INIT = re.compile(r"model\.init(?:\[\d+\])?")  # the name of an initialisation of ours, or a dotted path to a function
+# Keys with an address that metrics, messages and API keys are sent to, and addresses on this machine.
+ADDRESS = re.compile(r"logger\.[^.\[]+\.(?:tracking_uri|repo)|callbacks\.[^.\[]+\.url")
+LOCAL = re.compile(r"(?:sqlite|file):.*|env:\w+|[^:]*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A `name` at `key` that a saved configuration may not build.
+
+    `can_trust` is True if `trusted` may name it; else `why` says what is wrong with it.
+    """
+
+    key: str
+    name: str
+    can_trust: bool = True
+    why: str = ""
+
+
+def kinds_of(name: str) -> list[str]:
+    """Return the kinds of a name on the allow-list; [] for other names."""
+    return [kind for kind in KINDS if _is_listed(name, kind)]
+
+
+def is_allowed(name: str, kind: str) -> bool:
+    """True if any saved configuration may build `name` where a key takes this kind."""
+    return any(_is_listed(name, one) for one in (NET_PARTS if kind == "net part" else (kind,)))
+
+
+def _is_listed(name: str, kind: str) -> bool:
+    if any(re.fullmatch(pattern, name) for pattern in LIBRARIES.get(kind, ())):
+        return True
+    short = canonical(name)
+    # a class may be named through its module, which exists because the name is in the schema; a function may not
+    is_named = name == short or re.fullmatch(rf"(?:lathe|torch)\.\w+{MODULES}\.[A-Z]\w*", name)
+    return bool(is_named and short in definitions() and re.fullmatch(SCHEMA.get(kind, r"(?!)"), short))
+
+
+def kind_at(key: str) -> str | None:
+    """Return the kind of component that a key takes; None if it takes none."""
+    return next((kind for pattern, kind in PLACES if pattern.fullmatch(key)), None)
+
+
+def is_trusted(name: str, trusted: list[str]) -> bool:
+    """True if `name` is one of `trusted`, or is in one of them."""
+    return any(f"{name}.".startswith(f"{item}.") for item in trusted)
+
+
+def names_in(config: Any) -> dict[str, str]:
+    """Return every name in a configuration that is looked up and called, by its key."""
+    return {key: name for key, name, _ in _names(config, "") if isinstance(name, str)}
+
+
+def findings(config: Any, trusted: list[str], typed: dict[str, str]) -> Iterator[Finding]:
+    """Give each name in a saved configuration that it may not build.
+
+    `trusted` are packages and names that the user trusts, `typed` the names at the same keys of the current command.
+    """
+    yield from _invalid_options(config, "")
+    for key, name, use in _names(config, ""):
+        if not isinstance(name, str):
+            yield Finding(key, repr(name)[:80], False, "which is not a name")
+        elif use == "address":
+            if name not in trusted and typed.get(key) != name:
+                yield Finding(key, name)
+        else:
+            yield from _check_name(key, name, use, trusted, typed)
+
+
+def _check_name(key: str, name: str, use: str, trusted: list[str], typed: dict[str, str]) -> Iterator[Finding]:
+    kind = kind_at(key.removesuffix(".path") if use == "path" else key)
+    if kind is None:
+        yield Finding(key, name, False, "where no part belongs")
+    elif not NAME.fullmatch(name) or "__" in name:
+        yield Finding(key, name[:200], False, "which is not the name of a class or function")
+    elif use == "getter":
+        if kind not in GETTERS_AT:
+            yield Finding(key, name, False, f"where {KINDS[kind]} is built, not looked up")
+    elif use != "init" and is_allowed(name, kind):
+        return
+    elif use != "init" and kinds_of(name) and name not in trusted:
+        yield Finding(key, name, False, f"where {KINDS[kind]} belongs")
+    elif typed.get(key) != name and not is_trusted(name, trusted) and not user_packages.is_user_code(name):
+        yield Finding(key, name)
+
+
+def _names(node: Any, key: str) -> Iterator[tuple[str, Any, str]]:
+    """Give (key, name, use) for all names below a node; the use is component, getter, path, init or address."""
+    if isinstance(node, dict):
+        target = node.get("_target_")
+        is_getter = isinstance(target, str) and target in GETTERS
+        if "_target_" in node:
+            yield key, target, "getter" if is_getter else "component"
+        if is_getter:
+            yield _join(key, "path"), node.get("path"), "path"
+        for name, value in node.items():
+            yield from _names(value, _join(key, name))
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from _names(value, f"{key}[{number}]")
+    elif isinstance(node, str):
+        if INIT.fullmatch(key) and "." in node:
+            yield key, node, "init"
+        elif ADDRESS.fullmatch(key) and not LOCAL.fullmatch(node):
+            yield key, node, "address"
+
+
+def _invalid_options(node: Any, key: str) -> Iterator[Finding]:
+    """Give keys that are not text, and Hydra's options where Lathe writes none."""
+    if isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from _invalid_options(value, f"{key}[{number}]")
+    for name, value in node.items() if isinstance(node, dict) else ():
+        full = _join(key, name)
+        if not isinstance(name, (str, int)) or isinstance(name, bool) or (not key and not isinstance(name, str)):
+            yield Finding(full, repr(name)[:80], False, "which is not a key")
+        elif isinstance(name, str) and re.fullmatch(r"_\w*_", name) and name != "_target_":
+            fits = "_target_" in node and name in OPTIONS and isinstance(value, OPTIONS[name])
+            if not fits or (name == "_args_" and kind_at(key) not in ("module", "net part")):
+                yield Finding(full, name, False, "which Lathe never writes there")
+        yield from _invalid_options(value, full)
+
+
+def _join(key: str, name: Any) -> str:
+    return f"{key}.{name}" if key else str(name)
