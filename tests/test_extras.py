@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.runs import ROOT, SMALL, config, new_run, runs
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.errors import UserError, uninstalled
 from lathe.runs.rundir import RunDir
 from lathe.verbs.compress import compress
@@ -27,7 +27,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in (*ONNX, "torch_pruning", "wandb", "sklearn", "scipy"):
         blocked.setitem(sys.modules, package, None)
     cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     blocked.undo()
     return Path(cfg["paths"]["run_dir"])
 
@@ -93,7 +93,7 @@ def test_training_with_channels_removed_is_refused_at_once(
 
 def test_compressing_a_run_is_refused_before_it_is_scored(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block(monkeypatch, "torch_pruning")
-    monkeypatch.setattr("lathe.verbs.compress.score.open_run_net", lambda *words: pytest.fail("the run was opened"))
+    monkeypatch.setattr("lathe.verbs.compress.inference.open_run_net", lambda *words: pytest.fail("the run was opened"))
     asked = config(f"run={finished}", "compression=prune_channels", name="compress")
     cfg = RunDir(finished).config
     cfg |= {"request": asked, "strategy": asked["strategy"], "trainer": {**cfg["trainer"], **asked["trainer"]}}
@@ -122,6 +122,6 @@ def test_a_run_whose_receipt_will_lack_onnx_says_so_before_it_trains(
         r"compression\.receipt=quick will be without ONNX Runtime: onnxruntime can't be imported: pip install -e "
         r"'\.\[export\]'"
     )
-    monkeypatch.setattr("lathe.verbs.train.interruptible", lambda *words: pytest.fail("trained before it warned"))
+    monkeypatch.setattr("lathe.training.train.interruptible", lambda *words: pytest.fail("trained before it warned"))
     with pytest.warns(UserWarning, match=told), pytest.raises(pytest.fail.Exception):
-        lathe.verbs.train.train(new_run(tmp_path, *SMALL, "compression=prune"))
+        lathe.training.train.train(new_run(tmp_path, *SMALL, "compression=prune"))

@@ -10,7 +10,7 @@ import torch
 from support.nvml import FakeNvml, install
 from support.runs import SMALL, column, new_run
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.callbacks import DeviceStats
 from lathe.errors import UserError
 from lathe.measure.energy import Rapl
@@ -132,7 +132,7 @@ def test_a_run_has_it_in_its_result_and_still_makes_several_steps_at_once(
     on_batch = DeviceStats.on_train_batch_end
     monkeypatch.setattr(DeviceStats, "on_train_batch_end", lambda *args: (seen.append(1), on_batch(*args))[1])
     cfg = new_run(tmp_path, *SMALL, "test=false", "callbacks=[default,device_stats]")
-    result, run = lathe.verbs.train.train(cfg), Path(cfg["paths"]["run_dir"])
+    result, run = lathe.training.train.train(cfg), Path(cfg["paths"]["run_dir"])
     assert len(column(run, "device/cpu_percent")) == 8  # of 40 steps, every fifth is logged
     assert 8 <= len(seen) < 40 * 0.6
     assert result["energy_cpu_j"] > 0
@@ -143,7 +143,7 @@ def test_a_run_has_it_in_its_result_and_still_makes_several_steps_at_once(
 def test_a_run_of_an_earlier_version_has_lightnings(tmp_path: Any) -> None:
     node = "callbacks.device_stats._target_=lightning.pytorch.callbacks.DeviceStatsMonitor"
     cfg = new_run(tmp_path, *SMALL, "test=false", "callbacks=[default,device_stats]", node)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     names = (Path(cfg["paths"]["run_dir"]) / "metrics.csv").read_text().splitlines()[0]
     assert "DeviceStatsMonitor.on_train_batch_end" in names
 

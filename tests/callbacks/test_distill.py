@@ -11,14 +11,14 @@ from lightning.pytorch import seed_everything
 from support.distillation import MLP, QUIET, RESNET, TEACHER, distilled, result, run_of, slow
 from support.runs import column, new_run, weights
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.callbacks.methods.distill import Distill
 from lathe.compression.distillation import kd
 from lathe.errors import UserError
-from lathe.runs import attached, methods
 from lathe.runs.build import make_task
-from lathe.runs.nodes import make
-from lathe.runs.score import open_net
+from lathe.runs.inference import open_net
+from lathe.runs.instantiate import instantiate
+from lathe.training import callbacks_and_loggers
 
 
 @pytest.fixture(scope="module")
@@ -42,10 +42,10 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_loss_is_the_share_of_the_labels_and_of_the_teacher(tmp_path: Path, teacher: Path) -> None:
     cfg = new_run(tmp_path, *QUIET, *MLP, *distilled(teacher, "alpha=0.7", "temperature=3.0"))
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     seed_everything(cfg["seed"], verbose=False)
-    datamodule, task = make(cfg["data"], "data"), make_task(cfg)
+    datamodule, task = instantiate(cfg["data"], "data"), make_task(cfg)
     datamodule.setup("fit")
     x, y = next(iter(datamodule.train_dataloader()))
     logits = task.net(x)
@@ -82,7 +82,7 @@ def test_the_loss_is_the_share_of_the_labels_and_of_the_teacher(tmp_path: Path, 
 def test_settings_that_make_no_sense(tmp_path: Path, settings: tuple[str, ...], sentence: str) -> None:
     cfg = new_run(tmp_path, *QUIET, *MLP, *distilled("a", *settings))
     with pytest.raises(UserError) as caught:
-        methods.make_methods(cfg)
+        callbacks_and_loggers.make_methods(cfg)
     assert str(caught.value).startswith(sentence)
 
 
@@ -154,10 +154,10 @@ def test_several_teachers_share_the_term(tmp_path: Path, teacher: Path, resnet: 
         "trainer.limit_train_batches=3",
         *distilled(f"[{teacher},{resnet}]", "teacher_weights=[3,1]", "alpha=0.5"),
     )
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     seed_everything(cfg["seed"], verbose=False)
-    datamodule, task = make(cfg["data"], "data"), make_task(cfg)
+    datamodule, task = instantiate(cfg["data"], "data"), make_task(cfg)
     datamodule.setup("fit")
     x, _ = next(iter(datamodule.train_dataloader()))
     terms = [kd(task.net(x), open_net(path)(x), 4.0).item() for path in (teacher, resnet)]
@@ -213,11 +213,11 @@ def test_a_cache_that_is_too_small_is_told(tmp_path: Path, teacher: Path) -> Non
 def test_a_continued_run_fills_its_cache_before_it_is_judged(tmp_path: Path, teacher: Path) -> None:
     words = (*QUIET, *MLP, *PLAIN, "trainer.max_epochs=6", "trainer.max_steps=45", *distilled(teacher, "cache=4"))
     cfg = new_run(tmp_path, *words)  # 13 steps an epoch: it ends within the fourth
-    assert lathe.verbs.train.train(cfg)["steps"] == 45
+    assert lathe.training.train.train(cfg)["steps"] == 45
     cfg["trainer"]["max_steps"] = -1
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        assert lathe.verbs.train.train(cfg)["steps"] > 45
+        assert lathe.training.train.train(cfg)["steps"] > 45
     assert not [warning for warning in told if "compression.distill.cache" in str(warning.message)]
 
 
@@ -252,7 +252,7 @@ def test_outside_its_window_the_task_is_left_alone(
     tmp_path: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = new_run(tmp_path, *QUIET, *MLP, *distilled(teacher, "method=kd+rkd"))
-    make_methods = methods.make_methods
+    make_methods = callbacks_and_loggers.make_methods
 
     def second_half(cfg: dict[str, Any]) -> Any:
         made = make_methods(cfg)
@@ -260,8 +260,8 @@ def test_outside_its_window_the_task_is_left_alone(
             method.window = (0.5, 0.75)
         return made
 
-    monkeypatch.setattr(attached, "make_methods", second_half)
-    lathe.verbs.train.train(cfg)
+    monkeypatch.setattr(callbacks_and_loggers, "make_methods", second_half)
+    lathe.training.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     plain = run_of(tmp_path / "plain", *MLP)
     assert column(run, "train/loss")[:13] == column(plain, "train/loss")[:13]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.runs import new_run
 
-from lathe.callbacks import Elapsed, elapsed
-from lathe.verbs.train import train
+from lathe.callbacks import WallTime, elapsed
+from lathe.training.train import train
 
 QUICK = ("model=mlp", "model.net.width=8", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
 SHORT = (*QUICK, "trainer.limit_train_batches=2", "trainer.max_epochs=1", "trainer.log_every_n_steps=1", "test=false")
@@ -16,11 +16,11 @@ SHORT = (*QUICK, "trainer.limit_train_batches=2", "trainer.max_epochs=1", "train
 def test_seconds_of_earlier_processes_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(elapsed, "monotonic", lambda: now[0])
-    first = Elapsed()
+    first = WallTime()
     now[0] += 5
     saved = first.state_dict()
     now[0] += 100  # lost: it is made again
-    second = Elapsed()
+    second = WallTime()
     second.load_state_dict(saved)
     now[0] += 2
     assert (saved, second.state_dict(), first.seconds) == ({"seconds": 5.0}, {"seconds": 7.0}, 107.0)

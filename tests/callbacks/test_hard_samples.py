@@ -13,7 +13,7 @@ from support.interruptions import NEVER, Interrupted, Interruption, interruption
 from support.runs import SMALL, column, config, new_run, runs
 from torch.nn import functional as F
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.config.composed import check
 from lathe.data.loader import ImageLoader
 from lathe.data.selection import Selection
@@ -37,7 +37,7 @@ HARD = (
 
 def trained(folder: Path, *words: str) -> Path:
     cfg = new_run(folder, *HARD, *words)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 
@@ -111,9 +111,9 @@ def test_a_death_changes_nothing(tmp_path: Path, interruption: Interruption) -> 
         interruption.hook, interruption.step = hook, step
         if step < NEVER:
             with pytest.raises(Interrupted):
-                lathe.verbs.train.train(cfg)
+                lathe.training.train.train(cfg)
             interruption.step = NEVER
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
         return Path(cfg["paths"]["run_dir"])
 
     alone = train("on_train_batch_start", NEVER)
@@ -151,7 +151,7 @@ def test_two_processes_choose_as_one(tmp_path: Path) -> None:
 def test_what_can_not_be_chosen_is_told(tmp_path: Path, words: tuple[str, ...], sentence: str) -> None:
     cfg = new_run(tmp_path, *(word for word in HARD if "=" in word and not word.startswith("model.")), *words)
     with pytest.raises(UserError, match=sentence):
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
 
 
 def test_a_run_that_ends_before_losses_decide_says_so(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from support.interruptions import NEVER, Interrupted, Interruption, interruption
 from support.own_datasets import Pictures
 from support.runs import SMALL, new_run
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.data.selection import Selection
 from lathe.errors import UserError
 
@@ -50,7 +50,7 @@ def test_an_epoch_reads_what_was_chosen(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Selection, "note", noting)
     words = words_of("callbacks.test_hard_samples_of_ones_own.Seen", n=200, folder=tmp_path)
     cfg = new_run(tmp_path, *words, *more)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     run_dir = Path(cfg["paths"]["run_dir"])
     assert len(noted) == 20
     trained = torch.cat(noted)
@@ -92,9 +92,9 @@ def test_a_death_changes_nothing(tmp_path: Path, interruption: Interruption, wor
         interruption.hook, interruption.step = "on_train_batch_start", step
         if step < NEVER:
             with pytest.raises(Interrupted):
-                lathe.verbs.train.train(cfg)
+                lathe.training.train.train(cfg)
             interruption.step = NEVER
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
         return Path(cfg["paths"]["run_dir"])
 
     alone, again = train("alone", NEVER), train("again", 14)
@@ -124,11 +124,11 @@ def test_samples_that_a_batch_mixes_or_leaves_out_are_refused(tmp_path: Path, co
     own = f"data.collate_fn={{_target_: callbacks.test_hard_samples_of_ones_own.{collate}, _partial_: true}}"
     cfg = new_run(tmp_path, *words_of("support.own_datasets.Pictures", n=200), own)
     with pytest.raises(UserError, match=told):
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
 
 
 def test_a_stream_is_refused(tmp_path: Path) -> None:
     splits = [f"data.{name}={{_target_: support.own_datasets.Pictures, n: 20}}" for name in ("val", "test")]
     cfg = new_run(tmp_path, *words_of("support.own_datasets.Flow", n=200), "data.samples=160", *splits)
     with pytest.raises(UserError, match=r"DatasetDataModule can't be chosen by number: .* data=dataset with a __len__"):
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)

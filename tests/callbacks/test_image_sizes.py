@@ -11,7 +11,7 @@ from support.runs import SMALL, config, new_run
 from torch import Tensor
 from torch.nn import functional as F
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.callbacks import ImageSizes
 from lathe.config.composed import check
 from lathe.errors import UserError
@@ -32,7 +32,7 @@ FIRST_SMALL = (
 
 def trained(folder: Path, *words: str) -> Any:
     cfg = new_run(folder, *FIRST_SMALL, *words)
-    return lathe.verbs.train.train(cfg)
+    return lathe.training.train.train(cfg)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from torch import nn
 
 from lathe.callbacks.methods.ptq import PTQStatic
 from lathe.compression.quantization.layer_plan import LayerPlan
-from lathe.runs.nodes import make
+from lathe.runs.instantiate import instantiate
 
 METHODS = ("qat", "ptq_static", "ptq_dynamic", "weight_only")
 
@@ -19,7 +19,7 @@ def test_bits_are_typed_without_a_plus(name: str) -> None:
     ]
     assert node["layer_bits"] == {"head": 4, "blocks.0.*": None}
     node.pop("kind")
-    method = make(node, f"compression.{name}")
+    method = instantiate(node, f"compression.{name}")
     overrides = method.overrides if name == "qat" else method.overrides()
     assert overrides["blocks.0.*"] is None
     assert overrides["head"].weight_bits == 4

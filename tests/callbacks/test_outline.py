@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lathe.callbacks import AtomicCheckpointIO
-from lathe.callbacks.outline import KEY, check_outline, outlined
+from lathe.callbacks.checkpoint_digest import KEY, add_digests, check_digests
 from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies.fsdp import FSDP
@@ -93,9 +93,9 @@ def test_who_takes_the_net_alone_looks_at_its_structure_alone(tmp_path: Path) ->
 
 
 def test_it_is_made_anew_where_a_checkpoint_is_written_again(tmp_path: Path) -> None:
-    state = outlined(checkpoint())
+    state = add_digests(checkpoint())
     del state["callbacks"]["Empty"]
     with pytest.raises(UserError):
-        check_outline(state, "last.ckpt")
-    check_outline(outlined(state), "last.ckpt")
-    assert set(outlined(state)[KEY]) == {"state_dict", "global_step", "structure", "callbacks", "7"}
+        check_digests(state, "last.ckpt")
+    check_digests(add_digests(state), "last.ckpt")
+    assert set(add_digests(state)[KEY]) == {"state_dict", "global_step", "structure", "callbacks", "7"}

@@ -23,7 +23,7 @@ from lathe.callbacks.samples_page import Gathered, Shown, write_page
 from lathe.config.composed import check
 from lathe.errors import UserError
 from lathe.tasks import RegressionTask
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 PAGE = ("callbacks=[default,samples]", "callbacks.samples.worst=7", "callbacks.samples.random=5")
 

@@ -15,7 +15,7 @@ from lathe.errors import UserError
 from lathe.nets import Airbench
 from lathe.runs.build import make_data
 from lathe.tasks import ClassificationTask
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 

@@ -21,7 +21,7 @@ from lathe.data.random import hashed_seed
 from lathe.data.seeded import Rows, Seeded
 from lathe.errors import UserError
 from lathe.runs.build import make_data
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 FACTS = {"num_classes": 2, "channels": 1, "image_size": 4}

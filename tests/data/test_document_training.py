@@ -10,7 +10,7 @@ from support.documents import lengths, loader, module
 from support.ranks import on_ranks
 from torch.nn import functional as F
 
-from lathe.callbacks.resume import ExactResume
+from lathe.callbacks.rng_state import ExactResume
 from lathe.tasks.language_modelling import LanguageModellingTask
 from lathe.trainer import Trainer
 

@@ -22,10 +22,10 @@ from lathe import export, trust
 from lathe.errors import UserError
 from lathe.receipt import measured
 from lathe.runs import rundir
+from lathe.runs.export_model import open_export_model
+from lathe.runs.inference import open_data
 from lathe.runs.rundir import RunDir
-from lathe.runs.score import open_data
-from lathe.runs.shippable import open_shippable
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 IMAGES = {"channels": 1, "image_size": 4, "mean": [0.5], "std": [0.5], "num_classes": 2}
 Call = Callable[..., tuple[int, str, str]]
@@ -184,7 +184,7 @@ def test_a_receipt_promises_no_export(run: RunDir, verb: Call, monkeypatch: pyte
 
 def test_with_its_facts_it_ships_and_predicts(tmp_path: Path, verb: Call) -> None:
     run = made(tmp_path / "logs", **IMAGES)
-    ready = open_shippable(run.path)
+    ready = open_export_model(run.path)
     pixels = torch.randint(0, 256, (2, 1, 4, 4), dtype=torch.uint8)
     with torch.no_grad():
         assert torch.allclose(ready.net(pixels), ready.trained((pixels / 255 - 0.5) / 0.5), atol=1e-5)

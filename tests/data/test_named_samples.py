@@ -16,7 +16,7 @@ from lathe.data.normalize import Normalizer
 from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.launch.error_reporting import explain_user_code
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 BAD = 37
 

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from lathe.errors import UserError
-from lathe.runs.restored import other_seed, other_sizes
 from lathe.runs.rundir import RunDir
 from lathe.tasks import RegressionTask
+from lathe.training.checkpoint_restore import changed_sizes, different_seed
+from lathe.training.train import train
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.train import train
 
 QUICK = (
     "task=regression",
@@ -171,7 +171,7 @@ def test_a_checkpoint_of_a_run_with_another_seed_is_told(tmp_path: Path) -> None
 @pytest.mark.parametrize("kept", [None, {}, {"sizes": None}, {"sizes": {}}, {"sizes": {"more": 3}}, 7])
 def test_a_checkpoint_that_does_not_say_is_taken(kept: Any) -> None:
     data = type("Data", (), {"sizes": {"train": 3}})()
-    assert other_sizes(data, {"Data": kept}) is None
-    assert other_sizes(object(), {"object": {"sizes": {"train": 4}}}) is None
-    assert other_seed(data, {"Data": kept}) is None
-    assert other_sizes(None, {}) is None
+    assert changed_sizes(data, {"Data": kept}) is None
+    assert changed_sizes(object(), {"object": {"sizes": {"train": 4}}}) is None
+    assert different_seed(data, {"Data": kept}) is None
+    assert changed_sizes(None, {}) is None

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lathe.data.tokens import TokenDataModule, TokenLoader, Tokens
 from lathe.errors import UserError
-from lathe.runs.nodes import make
+from lathe.runs.instantiate import instantiate
 
 pytestmark = pytest.mark.law2
 
@@ -183,7 +183,7 @@ def test_another_split_is_refused() -> None:
 @pytest.mark.parametrize("name", ["tokens", "synthetic_tokens"])
 def test_the_configurations_build_it_with_their_declared_facts(name: str) -> None:
     node = config(f"data={name}", "model=gpt_nano", "seed=7")["data"]
-    it = make(node, "data")
+    it = instantiate(node, "data")
     assert isinstance(it, TokenDataModule)
     assert (it.vocab_size, it.length, it.batch_size, it.seed) == (
         node["vocab_size"],

@@ -211,9 +211,9 @@ def test_a_rank_that_hangs_is_started_again(
 
 @pytest.mark.parametrize("code", [None, 0, False])
 def test_a_component_that_exits_is_a_failure(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lathe.verbs.train.train", lambda cfg: sys.exit(code))
+    monkeypatch.setattr("lathe.training.train.train", lambda cfg: sys.exit(code))
     with pytest.raises(UserError, match=r"^The run ended early because a component called sys\.exit\(\)\. "):
-        call_job("lathe.verbs.train:train", {})
-    monkeypatch.setattr("lathe.verbs.train.train", lambda cfg: sys.exit(3))
+        call_job("lathe.training.train:train", {})
+    monkeypatch.setattr("lathe.training.train.train", lambda cfg: sys.exit(3))
     with pytest.raises(SystemExit, match="3"):
-        call_job("lathe.verbs.train:train", {})
+        call_job("lathe.training.train:train", {})

@@ -14,7 +14,7 @@ from lathe.errors import Stopped
 from lathe.files import scratch
 from lathe.launch.elastic import import_job
 from lathe.launch.signals import raise_on_signal
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 Cli = Callable[..., tuple[int, str]]
 

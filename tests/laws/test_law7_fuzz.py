@@ -13,14 +13,14 @@ from support.fuzz_draws import MLP, QUICK, draws, seed
 from support.fuzz_runs import Warm, fault
 from support.runs import SMALL, new_run
 
-import lathe.verbs.train
+import lathe.training.train
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run for the other verbs."""
     cfg = new_run(tmp_path_factory.mktemp("trained") / "logs", *SMALL)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 
@@ -117,11 +117,11 @@ def test_a_directory_goes_with_whatever_ends_a_run_before_its_first_step(
     def interrupted(cfg: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lathe.verbs.train, "make_loggers", lambda *_: 1 / 0)
+    monkeypatch.setattr(lathe.training.train, "make_loggers", lambda *_: 1 / 0)
     found = warm("train.py", *QUICK, *MLP)
     assert (found.code, found.left) == (1, [])
     assert "ZeroDivisionError" in found.errors
-    monkeypatch.setattr(lathe.verbs.train, "train", interrupted)
+    monkeypatch.setattr(lathe.training.train, "train", interrupted)
     found = warm("train.py", *QUICK, *MLP)
     assert (found.code, found.left) == (130, [])
     assert list(warm.folder.rglob("config.yaml")) == []

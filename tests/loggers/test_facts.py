@@ -10,7 +10,7 @@ from support.wandb_file import read_wandb
 
 from lathe.config.composed import flatten
 from lathe.loggers import main_facts, run_facts
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 
@@ -82,7 +82,7 @@ def test_wandbs_offline_file_has_configuration_tags_and_result(
 
 
 def test_a_tasks_own_logger_is_the_first_that_was_chosen(tmp_path: Path) -> None:
-    from lathe.runs.attached import make_loggers
+    from lathe.training.callbacks_and_loggers import make_loggers
 
     def kinds(*words: str) -> list[str]:
         return [type(logger).__name__ for logger in make_loggers(new_run(tmp_path, *SMALL, *words), tmp_path, 0)]

@@ -14,7 +14,7 @@ from support.runs import SMALL, config, new_run
 from torch import nn
 from torch.optim import Optimizer
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.config.composed import check
 from lathe.errors import UserError, refuse, under
 from lathe.optim.build import factory_of
@@ -95,9 +95,9 @@ def test_a_run_that_is_killed_goes_on_bit_equal(name: str, tmp_path: Any, interr
         interruption.hook, interruption.step = hook, 33
         if hook:
             with pytest.raises(Interrupted):
-                lathe.verbs.train.train(cfg)
+                lathe.training.train.train(cfg)
             interruption.hook = ""
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
         left.append(Path(cfg["paths"]["run_dir"]))
     same(*left)
 

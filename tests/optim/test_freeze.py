@@ -13,7 +13,7 @@ from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
 from lathe.optim.rules import freeze
 from lathe.runs.build import make_task
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 RESNET = [word for word in SMALL if "model" not in word] + ["model=resnet20", "model.net.depth=8", "model.net.width=4"]
 RESNET.append("trainer.limit_train_batches=10")
@@ -67,7 +67,7 @@ def test_a_continued_run_ends_with_the_same_bits(tmp_path: Path) -> None:
             if trainer.global_step == 16:
                 raise Ended
 
-    from lathe.verbs import train as module
+    from lathe.training import train as module
 
     made = module.make_callbacks
     try:

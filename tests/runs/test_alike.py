@@ -4,12 +4,11 @@ from pathlib import Path
 
 from support.runs import SMALL, new_run
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.callbacks import Throughput
 from lathe.config.direction import lower_is_better
-from lathe.runs.alike import RESULT_TIMES, differences
-from lathe.runs.metric_names import is_cost
-from lathe.runs.reported import ENERGY
+from lathe.runs.compare_runs import RESULT_TIMES, compare_runs
+from lathe.runs.metric_names import ENERGY, is_cost
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:
@@ -18,10 +17,10 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
         new_run(tmp_path / name, *options, f"seed={seed}") for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
     for cfg in (one, again, other):
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
     alone, same, else_ = (Path(cfg["paths"]["run_dir"]) for cfg in (one, again, other))
-    assert differences(same, alone) == []
-    told = " ".join(differences(else_, alone))
+    assert compare_runs(same, alone) == []
+    told = " ".join(compare_runs(else_, alone))
     for word in (
         "weights of last.ckpt",
         "weights of best.ckpt",
@@ -31,7 +30,7 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
         assert word in told
     (alone / "receipt.md").write_text("")
     (same / ".tmp-x-1.result.json").write_text("")
-    assert differences(same, alone) == ["no receipt.md", "left: .tmp-x-1.result.json"]
+    assert compare_runs(same, alone) == ["no receipt.md", "left: .tmp-x-1.result.json"]
 
 
 def test_what_a_run_costs_is_neither_compared_nor_a_score() -> None:

@@ -12,10 +12,10 @@ from support.runs import SMALL, config, new_run, rows
 
 from lathe import trust
 from lathe.errors import UserError
-from lathe.runs.attached import make_callbacks, make_loggers
 from lathe.runs.build import make_data, make_task
-from lathe.runs.trainer import make_trainer
-from lathe.verbs.train import train
+from lathe.training.callbacks_and_loggers import make_callbacks, make_loggers
+from lathe.training.train import train
+from lathe.training.trainer_setup import make_trainer
 
 
 @pytest.fixture(autouse=True)

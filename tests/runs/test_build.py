@@ -9,15 +9,15 @@ from torch import nn
 
 from lathe.errors import UserError
 from lathe.runs.build import call_factory, make_data, make_task
-from lathe.runs.nodes import make, make_part
+from lathe.runs.instantiate import instantiate, instantiate_as
 from lathe.tasks import ClassificationTask
 
 
 def test_a_node_becomes_an_object_with_what_is_added() -> None:
-    layer = make({"_target_": "torch.nn.Linear", "in_features": 3}, "model.net", out_features=2, bias=False)
+    layer = instantiate({"_target_": "torch.nn.Linear", "in_features": 3}, "model.net", out_features=2, bias=False)
     assert isinstance(layer, nn.Linear)
     assert (layer.weight.shape, layer.bias) == ((2, 3), None)
-    assert make({"_target_": "builtins.pow"}, "x", 2, 5) == 32
+    assert instantiate({"_target_": "builtins.pow"}, "x", 2, 5) == 32
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_node_becomes_an_object_with_what_is_added() -> None:
 )
 def test_a_node_that_cant_be_built_is_one_sentence(node: Any, sentence: str) -> None:
     with pytest.raises(UserError) as caught:
-        make(node, "model")
+        instantiate(node, "model")
     assert str(caught.value).startswith(sentence)
 
 
@@ -80,7 +80,7 @@ def test_the_key_of_an_inner_node_is_whole() -> None:
     with pytest.raises(
         UserError, match=r"^model\.net\.widht: torch\.nn\.Linear takes no such argument; choose one of bias"
     ):
-        make(node, "model")
+        instantiate(node, "model")
 
 
 def test_what_a_part_says_itself_is_passed_on() -> None:
@@ -133,7 +133,7 @@ def test_a_task_without_a_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_part_that_does_not_fit_into_memory_is_a_sentence() -> None:
     node = {"_target_": "torch.nn.Linear", "in_features": 10**8, "out_features": 10**8}
     with pytest.raises(UserError, match=r"^model\.net can't be built: .*memory"):
-        make(node, "model.net")
+        instantiate(node, "model.net")
 
 
 def test_weights_of_torchs_losses_are_lists_in_a_file() -> None:
@@ -151,7 +151,7 @@ def test_a_target_that_is_not_there_is_told_once(caplog: pytest.LogCaptureFixtur
     with pytest.raises(
         UserError, match=r"^callbacks\.x can't be built: the module torch\.nn has no Linearr; did you mean Linear\?$"
     ):
-        make_part({"_target_": "torch.nn.Linearr"}, "callbacks.x", nn.Module)
+        instantiate_as({"_target_": "torch.nn.Linearr"}, "callbacks.x", nn.Module)
     assert caplog.records == []  # Hydra has lines of its own for it
 
 

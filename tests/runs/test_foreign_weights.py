@@ -10,8 +10,8 @@ from support.runs import SMALL, new_run, weights
 
 from lathe.errors import UserError
 from lathe.runs.build import make_task
-from lathe.runs.foreign_weights import read_weights, renamed_weights, take_what_fits
-from lathe.verbs.train import start_from, train
+from lathe.training.train import train
+from lathe.training.weight_loading import load_initial_weights, load_matching, read_weights, rename_weights
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def started(tmp_path: Path, file: Path, *words: str) -> Any:
     task = make_task(cfg, train=False)
     for word in words:
         cfg[word.partition("=")[0]] = eval(word.partition("=")[2])
-    start_from(cfg, task)
+    load_initial_weights(cfg, task)
     return task.net.state_dict()
 
 
@@ -46,7 +46,7 @@ def test_a_file_of_another_program_gives_its_weights(tmp_path: Path, net: Any, f
 
 def test_names_are_replaced_by_their_longest_prefix() -> None:
     given = {name: torch.tensor(float(number)) for number, name in enumerate(("a.b.x", "a.c", "fc.w", "y"))}
-    found = renamed_weights(given, {"a.": "m.", "a.b.": "n.", "fc.": None}, "ckpt_map")
+    found = rename_weights(given, {"a.": "m.", "a.b.": "n.", "fc.": None}, "ckpt_map")
     assert {name: float(value) for name, value in found.items()} == {"n.x": 0.0, "m.c": 1.0, "y": 3.0}
 
 
@@ -59,7 +59,7 @@ def test_names_are_replaced_by_their_longest_prefix() -> None:
 )
 def test_a_prefix_that_does_nothing_or_too_much_is_told(table: dict[str, str | None], said: str) -> None:
     with pytest.raises(UserError, match=said):
-        renamed_weights({"a.x": torch.zeros(1), "x": torch.zeros(1)}, table, "ckpt_map")
+        rename_weights({"a.x": torch.zeros(1), "x": torch.zeros(1)}, table, "ckpt_map")
 
 
 def test_what_fits_is_taken_and_the_rest_is_listed() -> None:
@@ -67,7 +67,7 @@ def test_what_fits_is_taken_and_the_rest_is_listed() -> None:
     before = net.state_dict()["0.bias"].clone()
     sizes = {"0.weight": (3, 2), "1.weight": (5, 3), "head.bias": (1,), "1.bias": (4,)}
     given = {name: torch.ones(size) for name, size in sizes.items()}
-    assert take_what_fits(net, given, "ckpt_path=x") == [
+    assert load_matching(net, given, "ckpt_path=x") == [
         "ckpt_path=x: 2 of 4 weights are taken.",
         "Not in the file, so as they were made: 0.bias.",
         "Of another shape, so as they were made: 1.weight ([5, 3] there, [4, 3] here).",
@@ -76,7 +76,7 @@ def test_what_fits_is_taken_and_the_rest_is_listed() -> None:
     assert torch.equal(net.state_dict()["0.weight"], torch.ones(3, 2))
     assert torch.equal(net.state_dict()["0.bias"], before)
     with pytest.raises(UserError, match=r"^ckpt_path=x fits this net nowhere: its first weight is z, .*0\.weight;"):
-        take_what_fits(net, {"z": torch.ones(1)}, "ckpt_path=x")
+        load_matching(net, {"z": torch.ones(1)}, "ckpt_path=x")
 
 
 def test_a_backbone_is_fine_tuned_with_a_head_of_its_own(

@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.runs import SMALL, new_run
 
-from lathe.runs.trainer import found_device
-from lathe.verbs.train import train
+from lathe.training.train import train
+from lathe.training.trainer_setup import describe_device
 
 
 def trainer_on(device: str, processes: int = 1) -> Any:
@@ -27,11 +27,11 @@ def test_a_run_says_what_auto_took(accelerator: str, tmp_path: Path, capsys: pyt
 
 def test_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Model {device.index}")
-    assert found_device(trainer_on("cuda:1")) == "trainer.accelerator=auto took cuda:1, Model 1."
-    assert found_device(trainer_on("cuda:0", 4)) == "trainer.accelerator=auto took 4 x Model 0."
-    assert found_device(trainer_on("mps")) == "trainer.accelerator=auto took mps, Apple's GPU."
+    assert describe_device(trainer_on("cuda:1")) == "trainer.accelerator=auto took cuda:1, Model 1."
+    assert describe_device(trainer_on("cuda:0", 4)) == "trainer.accelerator=auto took 4 x Model 0."
+    assert describe_device(trainer_on("mps")) == "trainer.accelerator=auto took mps, Apple's GPU."
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None)
-    assert found_device(trainer_on("cpu")).endswith(" is built without GPU support.")
+    assert describe_device(trainer_on("cpu")).endswith(" is built without GPU support.")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert found_device(trainer_on("cpu")).endswith(" sees no GPU.")
+    assert describe_device(trainer_on("cpu")).endswith(" sees no GPU.")

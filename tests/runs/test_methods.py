@@ -15,10 +15,10 @@ from lathe.callbacks import Compression
 from lathe.callbacks.methods.pruning import Prune
 from lathe.callbacks.methods.qat import QAT
 from lathe.runs.checkpoints import read_checkpoint
-from lathe.runs.methods import make_methods
 from lathe.runs.rundir import RunDir
-from lathe.verbs.finalise import finalise
-from lathe.verbs.train import train
+from lathe.training.callbacks_and_loggers import make_methods
+from lathe.training.compression_finalize import finalize_compression
+from lathe.training.train import train
 
 CONV = (
     "model=resnet20",
@@ -51,7 +51,7 @@ def test_weights_that_are_changed_after_training_are_what_is_evaluated(tmp_path:
     assert "optimizer_states" not in state
     assert "quantization" not in read_checkpoint(run.last).get("structure", {})
     before = weights(run.path, "best")
-    assert finalise(cfg, run.best, make_methods(cfg))
+    assert finalize_compression(cfg, run.best, make_methods(cfg))
     after = weights(run.path, "best")
     assert all(torch.equal(before[name], after[name]) for name in before)
     result = run.result

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import DictConfig, ListConfig
 
 from lathe.errors import UserError
-from lathe.runs.nodes import make
+from lathe.runs.instantiate import instantiate
 
 
 class Kept:
@@ -58,12 +58,12 @@ def test_a_drawn_node_becomes_what_hydra_makes_of_it(seed: int) -> None:
     for _ in range(10):
         node = drawn(rng, 3, target=True)
         expected = hydra.utils.instantiate(node, **({} if "_convert_" in node else {"_convert_": "all"}))
-        assert seen(make(node, "model")) == seen(expected), node
+        assert seen(instantiate(node, "model")) == seen(expected), node
 
 
 def test_lists_and_groups_of_a_part_are_its_own() -> None:
     node = {"_target_": f"{__name__}.Kept", "sizes": [1, 2], "_recursive_": False, "group": {"deep": [3]}}
-    made = make(node, "model")
+    made = instantiate(node, "model")
     made.kwargs["sizes"].append(3)
     made.kwargs["group"]["deep"].append(4)
     assert (node["sizes"], node["group"]) == ([1, 2], {"deep": [3]})
@@ -71,14 +71,16 @@ def test_lists_and_groups_of_a_part_are_its_own() -> None:
 
 def test_a_class_that_is_defined_anew_is_the_one_that_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     node = {"_target_": f"{__name__}.Kept"}
-    assert type(make(node, "model")) is Kept
+    assert type(instantiate(node, "model")) is Kept
     anew = type("Kept", (), {})
     monkeypatch.setattr(sys.modules[__name__], "Kept", anew)
-    assert type(make(node, "model")) is anew
+    assert type(instantiate(node, "model")) is anew
 
 
 def test_words_that_look_like_an_interpolation_stay_as_they_are() -> None:
-    assert make({"_target_": f"{__name__}.Kept", "pattern": "${name}.png"}, "data").kwargs == {"pattern": "${name}.png"}
+    assert instantiate({"_target_": f"{__name__}.Kept", "pattern": "${name}.png"}, "data").kwargs == {
+        "pattern": "${name}.png"
+    }
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,6 @@ def test_an_error_in_a_users_module_names_file_and_line(
     file.write_text(f"depth = 2\n\n{line}\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError) as caught:
-        make({"_target_": "own_broken.Net"}, "model.net")
+        instantiate({"_target_": "own_broken.Net"}, "model.net")
     assert str(caught.value).startswith(f"model.net can't be built: {raised}")
     assert str(caught.value).endswith(f"({file}:3)")

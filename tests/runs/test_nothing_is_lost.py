@@ -17,19 +17,18 @@ import torch
 from support.commands import in_process
 from support.runs import ROOT, SMALL, column, config, new_run, rows, runs, weights
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.config.composed import check
 from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
-from lathe.runs.lock import locked
-from lathe.runs.rundir import RunDir, point_latest
+from lathe.runs.rundir import RunDir, locked, point_latest
 
 Cli = Callable[..., tuple[int, str]]
 
 
 def trained(folder: Path, *words: str) -> Path:
     cfg = new_run(folder, *SMALL, "test=false", *words)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 
@@ -152,9 +151,9 @@ def test_an_epoch_that_max_steps_ended_is_followed_by_a_whole_one(tmp_path: Path
     """1,300 samples in 20 batches of 65: 50 steps end within the third epoch, and the fourth begins with its first."""
     words = ("data.batch_size=65", "trainer.max_epochs=6", "trainer.log_every_n_steps=1")
     cfg = new_run(tmp_path, *SMALL, *words, "test=false", "trainer.max_steps=50")
-    assert lathe.verbs.train.train(cfg)["steps"] == 50
+    assert lathe.training.train.train(cfg)["steps"] == 50
     cfg["trainer"]["max_steps"] = 200
-    result = lathe.verbs.train.train(cfg)
+    result = lathe.training.train.train(cfg)
     found = rows(Path(cfg["paths"]["run_dir"]))
     assert [row["step"] for row in found if row["val/loss"]] == ["20", "40", "70", "90", "110"]
     assert (result["steps"], result["epochs"]) == (110, 6)

@@ -8,7 +8,7 @@ import pytest
 from support.run_directories import write_run, write_sweep
 
 from lathe.config.composed import pinned
-from lathe.runs.places import below, is_run, jobs_by_run, jobs_of
+from lathe.runs.run_discovery import is_run, jobs_by_run, jobs_of, runs_below
 from lathe.runs.rundir import open_run
 from lathe.verbs.report.collect import collect
 from lathe.verbs.runs.find import find
@@ -87,7 +87,7 @@ def test_runs_that_moved_with_their_sweep_are_found_there(tmp_path: Path) -> Non
     assert list(jobs_by_run(tmp_path / "after")) == [moved]
     (listed,) = find("after/sweeps", tmp_path / "after")
     assert listed.path == moved
-    assert [place.path for place in below(tmp_path / "after", passed=("sweeps",))] == [moved]
+    assert [place.path for place in runs_below(tmp_path / "after", skipped=("sweeps",))] == [moved]
     assert is_run(moved)
 
 

@@ -16,7 +16,7 @@ from support.ranks import on_ranks
 
 from lathe.errors import UserError
 from lathe.runs import environment, rundir
-from lathe.runs.find import find_launch, find_runs, find_unfinished
+from lathe.runs.run_discovery import find_launch, find_runs, find_unfinished
 from lathe.runs.rundir import (
     RunDir,
     create,

@@ -9,8 +9,8 @@ import torch
 from support.runs import SMALL, new_run
 
 from lathe.errors import UserError
-from lathe.runs.score import check_taken, open_data, open_net, open_run_net, outputs_of, score
-from lathe.verbs.train import train
+from lathe.runs.inference import check_input_spec, compute_outputs, open_data, open_net, open_run_net, score
+from lathe.training.train import train
 
 QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")
 GPT = (
@@ -40,10 +40,10 @@ def test_a_run_is_scored_as_it_was_tested(tmp_path: Path, overrides: tuple[str, 
     )
     arrays = score(task, lambda x: task.net(x).numpy(), data.eval_loader("test"))
     assert arrays == found
-    outputs = outputs_of(task.net, data.eval_loader("val"))
+    outputs = compute_outputs(task.net, data.eval_loader("val"))
     assert outputs.shape[0] >= 200
     assert torch.equal(
-        outputs, outputs_of(lambda x: np.asarray(open_net(directory)(x).detach()), data.eval_loader("val"))
+        outputs, compute_outputs(lambda x: np.asarray(open_net(directory)(x).detach()), data.eval_loader("val"))
     )
 
 
@@ -59,6 +59,6 @@ def test_what_can_not_be_mended_is_told_before_what_can() -> None:
     ):
         cfg = {"data": data, "task": {"_target_": f"lathe.tasks.{kind}"}}
         with pytest.raises(UserError, match=words):
-            check_taken(cfg, "x")
+            check_input_spec(cfg, "x")
         if kind != "LightningTask":
-            check_taken({**cfg, "data": {**images, "num_classes": 2}}, "x")
+            check_input_spec({**cfg, "data": {**images, "num_classes": 2}}, "x")

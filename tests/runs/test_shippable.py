@@ -10,9 +10,9 @@ from support.runs import SMALL, config
 from lathe.compression.quantization.net import describe
 from lathe.errors import UserError
 from lathe.export.preprocess import Shipped
+from lathe.runs.export_model import class_names, open_export_model
+from lathe.runs.inference import open_run_net
 from lathe.runs.rundir import RunDir
-from lathe.runs.score import open_run_net
-from lathe.runs.shippable import class_names, open_shippable
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 
 def test_pixels_go_in_and_the_runs_logits_come_out(run: RunDir) -> None:
-    ready = open_shippable(run.path)
+    ready = open_export_model(run.path)
     x, _ = next(iter(ready.data.eval_loader("test")))
     pixels = ready.inputs_of(x)
     assert pixels.dtype == torch.uint8
@@ -33,7 +33,7 @@ def test_pixels_go_in_and_the_runs_logits_come_out(run: RunDir) -> None:
 
 
 def test_training_batches_without_augmentation_are_those_bits(run: RunDir) -> None:
-    ready = open_shippable(run.path)
+    ready = open_export_model(run.path)
     assert isinstance(ready.net, Shipped)
     for split in ("train", "val", "test"):
         for x, _ in ready.data.eval_loader(split):
@@ -41,44 +41,44 @@ def test_training_batches_without_augmentation_are_those_bits(run: RunDir) -> No
 
 
 def test_without_preprocessing(run: RunDir) -> None:
-    ready = open_shippable(run.path, preprocess=False)
+    ready = open_export_model(run.path, preprocess=False)
     assert ready.net is ready.trained
     assert (ready.example.dtype, ready.facts["input"]["dtype"]) == (torch.float32, "float32")
     assert ready.facts["preprocess"]["in_graph"] is False
 
 
 def test_pictures_of_another_size(run: RunDir) -> None:
-    ready = open_shippable(run.path, input_size=[5, 20])
+    ready = open_export_model(run.path, input_size=[5, 20])
     assert (ready.other_size, ready.facts["input"]["shape"], tuple(ready.example.shape)) == (
         (5, 20),
         ["batch", 1, 5, 20],
         (2, 1, 5, 20),
     )
-    free = open_shippable(run.path, input_size="any")
+    free = open_export_model(run.path, input_size="any")
     assert (free.other_size, free.takes_any_size) == (None, True)
     assert free.facts["input"]["shape"] == ["batch", 1, "height", "width"]
-    assert open_shippable(run.path, input_size=[8, 8]).other_size is None
+    assert open_export_model(run.path, input_size=[8, 8]).other_size is None
 
 
 def test_integers_are_made_or_taken_away(run: RunDir, tmp_path: Path) -> None:
     before = open_run_net(run.path)[0].net.state_dict()
-    ready = open_shippable(run.path, integers=True)
+    ready = open_export_model(run.path, integers=True)
     assert describe(ready.inner)
     assert not describe(ready.trained)
     assert all(torch.equal(value, before[name]) for name, value in ready.trained.state_dict().items())
     assert (ready.facts["integers"], ready.facts["calibrated"], ready.activation_bits) == (True, True, 8)
-    again = open_shippable(run.path, integers=True)
+    again = open_export_model(run.path, integers=True)
     x = ready.inputs_of(next(iter(ready.data.eval_loader("test")))[0])
     with torch.no_grad():
         assert torch.equal(ready.net(x), again.net(x))  # calibrated on the same batches
     quantized = made(tmp_path, *SMALL, "compression=qat")
-    as_trained, floats = open_shippable(quantized.path), open_shippable(quantized.path, integers=False)
+    as_trained, floats = open_export_model(quantized.path), open_export_model(quantized.path, integers=False)
     assert (as_trained.facts["integers"], as_trained.facts["calibrated"], as_trained.activation_bits) == (
         True,
         False,
         8,
     )
-    assert open_shippable(quantized.path, integers=True).inner is not None
+    assert open_export_model(quantized.path, integers=True).inner is not None
     assert (floats.facts["integers"], floats.activation_bits, bool(describe(floats.trained))) == (False, None, True)
     assert not describe(floats.inner)
 
@@ -87,13 +87,15 @@ def test_a_run_with_fewer_channels(tmp_path: Path) -> None:
     run = made(
         tmp_path, *CNN, "trainer.max_epochs=1", "compression=prune_channels", "compression.prune_channels.share=0.7"
     )
-    ready = open_shippable(run.path)
+    ready = open_export_model(run.path)
     assert sum(p.numel() for p in ready.inner.parameters()) == run.result["parameters"]
 
 
 def test_the_evaluation_batch(run: RunDir) -> None:
-    assert len(next(iter(open_shippable(run.path, eval_batch_size=5).data.eval_loader("val")))[0]) == 5
-    assert len(next(iter(open_shippable(run.path, eval_batch_size=5, integers=True).data.eval_loader("val")))[0]) == 5
+    assert len(next(iter(open_export_model(run.path, eval_batch_size=5).data.eval_loader("val")))[0]) == 5
+    assert (
+        len(next(iter(open_export_model(run.path, eval_batch_size=5, integers=True).data.eval_loader("val")))[0]) == 5
+    )
 
 
 def test_class_names(run: RunDir, tmp_path: Path) -> None:
@@ -123,8 +125,8 @@ def test_class_names(run: RunDir, tmp_path: Path) -> None:
 
 def test_what_is_no_run(tmp_path: Path, run: RunDir) -> None:
     with pytest.raises(UserError, match=r"^run="):
-        open_shippable(tmp_path)
+        open_export_model(tmp_path)
     with pytest.raises(UserError, match=r"has no checkpoint 'first'"):
-        open_shippable(run.path, checkpoint="first")
+        open_export_model(run.path, checkpoint="first")
     with pytest.raises(UserError, match=r"^target\.input_size=\[0\]"):
-        open_shippable(run.path, input_size=[0])
+        open_export_model(run.path, input_size=[0])

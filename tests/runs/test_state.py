@@ -14,7 +14,7 @@ from support.run_directories import write_run, write_sweep
 from support.run_folders import Cli, refused
 from support.runs import ROOT
 
-from lathe.runs.state import without_run
+from lathe.runs.run_status import status_without_run
 from lathe.verbs.report.collect import Run, collect
 from lathe.verbs.runs.command import runs, show_list
 from lathe.verbs.runs.find import find
@@ -185,7 +185,7 @@ def test_a_job_that_names_no_run_directory_has_none(log_dir: Path, named: str, s
     for words in (None, str(sweep)):
         (listed,) = (one for one in find(words, log_dir) if one.path != own)
         assert (listed.path, listed.state, listed.size) == (None, "failed", 0)
-        assert listed.standing.sentence == f"it names {named!r}, which is no run directory."
+        assert listed.standing.sentence == f"it names {named!r}, which is not a run directory."
     (told,), _ = collect([str(sweep)])
     assert (told.path, told.state) == (None, "failed")
 
@@ -195,4 +195,4 @@ def test_rows_of_csv_tell_why(log_dir: Path, cli: Cli) -> None:
     assert cli("output=list.csv", script="scripts/runs.py") == (0, "")
     with open("list.csv", newline="") as file:
         assert [row["sentence"] for row in csv.DictReader(file)] == ["=1+1 is no rate"]
-    assert without_run(None, {"state": "refused"}).state == "failed"
+    assert status_without_run(None, {"state": "refused"}).state == "failed"

@@ -6,7 +6,7 @@ from typing import Any
 import optuna
 import pytest
 
-from lathe.runs.study import SAMPLERS, make_brackets, pruner_of, sampler_of, study_name
+from lathe.runs.optuna_study import SAMPLERS, make_brackets, pruner_of, sampler_of, study_name
 
 
 def drawn(name: str, seed: int, pruner: str = "none") -> list[float]:

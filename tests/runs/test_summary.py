@@ -11,7 +11,7 @@ from support.runs import config, new_run
 from lathe.config.composed import differences
 from lathe.launch.error_reporting import report_errors
 from lathe.runs.rundir import RunDir, create
-from lathe.runs.summary import proposals, show, show_next
+from lathe.training.summary import print_next, print_summary, proposals
 
 TRAINED = {"parameters": 1234567, "seconds": 12.345, "samples_per_s": 43210.9}
 RESULT = {"test/accuracy": 0.98765, "test/loss": 0.05, "val/accuracy": 0.5, **TRAINED}
@@ -25,8 +25,8 @@ def shown(result: dict[str, Any], cfg: dict[str, Any], best: bool = True) -> lis
         run.best.touch()
     console = Console(record=True, width=120, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        show(result, run, console)
-        show_next(run, proposals(run, cfg), console)
+        print_summary(result, run, console)
+        print_next(run, proposals(run, cfg), console)
         return console.export_text().splitlines()
 
 

@@ -10,10 +10,10 @@ import yaml
 from support.runs import config, new_run
 
 from lathe import trust
+from lathe.runs.rerun_command import run_command, script_path, trusted_names
 from lathe.runs.rundir import RunDir, open_run
-from lathe.runs.summary import proposals
-from lathe.runs.typed import relied_on, run_command, typed_script
-from lathe.verbs.train import Start
+from lathe.training.run_start import RunStart
+from lathe.training.summary import proposals
 
 CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"
 OWN = f"+callbacks.mc={{_target_: {CHECKPOINT}, monitor: val/loss}}"
@@ -44,7 +44,7 @@ def test_a_run_is_opened_by_the_commands_that_it_prints(words: tuple[str, ...], 
     cfg = typed(*words, tmp_path=tmp_path)
     run = RunDir(cfg["paths"]["run_dir"])
     run.save_config(cfg, signed)
-    commands = Start(run, cfg, 0, None).command, proposals(run, cfg)[0]
+    commands = RunStart(run, cfg, 0, None).command, proposals(run, cfg)[0]
     for command, key, verb in zip(commands, ("resume", "run"), ("train", "evaluate"), strict=True):
         trust.allow({})
         assert ("trusted=" in command) == (bool(words) and not signed)
@@ -54,10 +54,10 @@ def test_a_run_is_opened_by_the_commands_that_it_prints(words: tuple[str, ...], 
 def test_only_what_this_process_may_build_is_named(tmp_path: Path) -> None:
     cfg = typed(OWN, tmp_path=tmp_path)
     trust.allow({})
-    assert relied_on("logs/foreign", cfg) == []  # read by a report
+    assert trusted_names("logs/foreign", cfg) == []  # read by a report
     trust.allow({"trusted": ["lightning.pytorch"]})
-    assert relied_on("logs/foreign", cfg) == [CHECKPOINT]
-    assert relied_on(cfg["paths"]["run_dir"], cfg) == []  # signed by this user
+    assert trusted_names("logs/foreign", cfg) == [CHECKPOINT]
+    assert trusted_names(cfg["paths"]["run_dir"], cfg) == []  # signed by this user
 
 
 def test_what_a_teacher_of_the_run_needs_is_named_too(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_what_a_teacher_of_the_run_needs_is_named_too(tmp_path: Path) -> None:
     node = {"kind": "distill", "teacher": [str(teacher), str(other), {"net": None}, str(tmp_path / "gone"), "ema"]}
     trust.allow({"trusted": ["json"]})
     cfg: dict[str, Any] = {"compression": {"stages": None, "distill": node}}
-    assert relied_on("logs/a", cfg) == ["json.dumps", "json.loads"]
+    assert trusted_names("logs/a", cfg) == ["json.dumps", "json.loads"]
     assert run_command("train.py", "resume", "logs/a", cfg, "x=1") == (
         "python train.py resume=logs/a 'trusted=[json.dumps,json.loads]' x=1"
     )
@@ -89,7 +89,7 @@ def test_a_script_is_named_as_it_is_typed_from_there(
     monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.argv", [str(project / script) if absolute else os.path.relpath(project / script)])
     for name in ("train.py", "scripts/report.py"):
-        named = typed_script(name)
+        named = script_path(name)
         assert os.path.samefile(named, project / name)
         assert (named == name) == (place == ".")
         assert shlex.split(run_command(name, "run", "x y", {}))[1] == named
@@ -98,4 +98,4 @@ def test_a_script_is_named_as_it_is_typed_from_there(
 @pytest.mark.parametrize("started", ["/usr/bin/pytest", "", "-c", "other/train.py", "notebook.py"])
 def test_another_program_names_scripts_as_the_pages_do(monkeypatch: pytest.MonkeyPatch, started: str) -> None:
     monkeypatch.setattr("sys.argv", [started])
-    assert typed_script("scripts/evaluate.py") == "scripts/evaluate.py"
+    assert script_path("scripts/evaluate.py") == "scripts/evaluate.py"

@@ -11,10 +11,10 @@ from torch.utils.data import DataLoader
 
 from lathe.config.types import PrecisionName
 from lathe.errors import UserError
-from lathe.runs.trainer import device_type
 from lathe.strategies import precision_plugin
 from lathe.strategies.precision import best_format
 from lathe.trainer import Trainer
+from lathe.training.trainer_setup import device_type
 
 
 class Notes(LightningModule):

@@ -13,7 +13,7 @@ from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.config.schema import CONTRADICTIONS, together
 from lathe.errors import UserError
 
@@ -35,7 +35,7 @@ def _fresh() -> None:
 
 def trained(folder: Path, *words: str) -> Path:
     cfg = new_run(folder, *SMALL, "test=false", "seed=3", *words)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 
@@ -125,14 +125,14 @@ def test_what_inductor_makes_in_bf16_is_right_and_kept_beside_the_data(
 def test_a_continued_run_has_the_same_digits(tmp_path: Path, interruption: Interruption) -> None:
     words = (*SMALL, "test=false", "model.net.dropout=0.1", "callbacks.checkpoint.every_n_train_steps=4", *GRAPH)
     alone = new_run(tmp_path / "alone", *words)
-    lathe.verbs.train.train(alone)
+    lathe.training.train.train(alone)
     cfg = new_run(tmp_path / "dies", *words)
     interruption.hook, interruption.step = "on_train_batch_start", 14
     with pytest.raises(Interrupted):
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
     interruption.hook = ""
     torch.compiler.reset()
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     ours, theirs = weights(Path(cfg["paths"]["run_dir"])), weights(Path(alone["paths"]["run_dir"]))
     assert all(ours[name].equal(theirs[name]) for name in theirs)
     assert [row["train/loss"] for row in rows(Path(cfg["paths"]["run_dir"]))] == [
@@ -153,8 +153,8 @@ class Within(Callback):
 
 
 def test_a_callback_within_the_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = lathe.verbs.train.make_callbacks
-    monkeypatch.setattr(lathe.verbs.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), Within()])
+    make = lathe.training.train.make_callbacks
+    monkeypatch.setattr(lathe.training.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), Within()])
     with pytest.raises(UserError, match=r"Within\.on_after_backward is called within a step"):
         trained(tmp_path, *GRAPH)
 
@@ -164,10 +164,10 @@ def test_a_loop_that_has_no_place_for_it_is_refused(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SMALL, *GRAPH, "test=false")
     cfg["trainer"]["steps_per_call"] = 1
     with pytest.raises(UserError, match="makes its steps in Lightning's way"):
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
     cfg["trainer"] |= {"steps_per_call": "auto", "accumulate_grad_batches": 2}
     with pytest.raises(UserError, match="has its own step"):
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
 
 
 def test_a_net_that_can_not_be_captured_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ def test_what_changes_beside_the_learning_rate_is_refused(tmp_path: Path) -> Non
         "max_lr": 0.1,
     }
     with pytest.raises(UserError, match="something changes momentum of SGD during training"):
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import torch
 import lathe.launch.elastic
 import lathe.launch.launcher
 import lathe.launch.run_commands
-import lathe.verbs.train
+import lathe.training.train
 from lathe.benchmark import crew, inference
 from lathe.config.values import is_valid
 from support.fuzz_draws import Draw
@@ -59,14 +59,14 @@ class Warm:
         patch.setenv("LATHE_FULL_ERROR", "0")
         for module in (lathe.launch.launcher, lathe.launch.run_commands):
             patch.setattr(module, "run_job", self._execute)
-        patch.setattr(lathe.verbs.train.Start, "on_train_start", self._reach)
+        patch.setattr(lathe.training.run_start.RunStart, "on_train_start", self._reach)
         patch.setattr(crew, "run", self._reach)
         patch.setattr(inference, "compare", self._reach)
 
     def _execute(self, job: str, cfg: dict[str, Any], processes: int, *options: Any) -> Any:
         self.cfg = cfg
         if (
-            job != "lathe.verbs.train:train" or processes > 1 or options[0]["max_restarts"]
+            job != "lathe.training.train:train" or processes > 1 or options[0]["max_restarts"]
         ):  # workers of their own know nothing of this class
             raise Reached
         return self.real(job, cfg, processes, *options)

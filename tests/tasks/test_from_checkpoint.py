@@ -12,9 +12,9 @@ from torch import Tensor
 import lathe
 from lathe.errors import UserError
 from lathe.nets import MLP
-from lathe.runs.score import open_run_net
+from lathe.runs.inference import open_run_net
 from lathe.tasks import ClassificationTask, LanguageModellingTask, Task
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 
 @pytest.fixture(scope="module")

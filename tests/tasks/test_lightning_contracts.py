@@ -10,8 +10,8 @@ from support.own_lightning import QUICK
 from support.runs import column, new_run, rows
 
 from lathe.errors import UserError
+from lathe.training.train import train
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
 

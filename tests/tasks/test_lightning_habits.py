@@ -9,8 +9,8 @@ from support.ranks import on_ranks
 from support.runs import new_run
 
 from lathe.errors import UserError
+from lathe.training.train import train
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.train import train
 
 TABLE = "features: 16, classes: 2, width: 4"
 

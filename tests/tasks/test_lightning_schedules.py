@@ -9,7 +9,7 @@ from support.own_lightning import QUICK
 from support.runs import column, new_run, rows, runs
 
 from lathe.runs.rundir import RunDir
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 Cli = Callable[..., tuple[int, str]]
 # 26 batches of 50 in an epoch

@@ -18,7 +18,7 @@ from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir
 from lathe.tasks import LightningTask
 from lathe.tasks.plain import check_checkpoint
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 NET = "features: 16, classes: 2, width: 4"
 

@@ -10,7 +10,7 @@ from support.runs import SMALL, column, new_run, rows
 
 from lathe import trust
 from lathe.trainer.log_connector import LoggedResults
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.runs import SMALL, config, new_run
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.config.schema import CONTRADICTIONS, together
 
 WORDS = (*SMALL, "trainer.limit_train_batches=4", "trainer.limit_val_batches=1", "test=false")
@@ -15,7 +15,7 @@ WORDS = (*SMALL, "trainer.limit_train_batches=4", "trainer.limit_val_batches=1",
 def said(folder: Path, *words: str) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        lathe.verbs.train.train(new_run(folder, *WORDS, *words))
+        lathe.training.train.train(new_run(folder, *WORDS, *words))
     return [text for text in map(str, (one.message for one in caught)) if text.startswith("trainer.")]
 
 

@@ -14,12 +14,12 @@ from torch import nn
 
 from lathe.compression.quantization.net import integer_weight, quantized_layers
 from lathe.errors import UserError
-from lathe.runs import score
+from lathe.runs import inference
 from lathe.runs.rundir import RunDir
+from lathe.training.train import train
 from lathe.verbs import compress as verb
 from lathe.verbs.compress import compress
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.train import train
 
 NET = ("model=resnet20", "model.net.depth=8", "model.net.width=8", "data.batch_size=64", "trainer.max_epochs=6")
 
@@ -115,7 +115,7 @@ def test_a_place_that_takes_no_run_is_told_before_the_work(source: RunDir, monke
 
 def test_other_verbs_see_the_integers(source: RunDir) -> None:
     run, result = done(source, "compression=ptq_static", "compression.receipt=none")
-    task, _ = score.open_run_net(run.path)
+    task, _ = inference.open_run_net(run.path)
     assert len(quantized_layers(task.net)) == 13
     state = torch.load(run.best, weights_only=True)
     assert state["global_step"] == torch.load(source.best, weights_only=True)["global_step"]
@@ -160,7 +160,7 @@ def zeros(net: nn.Module) -> float:
 def test_masks_then_integers(source: RunDir) -> None:
     run, result = done(source, "compression=[prune,ptq_static]", "compression.prune.sparsity=0.5")
     assert result["prune/sparsity"] == pytest.approx(0.5, abs=1e-3)
-    net = score.open_run_net(run.path)[0].net
+    net = inference.open_run_net(run.path)[0].net
     assert zeros(net) == pytest.approx(0.5, abs=1e-3)
     for layer in quantized_layers(net).values():
         if isinstance(layer, nn.Conv2d):
@@ -170,8 +170,8 @@ def test_masks_then_integers(source: RunDir) -> None:
 
 def test_batchnorm_is_estimated_anew_after_pruning(source: RunDir) -> None:
     run, _ = done(source, "compression=prune", "compression.prune.sparsity=0.7")
-    ours = score.open_run_net(run.path)[0].net
-    theirs = score.open_run_net(source.path)[0].net
+    ours = inference.open_run_net(run.path)[0].net
+    theirs = inference.open_run_net(source.path)[0].net
     kept = {name for name, p in theirs.named_parameters() if torch.equal(p, ours.get_parameter(name))}
     assert {name for name, _ in theirs.named_parameters()} - kept == {
         f"{name}.weight" for name, m in theirs.named_modules() if isinstance(m, nn.Conv2d)
@@ -183,7 +183,7 @@ def test_channels_are_removed_at_once(source: RunDir) -> None:
     run, result = done(source, "compression=prune_channels", "compression.prune_channels.share=0.7")
     assert result["prune_channels/macs_share"] <= 0.7
     assert result["parameters"] < source.result["parameters"]
-    net = score.open_run_net(run.path)[0].net
+    net = inference.open_run_net(run.path)[0].net
     assert sum(p.numel() for p in net.parameters()) == result["parameters"]
     second = compress(request(run, "compression=ptq_static", "name=smaller"))
     (again,) = [RunDir(made) for made in (run.path.parent.parent / "smaller").iterdir()]

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from lathe.errors import Stopped
-from lathe.verbs import interrupts
-from lathe.verbs.interrupts import interruptible
+from lathe.training import interrupts
+from lathe.training.interrupts import interruptible
 
 
 @pytest.fixture(autouse=True)

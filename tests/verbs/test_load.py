@@ -17,9 +17,9 @@ from lathe.errors import UserError
 from lathe.serving.answers import answer
 from lathe.serving.model import describe
 from lathe.serving.model import load as load_served
+from lathe.training.train import train
 from lathe.verbs.load import Run
 from lathe.verbs.predict import predict
-from lathe.verbs.train import train
 
 TOKENS = (
     "data=synthetic_tokens",

@@ -8,9 +8,9 @@ from support.runs import SMALL, column, config, new_run
 
 from lathe.config.direction import check_direction
 from lathe.errors import UserError
+from lathe.training.train import train
 from lathe.trust.check import findings
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.train import train
 
 GROUP = "task"
 AUROC = "{_target_: torchmetrics.classification.MulticlassAUROC, num_classes: 10}"

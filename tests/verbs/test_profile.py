@@ -17,12 +17,12 @@ from torch.profiler import profile as torch_profile
 from lathe import trust
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
+from lathe.training.train import train
 from lathe.verbs.profile.command import profile
 from lathe.verbs.profile.memory import thinned, write_snapshot
 from lathe.verbs.profile.modules import marked, module_times
 from lathe.verbs.profile.page import page_of
 from lathe.verbs.profile.parts import medians
-from lathe.verbs.train import train
 
 CONVOLVED = ("model=resnet20", "model.net.depth=8", "model.net.width=4")
 

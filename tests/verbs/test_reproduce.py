@@ -16,10 +16,10 @@ from support.runs import ROOT, SMALL, new_run, runs
 
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
+from lathe.training.train import train
 from lathe.verbs.reproduce import compared
 from lathe.verbs.reproduce.code import Code, code_of
 from lathe.verbs.reproduce.command import begin, report, show
-from lathe.verbs.train import train
 
 Cli = Callable[..., tuple[int, str]]
 HERE = Code(ROOT, None, None, "as it is here")

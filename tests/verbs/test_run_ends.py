@@ -17,10 +17,10 @@ from support.runs import SMALL, column, new_run, rows, runs, weights
 
 from lathe.errors import Stopped, UserError
 from lathe.runs import rundir
-from lathe.runs.alike import RESULT_TIMES
-from lathe.runs.score import open_data, open_run_net, score
+from lathe.runs.compare_runs import RESULT_TIMES
+from lathe.runs.inference import open_data, open_run_net, score
 from lathe.tasks import ClassificationTask
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 LAST, FIRST = "the last weights, no validation ran", "the initial weights, nothing was trained"
 SHORT = (*SMALL, "trainer.limit_train_batches=6", "trainer.max_epochs=2", "compression.receipt=none")

@@ -8,7 +8,7 @@ from support.runs import SMALL, new_run
 
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 SHORT = (*SMALL, "trainer.limit_train_batches=6", "trainer.max_epochs=2", "compression.receipt=none")
 

@@ -9,11 +9,11 @@ import torch
 from lightning.pytorch import Callback
 from support.runs import SMALL, column, new_run, rows, weights
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.runs import rundir
-from lathe.runs.trainer import make_trainer, world_size
 from lathe.strategies import DDP
-from lathe.verbs.train import make_callbacks, train
+from lathe.training.train import make_callbacks, train
+from lathe.training.trainer_setup import make_trainer, world_size
 
 
 def test_zeros_that_training_would_fill_again_are_told(tmp_path: Path) -> None:
@@ -50,9 +50,9 @@ class Crash(Callback):
 
 
 def crashed(cfg: dict[str, Any], step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = lathe.verbs.train.make_callbacks
+    real = lathe.training.train.make_callbacks
     with monkeypatch.context() as patch:
-        patch.setattr(lathe.verbs.train, "make_callbacks", lambda *args: [*real(*args), Crash(step)])
+        patch.setattr(lathe.training.train, "make_callbacks", lambda *args: [*real(*args), Crash(step)])
         with pytest.raises(RuntimeError, match="crash"):
             train(cfg)
 
@@ -168,8 +168,8 @@ def test_weights_alone_are_taken_from_a_checkpoint(
             assert trainer.global_step == trainer.current_epoch == 0
             started.append({name: value.clone() for name, value in pl_module.net.state_dict().items()})
 
-    real = lathe.verbs.train.make_callbacks
-    monkeypatch.setattr(lathe.verbs.train, "make_callbacks", lambda *args: [*real(*args), Start()])
+    real = lathe.training.train.make_callbacks
+    monkeypatch.setattr(lathe.training.train, "make_callbacks", lambda *args: [*real(*args), Start()])
     source = run_of(done[0])
     for path, name in ((source.path, "best"), (source.last, "last")):
         result = train(new_run(tmp_path, *SMALL, f"ckpt_path={path}", "trainer.max_epochs=1"))

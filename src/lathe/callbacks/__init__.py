@@ -6,7 +6,6 @@ from lathe.callbacks.alerts import Alerts
 from lathe.callbacks.checkpoint import Checkpoint, numbers
 from lathe.callbacks.checkpoint_io import AtomicCheckpointIO
 from lathe.callbacks.device_stats import DeviceStats
-from lathe.callbacks.elapsed import Elapsed
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.frozen import FrozenStatistics
 from lathe.callbacks.graphs import Graphs
@@ -19,11 +18,12 @@ from lathe.callbacks.noop_hooks import skip_empty_hooks
 from lathe.callbacks.preemption import Preemption
 from lathe.callbacks.profiler import TorchProfiler
 from lathe.callbacks.progress import Progress
-from lathe.callbacks.resume import ExactResume
+from lathe.callbacks.rng_state import ExactResume
 from lathe.callbacks.samples import Samples
 from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.callbacks.throughput import Throughput
 from lathe.callbacks.trial import TrialReport
+from lathe.callbacks.wall_time import WallTime
 from lathe.callbacks.what_if import WhatIf
 from lathe.callbacks.whitening import Whitening
 from lathe.config.faces import lazily
@@ -64,7 +64,6 @@ __all__ = [
     "Compression",
     "DeviceStats",
     "Distill",
-    "Elapsed",
     "ExactResume",
     "FrozenStatistics",
     "Graphs",
@@ -87,6 +86,7 @@ __all__ = [
     "Throughput",
     "TorchProfiler",
     "TrialReport",
+    "WallTime",
     "WeightOnly",
     "WhatIf",
     "Whitening",

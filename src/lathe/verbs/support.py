@@ -15,7 +15,7 @@ from lathe.callbacks import Graphs
 from lathe.config.composed import check
 from lathe.config.stages import check_compression
 from lathe.errors import UserError, refuse, require
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 
 def run_cases(cfg: dict[str, Any]) -> None:

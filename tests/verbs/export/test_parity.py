@@ -19,15 +19,15 @@ from torch import nn
 
 from lathe import trust
 from lathe.errors import UserError
+from lathe.runs.export_model import open_export_model
 from lathe.runs.rundir import RunDir
-from lathe.runs.shippable import open_shippable
 from lathe.verbs.export import compare, parity, ship
 
 pytestmark = pytest.mark.law6
 
 
 def test_held_out_samples_are_those_of_the_split_without_filling_rows(mlp: RunDir) -> None:
-    ready = open_shippable(mlp.path)
+    ready = open_export_model(mlp.path)
     held = parity.held_out(ready, "test", None)
     assert (held.n, len(held.batches)) == (297, 5)
     assert all((batch[1] != -100).all() for batch in held.batches)
@@ -38,7 +38,7 @@ def test_held_out_samples_are_those_of_the_split_without_filling_rows(mlp: RunDi
 
 
 def test_large_pictures_come_in_smaller_batches(mlp: RunDir) -> None:
-    ready = open_shippable(mlp.path, input_size=[4096, 4096])
+    ready = open_export_model(mlp.path, input_size=[4096, 4096])
     assert parity.most_of(ready) == 4
     held = parity.held_out(ready, "test", 5)
     assert [list(x.shape) for x in held.inputs] == [[4, 1, 4096, 4096], [1, 1, 4096, 4096]]
@@ -52,7 +52,7 @@ def test_a_dataset_may_divide_as_torchvision_does(
     here: None, mean: list[float], std: list[float], tmp_path: Path
 ) -> None:
     run = normalised(tmp_path, mean, std)
-    held = parity.held_out(open_shippable(run.path), "test", None)
+    held = parity.held_out(open_export_model(run.path), "test", None)
     assert torch.cat(held.inputs).unique().tolist() == list(range(256))
     assert held.batches[0][0].unique().numel() > 250
     report = ship(request(run, "target=onnx"))["onnx"]
@@ -63,7 +63,7 @@ def test_a_dataset_may_divide_as_torchvision_does(
 def test_data_that_are_not_normalised_pixels(here: None, tmp_path: Path) -> None:
     run = normalised(tmp_path, [0.5], [0.25], gamma=1.2)
     with pytest.raises(UserError) as error:
-        parity.held_out(open_shippable(run.path), "test", None)
+        parity.held_out(open_export_model(run.path), "test", None)
     assert re.fullmatch(r"target\.preprocess=true: the data differ by 0\.00\d+ from .*", str(error.value))
     assert ship(request(run, "target=onnx", "target.preprocess=false"))["onnx"]["held_out"]["n"] == 4
 
@@ -85,14 +85,14 @@ def normalised(folder: Path, mean: list[float], std: list[float], gamma: float =
 
 
 def test_odd_inputs(mlp: RunDir) -> None:
-    ready = open_shippable(mlp.path)
+    ready = open_export_model(mlp.path)
     odd = parity.odd_inputs(ready)
     assert [len(x) for x in odd] == [1, 1, 2, 2, 3, 7, 16, 33]
     assert all(x.dtype == torch.uint8 and x.shape[1:] == (1, 8, 8) for x in odd)
     assert (int(odd[1].max()), int(odd[3].min())) == (0, 255)
     assert all(torch.equal(x, y) for x, y in zip(odd, parity.odd_inputs(ready), strict=True))
-    assert parity.odd_inputs(open_shippable(mlp.path, preprocess=False))[0].dtype == torch.float32
-    sizes = {tuple(x.shape[2:]) for x in parity.odd_inputs(open_shippable(mlp.path, input_size="any"))}
+    assert parity.odd_inputs(open_export_model(mlp.path, preprocess=False))[0].dtype == torch.float32
+    sizes = {tuple(x.shape[2:]) for x in parity.odd_inputs(open_export_model(mlp.path, input_size="any"))}
     assert (1, 1) in sizes
     assert max(max(size) for size in sizes) > 16
 
@@ -147,14 +147,14 @@ def test_a_full_folder_of_temporary_files_is_named(monkeypatch: pytest.MonkeyPat
 def test_a_step_of_fewer_bits_is_larger(
     monkeypatch: pytest.MonkeyPatch, mlp: RunDir, bits: int, largest: float
 ) -> None:
-    ready = open_shippable(mlp.path, integers=True)
+    ready = open_export_model(mlp.path, integers=True)
     assert ready.activation_bits == 8
     monkeypatch.setattr(type(ready), "activation_bits", bits)
     assert compare.tolerances(ready, "int8") == (pytest.approx(largest), 0.97)
 
 
 def test_the_figure_that_is_judged(mlp: RunDir) -> None:
-    ready = open_shippable(mlp.path)
+    ready = open_export_model(mlp.path)
 
     def told(trained: dict[str, float], found: dict[str, float], most: float | None = 0.02) -> dict[str, Any]:
         return compare.drop_of(ready, {"trained": trained, "module": trained, "file": found}, most, "onnx")
@@ -204,7 +204,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 @pytest.mark.usefixtures("stub")
 def test_tokens_have_other_times(words: RunDir, tmp_path: Path) -> None:
     shutil.copytree(words.path, tmp_path / "run")
-    ready = open_shippable(words.path)
+    ready = open_export_model(words.path)
     assert ready.facts["input"] == {
         "name": "input",
         "dtype": "int64",
@@ -239,12 +239,12 @@ class Fixed(nn.Module):
 
 
 def test_a_net_of_one_time_is_held_to_that(words: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    import lathe.runs.shippable as module
+    import lathe.runs.export_model as module
 
     task, cfg = module.open_run_net(words.path)
     task.net = Fixed().eval()
     monkeypatch.setattr(module, "open_run_net", lambda *_: (task, cfg))
-    ready = open_shippable(words.path)
+    ready = open_export_model(words.path)
     assert ready.facts["input"]["shape"] == ["batch", 32]
     assert ready.facts["output"]["shape"] == ["batch", 32, 32]
     assert {x.shape[1] for x in parity.odd_inputs(ready)} == {32}
@@ -278,4 +278,6 @@ def test_documents_of_different_lengths(tmp_path: Path, target: str) -> None:
 
 def test_small_is_the_run(mlp: RunDir) -> None:
     assert "model.net.width=16" in SMALL
-    assert open_shippable(mlp.path).trained.state_dict().keys() == open_shippable(mlp.path).inner.state_dict().keys()
+    assert (
+        open_export_model(mlp.path).trained.state_dict().keys() == open_export_model(mlp.path).inner.state_dict().keys()
+    )

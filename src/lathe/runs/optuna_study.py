@@ -1,4 +1,4 @@
-"""The study of a search, which its sweep and each of its runs open: Optuna's, by ask and tell. Imports no torch."""
+"""The Optuna study of a search, opened by its sweep and by each of its runs. Imports no torch."""
 
 import hashlib
 import json
@@ -14,14 +14,14 @@ from omegaconf import OmegaConf
 
 from lathe.errors import UserError, require, uninstalled
 
-# Classes of Optuna, and what they are given here beside their defaults. A rung is three times the one before.
+# Optuna's classes with arguments that differ from its defaults. A rung is three times the previous one.
 SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "tpe": ("TPESampler", {}),
     "gp": ("GPSampler", {}),
     "cmaes": ("CmaEsSampler", {}),
     "random": ("RandomSampler", {}),
     "qmc": ("QMCSampler", {}),
-    "grid": ("RandomSampler", {}),  # which is never asked: each trial is given its point
+    "grid": ("RandomSampler", {}),  # not asked: each trial is given its point
     "nsga2": ("NSGAIISampler", {}),
 }
 PRUNERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -32,19 +32,19 @@ PRUNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "percentile": ("PercentilePruner", {"percentile": 25.0}),
     "wilcoxon": ("WilcoxonPruner", {}),
 }
-RACES = ("already exists", "UNIQUE constraint", "duplicate key")  # of two machines that make the same tables
-LOCKED = 120.0  # seconds to wait for others who write to an SQLite file, which has one lock
+RACES = ("already exists", "UNIQUE constraint", "duplicate key")  # two processes create the same tables
+LOCKED = 120.0  # seconds to wait for other writers of an SQLite file, which has one lock
 _LOGIN = re.compile(r"(?<=//)[^/@]*@")
 
 
 def check_installed() -> None:
-    """Raises UserError where Optuna is not installed."""
+    """Raise UserError if Optuna is not installed."""
     reason = uninstalled("sweep", "optuna")
     require(reason is None, f"sweep=optuna: {reason}")
 
 
 def storage_of(folder: Path, options: Mapping[str, Any]) -> Any:
-    """Where the study of the sweep in `folder` lies.
+    """Open the storage of the study of the sweep in `folder`.
 
     Raises:
         UserError: it can't be opened.
@@ -57,7 +57,7 @@ def storage_of(folder: Path, options: Mapping[str, Any]) -> Any:
 
 
 def open_database(address: str) -> Any:
-    """The database at `address`, whose tables are made if they are not there: by two machines at once too.
+    """Open the database at `address`, and create its tables, which several processes may do at once.
 
     Raises:
         UserError: it can't be opened.
@@ -77,7 +77,7 @@ def open_database(address: str) -> Any:
 
 
 class _Race(Exception):
-    """Another process makes the same tables."""
+    """Another process creates the same tables."""
 
 
 def _connected(address: str) -> Any:
@@ -93,18 +93,22 @@ def _connected(address: str) -> Any:
 
 
 def study_name(facts: Mapping[str, Any]) -> str:
-    """The study's name in its storage. Machines that share one find it by the same command: it does not depend on where
-    they keep runs and data."""
+    """Return the study's name in its storage.
+
+    It does not depend on the folders of runs and data, so that machines find it by the same command.
+    """
     words = [word for word in facts["words"] if not word.startswith(("paths.", "sweep.storage="))]
-    told = json.dumps([words, facts["sweep"].get("space")], sort_keys=True)
-    return f"{facts['name']}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+    text = json.dumps([words, facts["sweep"].get("space")], sort_keys=True)
+    return f"{facts['name']}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
 def open_study(folder: Path, facts: Mapping[str, Any], directions: Sequence[str] | None = None) -> Any:
-    """The study of the sweep in `folder`, of which sweep.yaml says `facts`; made with `directions` if it is not there.
+    """Open the study of the sweep in `folder`; `facts` are the content of sweep.yaml.
+
+    With `directions` it is created if it does not exist.
 
     Raises:
-        UserError: its storage can't be opened, or a class of Optuna's that was named can't be made.
+        UserError: its storage can't be opened, or its pruner can't be built.
     """
     import optuna
 
@@ -123,23 +127,19 @@ def open_study(folder: Path, facts: Mapping[str, Any], directions: Sequence[str]
 
 
 def pruner_of(options: Mapping[str, Any]) -> Any:
-    """Says which runs, or trials, fall behind.
-
-    Raises:
-        UserError: its class can't be made.
-    """
-    return _made("pruner", options, PRUNERS)
+    """Build the pruner of `sweep.pruner`."""
+    return _build("pruner", options, PRUNERS)
 
 
-def between_repeats(pruner: Any) -> bool:
-    """Whether what is reported to `pruner` are a trial's runs, and not the validations of one."""
+def compares_repeats(pruner: Any) -> bool:
+    """Return whether the pruner compares the repeats of a trial instead of the validations of a run."""
     import optuna
 
     return isinstance(pruner, optuna.pruners.WilcoxonPruner)
 
 
-def falls_behind(study: Any, number: int, values: Mapping[int, float]) -> bool:
-    """Reports the runs of trial `number` so far, by the number of the repeat, and asks the study's pruner."""
+def should_prune(study: Any, number: int, values: Mapping[int, float]) -> bool:
+    """Report the values of trial `number` by repeat, and return whether the pruner ends the trial."""
     trial_id = _trial_id(study, number)
     trial = study._storage.get_trial(trial_id)
     if trial.state.is_finished():
@@ -152,8 +152,10 @@ def falls_behind(study: Any, number: int, values: Mapping[int, float]) -> bool:
 
 
 def make_brackets(study: Any, number: int) -> None:
-    """Lets Hyperband divide the trials into brackets: trial `number` is then drawn by what its own bracket has told. It
-    does so when it is first asked, which for a search would be in its runs alone."""
+    """Let Hyperband divide the trials into brackets, so that trial `number` is sampled from its bracket.
+
+    Optuna does so at the pruner's first call, which in a search would only happen in the runs.
+    """
     import optuna
 
     if isinstance(study.pruner, optuna.pruners.HyperbandPruner):
@@ -166,11 +168,9 @@ def _trial_id(study: Any, number: int) -> int:
 
 
 def sampler_of(options: Mapping[str, Any], number: int, point: Mapping[str, Any] | None = None) -> Any:
-    """Draws trial `number`, whatever process draws it: its random numbers depend on (seed, number) alone. Of
-    sampler=grid it is `point`.
+    """Build the sampler for trial `number`, whose random numbers depend on (seed, number) only.
 
-    Raises:
-        UserError: its class can't be made.
+    For sampler=grid it returns `point`.
     """
     if point is not None:
         import optuna
@@ -179,15 +179,17 @@ def sampler_of(options: Mapping[str, Any], number: int, point: Mapping[str, Any]
         return optuna.samplers.PartialFixedSampler(dict(point), optuna.samplers.RandomSampler())
     name, seed = options["sampler"], options["seed"]
     drawn = int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4], "big")
-    return _made("sampler", options, SAMPLERS, {"seed": seed if name == "qmc" else drawn})  # qmc counts along
+    return _build("sampler", options, SAMPLERS, {"seed": seed if name == "qmc" else drawn})  # qmc counts trials itself
 
 
-def _made(key: str, options: Mapping[str, Any], known: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> Any:
+def _build(
+    key: str, options: Mapping[str, Any], known: Mapping[str, Any], more: Mapping[str, Any] | None = None
+) -> Any:
     import optuna
     from hydra.utils import instantiate
 
     node = options[key]
-    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of qmc and wilcoxon: they are chosen
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # qmc and wilcoxon
     try:
         if isinstance(node, str):
             name, arguments = known[node]
@@ -203,7 +205,7 @@ def _made(key: str, options: Mapping[str, Any], known: Mapping[str, Any], more: 
 
 
 def trial_of(folder: Path, number: int) -> Any | None:
-    """The trial that a run of the sweep in `folder` reports to, or None where nothing asks for its validations."""
+    """Return the trial that job `number` of the sweep in `folder` reports to; None if nothing prunes runs."""
     facts: Any = OmegaConf.to_container(OmegaConf.load(folder / "sweep.yaml"))
     options = facts["sweep"]
     if options.get("space") is None or options["pruner"] == "none" or options.get("repeats") is not None:

@@ -1,6 +1,4 @@
-"""What Lightning leaves out when it continues a run: the random number generators, and often the position in the
-data.
-"""
+"""Restores what Lightning leaves out of a resume: random generators, and often the position in the data."""
 
 import random
 from typing import Any
@@ -11,20 +9,21 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lathe.callbacks.ownership import is_users
 from lathe.data.order import EpochLoader
 from lathe.measure.processes import everyones
 
 
 class ExactResume(Callback):
-    """Makes a continued run go on exactly where its checkpoint was written.
+    """Continue a run exactly where its checkpoint was written.
 
-    Every rank's generators (dropout draws from them) are saved and put back. The train loader's position is put back
-    even if the loader was made before the loops were restored: a scheduler that asks for
-    `trainer.estimated_stepping_batches` makes it so early that Lightning 2.6 drops the saved position without a word.
+    The generators of every rank are saved and restored, since dropout draws from them. The position of the train loader
+    is restored even if a scheduler has created the loader early by `trainer.estimated_stepping_batches`, in which case
+    Lightning 2.6 drops the saved position.
 
-    Ranks start from (seed, replica): the same seed would give them the same dropout masks on different samples, and
-    ranks that share a replica's samples, as tensor ranks do, have to agree. After a change of the number of ranks the
-    saved states fit nobody; the generators then start from (seed, replica, step).
+    Ranks are seeded by (seed, replica): with equal seeds they would draw the same dropout masks for different samples,
+    and ranks that share the samples of a replica, such as tensor ranks, must agree. If the number of ranks has changed
+    since the checkpoint, they are seeded by (seed, replica, step) instead.
     """
 
     def __init__(self, seed: int) -> None:
@@ -40,10 +39,10 @@ class ExactResume(Callback):
         ):
             loop._combined_loader._load_state_dicts(loop._combined_loader_states_to_load)
             loop._combined_loader_states_to_load = []
-            iter(loop._data_fetcher)  # its iterator was made before the position was known
+            iter(loop._data_fetcher)  # replaces the iterator at the old position
         current: Any = loop.epoch_progress.current
         if current.ready and current.ready == current.started == current.processed and loop._combined_loader:
-            # its epoch was ended early, as by max_steps: Lightning counts the next one, whose data are its own
+            # an epoch that max_steps has cut short: the loader must start the next epoch
             for loader in loop._combined_loader.flattened:
                 if isinstance(loader, EpochLoader):
                     loader.load_state_dict({**loader.state_dict(), "batch": len(loader)})
@@ -64,12 +63,11 @@ class ExactResume(Callback):
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._states = checkpoint.get("random_state")  # Lightning's own checkpoints have none
-        kept = checkpoint.get("callbacks") or {}
+        saved = checkpoint.get("callbacks") or {}
         for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
-            own = not type(callback).__module__.startswith("lathe.")
-            if own and callback.state_key not in kept and callback.state_dict():
+            if is_users(callback, "lathe") and callback.state_key not in saved and callback.state_dict():
                 rank_zero_warn(
-                    f"callbacks: the checkpoint has no state of {type(callback).__name__}, which starts anew."
+                    f"callbacks: the checkpoint has no state of {type(callback).__name__}. It starts from scratch."
                 )
 
 
@@ -77,7 +75,7 @@ def _get_state() -> dict[str, Any]:
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
-        # as one tensor: torch's writer asks about each number of a tuple, for longer than a small net's weights take
+        # one tensor: torch.save takes longer for a tuple of numbers than for the weights of a small net
         "python": (version, torch.tensor(words), gauss),
         "numpy": [
             name,

@@ -1,4 +1,4 @@
-"""A run's net in hand, and the metrics of anything that computes what it does: for verbs that need no Trainer."""
+"""Opens the net and the data of a run without a Trainer, and evaluates functions with its task's metrics."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from lathe.data.checks import check_declared, undeclared
 from lathe.errors import require
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
-from lathe.runs.nodes import target_of
+from lathe.runs.instantiate import locate
 from lathe.runs.rundir import open_run
 from lathe.tasks import LightningTask, Task
 
@@ -23,30 +23,28 @@ Forward = Callable[[Tensor], Any]
 def open_run_net(
     path: str | Path, key: str = "run", checkpoint: str = "best", own: bool = False
 ) -> tuple[Task, dict[str, Any]]:
-    """The task of a run directory with the weights and structure of a checkpoint, on the CPU in eval mode, and its
-    configuration.
+    """Return the task of a run with the weights and structure of a checkpoint, on the CPU in eval mode, and the
+    run's configuration.
 
-    `key` is the configuration key that named the directory. `own` also opens a LightningModule of the user's own, which
-    says neither what it takes nor what it answers.
+    The configuration names the directory as `key`. `own` allows a user's LightningModule, which declares neither its
+    inputs nor its outputs.
 
     Raises:
-        UserError: it is no run directory, or has no such checkpoint, or is not what is opened here.
+        UserError: it is not a run directory, or has no such checkpoint.
     """
     run = open_run(path, key)
     cfg = run.config
     cfg["paths"]["run_dir"] = str(run.path)
     task: Task = make_task(cfg, train=False)
     if not own:
-        refuse_own(type(task), f"{key}={path}")
+        refuse_lightning_module(type(task), f"{key}={path}")
     file = run.checkpoint(checkpoint, "checkpoint")
     restore(task.net, read_checkpoint(file), str(file))
     return task.eval(), cfg
 
 
-def refuse_own(kind: Any, key: str) -> None:
-    """Raises UserError where `kind`, the class of a task, stands for a LightningModule of the user's own; `key` names
-    its run.
-    """
+def refuse_lightning_module(kind: Any, key: str) -> None:
+    """Raise UserError if `kind`, the class of a task, wraps a user's LightningModule; `key` names its run."""
     require(
         not (inspect.isclass(kind) and issubclass(kind, LightningTask)),
         f"{key}: it has trained a LightningModule as it is, and nobody knows what that takes and answers: use "
@@ -54,11 +52,10 @@ def refuse_own(kind: Any, key: str) -> None:
     )
 
 
-def check_taken(cfg: dict[str, Any], run: str | Path, key: str = "run") -> None:
-    """Raises UserError where nobody knows what the net of the `run` that `key` names takes and answers: what can't be
-    mended before what can."""
-    kind, where = target_of(cfg["task"]), f"{key}={run}"
-    refuse_own(kind, where)
+def check_input_spec(cfg: dict[str, Any], run: str | Path, key: str = "run") -> None:
+    """Raise UserError unless the inputs and outputs of a run's net are known."""
+    kind, where = locate(cfg["task"]), f"{key}={run}"
+    refuse_lightning_module(kind, where)
     require(
         getattr(kind, "predicts", "classes") != "values" or undeclared(cfg["data"]) is None,
         f"{where}: its task predicts values, and what is exported, served and predicted with here are classes of "
@@ -68,13 +65,14 @@ def check_taken(cfg: dict[str, Any], run: str | Path, key: str = "run") -> None:
 
 
 def open_net(path: str | Path, key: str = "run") -> nn.Module:
-    """The net alone of `open_run_net`."""
+    """Return the net of `open_run_net`."""
     return open_run_net(path, key)[0].net
 
 
 def open_data(cfg: dict[str, Any], task: Any = None) -> Any:
-    """The data module of a resolved configuration, set up and without a trainer: batches are global ones, on the
-    CPU, after the transfer hooks of the task as well where one is given.
+    """Return the data module, set up, which gives global batches on the CPU.
+
+    They have passed the transfer hooks of the `task`, if one is given.
     """
     datamodule = make_data(cfg)
     datamodule.reads_for = getattr(task, "driven", task)
@@ -86,20 +84,17 @@ def open_data(cfg: dict[str, Any], task: Any = None) -> Any:
 
 
 @torch.no_grad()
-def outputs_of(forward: Forward, batches: Iterable[Any]) -> Tensor:
-    """What `forward` answers to the inputs of all batches, one behind the other along the first dimension, in float32
-    or wider.
-    """
+def compute_outputs(forward: Forward, batches: Iterable[Any]) -> Tensor:
+    """Return the outputs of `forward` for all batches, concatenated, in float32 or wider."""
     found = [torch.as_tensor(forward(batch[0].clone())) for batch in batches]  # a net may write into its input
     return torch.cat([part.to(torch.promote_types(part.dtype, torch.float32)) for part in found])
 
 
 @torch.no_grad()
 def score(task: Task, forward: Forward, batches: Iterable[Any]) -> dict[str, float]:
-    """The task's metrics, such as loss and accuracy, for the outputs of `forward`; samples that only fill up do not
-    count.
+    """Return the task's metrics for the outputs of `forward`; padding samples do not count.
 
-    `forward` takes a batch's input and returns logits, as a tensor or an array.
+    `forward` takes the input of a batch and returns logits, as a tensor or an array.
     """
     training = task.training
     task.eval()

@@ -1,6 +1,4 @@
-"""The run of a few optimizer steps that lr_find.py, batch_find.py and profile.py try out: the run's own data, task,
-strategy, precision and clipping; nothing of it is kept.
-"""
+"""A run of a few optimizer steps that keeps nothing, for lr_find.py, batch_find.py and profile.py."""
 
 import warnings
 from pathlib import Path
@@ -15,13 +13,13 @@ from torch.optim import Optimizer
 from lathe.callbacks import FrozenStatistics
 from lathe.errors import require
 from lathe.runs.build import make_data, make_task
-from lathe.runs.pretrained import take_pretrained
-from lathe.runs.trainer import make_trainer, prepare, quiet, widen
 from lathe.tasks import Task
-from lathe.verbs.train import check_loaders, start_from, tell_lightnings
+from lathe.training.lightning_errors import check_loaders, reraise_lightning_error
+from lathe.training.trainer_setup import configure_logging, make_trainer, prepare_model, to_double
+from lathe.training.weight_loading import initialise
 
-# What a test of a few steps leaves out of a run.
-WITHOUT = {
+# of the Trainer
+OFF = {
     "enable_checkpointing": False,
     "enable_progress_bar": False,
     "enable_model_summary": False,
@@ -33,70 +31,63 @@ WITHOUT = {
     "max_time": None,
     "fast_dev_run": False,
 }
-IDLE = 100  # batches for each optimizer step that is to come, after which a module that makes none is told
+MOST_BATCHES = 100  # of an optimizer step; a module that needs more is refused
 
 
-class Trial:
-    """`data`, `task` and `trainer` of a run that `fit` takes through `find.steps` optimizer steps.
+class DryRun:
+    """The `data`, `task` and Trainer of a run, which `fit` takes through `find.steps` optimizer steps.
 
-    Schedulers, callbacks, validation and loggers are left out, those of a user's own module among them.
-
-    Raises:
-        UserError: a part can't be built.
+    Data, strategy, precision and clipping are those of the run. Schedulers, callbacks, validation and loggers are left
+    out, also those of a user's module.
     """
 
     def __init__(self, cfg: dict[str, Any]) -> None:
-        quiet()
+        configure_logging()
         warnings.filterwarnings("ignore", message="The number of training batches .* is smaller than the logging")
         seed_everything(cfg["seed"], workers=True, verbose=False)
-        trainer_keys = {**cfg["trainer"], **WITHOUT, "max_steps": cfg["find"]["steps"]}
+        trainer_keys = {**cfg["trainer"], **OFF, "max_steps": cfg["find"]["steps"]}
         self.cfg = {**cfg, "scheduler": None, "trainer": trainer_keys}
         self.data: LightningDataModule = make_data(self.cfg)
         self.task: Task = make_task(self.cfg)
 
-    def fit(self, *watching: Callback) -> Trainer:
-        """Trains, with these callbacks; returns the Trainer.
+    def fit(self, *callbacks: Callback) -> Trainer:
+        """Train with these callbacks, and return the Trainer.
 
         Raises:
-            UserError: the run can't work, its data give no batch, or its module makes no optimizer step.
+            UserError: the run can't work, its data have no batch, or its module makes no optimizer step.
         """
         cfg, task = self.cfg, self.task
         task.check_run(cfg)
         check_loaders(cfg, self.data)
-        widen(task, cfg)
+        to_double(task, cfg)
         frozen = [FrozenStatistics()] if cfg.get("freeze") else []
-        bounds = Bounds(cfg["find"]["steps"])
-        callbacks = [bounds, *task.own_callbacks(), *frozen, *watching]
-        trainer = make_trainer(cfg, Path(cfg["find"]["output"]).parent, callbacks, [DummyLogger()])
-        _begin_with(cfg, task)
-        prepare(cfg, task, trainer)
+        bounds = StepBounds(cfg["find"]["steps"])
+        directory = Path(cfg["find"]["output"]).parent
+        trainer = make_trainer(
+            cfg, directory, [bounds, *task.own_callbacks(), *frozen, *callbacks], loggers=[DummyLogger()]
+        )
+        initialise(cfg, task)
+        prepare_model(cfg, task, trainer)
         _leave_out_callbacks(task.driven)
         try:
             trainer.fit(task.driven, datamodule=self.data)
         except (RuntimeError, TypeError, ValueError, AttributeError, MisconfigurationException) as error:
-            tell_lightnings(error, bounds.batches > 0, trainer)
+            reraise_lightning_error(error, bounds.batches > 0, trainer)
             raise
         bounds.check_batches()
         return trainer
 
 
-def rates_of(optimizer: Optimizer) -> list[float]:
-    """The rate of each parameter group that has one: what its scheduler, if there is one, starts from or rises to."""
+def learning_rates(optimizer: Optimizer) -> list[float]:
+    """Return the learning rate of each parameter group that has one, from which a scheduler starts or to which it
+    rises.
+    """
     groups = [group for group in optimizer.param_groups if "lr" in group]
     return [float(group.get("max_lr", group.get("initial_lr", group["lr"]))) for group in groups]
 
 
-def _begin_with(cfg: dict[str, Any], task: Task) -> None:
-    """Gives the net the weights that the run would begin with."""
-    if cfg["ckpt_path"] is not None:
-        start_from(cfg, task)
-    elif cfg["model"].get("pretrained"):
-        take_pretrained(task.net, cfg["model"])
-
-
 def _leave_out_callbacks(module: LightningModule) -> None:
-    """Has Lightning call the module's configure_callbacks, for what else it does, and attach none of them: they would
-    write checkpoints, or end the few steps early."""
+    """Let Lightning call the module's configure_callbacks but attach none, which would write checkpoints or stop."""
     configure = module.configure_callbacks
 
     def none() -> list[Callback]:
@@ -106,15 +97,14 @@ def _leave_out_callbacks(module: LightningModule) -> None:
     module.configure_callbacks = none  # type: ignore[method-assign]
 
 
-class Bounds(Callback):
-    """Sees to it that a trial ends, and that only the callback that reads it sets what it reads: schedulers of the
-    user's own are taken away.
+class StepBounds(Callback):
+    """End the dry run, and remove a user's schedulers, so that only the command's callback sets learning rates.
 
     Raises:
-        UserError: an epoch without a batch, or batches without an optimizer step.
+        UserError: an epoch has no batch, or batches make no optimizer step.
     """
 
-    skippable_steps = None  # every step is needed
+    skippable_steps = None  # needs every step
 
     def __init__(self, steps: int) -> None:
         self.steps, self.batches = steps, 0
@@ -126,19 +116,20 @@ class Bounds(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.batches += 1
+        most = MOST_BATCHES * trainer.accumulate_grad_batches
         require(
-            trainer.global_step > 0 or self.batches < IDLE * trainer.accumulate_grad_batches,
+            trainer.global_step > 0 or self.batches < most,
             f"model.net: {type(pl_module).__name__} has made no optimizer step in {self.batches} batches: call its "
             "optimizer's step in training_step.",
         )
-        if self.batches >= IDLE * trainer.accumulate_grad_batches * self.steps:
-            trainer.should_stop = True  # steps that are far apart
+        if self.batches >= most * self.steps:
+            trainer.should_stop = True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.check_batches()
 
     def check_batches(self) -> None:
-        """Raises UserError where no batch came."""
+        """Raise UserError if there was no batch."""
         require(
             self.batches > 0,
             "data: there is no training batch: look whether its source is empty, drop_last leaves out all there is, or "

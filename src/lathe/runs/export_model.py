@@ -1,6 +1,4 @@
-"""A run's net as it ships: behind the preprocessing of its pixels, with its arithmetic chosen, and the facts that
-clients need.
-"""
+"""The net of a run as it is exported: with preprocessing, in floats or integers, and with the facts for clients."""
 
 import copy
 from collections.abc import Mapping
@@ -20,17 +18,18 @@ from lathe.data.checks import check_class_names, squashed
 from lathe.errors import require
 from lathe.export.inputs import takes_any_size, takes_any_time
 from lathe.export.preprocess import ANY, Preprocess, Shipped
+from lathe.runs.inference import check_input_spec, open_data, open_run_net
 from lathe.runs.rundir import open_run
-from lathe.runs.score import check_taken, open_data, open_run_net
 from lathe.tasks import Task
 
-BATCHES = 16  # training batches that ranges are calibrated on
+BATCHES = 16  # training batches to calibrate ranges on
 
 
 @dataclass
-class Shippable:
-    """`net` takes what `facts["input"]` describes and is what a target exports; `trained` is the run's own net, without
-    preprocessing. All are on the CPU in eval mode."""
+class ExportModel:
+    """A net to export. `net` takes the input that `facts["input"]` describes; `trained` is the run's net without
+    preprocessing. Both are on the CPU in eval mode.
+    """
 
     task: Task
     cfg: dict[str, Any]
@@ -51,34 +50,30 @@ class Shippable:
 
     @property
     def activation_bits(self) -> int | None:
-        """The fewest bits that activations are rounded to; None where no layer rounds any."""
+        """The fewest bits of quantized activations; None if there are none."""
         names = ("input_quantizer", "other_quantizer")
         found = [getattr(layer, name, None) for layer in quantized_layers(self.inner).values() for name in names]
         return min((int(quantizer.bits) for quantizer in found if quantizer is not None), default=None)
 
     @property
     def takes_any_size(self) -> bool:
-        """Whether pictures of every size are scaled in the graph."""
+        """True if the graph resizes images of any size."""
         return takes_any_size(self.net)
 
     @property
     def other_size(self) -> tuple[int, int] | None:
-        """Height and width of the pixels that come in, where the graph scales them to the net's size; None for the
-        net's own or any.
-        """
+        """Height and width of the input, if the graph resizes it; None for the net's own size or any."""
         given = self.net.preprocess.input_size if isinstance(self.net, Shipped) else None
         return given if isinstance(given, tuple) and given != self.net.preprocess.size else None
 
     def logits_of(self, x: Tensor) -> int:
-        """How many logits a batch has."""
+        """Return the number of logits of a batch."""
         return int(
             len(x) * self.facts["output"]["shape"][-1] * (x.shape[1] if len(self.facts["output"]["shape"]) == 3 else 1)
         )
 
     def inputs_of(self, x: Tensor) -> Tensor:
-        """A batch of the data module as clients send it: the uint8 pixels that its normalised images were, or token
-        ids.
-        """
+        """Return a batch of the data module as clients send it: as uint8 pixels, or token ids."""
         preprocess = self.facts["preprocess"]
         if preprocess is None or not preprocess["in_graph"]:
             return x
@@ -87,15 +82,15 @@ class Shippable:
 
 
 def is_image(cfg: Mapping[str, Any]) -> bool:
-    """Whether the configuration's data are images."""
+    """Return whether the data of a configuration are images."""
     return cfg["data"].get("image_size") is not None and cfg["data"].get("channels") is not None
 
 
 def make_preprocess(cfg: Mapping[str, Any], input_size: Any = None) -> Preprocess:
-    """That of the configuration's images.
+    """Return the preprocessing of the configuration's images.
 
     Raises:
-        UserError: it would scale the middle of images whose net has seen them squashed.
+        UserError: it would crop images that were squashed in training.
     """
     data = cfg["data"]
     require(
@@ -106,7 +101,7 @@ def make_preprocess(cfg: Mapping[str, Any], input_size: Any = None) -> Preproces
     return Preprocess(data["mean"], data["std"], (data["image_size"], data["image_size"]), input_size)
 
 
-def open_shippable(
+def open_export_model(
     path: str | Path,
     *,
     checkpoint: str = "best",
@@ -116,27 +111,27 @@ def open_shippable(
     eval_batch_size: int | None = None,
     data_folder: str | None = None,
     key: str = "run",
-) -> Shippable:
-    """The net of a run directory, ready for a target.
+) -> ExportModel:
+    """Open the net of a run directory for an export target.
 
-    `integers` None leaves the net as it was trained; False gives a quantized net's weights as the floats that they
-    stand for, with activations that are not rounded; True calibrates a net that is not quantized on batches of its
-    training data. `eval_batch_size` takes the place of the run's own, and so does `data_folder`, where its data are
-    now; None leaves either.
+    Args:
+        integers: None keeps the net as it was trained; False gives a quantized net in floats, with its rounded weights;
+            True calibrates a net that is not quantized on its training data.
+        eval_batch_size, data_folder: replace those of the run, unless None.
 
     Raises:
-        UserError: it is no run, has no such checkpoint, does not declare what its net takes, or `input_size` can't be.
+        UserError: it is not a run, has no such checkpoint, does not declare its inputs, or can't have `input_size`.
     """
     run = open_run(path, key)
     run.checkpoint(checkpoint, "checkpoint")
-    check_taken(run.config, path, key)
+    check_input_spec(run.config, path, key)
     task, cfg = open_run_net(run.path, key, checkpoint)
     if eval_batch_size is not None:
         cfg["data"]["eval_batch_size"] = eval_batch_size
     data_at(cfg, data_folder)
     trained = task.net
     quantized = bool(describe(trained))
-    found = Shippable(task, cfg, trained, trained, torch.empty(0), {})
+    found = ExportModel(task, cfg, trained, trained, torch.empty(0), {})
     net: nn.Module = trained
     if quantized and integers is False:
         net = strip(trained).eval()
@@ -163,7 +158,7 @@ def open_shippable(
 def _images(
     facts: dict[str, Any], cfg: Mapping[str, Any], net: nn.Module, preprocess: bool, input_size: Any
 ) -> tuple[nn.Module, Tensor]:
-    """The net of images as it ships, and an example of its input; adds to the facts."""
+    """Return the net for images with preprocessing, and an example of its input; adds to the facts."""
     own = make_preprocess(cfg, input_size if preprocess else None)
     channels, free = cfg["data"]["channels"], own.input_size == ANY
     sides = list(own.size if isinstance(own.input_size, str) else own.input_size)
@@ -178,7 +173,7 @@ def _images(
     }
     shape = ["batch", channels, *(["height", "width"] if free else sides)]
     facts["input"] = {"name": "input", "dtype": "uint8" if preprocess else "float32", "shape": shape, "layout": "NCHW"}
-    # a side of one is a constant to tracers
+    # tracers take a side of one for a constant
     example = torch.zeros(2, channels, *(max(side, 2) if free else side for side in sides))
     return (Shipped(net, own), example.to(torch.uint8)) if preprocess else (net, example)
 
@@ -186,7 +181,7 @@ def _images(
 def _tokens(
     facts: dict[str, Any], cfg: Mapping[str, Any], net: nn.Module, preprocess: bool, input_size: Any
 ) -> tuple[nn.Module, Tensor]:
-    """As `_images`, of token ids `[batch, time]`, of any time up to the data's length if the net takes that."""
+    """Do as `_images` for token ids `[batch, time]`, of any time up to the data's length if the net allows it."""
     require(input_size is None, f"target.input_size={input_size} is for images: leave it null for this run.")
     length = int(cfg["data"]["length"])
     time = "time" if takes_any_time(net, length) else length
@@ -203,8 +198,7 @@ def _tokens(
 
 
 def calibrated(net: nn.Module, data: Any) -> nn.Module:
-    """A copy of `net` with 8-bit weights and activations, whose ranges come from training data as
-    compression=ptq_static takes them.
+    """Return a copy of `net` with 8-bit weights and activations, calibrated as by compression=ptq_static.
 
     Raises:
         UserError: the net has nothing to quantize.
@@ -215,8 +209,7 @@ def calibrated(net: nn.Module, data: Any) -> nn.Module:
 
 
 def class_names(cfg: Mapping[str, Any]) -> list[str] | None:
-    """Names of the classes in the order of the logits: those that the data declare, else their numbers; None for token
-    ids.
+    """Return the class names in the order of the logits, or numbers if the data declare none; None for token ids.
 
     Raises:
         UserError: there are more or fewer names than classes.
@@ -224,7 +217,5 @@ def class_names(cfg: Mapping[str, Any]) -> list[str] | None:
     data = cfg["data"]
     if "num_classes" not in data:
         return None
-    names = check_class_names(
-        data.get("class_names"), data["num_classes"]
-    )  # runs from before there were any lack the key
+    names = check_class_names(data.get("class_names"), data["num_classes"])
     return names or [str(index) for index in range(data["num_classes"])]
