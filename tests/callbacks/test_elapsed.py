@@ -6,7 +6,7 @@ import pytest
 import torch
 from support.runs import new_run
 
-from lathe.callbacks import WallTime, elapsed
+from lathe.callbacks import WallTime, wall_time
 from lathe.training.train import train
 
 QUICK = ("model=mlp", "model.net.width=8", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
@@ -15,7 +15,7 @@ SHORT = (*QUICK, "trainer.limit_train_batches=2", "trainer.max_epochs=1", "train
 
 def test_seconds_of_earlier_processes_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(elapsed, "monotonic", lambda: now[0])
+    monkeypatch.setattr(wall_time, "monotonic", lambda: now[0])
     first = WallTime()
     now[0] += 5
     saved = first.state_dict()
@@ -32,8 +32,8 @@ def test_a_resumed_run_has_them(tmp_path: Path) -> None:
     run = Path(cfg["paths"]["run_dir"])
     last = run / "checkpoints/last.ckpt"
     state = torch.load(last, weights_only=True)
-    assert 0 < state["callbacks"]["Elapsed"]["seconds"] < 60
-    state["callbacks"]["Elapsed"]["seconds"] = 1000.0
+    assert 0 < state["callbacks"]["WallTime"]["seconds"] < 60
+    state["callbacks"]["WallTime"]["seconds"] = 1000.0
     torch.save(state, last)
     (run / "result.json").unlink()
     assert 1000 < train(cfg)["seconds"] < 1060

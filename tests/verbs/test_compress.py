@@ -108,7 +108,7 @@ def test_a_stop_while_the_receipt_is_measured_says_what_makes_it(
 
 def test_a_place_that_takes_no_run_is_told_before_the_work(source: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verb.os, "access", lambda *_: False)
-    monkeypatch.setattr(verb.score, "open_run_net", None)
+    monkeypatch.setattr(verb.inference, "open_run_net", None)
     with pytest.raises(UserError, match=r"would lie beside it, in .*: copy the run to a place of your own"):
         compress(request(source, "compression=ptq_static"))
 
@@ -259,7 +259,7 @@ def test_a_full_disk_leaves_nothing_behind(source: RunDir, monkeypatch: pytest.M
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device", "best.ckpt")
 
-    monkeypatch.setattr(verb.finalise, "write_weights", full)
+    monkeypatch.setattr(verb.compression_finalize, "write_weights", full)
     before = sorted(source.path.parent.iterdir())
     with pytest.raises(UserError, match=r"^best\.ckpt can't be written, the disk is full"):
         compress(request(source, "compression=ptq_static"))

@@ -123,7 +123,7 @@ def test_a_module_as_it_is_and_what_a_run_leaves_out_are_told(tmp_path: Path) ->
 
 def test_a_folder_that_takes_nothing_is_told_before_the_work(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
-    monkeypatch.setattr("lathe.verbs.profile.command.Trial", None)
+    monkeypatch.setattr("lathe.verbs.profile.command.DryRun", None)
     with pytest.raises(PermissionError) as caught:
         profile(ask(run))
     assert caught.value.filename == str(run / "profile")

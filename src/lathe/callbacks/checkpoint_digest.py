@@ -1,4 +1,4 @@
-"""Digests of the parts of a checkpoint, stored in it, by which a removed or replaced part is detected."""
+"""Digests of the parts of a checkpoint, stored in it to detect removed or replaced parts."""
 
 import hashlib
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""Training: `train.py` reads from the configuration to the result. Nothing below this room imports it."""
+"""Training: `train.py` reads from the configuration to the result. Only commands and benchmarks import this package."""

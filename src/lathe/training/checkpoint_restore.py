@@ -1,8 +1,8 @@
 """Restores checkpoints into a Trainer, with an error for a part that does not fit.
 
 A checkpoint of the run itself has digests (`callbacks.checkpoint_digest`), which are compared when the file is read.
-One of another run, or of plain Lightning, may have other data, optimizers or schedulers, of which Lightning 2.6 skips
-some silently.
+One of another run, or of plain Lightning, may have other data, optimizers or schedulers, and Lightning 2.6
+skips some of these silently.
 """
 
 from collections.abc import Iterator

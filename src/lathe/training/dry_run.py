@@ -129,7 +129,7 @@ class StepBounds(Callback):
         self.check_batches()
 
     def check_batches(self) -> None:
-        """Raise UserError if there was no batch."""
+        """Raise UserError if the data gave no batch."""
         require(
             self.batches > 0,
             "data: there is no training batch: look whether its source is empty, drop_last leaves out all there is, or "

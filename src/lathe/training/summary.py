@@ -28,7 +28,7 @@ def print_summary(result: dict[str, Any], run: RunDir, console: Console | None =
     names = _of_split(result, "test") or _of_split(result, "val")
     for name in names:
         table.add_row(name, _format(result[name]))
-    monitor = result.get("monitor")  # by which best.ckpt was chosen
+    monitor = result.get("monitor")  # that has chosen best.ckpt
     if monitor in result and monitor not in names:
         table.add_row(monitor, _format(result[monitor]))
     for name in sorted(key for key in result if "/" in key and split_of(key) is None):

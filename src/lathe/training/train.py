@@ -1,6 +1,6 @@
 """Training, from a resolved configuration to result.json. Every rank runs `train`.
 
-Read `train` from top to bottom. What it calls builds one thing each, from the configuration as plain data.
+Read `train` from top to bottom. Each function that it calls builds one thing from the configuration.
 """
 
 from typing import Any

@@ -21,7 +21,7 @@ from lathe.runs.checkpoints import plain_tensor, read_checkpoint, read_plain, re
 from lathe.runs.rundir import open_run
 from lathe.tasks import Task
 
-WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys under which other programs save the weights
+WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys of the weights in files of other programs
 
 
 def initialise(cfg: dict[str, Any], task: Task) -> Path | None:

@@ -1,4 +1,4 @@
-"""A Ctrl-C is told as a stop wherever it falls."""
+"""Ctrl-C ends a run as `Stopped`, at any moment."""
 
 import contextlib
 import io
@@ -22,7 +22,7 @@ from lathe.training.interrupts import interruptible
 
 @pytest.fixture(autouse=True)
 def _handler() -> Iterator[None]:
-    """Python's, whatever an earlier test has left; the first Ctrl-C leaves the signal ignored."""
+    """Set Python's own handler: the first Ctrl-C leaves the signal ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -33,7 +33,7 @@ def running() -> Any:
 
 
 class Interrupted(io.RawIOBase):
-    """A file amid whose `write` number `at` the user presses Ctrl-C."""
+    """A file in which the user presses Ctrl-C at `write` number `at`."""
 
     def __init__(self, at: int) -> None:
         self.left = at
@@ -49,7 +49,7 @@ class Interrupted(io.RawIOBase):
 
 
 @pytest.mark.parametrize("at", range(1, 9))
-def test_within_the_writing_of_a_checkpoint(tmp_path: Path, at: int) -> None:
+def test_while_a_checkpoint_is_written(tmp_path: Path, at: int) -> None:
     """torch's writer then fails to close its file, and raises that."""
     start = running()
     with pytest.raises(Stopped, match="continue with: again"), interruptible(start):
@@ -57,14 +57,14 @@ def test_within_the_writing_of_a_checkpoint(tmp_path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(3)])
-def test_what_came_of_no_interrupt_goes_on(tmp_path: Path, error: BaseException) -> None:
+def test_other_errors_pass(tmp_path: Path, error: BaseException) -> None:
     start = running()
     with pytest.raises(type(error)), interruptible(start):
         raise error
 
 
 def lightnings_way_out(start: Any) -> None:
-    """As `_call_and_handle_interrupt` does it: ignoring ends before it has left."""
+    """Do as `_call_and_handle_interrupt`, which stops ignoring the signal before it returns."""
     try:
         signal.raise_signal(signal.SIGINT)
     except KeyboardInterrupt as error:
@@ -76,7 +76,7 @@ def lightnings_way_out(start: Any) -> None:
 
 
 class Again:
-    """Presses Ctrl-C once more, at instruction `at` after the first, wherever that is."""
+    """Press Ctrl-C again at instruction `at` after the first."""
 
     def __init__(self, at: int) -> None:
         self.left, self.armed = at, False
@@ -95,7 +95,7 @@ class Again:
 
 
 def twice(at: int) -> tuple[str, bool]:
-    """What is told where the second Ctrl-C comes at instruction `at`, and whether there was one so late."""
+    """Return the error of a second Ctrl-C at instruction `at`, and whether there was one so late."""
 
     def within() -> None:
         with interruptible(start := running()):
@@ -109,10 +109,10 @@ def twice(at: int) -> tuple[str, bool]:
     except BaseException as error:
         sys.settrace(before)
         return f"{type(error).__name__}: {error}", again.left <= 0
-    pytest.fail("it went on")
+    pytest.fail("it continued")
 
 
-def test_a_second_interrupt_is_the_same_stop_wherever_it_falls() -> None:
+def test_a_second_interrupt_at_any_instruction_is_the_same_stop() -> None:
     for at in count(1):
         told, came = twice(at)
         assert told == "Stopped: stopped by SIGINT; continue with: again", at
@@ -121,10 +121,10 @@ def test_a_second_interrupt_is_the_same_stop_wherever_it_falls() -> None:
     assert at > 100  # it went through all of them
 
 
-def test_an_interrupt_that_was_lost_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_interrupt_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python ignores what is raised in a destructor."""
-    moments = iter((10.0, 10.0 + 0.9 * interrupts.MOMENT_S, 10.0 + 1.1 * interrupts.MOMENT_S))
-    # of this module alone: other threads look at the clock, too
+    moments = iter((10.0, 10.0 + 0.9 * interrupts.SAME_PRESS_S, 10.0 + 1.1 * interrupts.SAME_PRESS_S))
+    # of this module only, since other threads read the clock
     monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     with pytest.raises(Stopped), interruptible(running()):
         pressed_three_times()
@@ -133,27 +133,18 @@ def test_an_interrupt_that_was_lost_can_be_repeated(monkeypatch: pytest.MonkeyPa
 def pressed_three_times() -> None:
     with suppress(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
-    signal.raise_signal(signal.SIGINT)  # within the same moment
+    signal.raise_signal(signal.SIGINT)  # within the same second
     signal.raise_signal(signal.SIGINT)
     pytest.fail("the third was ignored")
 
 
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
-def test_a_handler_of_the_callers_own_is_left(handler: Any) -> None:
-    """Such as nohup's, and a notebook's."""
+def test_another_handler_is_kept(handler: Any) -> None:
+    """nohup and notebooks set one."""
     signal.signal(signal.SIGINT, handler)
     with interruptible(running()):
         assert signal.getsignal(signal.SIGINT) is handler
     assert signal.getsignal(signal.SIGINT) is handler
-
-
-def test_a_handler_that_python_does_not_know_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a program that embeds Python: None, which can't be set."""
-    monkeypatch.setattr(interrupts.signal, "getsignal", lambda number: None)
-    monkeypatch.setattr(interrupts.signal, "signal", lambda *words: pytest.fail(f"set {words}"))
-    with interruptible(start := running()):
-        pass
-    assert not start.interrupted
 
 
 def test_a_thread_sets_no_handler() -> None:

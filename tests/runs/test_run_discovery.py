@@ -1,4 +1,4 @@
-"""Where runs lie: `scripts/report.py` and `scripts/runs.py` mean the same runs by the same words."""
+"""Runs below a folder: `scripts/report.py` and `scripts/runs.py` find the same ones."""
 
 import os
 import random
@@ -20,7 +20,7 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tree(log_dir: Path, rng: random.Random) -> None:
-    """Runs of two names, some of them jobs of sweeps, beside links, hidden folders and files of nobody."""
+    """Runs of two names, some of them jobs of sweeps, and links, hidden folders and other files."""
     runs = [
         write_run(log_dir, number, rng.choice([0.9, None]), [f"name={rng.choice(['a', 'b'])}"])
         for number in range(rng.randrange(1, 5))
@@ -39,7 +39,7 @@ def tree(log_dir: Path, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_both_find_the_same_runs_each_once(tmp_path: Path, seed: int) -> None:
+def test_both_commands_find_the_same_runs_once(tmp_path: Path, seed: int) -> None:
     log_dir = tmp_path / "logs"
     tree(log_dir, random.Random(seed))
     there = sorted(path.parent for path in log_dir.glob("[ab]/*/config.yaml"))
@@ -57,18 +57,18 @@ def test_both_find_the_same_runs_each_once(tmp_path: Path, seed: int) -> None:
         assert [run.path for run in find(f"logs/{name}", log_dir)] == own
 
 
-def test_a_run_that_failed_as_a_job_has_failed_wherever_it_is_asked_for(tmp_path: Path) -> None:
+def test_a_run_that_failed_as_a_job_has_failed_for_every_path(tmp_path: Path) -> None:
     run = write_run(tmp_path / "logs", 0)
     os.utime(run, (0, 0))
     write_sweep(tmp_path / "logs", [{"run_dir": str(run), "state": "failed", "sentence": "the loss is not finite"}])
     for words in ("logs", "logs/train", "logs/sweeps", str(run)):
-        (told,), _ = collect([words])
-        assert (told.state, told.sentence) == ("failed", "the loss is not finite")
+        (collected,), _ = collect([words])
+        assert (collected.state, collected.sentence) == ("failed", "the loss is not finite")
         (listed,) = find(words, tmp_path / "logs")
         assert (listed.path, listed.job["sentence"]) == (run, "the loss is not finite")
 
 
-def test_a_job_whose_file_is_torn_has_failed(tmp_path: Path) -> None:
+def test_a_job_with_a_damaged_file_has_failed(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "logs", [{}, {"state": "waiting"}])
     torn = sweep / "jobs" / "00000.json"
     torn.write_text('{"number": 0, "sta')
@@ -79,7 +79,7 @@ def test_a_job_whose_file_is_torn_has_failed(tmp_path: Path) -> None:
     assert (listed.state, Path(listed.where).absolute()) == ("failed", torn)
 
 
-def test_runs_that_moved_with_their_sweep_are_found_there(tmp_path: Path) -> None:
+def test_runs_that_moved_with_their_sweep_are_found(tmp_path: Path) -> None:
     run = write_run(tmp_path / "before", 0, 0.9)
     write_sweep(tmp_path / "before", [{"run_dir": str(run)}])
     (tmp_path / "before").rename(tmp_path / "after")
@@ -91,7 +91,7 @@ def test_runs_that_moved_with_their_sweep_are_found_there(tmp_path: Path) -> Non
     assert is_run(moved)
 
 
-def test_the_folder_of_a_name_is_the_run_that_began_last(tmp_path: Path) -> None:
+def test_the_folder_of_a_name_is_its_newest_run(tmp_path: Path) -> None:
     for number, day in enumerate(("2026-01-02_00-00-00_aaaaaa", "2026-01-01_23-00-00_bbbbbb")):  # in two time zones
         newest = write_run(tmp_path / "logs", number, 0.9, ["name=a"]).rename(tmp_path / "logs" / "a" / day)
         os.utime(newest / "environment.json", (number, number))

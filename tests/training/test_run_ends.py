@@ -1,5 +1,6 @@
-"""Every way in which a run can end, ends with its result: something is tested, result.json is strict JSON, and a run
-whose end was interrupted after training is completed without more training."""
+"""Every way in which a run can end: a checkpoint is tested, result.json is strict JSON, and a run that was interrupted
+after training is completed without more training.
+"""
 
 import json
 import os
@@ -24,7 +25,7 @@ from lathe.training.train import train
 
 LAST, FIRST = "the last weights, no validation ran", "the initial weights, nothing was trained"
 SHORT = (*SMALL, "trainer.limit_train_batches=6", "trainer.max_epochs=2", "compression.receipt=none")
-# overrides, optimizer steps, what best.ckpt holds if nothing has judged it, whether there is an objective
+# overrides, optimizer steps, `best` if the monitor has not chosen it, True if there is an objective
 WAYS = {
     "to its end": ((), 12, None, True),
     "no validation": (("trainer.limit_val_batches=0",), 12, LAST, False),
@@ -33,24 +34,20 @@ WAYS = {
     "max_steps within the second epoch": (("trainer.max_steps=8",), 8, None, True),
     "max_steps=0": (("trainer.max_steps=0",), 0, FIRST, False),
     "max_epochs=0": (("trainer.max_epochs=0",), 0, FIRST, False),
-    "max_epochs=0, averaged": (("trainer.max_epochs=0", "callbacks=[default,ema]"), 0, FIRST, False),
-    "no batches": (("trainer.limit_train_batches=0", "~scheduler"), 0, FIRST, False),
     "no time": (("trainer.max_time=00:00:00:00",), 0, FIRST, False),
     "validation too seldom": (("trainer.check_val_every_n_epoch=5",), 12, LAST, False),
-    "no test": (("test=false",), 12, None, True),
     "a test of nothing": (("trainer.limit_test_batches=0",), 12, None, True),
-    "last.ckpt at the end alone": (("callbacks.checkpoint.every_n_epochs=null",), 12, None, True),
-    "judged by training": (("callbacks.checkpoint.monitor=train/loss",), 12, None, True),
-    "judged by training, no validation": (
+    "last.ckpt only at the end": (("callbacks.checkpoint.every_n_epochs=null",), 12, None, True),
+    "monitored in training": (("callbacks.checkpoint.monitor=train/loss",), 12, None, True),
+    "monitored in training, no validation": (
         ("callbacks.checkpoint.monitor=train/loss", "trainer.limit_val_batches=0"),
         12,
         None,
         True,
     ),
-    "an objective of training": (("objective=train/loss",), 12, None, True),
     "an objective of the run": (("objective=steps",), 12, None, True),
     "an objective of the test": (("objective=test/loss", "trainer.limit_val_batches=0"), 12, LAST, True),
-    "judged by nothing": (("callbacks.checkpoint.monitor=null",), 12, None, False),
+    "no monitor": (("callbacks.checkpoint.monitor=null",), 12, None, False),
     "stopped early": (
         ("callbacks=[default,early_stopping]", "callbacks.early_stopping.stopping_threshold=0.0"),
         6,
@@ -58,9 +55,7 @@ WAYS = {
         True,
     ),
     "overfitting": (("trainer.overfit_batches=6",), 12, None, True),
-    "pruned": (("compression=prune",), 12, None, True),
     "pruned, never validated": (("compression=prune", "trainer.limit_val_batches=0"), 12, LAST, False),
-    "pruned, never trained": (("compression=prune", "trainer.max_epochs=0"), 0, FIRST, False),
     "trained in integers, never validated": (("compression=qat", "trainer.limit_val_batches=0"), 12, LAST, False),
     "trained in integers, never trained": (("compression=qat", "trainer.max_epochs=0"), 0, FIRST, False),
     "quantized after, never validated": (
@@ -77,7 +72,7 @@ def run_of(cfg: dict[str, Any]) -> rundir.RunDir:
 
 
 def strict(path: Path) -> dict[str, Any]:
-    """What a JSON file holds; NaN and Infinity are no JSON."""
+    """Read JSON, which has neither NaN nor Infinity."""
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{path} has {word}")
@@ -85,9 +80,9 @@ def strict(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(), parse_constant=refuse))
 
 
-@pytest.mark.filterwarnings("ignore:compression. no optimizer step was made")  # as it says
+@pytest.mark.filterwarnings("ignore:compression. no optimizer step was made")
 @pytest.mark.parametrize("way", WAYS)
-def test_it_ends_with_its_result_and_is_completed_without_training(tmp_path: Path, way: str) -> None:
+def test_a_run_ends_with_its_result_and_is_completed_without_training(tmp_path: Path, way: str) -> None:
     overrides, steps, best, objective = WAYS[way]
     cfg = new_run(tmp_path, *SHORT, *overrides)
     result = train(cfg)
@@ -124,7 +119,7 @@ def test_it_ends_with_its_result_and_is_completed_without_training(tmp_path: Pat
     assert strict(run.path / "result.json") == again
 
 
-def test_a_note_says_why_there_is_no_objective(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_note_gives_the_reason_for_no_objective(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(new_run(tmp_path, *SHORT, "trainer.limit_val_batches=0"))
     lines = capsys.readouterr().out.splitlines()
     assert (
@@ -134,7 +129,7 @@ def test_a_note_says_why_there_is_no_objective(tmp_path: Path, capsys: pytest.Ca
     assert any("best" in line and LAST in line for line in lines)
 
 
-def test_a_run_that_lost_its_best_checkpoint_says_what_it_tests(tmp_path: Path) -> None:
+def test_a_lost_best_checkpoint_is_replaced_by_the_last(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SHORT)
     result = train(cfg)
     (run_of(cfg).path / "result.json").unlink()
@@ -144,7 +139,7 @@ def test_a_run_that_lost_its_best_checkpoint_says_what_it_tests(tmp_path: Path) 
     assert again["best_step"] == result["steps"] == 12
 
 
-def test_a_run_that_was_stopped_early_trains_on_if_its_end_is_raised(tmp_path: Path) -> None:
+def test_a_run_that_stopped_early_continues_with_a_later_end(tmp_path: Path) -> None:
     stops = ("callbacks=[default,early_stopping]", "callbacks.early_stopping.stopping_threshold=0.0")
     cfg = new_run(tmp_path, *SHORT, *stops)
     assert train(cfg)["steps"] == 6
@@ -153,7 +148,9 @@ def test_a_run_that_was_stopped_early_trains_on_if_its_end_is_raised(tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "model_summary", "progress_bar"])
-def test_a_callback_that_is_left_out_stays_out(tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_lightning_does_not_replace_a_callback_that_is_left_out(
+    tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     on = ("trainer.enable_progress_bar=true", "trainer.enable_model_summary=true", "callbacks.progress_bar.plain=true")
     others = [f"callbacks.{other}=null" for other in ("checkpoint", "model_summary") if other == name]
     words = on if name != "progress_bar" else (*on[:2], "callbacks.progress_bar=null")
@@ -168,7 +165,7 @@ def test_a_callback_that_is_left_out_stays_out(tmp_path: Path, name: str, capfd:
     assert result["steps"] == 12
 
 
-def test_the_epoch_with_the_least_training_loss_is_kept(tmp_path: Path) -> None:
+def test_the_best_epoch_may_be_that_of_the_least_training_loss(tmp_path: Path) -> None:
     cfg = new_run(
         tmp_path, *SHORT, "trainer.max_epochs=3", "callbacks.checkpoint.monitor=train/loss", "optimizer.lr=0.3"
     )
@@ -179,7 +176,7 @@ def test_the_epoch_with_the_least_training_loss_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("every", "told"), [(4, True), (3, False), (6, False)])
-def test_a_validation_of_other_weights_than_the_last_is_told(tmp_path: Path, every: int, told: bool) -> None:
+def test_a_validation_of_earlier_weights_is_noted(tmp_path: Path, every: int, told: bool) -> None:
     words = ("callbacks.checkpoint.monitor=null", f"trainer.val_check_interval={every}")
     cfg = new_run(tmp_path, *SHORT, *words, "objective=test/accuracy")
     result = train(cfg)
@@ -191,7 +188,7 @@ def test_a_validation_of_other_weights_than_the_last_is_told(tmp_path: Path, eve
     assert again.get("notes") == result.get("notes")
 
 
-def test_what_is_not_finite_is_told_and_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_that_are_not_finite_are_null_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cfg = new_run(
         tmp_path, *SHORT, "optimizer.lr=1e30", "callbacks.nan_guard=null", "callbacks.checkpoint.monitor=val/loss"
     )
@@ -212,9 +209,7 @@ def test_what_is_not_finite_is_told_and_null(tmp_path: Path, capsys: pytest.Capt
 
 @contextmanager
 def default_signal() -> Iterator[None]:
-    """As in a fresh process: torch's elastic agent, which other tests have run in this one, leaves a handler of its
-    own.
-    """
+    """Restore the default handler, which torch's elastic agent replaces in other tests."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         yield
@@ -246,7 +241,7 @@ def test_a_signal_during_the_test_stops_a_run_that_is_then_completed(
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 @pytest.mark.parametrize(("way", "best"), [("trainer.max_steps=4", LAST), ("trainer.max_epochs=0", FIRST)])
-def test_it_ends_so_on_two_ranks(tmp_path: Path, strategy: str, way: str, best: str) -> None:
+def test_a_run_on_two_ranks_is_completed_without_training(tmp_path: Path, strategy: str, way: str, best: str) -> None:
     typed = (*SHORT, "trainer.devices=2", f"strategy={strategy}", way)
     check(run_command(*typed, cwd=tmp_path))
     (folder,) = runs(tmp_path / "logs")
@@ -262,7 +257,7 @@ def test_it_ends_so_on_two_ranks(tmp_path: Path, strategy: str, way: str, best: 
     assert (again["test/loss"], again["steps"], again["best"]) == (result["test/loss"], result["steps"], best)
 
 
-def test_weights_of_elsewhere_are_tested_without_training(tmp_path: Path) -> None:
+def test_weights_of_ckpt_path_are_tested_without_training(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SHORT)
     trained = train(cfg)
     result = train(new_run(tmp_path, *SHORT, "trainer.max_epochs=0", f"ckpt_path={cfg['paths']['run_dir']}"))

@@ -1,4 +1,4 @@
-"""A run's net as it ships."""
+"""The net of a run as it is exported."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return made(tmp_path_factory.mktemp("logs"), *SMALL)
 
 
-def test_pixels_go_in_and_the_runs_logits_come_out(run: RunDir) -> None:
+def test_pixels_give_the_logits_of_the_run(run: RunDir) -> None:
     ready = open_export_model(run.path)
     x, _ = next(iter(ready.data.eval_loader("test")))
     pixels = ready.inputs_of(x)
@@ -32,7 +32,7 @@ def test_pixels_go_in_and_the_runs_logits_come_out(run: RunDir) -> None:
     assert torch.equal(ready.example, torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
 
 
-def test_training_batches_without_augmentation_are_those_bits(run: RunDir) -> None:
+def test_preprocessed_pixels_equal_the_batches_of_training(run: RunDir) -> None:
     ready = open_export_model(run.path)
     assert isinstance(ready.net, Shipped)
     for split in ("train", "val", "test"):
@@ -47,7 +47,7 @@ def test_without_preprocessing(run: RunDir) -> None:
     assert ready.facts["preprocess"]["in_graph"] is False
 
 
-def test_pictures_of_another_size(run: RunDir) -> None:
+def test_images_of_another_size(run: RunDir) -> None:
     ready = open_export_model(run.path, input_size=[5, 20])
     assert (ready.other_size, ready.facts["input"]["shape"], tuple(ready.example.shape)) == (
         (5, 20),
@@ -60,7 +60,7 @@ def test_pictures_of_another_size(run: RunDir) -> None:
     assert open_export_model(run.path, input_size=[8, 8]).other_size is None
 
 
-def test_integers_are_made_or_taken_away(run: RunDir, tmp_path: Path) -> None:
+def test_integers_are_calibrated_or_removed(run: RunDir, tmp_path: Path) -> None:
     before = open_run_net(run.path)[0].net.state_dict()
     ready = open_export_model(run.path, integers=True)
     assert describe(ready.inner)
@@ -91,39 +91,22 @@ def test_a_run_with_fewer_channels(tmp_path: Path) -> None:
     assert sum(p.numel() for p in ready.inner.parameters()) == run.result["parameters"]
 
 
-def test_the_evaluation_batch(run: RunDir) -> None:
-    assert len(next(iter(open_export_model(run.path, eval_batch_size=5).data.eval_loader("val")))[0]) == 5
-    assert (
-        len(next(iter(open_export_model(run.path, eval_batch_size=5, integers=True).data.eval_loader("val")))[0]) == 5
-    )
+def test_the_evaluation_batch_is_replaced(run: RunDir) -> None:
+    for integers in (None, True):
+        model = open_export_model(run.path, eval_batch_size=5, integers=integers)
+        assert len(next(iter(model.data.eval_loader("val")))[0]) == 5
 
 
 def test_class_names(run: RunDir, tmp_path: Path) -> None:
     ten = config("data=cifar10")
-    assert class_names(ten) == [
-        "airplane",
-        "automobile",
-        "bird",
-        "cat",
-        "deer",
-        "dog",
-        "frog",
-        "horse",
-        "ship",
-        "truck",
-    ]
-    names = class_names(config("data=cifar100"))
-    assert names is not None
-    assert (len(set(names)), names[0], names[40], names[99]) == (100, "apple", "lamp", "worm")
+    assert (class_names(ten) or [])[:2] == ["airplane", "automobile"]
     assert class_names(config("data=synthetic_tokens", "model=gpt_nano")) is None
     ten["data"]["class_names"] = ["a", "b"]
-    with pytest.raises(
-        UserError, match=r"^data\.class_names has 2 names for data\.num_classes=10: give one for each class\.$"
-    ):
+    with pytest.raises(UserError, match=r"^data\.class_names has 2 names for data\.num_classes=10"):
         class_names(ten)
 
 
-def test_what_is_no_run(tmp_path: Path, run: RunDir) -> None:
+def test_a_missing_run_checkpoint_or_size_is_refused(tmp_path: Path, run: RunDir) -> None:
     with pytest.raises(UserError, match=r"^run="):
         open_export_model(tmp_path)
     with pytest.raises(UserError, match=r"has no checkpoint 'first'"):

@@ -1,4 +1,4 @@
-"""What a search draws follows from its seed and the number of the trial, whichever of Optuna's samplers draws."""
+"""Samples of a search depend on its seed and the number of the trial, for every sampler."""
 
 import binascii
 from typing import Any
@@ -22,7 +22,7 @@ def drawn(name: str, seed: int, pruner: str = "none") -> list[float]:
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_every_sampler_draws_anew_for_each_trial_and_the_same_from_the_same_seed(name: str) -> None:
+def test_samples_depend_on_trial_and_seed(name: str) -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     found = drawn(name, 0)
     assert len(set(found)) > 8
@@ -31,14 +31,14 @@ def test_every_sampler_draws_anew_for_each_trial_and_the_same_from_the_same_seed
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
-def test_every_sampler_draws_by_what_a_bracket_of_hyperband_has_told(name: str) -> None:
+def test_samples_under_hyperband_are_reproducible(name: str) -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     found = drawn(name, 0, "hyperband")
     assert len(set(found)) > 8
     assert drawn(name, 0, "hyperband") == found
 
 
-def test_a_trial_is_drawn_by_its_own_bracket_once_a_run_has_said_how_long_it_takes() -> None:
+def test_hyperband_samples_from_the_trials_of_its_bracket() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     seen: list[set[int]] = []
 
@@ -66,7 +66,7 @@ def facts(*words: str) -> dict[str, Any]:
     return {"name": "train", "words": ["sweep=optuna", *words], "sweep": {"space": {"seed": [1]}, "pruner": "none"}}
 
 
-def test_the_name_of_a_study_does_not_depend_on_where_runs_lie() -> None:
+def test_the_name_of_a_study_does_not_depend_on_folders() -> None:
     own = study_name(facts())
     assert own == study_name(facts("paths.log_dir=old")) == study_name(facts("sweep.storage=sqlite:///x.db"))
     assert own != study_name(facts("model=mlp"))

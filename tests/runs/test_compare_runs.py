@@ -1,4 +1,4 @@
-"""Two runs are held to be the same only where they are."""
+"""Differences between two complete runs."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from lathe.runs.compare_runs import RESULT_TIMES, compare_runs
 from lathe.runs.metric_names import ENERGY, is_cost
 
 
-def test_what_differs_is_named(tmp_path: Path) -> None:
+def test_each_difference_is_named(tmp_path: Path) -> None:
     options = (*SMALL, "trainer.limit_train_batches=4", "test=false", "trainer.log_every_n_steps=2")
     one, again, other = (
         new_run(tmp_path / name, *options, f"seed={seed}") for name, seed in (("a", 1), ("b", 1), ("c", 2))
@@ -24,7 +24,7 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     for word in (
         "weights of last.ckpt",
         "weights of best.ckpt",
-        "result.json: seed 2 in place of 1",
+        "result.json: seed 2 instead of 1",
         "metrics.csv: {'step'",
     ):
         assert word in told
@@ -33,7 +33,7 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     assert compare_runs(same, alone) == ["no receipt.md", "left: .tmp-x-1.result.json"]
 
 
-def test_what_a_run_costs_is_neither_compared_nor_a_score() -> None:
+def test_costs_are_not_compared() -> None:
     """Every number that measuring callbacks add to result.json."""
     names = [*Throughput().summary(), *ENERGY]
     assert len(names) == 13

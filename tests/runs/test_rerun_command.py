@@ -1,4 +1,4 @@
-"""Commands that a run prints about its own directory do what they say where they are typed."""
+"""Commands that a run prints about its directory work where they are typed."""
 
 import os
 import shlex
@@ -19,8 +19,8 @@ CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"
 OWN = f"+callbacks.mc={{_target_: {CHECKPOINT}, monitor: val/loss}}"
 
 
-def typed(*words: str, tmp_path: Path) -> dict[str, Any]:
-    """A run whose command has these words, in a folder whose name has to be quoted, which has begun."""
+def started(*words: str, tmp_path: Path) -> dict[str, Any]:
+    """A run with these overrides, in a folder whose name must be quoted."""
     cfg = new_run(tmp_path / "logs", "model=mlp", *words)
     trust.allow(dict(cfg))
     run = RunDir(Path(cfg["paths"]["run_dir"]).rename(tmp_path / "größe, 'eins'"))
@@ -31,7 +31,7 @@ def typed(*words: str, tmp_path: Path) -> dict[str, Any]:
 
 
 def opens(command: str, key: str, name: str) -> dict[str, Any]:
-    """The run's configuration, as the printed `command` reads it in a process of its own."""
+    """The run's configuration, as the printed `command` reads it."""
     words = shlex.split(command)[2:]
     request = config(*words, name=name)
     trust.allow(request)
@@ -40,8 +40,8 @@ def opens(command: str, key: str, name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("words", [(), (OWN,), (OWN, "model.net._target_=json.loads")], ids=len)
 @pytest.mark.parametrize("signed", [True, False])
-def test_a_run_is_opened_by_the_commands_that_it_prints(words: tuple[str, ...], signed: bool, tmp_path: Path) -> None:
-    cfg = typed(*words, tmp_path=tmp_path)
+def test_the_printed_commands_open_the_run(words: tuple[str, ...], signed: bool, tmp_path: Path) -> None:
+    cfg = started(*words, tmp_path=tmp_path)
     run = RunDir(cfg["paths"]["run_dir"])
     run.save_config(cfg, signed)
     commands = RunStart(run, cfg, 0, None).command, proposals(run, cfg)[0]
@@ -51,8 +51,8 @@ def test_a_run_is_opened_by_the_commands_that_it_prints(words: tuple[str, ...], 
         assert opens(command, key, verb)["callbacks"] == cfg["callbacks"]
 
 
-def test_only_what_this_process_may_build_is_named(tmp_path: Path) -> None:
-    cfg = typed(OWN, tmp_path=tmp_path)
+def test_only_names_that_this_process_may_build_are_trusted(tmp_path: Path) -> None:
+    cfg = started(OWN, tmp_path=tmp_path)
     trust.allow({})
     assert trusted_names("logs/foreign", cfg) == []  # read by a report
     trust.allow({"trusted": ["lightning.pytorch"]})
@@ -60,7 +60,7 @@ def test_only_what_this_process_may_build_is_named(tmp_path: Path) -> None:
     assert trusted_names(cfg["paths"]["run_dir"], cfg) == []  # signed by this user
 
 
-def test_what_a_teacher_of_the_run_needs_is_named_too(tmp_path: Path) -> None:
+def test_names_of_teachers_are_trusted_too(tmp_path: Path) -> None:
     teacher, other = tmp_path / "teacher", tmp_path / "other"
     for folder, net in ((teacher, "json.loads"), (other, "json.dumps")):
         folder.mkdir()
@@ -75,9 +75,9 @@ def test_what_a_teacher_of_the_run_needs_is_named_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", ["train.py", "scripts/evaluate.py"])
-@pytest.mark.parametrize("place", [".", "scripts", "..", "../elsewhere", "logs/train"])
+@pytest.mark.parametrize("place", [".", "scripts", "..", "../other", "logs/train"])
 @pytest.mark.parametrize("absolute", [True, False])
-def test_a_script_is_named_as_it_is_typed_from_there(
+def test_a_script_has_its_path_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, place: str, absolute: bool
 ) -> None:
     project = tmp_path / "my project"
@@ -96,6 +96,8 @@ def test_a_script_is_named_as_it_is_typed_from_there(
 
 
 @pytest.mark.parametrize("started", ["/usr/bin/pytest", "", "-c", "other/train.py", "notebook.py"])
-def test_another_program_names_scripts_as_the_pages_do(monkeypatch: pytest.MonkeyPatch, started: str) -> None:
+def test_another_program_names_scripts_by_their_path_in_the_project(
+    monkeypatch: pytest.MonkeyPatch, started: str
+) -> None:
     monkeypatch.setattr("sys.argv", [started])
     assert script_path("scripts/evaluate.py") == "scripts/evaluate.py"
