@@ -20,11 +20,7 @@ from lathe.tasks.plain import check_hyper_parameters
 
 
 def make_data(cfg: dict[str, Any], train: bool = False) -> Any:
-    """Build the data module, with batches that don't depend on the number of devices, also for a user's own.
-
-    Raises:
-        UserError: it can't be built; or, if it is to `train`, has hyper-parameters that a checkpoint can't hold.
-    """
+    """Build the data module, with batches that don't depend on the number of devices, also for a user's own."""
     datamodule = instantiate_as(cfg["data"], "data", LightningDataModule)
     if train:
         check_hyper_parameters(datamodule, "data")
@@ -36,11 +32,7 @@ def make_data(cfg: dict[str, Any], train: bool = False) -> Any:
 
 
 def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
-    """Build the task with its net; with optimizer and scheduler if it is to `train`.
-
-    Raises:
-        UserError: a component can't be built, or two of them don't work together.
-    """
+    """Build the task with its net; with optimizer and scheduler if it is to `train`."""
     if not isinstance(cfg["task"].get("_target_"), str):
         raise UserError(f"task={cfg['task']!r}: expected a node whose _target_ names {describe_class(Task)}.")
     factory = instantiate(_with_weight_tensors(cfg["task"]), "task", _partial_=True)
@@ -157,11 +149,7 @@ def _check_training_step(net: nn.Module, kind: Any, target: str) -> None:
 
 
 def call_factory(factory: Any, key: str, **kwargs: Any) -> Any:
-    """Call the partial that `instantiate` returned for a node with `_partial_`.
-
-    Raises:
-        UserError: it does not take these arguments.
-    """
+    """Call the partial that `instantiate` returned for a node with `_partial_`."""
     try:
         with under(key):
             return factory(**kwargs)

@@ -39,11 +39,7 @@ def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
 
 
 def read_plain(path: Path, key: str) -> Any:
-    """Read a file that torch has saved, if it holds plain data only.
-
-    Raises:
-        UserError: it is damaged, of another kind, or holds more than plain data.
-    """
+    """Read a file that torch has saved, if it holds plain data only."""
     with open(path, "rb"):  # raises PermissionError, where torch would call it an invalid file
         pass
     _check_sums(path, key)
@@ -104,11 +100,7 @@ def plain_tensor(value: Any) -> bool:
 
 
 def restore(net: nn.Module, state: dict[str, Any], key: str, finite: bool = True) -> None:
-    """Give a net that was built from its configuration the structure and the weights of a checkpoint.
-
-    Raises:
-        UserError: they don't fit, or with `finite` contain NaN or infinity; the message names the first.
-    """
+    """Give a net that was built from its configuration the structure and the weights of a checkpoint."""
     apply_structure(net, state.get("structure", {}))
     if isinstance(net, LightningModule):  # a user's hook may build modules that the file has weights for
         net.on_load_checkpoint(state)
@@ -125,11 +117,7 @@ def restore(net: nn.Module, state: dict[str, Any], key: str, finite: bool = True
 
 
 def load_weights(net: nn.Module, weights: dict[str, Tensor], key: str) -> None:
-    """Load `weights`; every name and shape must fit.
-
-    Raises:
-        UserError: they don't; the message names the first that differs.
-    """
+    """Load `weights`; every name and shape must fit."""
     own = net.state_dict()
     problems = [
         f"it has no {name}"

@@ -87,11 +87,7 @@ def is_image(cfg: Mapping[str, Any]) -> bool:
 
 
 def make_preprocess(cfg: Mapping[str, Any], input_size: Any = None) -> Preprocess:
-    """Return the preprocessing of the configuration's images.
-
-    Raises:
-        UserError: it would crop images that were squashed in training.
-    """
+    """Return the preprocessing of the configuration's images."""
     data = cfg["data"]
     require(
         input_size is None or not squashed(data),
@@ -118,9 +114,6 @@ def open_export_model(
         integers: None keeps the net as it was trained; False gives a quantized net in floats, with its rounded weights;
             True calibrates a net that is not quantized on its training data.
         eval_batch_size, data_folder: replace those of the run, unless None.
-
-    Raises:
-        UserError: it is not a run, has no such checkpoint, does not declare its inputs, or can't have `input_size`.
     """
     run = open_run(path, key)
     run.checkpoint(checkpoint, "checkpoint")
@@ -198,22 +191,14 @@ def _tokens(
 
 
 def calibrated(net: nn.Module, data: Any) -> nn.Module:
-    """Return a copy of `net` with 8-bit weights and activations, calibrated as by compression=ptq_static.
-
-    Raises:
-        UserError: the net has nothing to quantize.
-    """
+    """Return a copy of `net` with 8-bit weights and activations, calibrated as by compression=ptq_static."""
     found = copy.deepcopy(net)
     quantize_static(found, inputs_of(data, BATCHES), bias_correction=True)
     return found.eval()
 
 
 def class_names(cfg: Mapping[str, Any]) -> list[str] | None:
-    """Return the class names in the order of the logits, or numbers if the data declare none; None for token ids.
-
-    Raises:
-        UserError: there are more or fewer names than classes.
-    """
+    """Return the class names in the order of the logits, or numbers if the data declare none; None for token ids."""
     data = cfg["data"]
     if "num_classes" not in data:
         return None

@@ -28,9 +28,6 @@ def open_run_net(
 
     The configuration names the directory as `key`. `own` allows a user's LightningModule, which declares neither its
     inputs nor its outputs.
-
-    Raises:
-        UserError: it is not a run directory, or has no such checkpoint.
     """
     run = open_run(path, key)
     cfg = run.config

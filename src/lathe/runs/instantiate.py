@@ -146,11 +146,7 @@ def locate(node: Any) -> Any:
 
 
 def instantiate_as(node: Any, key: str, kind: type, /, *args: Any, or_none: bool = False, **kwargs: Any) -> Any:
-    """Build a node whose value must be a `kind`, or with `or_none` None.
-
-    Raises:
-        UserError: as `instantiate`, and for a value of another class.
-    """
+    """Build a node whose value must be a `kind`, or with `or_none` None."""
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
         raise UserError(f"{key}={node!r}: expected a node whose _target_ names {describe_class(kind)}.")
     expected, target = f"{key}._target_={node['_target_']}: expected {describe_class(kind)}, got", locate(node)

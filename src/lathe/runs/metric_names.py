@@ -10,23 +10,6 @@ from typing import Any
 from lathe.config.direction import lower_is_better
 from lathe.config.splits import SPLIT, split_of
 
-__all__ = [
-    "COSTS",
-    "ENERGY",
-    "best_of",
-    "cost_of",
-    "data_keys",
-    "directions",
-    "is_cost",
-    "is_curve",
-    "loss_keys",
-    "objective_name",
-    "on_test",
-    "recorded_direction",
-    "split_of",
-    "without_split",
-]
-
 COSTS = ("bytes", "macs", "latency_ms")  # of a receipt
 ENERGY = ("energy_gpu_j", "energy_cpu_j")  # of callbacks.device_stats
 # Measurements of time and size

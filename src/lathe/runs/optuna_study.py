@@ -44,11 +44,7 @@ def check_installed() -> None:
 
 
 def storage_of(folder: Path, options: Mapping[str, Any]) -> Any:
-    """Open the storage of the study of the sweep in `folder`.
-
-    Raises:
-        UserError: it can't be opened.
-    """
+    """Open the storage of the study of the sweep in `folder`."""
     from optuna.storages import journal
 
     if options.get("storage") is not None:
@@ -57,11 +53,7 @@ def storage_of(folder: Path, options: Mapping[str, Any]) -> Any:
 
 
 def open_database(address: str) -> Any:
-    """Open the database at `address`, and create its tables, which several processes may do at once.
-
-    Raises:
-        UserError: it can't be opened.
-    """
+    """Open the database at `address`, and create its tables, which several processes may do at once."""
     try:
         for _ in range(4):
             with suppress(_Race):
@@ -106,9 +98,6 @@ def open_study(folder: Path, facts: Mapping[str, Any], directions: Sequence[str]
     """Open the study of the sweep in `folder`; `facts` are the content of sweep.yaml.
 
     With `directions` it is created if it does not exist.
-
-    Raises:
-        UserError: its storage can't be opened, or its pruner can't be built.
     """
     import optuna
 

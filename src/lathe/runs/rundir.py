@@ -87,11 +87,7 @@ class RunDir:
 
     @property
     def typed(self) -> list[str]:
-        """The overrides of the command that started the run, then those of its resumes.
-
-        Raises:
-            UserError: overrides.yaml is not a list of overrides.
-        """
+        """The overrides of the command that started the run, then those of its resumes."""
         return trust.checked_overrides(self.path / "overrides.yaml", self.where)
 
     @property
@@ -164,9 +160,6 @@ class RunDir:
         """Return the path of checkpoint `name`, such as best or last: a file, or the folder of a sharded one.
 
         `key` is the option that selects another.
-
-        Raises:
-            UserError: the run has no such checkpoint.
         """
         folder = self.path / "checkpoints"
         path = folder / f"{name}.ckpt"
@@ -192,11 +185,7 @@ class RunDir:
 
     @contextmanager
     def reopened(self, cfg: dict[str, Any], words: Sequence[str] = ()) -> Iterator[None]:
-        """Reopen the run, and undo that if an error ends the job before it has written a new metrics.csv.
-
-        Raises:
-            NotPlain: something other than a plain file is in the place of a file that is written now.
-        """
+        """Reopen the run, and undo that if an error ends the job before it has written a new metrics.csv."""
         for name in ("config.yaml", "overrides.yaml", "metrics.csv", "result.json"):
             require_plain(self.path / name)
         require_plain(self.path / "run.log", links=False)

@@ -35,11 +35,7 @@ TRAINER_SWITCHES = {
 
 
 def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
-    """Build the callbacks that every run needs, the compression methods, and those of `callbacks`.
-
-    Raises:
-        UserError: one can't be built, doesn't work with Lathe, or is there twice.
-    """
+    """Build the callbacks that every run needs, the compression methods, and those of `callbacks`."""
     trainer = cfg["trainer"]
     skipped = {name for name, switch in TRAINER_SWITCHES.items() if not trainer[switch]}
     if trainer["fast_dev_run"]:
@@ -97,11 +93,7 @@ def _with_checkpoint_monitor(node: Any, checkpoint: Any) -> Any:
 
 
 def _with_metric(name: str, node: Any, task: Task) -> Any:
-    """Return a callback's node with the task's metric for `monitor: auto`, and its direction for `mode: auto`.
-
-    Raises:
-        UserError: the direction is unknown.
-    """
+    """Return a callback's node with the task's metric for `monitor: auto`, and its direction for `mode: auto`."""
     if not isinstance(node, dict):
         return node
     if node.get("monitor") == "auto":
@@ -124,11 +116,7 @@ def _with_metric(name: str, node: Any, task: Task) -> Any:
 
 
 def _task_monitor(name: str, node: dict[str, Any], task: Task) -> str | None:
-    """Return the metric for `monitor: auto`; None for the checkpoint callback of a task that declares no metrics.
-
-    Raises:
-        UserError: another callback needs one.
-    """
+    """Return the metric for `monitor: auto`; None for the checkpoint callback of a task that declares no metrics."""
     if task.monitor:
         return task.monitor
     start = f"callbacks.{name}.monitor=auto: {type(task.driven).__name__} declares no metrics"

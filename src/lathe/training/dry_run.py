@@ -51,11 +51,7 @@ class DryRun:
         self.task: Task = make_task(self.cfg)
 
     def fit(self, *callbacks: Callback) -> Trainer:
-        """Train with these callbacks, and return the Trainer.
-
-        Raises:
-            UserError: the run can't work, its data have no batch, or its module makes no optimizer step.
-        """
+        """Train with these callbacks, and return the Trainer."""
         cfg, task = self.cfg, self.task
         task.check_run(cfg)
         check_loaders(cfg, self.data)
@@ -98,11 +94,7 @@ def _leave_out_callbacks(module: LightningModule) -> None:
 
 
 class StepBounds(Callback):
-    """End the dry run, and remove a user's schedulers, so that only the command's callback sets learning rates.
-
-    Raises:
-        UserError: an epoch has no batch, or batches make no optimizer step.
-    """
+    """End the dry run, and remove a user's schedulers, so that only the command's callback sets learning rates."""
 
     skippable_steps = None  # needs every step
 

@@ -19,9 +19,6 @@ def check_metric_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callb
     """Compare the monitors and the objective with the metrics that the task declares and the run adds.
 
     A user's task or callback may log any name. Early stopping then looks for it after the first validation.
-
-    Raises:
-        UserError: nothing can report a name, or not during training.
     """
     declared: list[str] = list(getattr(task, "metric_names", []))
     any_name = getattr(task, "logs_more", True) or any(map(is_users, callbacks))

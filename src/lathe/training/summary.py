@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from lathe.config.composed import flatten
+from lathe.config.splits import split_of
 from lathe.config.stages import methods
-from lathe.runs.metric_names import split_of
 from lathe.runs.rerun_command import (
     drop_overrides,
     quote_value,

@@ -68,11 +68,7 @@ def configure_logging() -> None:
 def make_trainer(
     cfg: dict[str, Any], directory: Path, callbacks: list[Callback], loggers: list[Logger] | None = None
 ) -> Trainer:
-    """Build the Trainer for the groups `trainer`, `strategy` and `precision`; it writes below `directory`.
-
-    Raises:
-        UserError: an argument that the Trainer does not take.
-    """
+    """Build the Trainer for the groups `trainer`, `strategy` and `precision`; it writes below `directory`."""
     options = instantiate(_without(cfg["trainer"], "_target_", *LATHE_TRAINER_KEYS), "trainer")
     device = device_type(options["accelerator"])
     if not options.get("gradient_clip_val") and options.get("gradient_clip_algorithm") == "norm":
@@ -134,11 +130,7 @@ def to_double(task: nn.Module, cfg: Mapping[str, Any]) -> None:
 
 
 def prepare_model(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
-    """Apply activation checkpointing, the memory format and torch.compile to the net, in place.
-
-    Raises:
-        UserError: the strategy, a compression method or one of these can't be used with the net.
-    """
+    """Apply activation checkpointing, the memory format and torch.compile to the net, in place."""
     check = getattr(trainer.strategy, "check", None)
     if check is not None:
         check(task.net)

@@ -28,9 +28,6 @@ def initialise(cfg: dict[str, Any], task: Task) -> Path | None:
     """Load the weights that a new run begins with, from `ckpt_path` or `model.pretrained`.
 
     Returns the checkpoint from which the Trainer must restore everything, as ckpt_mode=trainer asks for.
-
-    Raises:
-        UserError: they can't be read, or don't fit.
     """
     if cfg["ckpt_path"] is not None:
         return load_initial_weights(cfg, task)
@@ -75,11 +72,7 @@ def _print(*lines: str) -> None:
 
 
 def checkpoint_path(cfg: dict[str, Any]) -> Path:
-    """Return `ckpt_path` on this machine; a URL is downloaded into `paths.data_dir`, once for all runs.
-
-    Raises:
-        UserError: the download fails, or the file's hash is not `ckpt_sha256`.
-    """
+    """Return `ckpt_path` on this machine; a URL is downloaded into `paths.data_dir`, once for all runs."""
     given, digest = str(cfg["ckpt_path"]), str(cfg.get("ckpt_sha256") or "").lower()
     if not given.startswith(("http://", "https://")):
         if digest:
@@ -133,9 +126,6 @@ def read_weights(path: Path, key: str) -> dict[str, Any]:
     """Read a checkpoint of Lathe or Lightning, or, as `state_dict` only, the weights of another program.
 
     These are a .safetensors file, or a state dict that torch saved, at the top or under a name such as model.
-
-    Raises:
-        UserError: it is none of these, or holds more than plain data.
     """
     if path.suffix == ".safetensors":
         return {"state_dict": _read_safetensors(path, key)}
@@ -167,11 +157,7 @@ def _read_safetensors(path: Path, key: str) -> dict[str, Tensor]:
 
 
 def rename_weights(weights: Mapping[str, Tensor], table: Mapping[str, str | None], key: str) -> dict[str, Tensor]:
-    """Replace in each name its longest prefix in `table`, and leave out weights whose prefix maps to null.
-
-    Raises:
-        UserError: a prefix that no name has, or two names that become one. `key` names the table.
-    """
+    """Replace in each name its longest prefix in `table`, and leave out weights whose prefix maps to null."""
     found: dict[str, Tensor] = {}
     used: set[str] = set()
     origins: dict[str, str] = {}
@@ -192,11 +178,7 @@ def rename_weights(weights: Mapping[str, Tensor], table: Mapping[str, str | None
 
 
 def load_matching(net: nn.Module, weights: Mapping[str, Tensor], key: str) -> list[str]:
-    """Load the weights whose name and shape the net has; return lines that say which those are.
-
-    Raises:
-        UserError: none matches.
-    """
+    """Load the weights whose name and shape the net has; return lines that say which those are."""
     own = net.state_dict()
     matching = {name: value for name, value in weights.items() if name in own and value.shape == own[name].shape}
     if not matching:
@@ -224,9 +206,6 @@ def load_pretrained(net: nn.Module, model: Mapping[str, Any]) -> list[str]:
     """Load the weights of `model.pretrained` into a timm net: a file, or for true those that timm publishes.
 
     Returns lines that say which weights were loaded.
-
-    Raises:
-        UserError: the net is not of timm, or the weights are missing, of another hash, or of another net.
     """
     source, digest, channels = model["pretrained"], model.get("sha256"), model["net"].get("in_channels", 3)
     key = f"model.pretrained={str(source).lower() if isinstance(source, bool) else source}"

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from lathe.compression.structure import apply_structure
 from lathe.config.composed import data_at
+from lathe.config.splits import split_of
 from lathe.data import Normalizer
 from lathe.data.checks import squashed
 from lathe.errors import UserError, require
@@ -29,7 +30,6 @@ from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.checkpoints import restore as fill
 from lathe.runs.export_model import class_names, is_image
 from lathe.runs.inference import check_input_spec, open_data, open_run_net
-from lathe.runs.metric_names import split_of
 from lathe.runs.rundir import RunDir, open_run
 from lathe.serving.answers import probabilities
 from lathe.tasks import Task

@@ -11,8 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lathe.config.splits import split_of
 from lathe.files import open_plain
-from lathe.runs.metric_names import is_curve, split_of, without_split
+from lathe.runs.metric_names import is_curve, without_split
 from lathe.verbs.report.assemble import Report
 from lathe.verbs.report.collect import Run
 from lathe.verbs.report.cost import cost, short

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from lathe.config.direction import lower_is_better
+from lathe.config.splits import split_of
 from lathe.errors import UserError, did_you_mean
-from lathe.runs.metric_names import is_cost, on_test, recorded_direction, split_of, without_split
+from lathe.runs.metric_names import is_cost, on_test, recorded_direction, without_split
 from lathe.verbs.report.collect import Run
 from lathe.verbs.runs.table import NAMED
 
