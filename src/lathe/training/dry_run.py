@@ -7,14 +7,13 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers.logger import DummyLogger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 
 from lathe.callbacks import FrozenStatistics
 from lathe.errors import require
 from lathe.runs.build import make_data, make_task
 from lathe.tasks import Task
-from lathe.training.lightning_errors import check_loaders, reraise_lightning_error
+from lathe.training.lightning_errors import check_loaders, explain_lightning_errors
 from lathe.training.trainer_setup import configure_logging, make_trainer, prepare_model, to_double
 from lathe.training.weight_loading import initialise
 
@@ -65,11 +64,8 @@ class DryRun:
         initialise(cfg, task)
         prepare_model(cfg, task, trainer)
         _leave_out_callbacks(task.driven)
-        try:
+        with explain_lightning_errors(cfg, trainer, [], lambda: bounds.batches > 0):
             trainer.fit(task.driven, datamodule=self.data)
-        except (RuntimeError, TypeError, ValueError, AttributeError, MisconfigurationException) as error:
-            reraise_lightning_error(error, bounds.batches > 0, trainer)
-            raise
         bounds.check_batches()
         return trainer
 

@@ -2,15 +2,20 @@
 
 import re
 import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import lightning
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lathe.config.schema.trainer import with_keys
 from lathe.errors import UserError, require
+from lathe.training.monitor_checks import unreported_monitor
 
 
 def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule) -> None:
@@ -23,10 +28,19 @@ def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule) -> None:
     )
 
 
-def reraise_lightning_error(error: Exception, begun: bool, trainer: Trainer) -> None:
-    """Raise UserError if Lightning's own code raised `error` before training has `begun`, or to verify a component."""
-    verifies = traceback.extract_tb(error.__traceback__)[-1].name.startswith("_verify_")
-    if (verifies or not begun) and _is_from_lightning(error):
+@contextmanager
+def explain_lightning_errors(
+    cfg: dict[str, Any], trainer: Trainer, callbacks: Sequence[Callback], has_begun: Callable[[], bool]
+) -> Iterator[None]:
+    """Raise UserError if Lightning refuses the run: before training has begun, or when it verifies a component."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, AttributeError, MisconfigurationException) as error:
+        if str(error).startswith("Early stopping conditioned on metric"):
+            raise unreported_monitor(cfg, callbacks, str(error), trainer.callback_metrics) from error
+        verifies = traceback.extract_tb(error.__traceback__)[-1].name.startswith("_verify_")
+        if (has_begun() and not verifies) or not _is_from_lightning(error):
+            raise
         message = with_keys(str(error))
         if getattr(trainer, "overfit_batches", 0):  # from which Lightning sets these limits
             message = re.sub(r"trainer\.limit_(?:train|val)_batches", "trainer.overfit_batches", message)

@@ -8,10 +8,9 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, seed_everything
 from lightning.pytorch.callbacks import Callback, EarlyStopping, Timer
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from lathe.callbacks import Compression, WallTime, skip_empty_hooks
+from lathe.callbacks import Compression, TrialReport, WallTime, skip_empty_hooks
 from lathe.compression.structure import apply_structure
 from lathe.config.composed import flatten
 from lathe.loggers import ended_on_error, log_page, log_result, run_log
@@ -26,8 +25,8 @@ from lathe.training.callbacks_and_loggers import make_callbacks, make_loggers, t
 from lathe.training.compression_finalize import warn_missing_onnx, write_receipt
 from lathe.training.final_evaluation import add_objective, evaluate_best
 from lathe.training.interrupts import interruptible
-from lathe.training.lightning_errors import check_loaders, reraise_lightning_error
-from lathe.training.monitor_checks import check_metric_names, unreported_monitor
+from lathe.training.lightning_errors import check_loaders, explain_lightning_errors
+from lathe.training.monitor_checks import check_metric_names
 from lathe.training.run_start import RunStart
 from lathe.training.trainer_setup import configure_logging, make_trainer, prepare_model, to_double
 from lathe.training.weight_loading import initialise
@@ -64,23 +63,10 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
         warn_missing_onnx(cfg.get("compression") or {})
         warn_no_checkpoints(cfg, trainer)
         with interruptible(start):
-            try:
+            with explain_lightning_errors(cfg, trainer, callbacks, lambda: start.begun):
                 trainer.fit(task.driven, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
-            except (RuntimeError, TypeError, ValueError, AttributeError, MisconfigurationException) as error:
-                if str(error).startswith("Early stopping conditioned on metric"):
-                    raise unreported_monitor(cfg, callbacks, str(error), trainer.callback_metrics) from error
-                reraise_lightning_error(error, start.begun, trainer)
-                raise
             start.on_train_start(trainer, task.driven)  # not called in a run of no steps
-            warn_no_steps(callbacks, trainer)
-            ended, pruned = end_reason(cfg, trainer), getattr(report, "pruned", None)
-            # a run that its search has pruned is not tested
-            tested = cfg if pruned is None else {**cfg, "test": False}
-            result = evaluate_best(tested, run, trainer, task, data, callbacks)
-            result |= {} if pruned is None else {"pruned": pruned}
-            result = add_objective(tested, {"parameters": parameters, **result, "seconds": wall_time.seconds})
-            finish(cfg, run, trainer, callbacks, loggers, result, ended)
-        return result
+            return finalize(cfg, run, trainer, task, data, callbacks, loggers, parameters, wall_time)
 
 
 def load_last(run: RunDir, task: Task) -> dict[str, Any] | None:
@@ -141,26 +127,36 @@ def end_reason(cfg: dict[str, Any], trainer: Trainer) -> str:
     return f"stopped {at}"
 
 
-def finish(
+def finalize(
     cfg: dict[str, Any],
     run: RunDir,
     trainer: Trainer,
+    task: Task,
+    data: LightningDataModule,
     callbacks: list[Callback],
     loggers: list[Logger],
-    result: dict[str, Any],
-    ended: str,
-) -> None:
-    """Give the result to the loggers, write result.json, print the summary, and measure the receipt."""
+    parameters: int,
+    wall_time: WallTime,
+) -> dict[str, Any]:
+    """Test the best checkpoint, log and write the result, print the summary, and measure the receipt."""
+    warn_no_steps(callbacks, trainer)
+    ended = end_reason(cfg, trainer)
+    pruned = next((one.pruned for one in callbacks if isinstance(one, TrialReport)), None)
+    if pruned is not None:  # a run that its search has ended is not tested
+        cfg = {**cfg, "test": False}
+    result = {"parameters": parameters, **evaluate_best(cfg, run, trainer, task, data, callbacks)}
+    result |= {"seconds": wall_time.seconds} if pruned is None else {"seconds": wall_time.seconds, "pruned": pruned}
+    result = add_objective(cfg, result)
     pages = [page for callback in callbacks if (page := getattr(callback, "page", None)) is not None]
     for logger in loggers:
         for page in pages:
             log_page(logger, page)
         log_result(logger, result, run.best)
-    if not trainer.is_global_zero:
-        return
-    run.finish(result)
-    summary.print_summary(result, run, ended=ended)
-    is_compressed = any(isinstance(callback, Compression) for callback in callbacks)
-    if is_compressed and "pruned" not in result and cfg["compression"]["receipt"] != "none":
-        write_receipt(run, cfg)
-    summary.print_next(run, summary.proposals(run, cfg))
+    if trainer.is_global_zero:
+        run.finish(result)
+        summary.print_summary(result, run, ended=ended)
+        is_compressed = any(isinstance(callback, Compression) for callback in callbacks)
+        if is_compressed and pruned is None and cfg["compression"]["receipt"] != "none":
+            write_receipt(run, cfg)
+        summary.print_next(run, summary.proposals(run, cfg))
+    return result
