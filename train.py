@@ -9,7 +9,7 @@ from lathe.launch import launch, report_errors
 @report_errors
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> float | None:
-    return launch(cfg, "lathe.verbs.train:train")
+    return launch(cfg, "lathe.training.train:train")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import torch
 
 from lathe.export.bundle import open_bundle
 from lathe.measure import describe_cpu, versions
-from lathe.runs.shippable import open_shippable
+from lathe.runs.export_model import open_export_model
 
 ROOT = Path(__file__).parent.parent
 RUN = (
@@ -129,7 +129,7 @@ def measured(
 ) -> dict[int, list[dict[str, dict[str, float]]]]:
     """By batch, the medians of each round."""
     torch.set_num_threads(1)
-    net = open_shippable(run).net
+    net = open_export_model(run).net
     runs: dict[str, Callable[[Any], Any]] = {
         form: open_bundle(entry["folder"], threads=1) for form, entry in exports.items()
     }

@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import lathe
-import lathe.verbs.train  # heavy packages are imported before the clock starts, on both sides
+import lathe.training.train  # heavy packages are imported before the clock starts, on both sides
 from lathe.benchmark.spread import Spread
 from lathe.benchmark.usual import stack
 from lathe.config.resolve import resolve

@@ -31,8 +31,8 @@ from typing import Any
 
 import torch
 
-import lathe.verbs.finalise
-from lathe.runs.alike import differences, rows
+import lathe.training.compression_finalize
+from lathe.runs.compare_runs import compare_runs, metric_rows
 from lathe.tasks import Task
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,7 +92,7 @@ WATCHED = [
     *_STEPS,
     (os, "replace", "write"),
     (os, "fsync", "write"),
-    (lathe.verbs.finalise, "write_receipt", "receipt"),
+    (lathe.training.compression_finalize, "write_receipt", "receipt"),
 ]
 
 
@@ -173,7 +173,7 @@ def undisturbed(variant: str, folder: Path) -> Alone:
     if end(start([*COMMON, *VARIANTS[variant], f"paths.log_dir={folder}/logs"], folder)):
         raise SystemExit(f"{variant} fails undisturbed: {(folder / 'output.txt').read_text()[-3000:]}")
     (directory,) = runs(folder)
-    return Alone(directory, json.loads((folder / "counts.json").read_text()), len(rows(directory)))
+    return Alone(directory, json.loads((folder / "counts.json").read_text()), len(metric_rows(directory)))
 
 
 @dataclass
@@ -244,7 +244,7 @@ def play(number: int, variant: str, seed: int, alone: Alone, folder: Path) -> Ca
         elif len(runs(place)) != 1:
             case.wrong.append(f"{len(runs(place))} run directories")
         else:
-            case.wrong += differences(runs(place)[0], alone.directory)
+            case.wrong += compare_runs(runs(place)[0], alone.directory)
     except Exception as error:
         case.wrong.append(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
     line = f"{number}: {variant}: {'; '.join(case.deaths)}: {'; '.join(case.wrong) or 'equal'}"
@@ -266,7 +266,7 @@ def main() -> None:
         parser.error(f"--variants {','.join(unknown)}: choose from {', '.join(VARIANTS)}")
     numbers = range(options.n) if options.case is None else [options.case]
     began, os.environ["OMP_NUM_THREADS"] = time.monotonic(), "1"
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["lathe.verbs.train", "lathe.launch.launcher"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["lathe.training.train", "lathe.launch.launcher"])
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
         folder = options.keep or Path(temporary)
         used = [name for i, name in enumerate(names) if any(number % len(names) == i for number in numbers)]

@@ -109,7 +109,7 @@ LONGEST = (
     "laws/test_law1_same_config.py",
     "data/test_foreign.py",
     "strategies/test_tensor.py",
-    "verbs/test_run_ends.py",
+    "training/test_run_ends.py",
     "laws/test_law3_lines.py",
     "test_readme.py",
     "test_faults.py",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.runs import ROOT, SMALL, new_run, runs
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.errors import uninstalled
 
 Cli = Callable[..., tuple[int, str]]
@@ -25,7 +25,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in (*ONNX, "torch_pruning", "wandb", "sklearn", "scipy"):
         blocked.setitem(sys.modules, package, None)
     cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     blocked.undo()
     return Path(cfg["paths"]["run_dir"])
 
@@ -97,6 +97,6 @@ def test_a_run_whose_receipt_will_lack_onnx_says_so_before_it_trains(
         r"compression\.receipt=quick will be without ONNX Runtime: onnxruntime can't be imported: pip install -e "
         r"'\.\[export\]'"
     )
-    monkeypatch.setattr("lathe.verbs.train.interruptible", lambda *words: pytest.fail("trained before it warned"))
+    monkeypatch.setattr("lathe.training.train.interruptible", lambda *words: pytest.fail("trained before it warned"))
     with pytest.warns(UserWarning, match=told), pytest.raises(pytest.fail.Exception):
-        lathe.verbs.train.train(new_run(tmp_path, *SMALL, "compression=prune"))
+        lathe.training.train.train(new_run(tmp_path, *SMALL, "compression=prune"))

@@ -16,7 +16,7 @@ from support.runs import SMALL, new_run
 from lathe import files
 from lathe.files import disk_sentence, followed, write_atomically
 from lathe.runs import rundir
-from lathe.runs.find import find_runs
+from lathe.runs.run_discovery import find_runs
 
 
 def dead() -> int:

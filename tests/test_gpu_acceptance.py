@@ -87,7 +87,7 @@ def test_the_record_of_a_run(tmp_path: Path) -> None:
     record.pytest_runtest_logreport(report("tests/gpu/test_gpu_runs.py::test_mfu", "passed", figures=(("peak", 2.0),)))
     record.pytest_runtest_logreport(report("tests/gpu/test_gpu_runs.py::test_b", "skipped", ("f", 1, "Skipped: why")))
     record.pytest_runtest_logreport(report("tests/gpu/test_gpu_runs.py::test_c", "failed", "x\nE   assert 1 == 2\n"))
-    record.pytest_runtest_logreport(report("tests/runs/test_state.py::test_d", "passed"))
+    record.pytest_runtest_logreport(report("tests/runs/test_run_status.py::test_d", "passed"))
     record.pytest_sessionfinish()
     found = json.loads((tmp_path / "results.json").read_text())
     assert found["torch"] == torch.__version__

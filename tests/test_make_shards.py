@@ -13,10 +13,10 @@ from support.runs import SMALL, config, new_run, runs
 from lathe.data.digits import Digits
 from lathe.data.shards import Shards
 from lathe.errors import UserError
+from lathe.runs.export_model import class_names
 from lathe.runs.rundir import RunDir
-from lathe.runs.shippable import class_names
+from lathe.training.train import train
 from lathe.verbs.make_shards import make_shards
-from lathe.verbs.train import train
 
 
 def make(tmp_path: Path, *overrides: str) -> tuple[Path, dict[str, Any]]:

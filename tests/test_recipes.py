@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.runs import SMALL, new_run
 
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 pytestmark = pytest.mark.law5
 

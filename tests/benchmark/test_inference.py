@@ -20,10 +20,10 @@ from lathe.benchmark import inference, suites
 from lathe.errors import UserError
 from lathe.export import manifest
 from lathe.receipt import measured, write
-from lathe.runs.exported import KEY
+from lathe.runs.export_staleness import KEY
 from lathe.runs.rundir import RunDir
+from lathe.training.train import train
 from lathe.verbs.export.make import make, ready_for
-from lathe.verbs.train import train
 
 MODULES = {"eager", "eager_bf16", "compiled_fp32", "compiled_bf16"}
 

@@ -10,7 +10,7 @@ from support.runs import SMALL, config, new_run
 
 from lathe.benchmark import int8, loaders, sides, trainer
 from lathe.runs.rundir import RunDir
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 
 def measured(suite: str, output: Path, **changes: Any) -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from support.listening import Listener, listening
 from support.nvml import FakeNvml, install
 from support.runs import SMALL, new_run
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.callbacks import Alerts
 from lathe.config.resolve import flatten
 from lathe.loggers import run_facts
@@ -153,7 +153,7 @@ def test_a_run_is_told_of_and_goes_on(
     seen: list[int] = []
     on_batch = Alerts.on_train_batch_end
     monkeypatch.setattr(Alerts, "on_train_batch_end", lambda *args: (seen.append(1), on_batch(*args))[1])
-    result = lathe.verbs.train.train(cfg)
+    result = lathe.training.train.train(cfg)
     assert result["steps"] == 40
     assert 8 <= len(seen) < 40 * 0.6  # every fifth is logged; the others are made several at once
     run = Path(cfg["paths"]["run_dir"])

@@ -9,7 +9,7 @@ import torch
 from support.nvml import FakeNvml, install
 from support.runs import SMALL, column, new_run
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.callbacks import DeviceStats
 
 ON_CPU = "callbacks.device_stats: training is on a CPU, so it logs the machine's load and memory (psutil).\n"
@@ -109,7 +109,7 @@ def test_a_run_has_it_in_its_result_and_still_makes_several_steps_at_once(
     on_batch = DeviceStats.on_train_batch_end
     monkeypatch.setattr(DeviceStats, "on_train_batch_end", lambda *args: (seen.append(1), on_batch(*args))[1])
     cfg = new_run(tmp_path, *SMALL, "test=false", "callbacks=[default,device_stats]")
-    result, run = lathe.verbs.train.train(cfg), Path(cfg["paths"]["run_dir"])
+    result, run = lathe.training.train.train(cfg), Path(cfg["paths"]["run_dir"])
     assert len(column(run, "device/cpu_percent")) == 8  # of 40 steps, every fifth is logged
     assert 8 <= len(seen) < 40 * 0.6
     assert result["energy_cpu_j"] > 0

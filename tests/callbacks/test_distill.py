@@ -10,13 +10,13 @@ from lightning.pytorch import seed_everything
 from support.distillation import MLP, QUIET, RESNET, TEACHER, distilled, result, run_of, slow
 from support.runs import column, new_run, weights
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.compression.distillation import kd
+from lathe.config.compression_plan import methods
 from lathe.errors import UserError
-from lathe.runs import attached, methods
 from lathe.runs.build import make_task
-from lathe.runs.nodes import make
-from lathe.runs.score import open_net
+from lathe.runs.inference import open_net
+from lathe.verbs.export.make import make
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_loss_is_the_share_of_the_labels_and_of_the_teacher(tmp_path: Path, teacher: Path) -> None:
     cfg = new_run(tmp_path, *QUIET, *MLP, *distilled(teacher, "alpha=0.7", "temperature=3.0"))
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     seed_everything(cfg["seed"], verbose=False)
     datamodule, task = make(cfg["data"], "data"), make_task(cfg)
@@ -93,7 +93,7 @@ def test_several_teachers_share_the_term(tmp_path: Path, teacher: Path, resnet: 
         "trainer.limit_train_batches=3",
         *distilled(f"[{teacher},{resnet}]", "teacher_weights=[3,1]", "alpha=0.5"),
     )
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     seed_everything(cfg["seed"], verbose=False)
     datamodule, task = make(cfg["data"], "data"), make_task(cfg)
@@ -161,7 +161,7 @@ def test_outside_its_window_the_task_is_left_alone(
         return made
 
     monkeypatch.setattr(attached, "make_methods", second_half)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     plain = run_of(tmp_path / "plain", *MLP)
     assert column(run, "train/loss")[:13] == column(plain, "train/loss")[:13]

@@ -11,7 +11,7 @@ from support.interruptions import NEVER, Interrupted, Interruption, interruption
 from support.ranks import on_ranks
 from support.runs import column, new_run
 
-import lathe.verbs.train
+import lathe.training.train
 
 pytestmark = pytest.mark.law3
 
@@ -57,9 +57,9 @@ def test_a_death_changes_nothing(
         interruption.hook, interruption.step = "on_train_batch_start", step
         if step < NEVER:
             with pytest.raises(Interrupted):
-                lathe.verbs.train.train(cfg)
+                lathe.training.train.train(cfg)
             interruption.step = NEVER
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
         return Path(cfg["paths"]["run_dir"])
 
     alone, again = train(NEVER), train(8)
@@ -106,7 +106,7 @@ def test_the_ema_teacher_is_the_average_of_the_student(tmp_path: Path) -> None:
 
 
 def _train(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     return {}
 
 

@@ -9,7 +9,7 @@ import pytest
 from support.ranks import on_ranks
 from support.runs import column, new_run
 
-import lathe.verbs.train
+import lathe.training.train
 
 TRAIN = (
     "trainer.accelerator=cpu",
@@ -33,7 +33,7 @@ def _cases(rank: int, cfgs: list[dict[str, Any]]) -> list[str | None]:
     said: list[str | None] = []
     for cfg in cfgs:
         try:
-            lathe.verbs.train.train(cfg)
+            lathe.training.train.train(cfg)
             said.append(None)
         except lathe.errors.UserError as error:
             said.append(str(error))
@@ -54,7 +54,7 @@ def test_spread_nets_are_taught_as_whole_ones(tmp_path: Path, strategy: str) -> 
     if strategy.startswith("deepspeed"):
         pytest.importorskip("deepspeed")
     teacher = new_run(tmp_path / "teacher", *TRAIN, "model.net.width=32", "trainer.limit_train_batches=40")
-    lathe.verbs.train.train(teacher)
+    lathe.training.train.train(teacher)
     run_dir = teacher["paths"]["run_dir"]
     distilled = ("compression=distill", f"compression.distill.teacher={run_dir}")
     many = (f"strategy={strategy}", "trainer.devices=2")
@@ -64,7 +64,7 @@ def test_spread_nets_are_taught_as_whole_ones(tmp_path: Path, strategy: str) -> 
         if said[name] is not None:
             continue
         alone = new_run(tmp_path / f"{name}-alone", *TRAIN, *distilled, *settings)
-        lathe.verbs.train.train(alone)
+        lathe.training.train.train(alone)
         if name != "rkd":  # which compares samples within a process's part of the batch
             ours, theirs = (column(Path(each["paths"]["run_dir"]), "train/soft_loss") for each in (alone, cfg))
             assert theirs == pytest.approx(ours, rel=1e-4, abs=1e-6), name

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.runs import new_run
 
-import lathe.verbs.train
+import lathe.training.train
 
 QUIET = (
     "trainer.enable_progress_bar=false",
@@ -22,7 +22,7 @@ QUIET = (
 
 def accuracy(folder: Path, *overrides: str) -> tuple[str, float]:
     cfg: dict[str, Any] = new_run(folder, *QUIET, *overrides)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     run_dir = cfg["paths"]["run_dir"]
     return run_dir, float(json.loads(Path(run_dir, "result.json").read_text())["test/accuracy"])
 

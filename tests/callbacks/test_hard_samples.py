@@ -13,7 +13,7 @@ from support.own_datasets import Pictures
 from support.runs import SMALL, column, config, new_run, runs
 from torch.nn import functional as F
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.config.validate import check
 from lathe.data.loader import ImageLoader
 from lathe.data.selection import Selection
@@ -37,7 +37,7 @@ HARD = (
 
 def trained(folder: Path, *words: str) -> Path:
     cfg = new_run(folder, *HARD, *words)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 
@@ -111,9 +111,9 @@ def test_a_death_changes_nothing(tmp_path: Path, interruption: Interruption) -> 
         interruption.hook, interruption.step = hook, step
         if step < NEVER:
             with pytest.raises(Interrupted):
-                lathe.verbs.train.train(cfg)
+                lathe.training.train.train(cfg)
             interruption.step = NEVER
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
         return Path(cfg["paths"]["run_dir"])
 
     alone = train("on_train_batch_start", NEVER)
@@ -173,7 +173,7 @@ def test_an_epoch_reads_what_was_chosen(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(Selection, "note", noting)
     words = words_of("callbacks.test_hard_samples.Seen", n=200, folder=tmp_path)
     cfg = new_run(tmp_path, *words, *more)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     run_dir = Path(cfg["paths"]["run_dir"])
     assert len(noted) == 20
     trained = torch.cat(noted)
@@ -217,9 +217,9 @@ def test_a_death_changes_nothing_over_a_dataset_of_ones_own(
         interruption.hook, interruption.step = "on_train_batch_start", step
         if step < NEVER:
             with pytest.raises(Interrupted):
-                lathe.verbs.train.train(cfg)
+                lathe.training.train.train(cfg)
             interruption.step = NEVER
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
         return Path(cfg["paths"]["run_dir"])
 
     alone, again = train("alone", NEVER), train("again", 14)
@@ -249,4 +249,4 @@ def test_samples_that_a_batch_mixes_or_leaves_out_are_refused(tmp_path: Path, co
     own = f"data.collate_fn={{_target_: callbacks.test_hard_samples.{collate}, _partial_: true}}"
     cfg = new_run(tmp_path, *words_of("support.own_datasets.Pictures", n=200), own)
     with pytest.raises(UserError, match=told):
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)

@@ -9,7 +9,7 @@ from support.runs import SMALL, new_run
 from torch import Tensor
 from torch.nn import functional as F
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.errors import UserError
 from lathe.nets import CifarResNet
 
@@ -27,7 +27,7 @@ FIRST_SMALL = (
 
 def trained(folder: Path, *words: str) -> Any:
     cfg = new_run(folder, *FIRST_SMALL, *words)
-    return lathe.verbs.train.train(cfg)
+    return lathe.training.train.train(cfg)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.lottery import Lottery
-from lathe.callbacks.resume import ExactResume
+from lathe.callbacks.rng_state import ExactResume
 from lathe.optim.schedules import cosine
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from lathe.callbacks.methods.lottery import Lottery
 from lathe.callbacks.methods.rigl import RigL
-from lathe.callbacks.resume import ExactResume
+from lathe.callbacks.rng_state import ExactResume
 from lathe.optim.schedules import cosine
 
 pytestmark = pytest.mark.law3

@@ -24,7 +24,7 @@ from lathe.errors import Stopped
 from lathe.runs.rundir import RunDir
 from lathe.strategies import DDP
 from lathe.trainer import Trainer
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 
 @pytest.fixture(autouse=True)
@@ -127,14 +127,16 @@ def test_ranks_stop_at_the_same_step_though_one_is_told(tmp_path: Path, batches:
 def test_a_training_run_says_how_to_continue_and_goes_on_to_the_same_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import lathe.verbs.train
+    import lathe.training.train
 
     whole = new_run(tmp_path / "a", *SMALL)
     train(whole)
 
     cfg = new_run(tmp_path / "b", *SMALL)
-    real = lathe.verbs.train.make_callbacks
-    monkeypatch.setattr(lathe.verbs.train, "make_callbacks", lambda *args: [*real(*args), Signals(7, signal.SIGUSR1)])
+    real = lathe.training.train.make_callbacks
+    monkeypatch.setattr(
+        lathe.training.train, "make_callbacks", lambda *args: [*real(*args), Signals(7, signal.SIGUSR1)]
+    )
     with pytest.raises(Stopped) as caught:
         train(cfg)
     run = RunDir(cfg["paths"]["run_dir"])

@@ -16,9 +16,9 @@ from lathe.callbacks.methods.ptq import PTQDynamic, PTQStatic, WeightOnly
 from lathe.compression.quantization.net import integer_weight, quantized_layers
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
-from lathe.runs import score
+from lathe.runs.inference import score
 from lathe.runs.rundir import RunDir
-from lathe.verbs import train as run
+from lathe.verbs.reproduce.command import train as run
 
 
 class Batches(LightningDataModule):

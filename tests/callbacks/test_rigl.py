@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lathe.callbacks.methods.rigl import RigL
-from lathe.callbacks.resume import ExactResume
+from lathe.callbacks.rng_state import ExactResume
 from lathe.compression.masks.rigl import cosine_fraction, erdos_renyi_kernel, exchange
 
 NAMES = ["0.weight", "3.weight"]

@@ -24,7 +24,7 @@ from lathe.compression.modes import evaluated
 from lathe.compression.quantization.ptq import quantize_static
 from lathe.errors import UserError
 from lathe.nets.recompute import apply
-from lathe.runs.score import score
+from lathe.runs.inference import score
 from lathe.tasks import ClassificationTask
 
 HABITS = ("input", "activation", "view", "functional", "tied", "parametrized")

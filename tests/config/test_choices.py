@@ -29,9 +29,9 @@ from lathe.optim.build import factory_of
 from lathe.optim.foreign import build_scheduler
 from lathe.optim.plan import check_plan, plan_of
 from lathe.runs.build import make_schedule, make_task
-from lathe.runs.methods import make_methods
-from lathe.runs.nodes import make
+from lathe.runs.instantiate import instantiate
 from lathe.tasks import ClassificationTask
+from lathe.training.callbacks_and_loggers import make_methods
 
 NOT_TRAINING = ("target", "hydra", "sweep")
 CHOICES = [choice for choice in OURS if choice.partition("=")[0] not in NOT_TRAINING]
@@ -127,7 +127,7 @@ NEEDS_MORE = {
 def built(net: str, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.nn.Module, torch.Size]:
     """A net on the meta device, shapes without memory, by its configuration as JSON, and the shape of its logits."""
     with torch.device("meta"):
-        made = make(json.loads(net), "model.net")
+        made = instantiate(json.loads(net), "model.net")
         return made, made(torch.empty(shape, dtype=dtype)).shape
 
 
@@ -147,7 +147,7 @@ def test_every_choice_composes_and_can_be_built(request: pytest.FixtureRequest, 
     shape = (2, data["channels"], data["image_size"], data["image_size"]) if images else (2, data["length"])
     net, logits = built(json.dumps(cfg["model"]["net"]), shape, torch.float32 if images else torch.int64)
     assert logits == ((2, data["num_classes"]) if images else (*shape, data["vocab_size"]))
-    optimizer = factory_of(make(cfg["optimizer"], "optimizer"))(net)
+    optimizer = factory_of(instantiate(cfg["optimizer"], "optimizer"))(net)
     trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
     assert sum(len(part["params"]) for part in optimizer.param_groups) == len(trained)
     if cfg["scheduler"]:
@@ -157,13 +157,13 @@ def test_every_choice_composes_and_can_be_built(request: pytest.FixtureRequest, 
         peaks = [part["lr"] for part in optimizer.param_groups]
         scheduler = build_scheduler(plan.with_mode("min"), optimizer, 1000)
         assert all(0 <= lr <= peak for lr, peak in zip(scheduler.get_last_lr(), peaks, strict=True))
-    module = make(data, "data")
+    module = instantiate(data, "data")
     facts = [key for key in ("num_classes", "vocab_size", "length", "batch_size", "max_tokens") if key in data]
     assert {key: getattr(module, key) for key in facts} == {key: data[key] for key in facts}
     assert len(facts) > 1
     for key, node in cfg["callbacks"].items():
         auto = {name: value for name, value in (("monitor", "val/loss"), ("mode", "min")) if node.get(name) == "auto"}
-        make({**node, **auto}, f"callbacks.{key}")
+        instantiate({**node, **auto}, f"callbacks.{key}")
     check_compression(cfg)
     if cfg["compression"].get("distill", {}).get("teacher", "ema") is None:
         with pytest.raises(UserError, match=r"^compression\.distill\.teacher"):
@@ -175,10 +175,10 @@ def test_every_choice_composes_and_can_be_built(request: pytest.FixtureRequest, 
     }
     if choice in NEEDS_MORE and (choice == "strategy=horovod" or not torch.cuda.is_available()):
         with pytest.raises(UserError, match=NEEDS_MORE[choice]):
-            make(strategy, "strategy")
+            instantiate(strategy, "strategy")
     else:
-        make(strategy, "strategy")
-    trainer = make({**cfg["trainer"], "_partial_": True}, "trainer")
+        instantiate(strategy, "strategy")
+    trainer = instantiate({**cfg["trainer"], "_partial_": True}, "trainer")
     assert trainer.keywords["max_epochs"] == cfg["trainer"]["max_epochs"]
 
 

@@ -16,7 +16,7 @@ from lathe.config.types import Count, Share
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError
 from lathe.nets import MLP
-from lathe.runs.nodes import make
+from lathe.runs.instantiate import instantiate
 
 SIZES: dict[str, Any] = {"channels": 1, "image_size": 8, "num_classes": 3, "width": 8, "depth": 2}
 
@@ -33,7 +33,7 @@ def test_every_wrong_argument_is_reported_and_the_builder_adds_the_key() -> None
     assert [sentence.split("=")[0] for sentence in caught.value.args] == ["width", "dropout"]
     net = {"_target_": "lathe.nets.MLP", **SIZES, "width": 0, "depth": 0}
     with pytest.raises(UserError) as built:
-        make({"_target_": "lathe.tasks.ClassificationTask", "net": net}, "model")
+        instantiate({"_target_": "lathe.tasks.ClassificationTask", "net": net}, "model")
     assert [sentence.split(":")[0] for sentence in built.value.args] == ["model.net.width=0", "model.net.depth=0"]
 
 

@@ -19,7 +19,7 @@ from torch.utils.data import Subset, TensorDataset
 from lathe.data import DatasetDataModule
 from lathe.errors import UserError
 from lathe.runs.build import make_data
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 FACTS = {"num_classes": 2, "channels": 1, "image_size": 4}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.runs import ROOT, SMALL, new_run
 
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 
 def test_the_dataset_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

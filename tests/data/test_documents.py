@@ -15,7 +15,7 @@ from support.runs import ROOT
 from lathe.data.documents import DocumentDataModule
 from lathe.data.token_file import TokenFiles, TokenWriter, write_meta
 from lathe.errors import UserError
-from lathe.runs.nodes import make
+from lathe.runs.instantiate import instantiate
 
 
 def test_a_batch_holds_whole_documents_after_an_end_token() -> None:
@@ -164,7 +164,7 @@ def test_documents_of_token_files_are_read_by_their_own_end(tmp_path: Path) -> N
 
 def test_the_shipped_configuration_builds_and_fits_its_length() -> None:
     text = OmegaConf.create({"seed": 0, "data": OmegaConf.load(ROOT / "configs" / "data" / "documents.yaml")})
-    data = make(OmegaConf.to_container(text, resolve=True)["data"], "data")
+    data = instantiate(OmegaConf.to_container(text, resolve=True)["data"], "data")
     data.prepare_data()
     data.setup("fit")
     feed = data.train_dataloader()

@@ -21,7 +21,7 @@ from torch.utils.data import (
 
 from lathe.data.foreign import SharedLoader, share
 from lathe.errors import UserError
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader
 from lathe import trust
 from lathe.errors import UserError
 from lathe.runs import rundir
+from lathe.runs.export_model import open_export_model
 from lathe.runs.rundir import RunDir
-from lathe.runs.shippable import open_shippable
-from lathe.verbs.train import train
+from lathe.verbs.reproduce.command import train
 
 IMAGES = {"channels": 1, "image_size": 4, "mean": [0.5], "std": [0.5], "num_classes": 2}
 Call = Callable[..., tuple[int, str, str]]
@@ -128,7 +128,7 @@ def test_verbs_that_need_facts_name_them(run: RunDir, verb: Call, script: str, w
 
 def test_with_its_facts_it_ships_and_predicts(tmp_path: Path, verb: Call) -> None:
     run = made(tmp_path / "logs", **IMAGES)
-    ready = open_shippable(run.path)
+    ready = open_export_model(run.path)
     pixels = torch.randint(0, 256, (2, 1, 4, 4), dtype=torch.uint8)
     with torch.no_grad():
         assert torch.allclose(ready.net(pixels), ready.trained((pixels / 255 - 0.5) / 0.5), atol=1e-5)

@@ -20,8 +20,8 @@ from lathe.data import ImageDataModule, ImageFolder
 from lathe.data.splits import Splits
 from lathe.runs.build import make_data
 from lathe.runs.rundir import RunDir
+from lathe.training.train import train
 from lathe.verbs.load import load
-from lathe.verbs.train import train
 
 CLASSES = {"dog": 30, "cat": 20, "fox": 10}
 NAMES = ["cat", "dog", "fox"]

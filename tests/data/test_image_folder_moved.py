@@ -16,9 +16,9 @@ from support.pictures import pictures
 from support.runs import SMALL, new_run, runs
 
 from lathe.runs.rundir import RunDir
+from lathe.training.train import train
 from lathe.verbs.export import parity
 from lathe.verbs.load import load
-from lathe.verbs.train import train
 
 NAMES = ["cat", "dog", "fox"]
 QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false")

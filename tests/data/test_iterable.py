@@ -11,7 +11,7 @@ from support.runs import SMALL, new_run
 
 from lathe.data import DatasetDataModule
 from lathe.errors import UserError
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 HELD_OUT: dict[str, Any] = {"val": Pictures(20), "test": Pictures(20)}

@@ -11,7 +11,7 @@ from support.runs import SMALL, new_run
 from lathe.data import DatasetDataModule
 from lathe.errors import UserError
 from lathe.launch.error_reporting import explain_user_code
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 BAD = 37
 

@@ -16,7 +16,7 @@ from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.tasks import RegressionTask
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.train import train
+from lathe.verbs.reproduce.command import train
 
 QUICK = (
     "task=regression",

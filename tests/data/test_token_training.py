@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lathe.data.synthetic_tokens import SyntheticTokens
 from lathe.data.tokens import TokenDataModule
 from lathe.runs.build import make_task
-from lathe.runs.nodes import make
+from lathe.runs.instantiate import instantiate
 from lathe.strategies import DDP
 from lathe.tasks import LanguageModellingTask
 from lathe.trainer import Trainer
@@ -95,7 +95,7 @@ def test_gpt_nano_comes_near_the_entropy(overrides: list[str]) -> None:
         "data=synthetic_tokens", "model=gpt_nano", "optimizer=adamw", "optimizer.lr=0.003", "seed=0", *overrides
     )
     torch.manual_seed(0)
-    data, task = make(cfg["data"], "data"), make_task(cfg, train=False)
+    data, task = instantiate(cfg["data"], "data"), make_task(cfg, train=False)
     data.setup()
     optimizer = torch.optim.AdamW(task.net.parameters(), lr=0.003)
     for _ in range(2):

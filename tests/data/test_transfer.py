@@ -22,8 +22,8 @@ from lathe.data.transfer import train_batches
 from lathe.receipt import measured
 from lathe.runs import rundir
 from lathe.runs.rundir import RunDir
-from lathe.runs.trainer import make_trainer
-from lathe.verbs.train import train
+from lathe.training.train import train
+from lathe.training.trainer_setup import make_trainer
 
 WORDS = (*OWN, "model.net._target_=support.marked_data.Recording", "model.net.depth=2", "trainer.max_epochs=1")
 pytestmark = [
@@ -111,7 +111,7 @@ def test_a_command_sees_every_hook(
 
 
 def test_a_benchmark_sees_every_hook(run: RunDir) -> None:
-    from lathe.runs.score import open_run_net
+    from lathe.runs.inference import open_run_net
 
     task, cfg = open_run_net(run.path)
     trainer = make_trainer(cfg, run.path, [])

@@ -21,8 +21,8 @@ from lathe.data.shards import Shards
 from lathe.data.token_file import TokenFiles
 from lathe.errors import UserError
 from lathe.receipt import kept
+from lathe.runs.inference import open_run_net
 from lathe.runs.rundir import RunDir, open_run
-from lathe.runs.score import open_run_net
 
 OPEN = b"cbuiltins\nopen\n(V" + CANARY.encode() + b"\nVw\ntR."  # a pickle that leaves the file
 

@@ -13,7 +13,7 @@ from support.hostile_runs import CANARY, NOWHERE, SECRET, TEXTS, gadgets, plant,
 from support.runs import ROOT
 
 from lathe.errors import UserError
-from lathe.runs.find import find_unfinished
+from lathe.runs.run_discovery import find_unfinished
 from lathe.runs.rundir import RunDir, open_run
 from lathe.trust.allowlist import findings, kind_at
 

@@ -18,9 +18,9 @@ from lathe.launch.error_reporting import explain_error
 from lathe.launch.sweep.jobs import Jobs
 from lathe.loggers import CSVLogger, run_log
 from lathe.runs.checkpoints import read_checkpoint
-from lathe.runs.places import Place
+from lathe.runs.inference import open_run_net
+from lathe.runs.run_discovery import RunEntry
 from lathe.runs.rundir import RunDir, open_run
-from lathe.runs.score import open_run_net
 from lathe.verbs.load import load
 from lathe.verbs.report.collect import read_run
 from lathe.verbs.report.data import curves
@@ -118,7 +118,7 @@ def listed(path: Path) -> None:
 
 
 def reported(path: Path) -> None:
-    _ = (run := read_run(Place(path))).environment, run.receipt
+    _ = (run := read_run(RunEntry(path))).environment, run.receipt
     curves(path / "metrics.csv")
 
 

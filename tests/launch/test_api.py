@@ -27,7 +27,7 @@ from lathe.errors import UserError
 from lathe.runs import rundir
 from lathe.runs.rundir import RunDir
 from lathe.tasks import ClassificationTask
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 METHODS = ("__init__", "__setattr__", "__delattr__")
 SHORT = (*SMALL, "trainer.max_epochs=1", "callbacks.progress_bar=null")

@@ -20,7 +20,7 @@ from lathe.config.schema import key_schemas
 from lathe.data.workers import Reader
 from lathe.errors import UserError
 from lathe.launch.error_reporting import FULL_ERROR, explain_error, report_error, report_errors
-from lathe.runs.nodes import make
+from lathe.runs.instantiate import instantiate
 
 HINT = "HYDRA_FULL_ERROR=1 shows the full traceback."
 
@@ -97,7 +97,7 @@ def raised(call: Any) -> Exception:
     [
         (lambda: Net()(torch.zeros(2, 2)), "RuntimeError: mat1 and mat2 shapes", "return x @ torch.zeros(3, 3)"),
         (
-            lambda: make({"_target_": f"{__name__}.Unbuildable"}, "model.net"),
+            lambda: instantiate({"_target_": f"{__name__}.Unbuildable"}, "model.net"),
             "model.net: NameError: name 'width' is not defined",
             "self.width = width",
         ),
@@ -126,7 +126,7 @@ def test_a_file_that_can_not_be_imported_is_named_with_its_line(
 ) -> None:
     (tmp_path / f"mine_{error}.py").write_text(f"# a file of the user's\n{text}")
     monkeypatch.syspath_prepend(tmp_path)
-    assert report_error(raised(lambda: make({"_target_": f"mine_{error}.Net"}, "model.net"))) == 1
+    assert report_error(raised(lambda: instantiate({"_target_": f"mine_{error}.Net"}, "model.net"))) == 1
     printed = capsys.readouterr().err
     assert "Traceback" not in printed
     assert "model.net" in printed

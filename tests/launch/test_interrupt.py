@@ -8,7 +8,7 @@ import pytest
 from support.commands import command, start
 from support.runs import ROOT, SMALL, new_run, runs
 
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from lathe.errors import UserError
 from lathe.launch.external_launch import ExternalLaunch
 from lathe.launch.multi_node import Nodes, read_nodes, run_lookup_lock
 from lathe.runs import rundir
-from lathe.runs.find import find_launch
+from lathe.runs.run_discovery import find_launch
 from lathe.runs.rundir import RunDir
 
 

@@ -13,7 +13,7 @@ from support.runs import SMALL, new_run
 from lathe.errors import Stopped
 from lathe.files import scratch
 from lathe.launch.signals import raise_on_signal
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 Cli = Callable[..., tuple[int, str]]
 

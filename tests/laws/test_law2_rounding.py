@@ -10,7 +10,7 @@ import pytest
 from support.ranks import on_ranks
 from support.runs import column, new_run
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.data.synthetic import Synthetic
 
 NARROW = (
@@ -45,7 +45,7 @@ def train(rank: int, cfg: dict[str, Any]) -> None:
         return black, labels
 
     Synthetic._draw = empty
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
 
 
 @pytest.mark.slow

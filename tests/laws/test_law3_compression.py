@@ -8,7 +8,7 @@ from support.commands import check, run
 from support.interruptions import NEVER, Interrupted, Interruption, interruption, kill_when, same
 from support.runs import new_run, runs, weights
 
-import lathe.verbs.train
+import lathe.training.train
 
 __all__ = ["interruption"]  # a fixture
 
@@ -45,9 +45,9 @@ def once(folder: Path, interruption: Interruption, step: int, *overrides: str) -
     interruption.hook, interruption.step = "on_train_batch_start", step
     if step < NEVER:
         with pytest.raises(Interrupted):
-            lathe.verbs.train.train(cfg)
+            lathe.training.train.train(cfg)
         interruption.step = NEVER
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 

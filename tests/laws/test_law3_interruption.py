@@ -14,7 +14,7 @@ from support.commands import check, command, run, start
 from support.interruptions import Interrupted, Interruption, interruption, kill_when, same
 from support.runs import column, new_run, rows, runs, weights
 
-import lathe.verbs.train
+import lathe.training.train
 
 __all__ = ["interruption"]  # a fixture
 
@@ -40,14 +40,14 @@ def _train_through(folder: Path, interruption: Interruption, hook: str, step: in
     cfg = new_run(folder, *TRAIN, *extra)
     interruption.hook, interruption.step = hook, step
     try:
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
         died = False
     except Interrupted:
         died = True
     assert died == (step <= STEPS), "the interruption has to happen, or the test shows nothing"
     if died:
         interruption.step = STEPS + 1
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 
@@ -98,12 +98,12 @@ def test_with_other_parts(tmp_path: Path, interruption: Interruption, parts: tup
         cfg = new_run(folder / str(step), *STEPPED, *parts, "trainer.max_epochs=2")
         interruption.hook, interruption.step = "on_train_batch_start", step
         if step > STEPS:
-            lathe.verbs.train.train(cfg)
+            lathe.training.train.train(cfg)
         else:
             with pytest.raises(Interrupted):
-                lathe.verbs.train.train(cfg)
+                lathe.training.train.train(cfg)
             interruption.step = STEPS + 1
-            lathe.verbs.train.train(cfg)
+            lathe.training.train.train(cfg)
         return Path(cfg["paths"]["run_dir"])
 
     alone = train(STEPS + 1)

@@ -14,7 +14,7 @@ from support.interruptions import Interruption, interruption, train_through
 from support.ranks import on_ranks
 from support.runs import new_run, rows
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.errors import Stopped
 
 __all__ = ["interruption"]  # a fixture
@@ -116,19 +116,19 @@ def test_the_same_lines_after_a_signal_at_the_end_of_an_epoch(
             told.append(step)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    make = lathe.verbs.train.make_callbacks
+    make = lathe.training.train.make_callbacks
     monkeypatch.setattr(
-        lathe.verbs.train, "make_callbacks", lambda *args: [*make(*args), LambdaCallback(on_train_batch_start=tell)]
+        lathe.training.train, "make_callbacks", lambda *args: [*make(*args), LambdaCallback(on_train_batch_start=tell)]
     )
     cfg = new_run(tmp_path / "told", *BASE)
     with pytest.raises(Stopped):
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
     assert lines(train_through(cfg, [], interruption)) == alone
 
 
 def _on_two(rank: int, cfgs: list[dict[str, Any]], deaths: list[list[tuple[str, int]]]) -> None:
-    callback, make = Interruption(), lathe.verbs.train.make_callbacks
-    lathe.verbs.train.make_callbacks = lambda cfg, task: [*make(cfg, task), callback]
+    callback, make = Interruption(), lathe.training.train.make_callbacks
+    lathe.training.train.make_callbacks = lambda cfg, task: [*make(cfg, task), callback]
     for cfg, moments_of_one in zip(cfgs, deaths, strict=True):
         train_through(cfg, moments_of_one, callback)
 

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import LambdaCallback
 from support.interruptions import QUICK, SEED, Interruption, equal, interruption, train_through
 from support.runs import new_run
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.errors import Stopped
 
 __all__ = ["interruption"]  # a fixture
@@ -101,15 +101,17 @@ def through_signals(cfg: dict[str, Any], steps: list[int], monkeypatch: pytest.M
             left.pop(0)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    make = lathe.verbs.train.make_callbacks
+    make = lathe.training.train.make_callbacks
     with monkeypatch.context() as patch:
         patch.setattr(
-            lathe.verbs.train, "make_callbacks", lambda *args: [*make(*args), LambdaCallback(on_train_batch_start=tell)]
+            lathe.training.train,
+            "make_callbacks",
+            lambda *args: [*make(*args), LambdaCallback(on_train_batch_start=tell)],
         )
         for _ in steps:
             with pytest.raises(Stopped):
-                lathe.verbs.train.train(dict(cfg))
-    lathe.verbs.train.train(dict(cfg))
+                lathe.training.train.train(dict(cfg))
+    lathe.training.train.train(dict(cfg))
     return Path(cfg["paths"]["run_dir"])
 
 

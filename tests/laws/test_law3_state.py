@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from support.interruptions import QUICK, SEED, Interruption, equal, interruption, train_through
 from support.runs import new_run
 
-import lathe.verbs.train
+import lathe.training.train
 
 __all__ = ["interruption"]  # a fixture
 
@@ -60,9 +60,9 @@ def hold(folder: Path, interruption: Interruption, monkeypatch: pytest.MonkeyPat
     validation = kind in ("freeze", "unfreeze", "clip") and chance.random() < 0.5
     after = epoch * BATCHES if kind == "accumulate" else (epoch + 1) * BATCHES
     death = ("on_train_batch_start", after + chance.randrange(2, 7))
-    make = lathe.verbs.train.make_callbacks
+    make = lathe.training.train.make_callbacks
     monkeypatch.setattr(
-        lathe.verbs.train, "make_callbacks", lambda *args: [Changes(kind, epoch, validation), *make(*args)]
+        lathe.training.train, "make_callbacks", lambda *args: [Changes(kind, epoch, validation), *make(*args)]
     )
     options = (
         *("model.net.dropout=0.3", "trainer.max_epochs=4", "callbacks.checkpoint.every_n_train_steps=2"),

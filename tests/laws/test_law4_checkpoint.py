@@ -10,7 +10,7 @@ import torch
 from support.interruptions import QUICK, Interrupted, Interruption, equal, interruption, train_through
 from support.runs import new_run
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.errors import UserError
 
 __all__ = ["interruption"]  # a fixture
@@ -43,7 +43,7 @@ def test_a_checkpoint_without_one_of_its_parts_is_refused(
     cfg = new_run(tmp_path / "died", *options)
     interruption.hook, interruption.step = "on_train_batch_start", 8
     with pytest.raises(Interrupted):
-        lathe.verbs.train.train(dict(cfg))
+        lathe.training.train.train(dict(cfg))
     died, kept = Path(cfg["paths"]["run_dir"]), tmp_path / "kept"
     shutil.copytree(died, kept)
     last = died / "checkpoints" / "last.ckpt"

@@ -14,7 +14,7 @@ import yaml
 from support.commands import in_process
 from support.runs import SMALL, new_run
 
-import lathe.verbs.train
+import lathe.training.train
 
 pytestmark = pytest.mark.law7
 
@@ -30,7 +30,7 @@ VERBS = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cfg = new_run(tmp_path_factory.mktemp("damaged") / "logs", *SMALL, "trainer.max_epochs=1")
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 

@@ -11,7 +11,7 @@ import torch
 from support.commands import check, run
 from support.runs import config, new_run
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.data import Digits
 from lathe.data.digits import DIGITS
 from lathe.nets import CifarResNet
@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, moved to where nothing in its configuration points to."""
     folder = tmp_path_factory.mktemp("trained")
     cfg = new_run(folder / "logs", *OVERRIDES)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     moved = folder / "elsewhere"
     shutil.move(cfg["paths"]["run_dir"], moved)
     return moved
@@ -165,7 +165,7 @@ def test_weights_start_another_run(trained: Path, tmp_path: Path) -> None:
         "optimizer.lr=1e-30",
         "optimizer.weight_decay=0",
     )
-    result = lathe.verbs.train.train(cfg)
+    result = lathe.training.train.train(cfg)
     assert result["best_step"] > 0
     before = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)["state_dict"]
     after = torch.load(Path(cfg["paths"]["run_dir"]) / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]

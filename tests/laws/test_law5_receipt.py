@@ -17,9 +17,9 @@ from support.runs import SMALL, new_run, weights
 from lathe import export
 from lathe.measure import count_flops
 from lathe.receipt import measured
-from lathe.runs import score
-from lathe.runs.nodes import make
-from lathe.verbs.train import train
+from lathe.runs import inference
+from lathe.runs.instantiate import instantiate
+from lathe.training.train import train
 
 SHORT = measured.Effort(repeats=5, warmup=1, seconds=1.0)
 
@@ -43,13 +43,13 @@ def read(run_dir: Path) -> dict[str, Any]:
 
 
 def batches(run_dir: Path) -> Any:
-    return score.open_data(score.open_run_net(run_dir)[1]).eval_loader("test")
+    return inference.open_data(inference.open_run_net(run_dir)[1]).eval_loader("test")
 
 
 def exported(run_dir: Path, target: str, folder: Path) -> Path:
     """The file that the receipt measured: of the net alone, without preprocessing."""
     path = folder / "model.onnx"
-    export.get(target).export(score.open_net(run_dir), torch.zeros(2, 1, 8, 8), path)
+    export.get(target).export(inference.open_net(run_dir), torch.zeros(2, 1, 8, 8), path)
     return path
 
 
@@ -83,7 +83,7 @@ def test_every_figure_is_found_again_in_the_runs_own_files(pruned: Path, tmp_pat
     assert sum(int((v == 0).sum()) for v in hidden) == round(
         0.8 * sum(v.numel() for v in hidden)
     )  # as asked, head left alone
-    task, _ = score.open_run_net(pruned)
+    task, _ = inference.open_run_net(pruned)
     assert (
         size["macs"] == count_flops(task.net, torch.zeros(1, 1, 8, 8)) // 2 == sum(v.numel() for v in matrices.values())
     )
@@ -156,10 +156,10 @@ def test_channels(tmp_path: Path) -> None:
     train(cfg)
     run_dir = Path(cfg["paths"]["run_dir"])
     receipt, state = read(run_dir), weights(run_dir, "best")
-    task, cfg = score.open_run_net(run_dir)
+    task, cfg = inference.open_run_net(run_dir)
     x = torch.zeros(1, 1, 8, 8)
     assert receipt["size"]["macs"] == count_flops(task.net, x) // 2
-    assert receipt["dense"]["size"]["macs"] == count_flops(make(cfg["model"]["net"], "model.net"), x) // 2
+    assert receipt["dense"]["size"]["macs"] == count_flops(instantiate(cfg["model"]["net"], "model.net"), x) // 2
     assert receipt["size"]["macs"] < 0.6 * receipt["dense"]["size"]["macs"]
     assert {row["name"]: row["shape"] for row in receipt["layers"]} == {
         name.removesuffix(".weight"): list(value.shape) for name, value in state.items() if value.dim() >= 2

@@ -20,8 +20,8 @@ from lathe.data.shards import ShardDataModule, Shards
 from lathe.errors import UserError
 from lathe.export.preprocess import Preprocess
 from lathe.images.files import find_images
-from lathe.runs.nodes import make
-from lathe.runs.shippable import make_preprocess
+from lathe.runs.export_model import make_preprocess
+from lathe.runs.instantiate import instantiate
 from lathe.serving.decode import decode
 from lathe.serving.limits import Limits
 from lathe.verbs.predict import Images
@@ -101,7 +101,7 @@ def test_squashed_files_too(tmp_path: Path) -> None:
         for name, content in CONTENTS.items():
             (tmp_path / "photos" / label / name).write_bytes(content)
     data = {"_target_": "lathe.data.ImageFolder", "resize": "squash", "image_size": SIDE}
-    source = make(data, "data.source", folder=str(tmp_path / "photos"), data_dir=str(tmp_path), val_share=0.2)
+    source = instantiate(data, "data.source", folder=str(tmp_path / "photos"), data_dir=str(tmp_path), val_share=0.2)
     source.prepare()
     files = sorted(CONTENTS)
     trained = source.load().train.images[: len(files)]

@@ -10,7 +10,7 @@ import pytest
 from support.fuzz_draws import MLP, QUICK, draws, seed
 from support.runs import SMALL, new_run
 
-import lathe.verbs.train
+import lathe.training.train
 
 Cli = Callable[..., tuple[int, str]]
 
@@ -19,7 +19,7 @@ Cli = Callable[..., tuple[int, str]]
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run for the other verbs."""
     cfg = new_run(tmp_path_factory.mktemp("trained") / "logs", *SMALL)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 
@@ -43,10 +43,10 @@ def test_a_directory_goes_with_whatever_ends_a_run_before_its_first_step(
     def interrupted(cfg: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lathe.verbs.train, "make_loggers", lambda *_: 1 / 0)
+    monkeypatch.setattr(lathe.training.train, "make_loggers", lambda *_: 1 / 0)
     code, errors = cli(*QUICK, *MLP)
     assert code == 1
     assert "ZeroDivisionError" in errors
-    monkeypatch.setattr(lathe.verbs.train, "train", interrupted)
+    monkeypatch.setattr(lathe.training.train, "train", interrupted)
     assert cli(*QUICK, *MLP)[0] == 130
     assert list(tmp_path.rglob("config.yaml")) == []

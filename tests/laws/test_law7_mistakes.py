@@ -11,7 +11,7 @@ import torch
 from support.commands import run
 from support.runs import SMALL, new_run, runs
 
-import lathe.verbs.train
+import lathe.training.train
 
 HAS_GPU = torch.cuda.is_available()
 Cli = Callable[..., tuple[int, str]]
@@ -136,7 +136,7 @@ def test_a_run_that_is_not_there_leaves_nothing(cli: Cli, tmp_path: Path, verb: 
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
     cfg = new_run(tmp_path_factory.mktemp("trained") / "logs", *SMALL)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 

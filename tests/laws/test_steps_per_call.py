@@ -11,7 +11,7 @@ from support.interruptions import Interrupted, Interruption, interruption
 from support.ranks import on_ranks
 from support.runs import SMALL, new_run, rows, weights
 
-import lathe.verbs.train
+import lathe.training.train
 
 __all__ = ["interruption"]  # a fixture
 
@@ -34,7 +34,7 @@ RECIPES = {
 
 def trained(folder: Path, *words: str) -> Path:
     cfg = new_run(folder, *SMALL, "test=false", "seed=3", "model.net.dropout=0.1", "compression.receipt=none", *words)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 
@@ -98,19 +98,19 @@ def measured(run: Path) -> list[tuple[str, list[str]]]:
 def test_a_death_within_a_call(before: str, after: str, tmp_path: Path, interruption: Interruption) -> None:
     words = (*SMALL, "test=false", "callbacks=[default,ema]", "callbacks.checkpoint.every_n_train_steps=4")
     alone = new_run(tmp_path / "alone", *words, "trainer.steps_per_call=1")
-    lathe.verbs.train.train(alone)
+    lathe.training.train.train(alone)
     cfg: dict[str, Any] = new_run(tmp_path / "dies", *words, f"trainer.steps_per_call={before}")
     interruption.hook, interruption.step = "on_train_batch_start", 14
     with pytest.raises(Interrupted):
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
     interruption.hook = ""
     cfg["trainer"]["steps_per_call"] = "auto" if after == "auto" else int(after)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     same(Path(cfg["paths"]["run_dir"]), Path(alone["paths"]["run_dir"]))
 
 
 def _run(rank: int, cfg: dict[str, Any]) -> None:
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
 
 
 def test_two_processes(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def stand_in(rank: int) -> ModuleType:
 
 
 def train_all(rank: int, cases: list[dict[str, Any]]) -> None:
-    from lathe.verbs.train import train
+    from lathe.training.train import train
 
     stand_in(rank)
     for cfg in cases:

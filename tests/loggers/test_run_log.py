@@ -12,7 +12,7 @@ from support.runs import SMALL, new_run
 from lathe.errors import UserError
 from lathe.loggers import run_log
 from lathe.tasks import ClassificationTask
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 

@@ -19,14 +19,14 @@ from lathe.nets import blocks_of, timm_net
 from lathe.nets.blocks import run
 from lathe.optim.rules import layer_numbers
 from lathe.runs.build import make_task
+from lathe.runs.inference import open_run_net
 from lathe.runs.rundir import RunDir
-from lathe.runs.score import open_run_net
 from lathe.strategies import Pipeline
 from lathe.strategies.fsdp import FSDP, units
 from lathe.strategies.pipeline.cut import chain_of
 from lathe.verbs.evaluate import evaluate
 from lathe.verbs.export import ship
-from lathe.verbs.train import train
+from lathe.verbs.reproduce.command import train
 
 pytestmark = pytest.mark.usefixtures("timm")
 SHORT = (

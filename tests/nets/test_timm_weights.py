@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from lathe.errors import UserError
 from lathe.nets import timm_net
-from lathe.runs.pretrained import take_pretrained
+from lathe.runs.inference import open_run_net
 from lathe.runs.rundir import open_run
-from lathe.runs.score import open_run_net
-from lathe.verbs.train import train
+from lathe.training.weight_loading import load_pretrained
+from lathe.verbs.reproduce.command import train
 
 pytestmark = pytest.mark.usefixtures("timm")
 FINE_TUNED = (
@@ -53,7 +53,7 @@ def state_of(path: Path) -> dict[str, Tensor]:
 
 def take(net: nn.Module, path: Path | bool, channels: int = 3, **more: Any) -> list[str]:
     given = path if isinstance(path, bool) else str(path)
-    return take_pretrained(net, {"pretrained": given, "net": {"in_channels": channels}, **more})
+    return load_pretrained(net, {"pretrained": given, "net": {"in_channels": channels}, **more})
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])

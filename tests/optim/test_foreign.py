@@ -10,7 +10,7 @@ from support.runs import SMALL, column, config, new_run, rows
 
 from lathe.errors import UserError, refuse
 from lathe.runs.build import make_task
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 TORCH = "torch.optim.lr_scheduler."
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from lathe.optim.kernels import with_kernels
 from lathe.runs.build import make_optimizer, make_task
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 

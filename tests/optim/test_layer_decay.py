@@ -15,7 +15,7 @@ from lathe.optim import build_optimizer
 from lathe.optim.foreign import build_scheduler
 from lathe.optim.rules import layer_numbers
 from lathe.runs.build import make_task
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 
 def vit() -> ViT:

@@ -8,7 +8,7 @@ from support.runs import SMALL, new_run
 
 from lathe.receipt import measured, write
 from lathe.runs.rundir import RunDir
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 
 @pytest.fixture(scope="module")

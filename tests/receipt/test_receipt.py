@@ -14,10 +14,10 @@ from support.runs import SMALL, config, new_run
 from lathe import export, trust
 from lathe.errors import UserError
 from lathe.receipt import measured, write
-from lathe.runs import score
+from lathe.runs.inference import score
 from lathe.runs.rundir import RunDir
 from lathe.verbs.receipt import receipt
-from lathe.verbs.train import train
+from lathe.verbs.reproduce.command import train
 
 SHORT = measured.Effort(repeats=5, warmup=1, seconds=1.0)
 

@@ -1,4 +1,4 @@
-"""Checkpoint files are read without running code, and their weights have to fit."""
+"""Checkpoint files are read without running code, and their weights must fit the net."""
 
 import pickle
 from pathlib import Path
@@ -20,43 +20,31 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "good.ckpt"
 
 
-def test_contents_come_back(path: Path) -> None:
+def test_a_checkpoint_is_read(path: Path) -> None:
     state = read_checkpoint(path)
     assert state["global_step"] == 7
     assert torch.equal(state["state_dict"]["weight"], torch.ones(2, 3))
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"^ckpt_path=.*no\.ckpt: there is no such file; a run's checkpoints are best\.ckpt and last\.ckpt",
-    ):
+    with pytest.raises(UserError, match=r"^ckpt_path=.*no\.ckpt: there is no such file"):
         read_checkpoint(tmp_path / "no.ckpt", "ckpt_path")
-    with pytest.raises(UserError, match="there is no such file"):
-        read_checkpoint(tmp_path, "ckpt_path")
     with pytest.raises(UserError, match=r"^ckpt_path=last: .*: name its run, such as ckpt_path=logs/latest\.$"):
         read_checkpoint(Path("last"), "ckpt_path")
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
 def test_a_truncated_file_is_refused(path: Path, share: float) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(
-        UserError,
-        match=r"^ckpt_path=.*good\.ckpt (can't be read as a checkpoint: it is cut off|is not a checkpoint of plain)",
-    ):
+    with pytest.raises(UserError, match=r"^ckpt_path=.*good\.ckpt (can't be read as|is not) a checkpoint"):
         read_checkpoint(path, "ckpt_path")
 
 
-@pytest.mark.parametrize(
-    "content", [b"hello, this is a text file\n", b"\x00" * 1000, b"PK\x03\x04 not really a zip", b"\x80\x04garbage"]
-)
-def test_a_foreign_file_is_refused(path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"text\n", b"\x00" * 1000, b"PK\x03\x04 not really a zip", b"\x80\x04garbage"])
+def test_a_file_of_another_kind_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(
-        UserError, match=r"good\.ckpt (can't be read as a checkpoint|is not a checkpoint of plain tensors)"
-    ):
+    with pytest.raises(UserError, match=r"good\.ckpt (can't be read as|is not) a checkpoint"):
         read_checkpoint(path)
 
 
@@ -69,67 +57,48 @@ class Trap:
 
 
 @pytest.mark.parametrize("kind", ["torch", "pickle"])
-def test_code_in_a_file_is_not_run(path: Path, tmp_path: Path, kind: str) -> None:
+def test_code_in_a_file_does_not_run(path: Path, tmp_path: Path, kind: str) -> None:
     mark = tmp_path / "was run"
     if kind == "torch":
         torch.save({**GOOD, "extra": Trap(mark)}, path)
     else:
         path.write_bytes(pickle.dumps({**GOOD, "extra": Trap(mark)}))
-    with pytest.raises(
-        UserError, match=r"^resume=.* is not opened: loading it could run code\.$|can't be read as a checkpoint"
-    ):
+    with pytest.raises(UserError, match=r"^resume=.*(loading it could run code\.$|can't be read as a checkpoint)"):
         read_checkpoint(path, "resume")
     assert not mark.exists()
 
 
-@pytest.mark.parametrize(
-    "content", [[1, 2], {"weight": torch.ones(2)}, {"state_dict": 3, "global_step": 1}, {"state_dict": {}}]
-)
-def test_another_kind_of_torch_file_is_refused(path: Path, content: Any) -> None:
+@pytest.mark.parametrize("content", [[1, 2], {"weight": torch.ones(2)}, {"state_dict": {}}])
+def test_a_torch_file_without_a_checkpoint_is_refused(path: Path, content: Any) -> None:
     torch.save(content, path)
-    with pytest.raises(UserError, match=r"is not a checkpoint of a run: it has no `state_dict` and `global_step`\.$"):
+    with pytest.raises(UserError, match=r"is not a checkpoint of a run"):
         read_checkpoint(path)
 
 
-def test_the_old_format_of_torch_is_a_sentence(path: Path) -> None:
-    torch.save(GOOD, path, _use_new_zipfile_serialization=False)
-    with pytest.raises(UserError, match="can't be read as a checkpoint"):
-        read_checkpoint(path)
-
-
-def test_weights_go_into_the_net() -> None:
+def test_weights_are_copied_into_the_net() -> None:
     net = nn.Linear(3, 2)
     weights = {"weight": torch.full((2, 3), 2.0), "bias": torch.zeros(2)}
     load_weights(net, weights, "ckpt_path=a.ckpt")
     assert torch.equal(net.weight, weights["weight"])
     weights["weight"].zero_()
-    assert net.weight.sum() == 12  # a copy
+    assert net.weight.sum() == 12
+
+
+FITS = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}
 
 
 @pytest.mark.parametrize(
-    ("weights", "sentence"),
+    ("weights", "message"),
     [
-        (
-            {"weight": torch.ones(2, 3)},
-            "a does not fit this net: it has no bias; choose the model and sizes that it was trained with.",
-        ),
-        (
-            {"weight": torch.ones(2, 4), "bias": torch.ones(2)},
-            "a does not fit this net: weight is [2, 4] there and [2, 3] here; choose the model and sizes that it was "
-            "trained with.",
-        ),
-        (
-            {"weight": torch.ones(2, 3), "bias": torch.ones(2), "z": torch.ones(1), "extra": torch.ones(1)},
-            "a does not fit this net: it also has extra; choose the model and sizes that it was trained with.",
-        ),
+        ({"weight": torch.ones(2, 3)}, "it has no bias;"),
+        (FITS | {"weight": torch.ones(2, 4)}, "weight is [2, 4] there and [2, 3] here;"),
+        (FITS | {"z": torch.ones(1), "extra": torch.ones(1)}, "it also has extra;"),
     ],
 )
-def test_weights_that_do_not_fit_are_named_and_nothing_is_loaded(
-    weights: dict[str, torch.Tensor], sentence: str
-) -> None:
+def test_weights_that_do_not_fit_are_named_and_none_is_loaded(weights: dict[str, torch.Tensor], message: str) -> None:
     net = nn.Linear(3, 2)
     before = net.weight.detach().clone()
     with pytest.raises(UserError) as caught:
         load_weights(net, weights, "a")
-    assert str(caught.value) == sentence
+    assert str(caught.value).startswith(f"a does not fit this net: {message}")
     assert torch.equal(net.weight, before)

@@ -1,4 +1,4 @@
-"""Which keys make runs' data, and their losses, different ones."""
+"""Keys that change the data or the loss of a run."""
 
 import pytest
 
@@ -21,10 +21,10 @@ from lathe.runs.metric_names import data_keys, loss_keys
         ("model.net.width", False),
     ],
 )
-def test_what_makes_the_data_other_data(key: str, other: bool) -> None:
+def test_keys_that_change_the_data(key: str, other: bool) -> None:
     assert data_keys(["seed", key]) == [key] * other
 
 
-def test_what_makes_a_loss_another() -> None:
+def test_keys_that_change_the_loss() -> None:
     keys = ["task.objective", "task.label_smoothing", "task.metrics", "optimizer.lr"]
     assert loss_keys(keys) == ["task.objective"]

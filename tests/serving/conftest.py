@@ -15,9 +15,9 @@ from lathe.config.schema import problems
 from lathe.errors import refuse
 from lathe.export import manifest
 from lathe.export.bundle import open_bundle
-from lathe.runs.shippable import open_shippable
+from lathe.runs.export_model import open_export_model
 from lathe.serving.options import read
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def served_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, "trainer.max_epochs=1")
     train(cfg)
     run = Path(cfg["paths"]["run_dir"])
-    found = open_shippable(run)
+    found = open_export_model(run)
     folder = run / "exports/onnx"
     folder.mkdir(parents=True)
     export.get("onnx").export(found.net, found.example, folder / "model.onnx")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lathe.errors import UserError
-from lathe.runs.exported import KEY, checkpoint_sum
+from lathe.runs.export_staleness import KEY, checkpoint_hash
 from lathe.serving.described import described
 from lathe.serving.model import describe, example, receipt
 from lathe.serving.page import page
@@ -73,7 +73,7 @@ def test_an_export_of_earlier_weights_is_refused(served_run: Path, tmp_path: Pat
     shutil.copytree(served_run, run)
     path = run / "exports/onnx/manifest.json"
     manifest = json.loads(path.read_text())
-    path.write_text(json.dumps({**manifest, KEY: checkpoint_sum(run / "checkpoints/best.ckpt")}))
+    path.write_text(json.dumps({**manifest, KEY: checkpoint_hash(run / "checkpoints/best.ckpt")}))
     assert describe(str(run), "onnx", "best")["target"] == "onnx"
     with (run / "checkpoints/best.ckpt").open("ab") as file:
         file.write(b"of a later epoch")

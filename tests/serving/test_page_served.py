@@ -18,8 +18,8 @@ from support.server_process import Served
 
 from lathe import export
 from lathe.export import manifest as manifests
-from lathe.runs.shippable import open_shippable
-from lathe.verbs.train import train
+from lathe.runs.export_model import open_export_model
+from lathe.training.train import train
 
 KEY = "a key of the test"
 
@@ -31,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, "trainer.max_epochs=20")
     train(cfg)
     run = Path(cfg["paths"]["run_dir"])
-    ready, folder = open_shippable(run), run / "exports" / "onnx"
+    ready, folder = open_export_model(run), run / "exports" / "onnx"
     folder.mkdir(parents=True)
     export.get("onnx").export(ready.net, ready.example, folder / "model.onnx")
     manifests.write(folder, {"target": "onnx", "file": "model.onnx", **ready.facts}, ["model.onnx"])

@@ -46,7 +46,7 @@ def train_all(rank: int, cases: list[dict[str, Any]], stopped: Sequence[dict[str
     """Each run one after the other in this rank; those of `stopped` end abruptly behind micro-batch STOP_AT, and then
     go on. Returns the steps of the checkpoints that they had left by then.
     """
-    from lathe.verbs.train import train
+    from lathe.training.train import train
 
     class Killed(Exception):
         pass

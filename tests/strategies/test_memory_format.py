@@ -10,7 +10,7 @@ from support.ranks import on_ranks
 from support.runs import column, new_run, weights
 from torch import nn
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.errors import ArgumentError
 from lathe.nets import CifarResNet
 from lathe.strategies import channels_last
@@ -65,7 +65,7 @@ def test_narrow_strided_1x1_convolutions_stay_as_they_are_on_a_cpu() -> None:
 
 
 def _run(rank: int, cfg: dict[str, Any]) -> None:
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
 
 
 def test_a_run_is_the_same_on_one_process_and_on_two(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_run_is_the_same_on_one_process_and_on_two(tmp_path: Path) -> None:
         if name == "two":
             on_ranks(_run, cfg)
         else:
-            lathe.verbs.train.train(cfg)
+            lathe.training.train.train(cfg)
         found.append(Path(cfg["paths"]["run_dir"]))
     expected = weights(found[0])
     for run in found[1:]:
@@ -89,6 +89,6 @@ def test_a_run_is_the_same_on_one_process_and_on_two(tmp_path: Path) -> None:
 
 def test_performance_fast_is_a_run_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cfg = new_run(tmp_path, *[word for word in RUN if not word.startswith("precision")], "performance=fast")
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     assert "precision=auto took " in capsys.readouterr().out
     assert column(Path(cfg["paths"]["run_dir"]), "train/loss")

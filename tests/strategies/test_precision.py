@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lathe.config.types import PrecisionName
-from lathe.runs.trainer import device_type
 from lathe.strategies import precision_plugin
 from lathe.trainer import Trainer
+from lathe.training.trainer_setup import device_type
 
 
 class Notes(LightningModule):

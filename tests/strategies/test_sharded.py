@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, Trainer
 from support.ranks import on_ranks
 from support.runs import new_run, rows
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.runs.checkpoints import read_checkpoint
 
 pytestmark = pytest.mark.law3
@@ -55,14 +55,14 @@ class Death(Callback):
 
 
 def through(rank: int, configs: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    make = lathe.verbs.train.make_callbacks
+    make = lathe.training.train.make_callbacks
     for whole, cut in configs.values():
-        lathe.verbs.train.train(whole)
-        lathe.verbs.train.make_callbacks = lambda cfg, task: [*make(cfg, task), Death()]
+        lathe.training.train.train(whole)
+        lathe.training.train.make_callbacks = lambda cfg, task: [*make(cfg, task), Death()]
         with suppress(Died):
-            lathe.verbs.train.train(cut)
-        lathe.verbs.train.make_callbacks = make
-        lathe.verbs.train.train(cut)
+            lathe.training.train.train(cut)
+        lathe.training.train.make_callbacks = make
+        lathe.training.train.train(cut)
 
 
 def test_a_death_within_an_epoch_changes_nothing(tmp_path: Path) -> None:
@@ -103,12 +103,12 @@ def test_what_is_gathered_is_no_tensor_of_inference(
 ) -> None:
     """As under NCCL: with processes of gloo Lightning leaves the mode out by itself."""
     monkeypatch.setattr("lightning.pytorch.loops.utilities._distributed_is_initialized", lambda: False)
-    make, modes = lathe.verbs.train.make_callbacks, Modes()
-    monkeypatch.setattr(lathe.verbs.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), modes])
+    make, modes = lathe.training.train.make_callbacks, Modes()
+    monkeypatch.setattr(lathe.training.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), modes])
     whole = (*TRAIN, "trainer.devices=1", "test=true", "trainer.limit_test_batches=1", "trainer.max_epochs=1")
     before = torch.distributed.is_initialized()
     try:
-        lathe.verbs.train.train(new_run(tmp_path, *whole, *f"strategy={words}".split()))
+        lathe.training.train.train(new_run(tmp_path, *whole, *f"strategy={words}".split()))
     finally:
         if not before and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()  # of this one process, which others' tests would take for many

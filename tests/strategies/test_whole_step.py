@@ -13,7 +13,7 @@ from torch._dynamo.backends import registry
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.config.cross_checks import CROSS_CHECKS, run_checks
 from lathe.errors import UserError
 
@@ -35,7 +35,7 @@ def _fresh() -> None:
 
 def trained(folder: Path, *words: str) -> Path:
     cfg = new_run(folder, *SMALL, "test=false", "seed=3", *words)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 
@@ -125,14 +125,14 @@ def test_what_inductor_makes_in_bf16_is_right_and_kept_beside_the_data(
 def test_a_continued_run_has_the_same_digits(tmp_path: Path, interruption: Interruption) -> None:
     words = (*SMALL, "test=false", "model.net.dropout=0.1", "callbacks.checkpoint.every_n_train_steps=4", *GRAPH)
     alone = new_run(tmp_path / "alone", *words)
-    lathe.verbs.train.train(alone)
+    lathe.training.train.train(alone)
     cfg = new_run(tmp_path / "dies", *words)
     interruption.hook, interruption.step = "on_train_batch_start", 14
     with pytest.raises(Interrupted):
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
     interruption.hook = ""
     torch.compiler.reset()
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     ours, theirs = weights(Path(cfg["paths"]["run_dir"])), weights(Path(alone["paths"]["run_dir"]))
     assert all(ours[name].equal(theirs[name]) for name in theirs)
     assert [row["train/loss"] for row in rows(Path(cfg["paths"]["run_dir"]))] == [
@@ -169,7 +169,7 @@ def test_what_changes_beside_the_learning_rate_is_refused(tmp_path: Path) -> Non
         "max_lr": 0.1,
     }
     with pytest.raises(UserError, match="something changes momentum of SGD during training"):
-        lathe.verbs.train.train(cfg)
+        lathe.training.train.train(cfg)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import lathe.verbs.train
+import lathe.training.train
 from support.runs import new_run
 
 QUIET = (
@@ -33,7 +33,7 @@ RESNET = (
 
 def run_of(folder: Path, *overrides: str) -> Path:
     cfg = new_run(folder, *QUIET, *overrides)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 

@@ -13,7 +13,7 @@ import torch
 
 from lathe import export
 from lathe.runs.rundir import RunDir
-from lathe.verbs.train import train
+from lathe.training.train import train
 from support.runs import SMALL, config, new_run
 
 WHOLE = ["onnx", "onnx/manifest.json", "onnx/model.onnx", "onnx/parity.json"]  # what target=onnx leaves in exports/

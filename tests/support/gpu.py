@@ -18,7 +18,7 @@ import torch
 from lightning.pytorch import Callback
 
 import lathe
-import lathe.verbs.train
+import lathe.training.train
 from lathe.verbs.load import Run
 from support.commands import check, in_process
 from support.commands import run as run_command
@@ -55,10 +55,10 @@ class Acceptance:
 
     def train(self, *words: str, accelerator: str | None = None, watch: Callback | None = None) -> Run:
         """A run in this process; `watch` is one more callback of it."""
-        make = lathe.verbs.train.make_callbacks
+        make = lathe.training.train.make_callbacks
         more = [] if watch is None else [watch]
         with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings():
-            patched.setattr(lathe.verbs.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), *more])
+            patched.setattr(lathe.training.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), *more])
             warnings.simplefilter("ignore")  # of strategies on one device, and what a machine's libraries say
             with contextlib.redirect_stdout(io.StringIO()):
                 found: Run = lathe.train(self.words(*words, accelerator=accelerator))

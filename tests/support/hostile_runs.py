@@ -13,7 +13,7 @@ import yaml
 
 from lathe.runs.build import make_task
 from lathe.runs.rundir import RunDir
-from lathe.verbs.finalise import write_weights
+from lathe.training.compression_finalize import write_weights
 from support.runs import SMALL, new_run
 
 SECRET = "hunter2-of-the-environment"

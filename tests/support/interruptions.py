@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.tasks import Task
 from support.commands import command, start
 from support.runs import rows, runs, weights
@@ -87,8 +87,8 @@ class Interruption(Callback):
 @pytest.fixture
 def interruption(monkeypatch: pytest.MonkeyPatch) -> Interruption:
     callback = Interruption()
-    make = lathe.verbs.train.make_callbacks
-    monkeypatch.setattr(lathe.verbs.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), callback])
+    make = lathe.training.train.make_callbacks
+    monkeypatch.setattr(lathe.training.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), callback])
     return callback
 
 
@@ -98,7 +98,7 @@ def train_through(cfg: dict[str, Any], deaths: list[tuple[str, int]], interrupti
     """
     for interruption.hook, interruption.step in [*deaths, ("", NEVER)]:
         try:
-            lathe.verbs.train.train(dict(cfg))
+            lathe.training.train.train(dict(cfg))
             break
         except Interrupted:
             continue

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from lightning.pytorch import Callback
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.trainer import multi_step
 from lathe.trainer.multi_step import MultiStep
 from support.runs import SMALL, new_run
@@ -54,8 +54,8 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def train(folder: Path, monkeypatch: pytest.MonkeyPatch, *own: Callback, words: tuple[str, ...] = ()) -> Path:
-    make = lathe.verbs.train.make_callbacks
-    monkeypatch.setattr(lathe.verbs.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), *own])
+    make = lathe.training.train.make_callbacks
+    monkeypatch.setattr(lathe.training.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), *own])
     cfg = new_run(folder, *SMALL, "test=false", *words)
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])

@@ -15,9 +15,9 @@ from lathe.callbacks import AtomicCheckpointIO, Checkpoint
 from lathe.config.parallel_dims import axes
 from lathe.nets import GPT, MLP, Blocks, CifarResNet, ViT, timm_net
 from lathe.optim import build_optimizer
-from lathe.runs.trainer import quiet
 from lathe.strategies import SyncBatchNorm
 from lathe.tasks import ClassificationTask, LanguageModellingTask
+from lathe.training.trainer_setup import configure_logging
 from support.quiet import quiet_trainer
 from support.strategy_fit import TIMM
 
@@ -145,7 +145,7 @@ def fit(
     """Trains a net and returns losses by batch and by validation, and the name of the checkpoint if `folder` is
     given.
     """
-    quiet()
+    configure_logging()
     warnings.filterwarnings("ignore", message=".*num_workers.*")
     task = (LanguageModellingTask if name.startswith("gpt") else ClassificationTask)(
         build(name) if net is None else net, optimizer=optimizer

@@ -27,8 +27,8 @@ TESTS = Path(__file__).resolve().parents[1]
 # What nearly every command needs; `ahead` comes last, as it deals with all that there is by then.
 PRELOADED = [
     "pytest",
-    "lathe.verbs.train",
-    "lathe.runs.attached",
+    "lathe.training.train",
+    "lathe.training.callbacks_and_loggers",
     "lathe.callbacks",
     "lathe.compression",
     "lathe.data",

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from lathe.errors import UserError
 from lathe.nets import MLP
-from lathe.runs.score import open_run_net
+from lathe.runs.inference import open_run_net
 from lathe.tasks import ClassificationTask, Task
-from lathe.verbs.train import train
+from lathe.verbs.reproduce.command import train
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from support.runs import column, new_run, rows, runs
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.train import train
+from lathe.verbs.reproduce.command import train
 
 __all__ = ["interruption"]  # a fixture
 

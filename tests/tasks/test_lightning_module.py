@@ -14,9 +14,9 @@ from support.runs import column, new_run, rows, weights
 
 from lathe import trust
 from lathe.runs.rundir import RunDir
+from lathe.training.train import train
 from lathe.verbs.evaluate import evaluate
 from lathe.verbs.load import load
-from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
 

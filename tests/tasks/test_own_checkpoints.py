@@ -10,7 +10,7 @@ import torch
 from support.own_lightning import QUICK
 from support.runs import column, new_run, weights
 
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 KIND = "lightning.pytorch.callbacks.ModelCheckpoint"
 # the worst epoch, which is the first: what was decided before an interruption counts after it

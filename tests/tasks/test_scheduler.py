@@ -11,7 +11,7 @@ from support.commands import run
 from support.interruptions import Interrupted, Interruption, interruption, same
 from support.runs import SMALL, column, config, new_run, runs
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.config.validate import check
 from lathe.errors import Stopped, UserError, refuse
 from lathe.runs.build import make_task
@@ -61,7 +61,7 @@ def run_of(folder: Path, form: dict[str, Any], *overrides: str) -> dict[str, Any
 def test_rates_are_the_same_alone_and_after_deaths(name: str, tmp_path: Path, interruption: Interruption) -> None:
     """At an epoch's end, in its middle, and around a validation."""
     alone = run_of(tmp_path / "alone", FORMS[name], "callbacks.lr_monitor.logging_interval=step")
-    lathe.verbs.train.train(alone)
+    lathe.training.train.train(alone)
     directory = Path(alone["paths"]["run_dir"])
     assert column(directory, "lr-SGD/decay") == pytest.approx([0.1 * rate for rate in RATES[name]])
     if name in ("Lightning's, by epoch", "every other epoch", "planned for epochs"):
@@ -78,9 +78,9 @@ def test_rates_are_the_same_alone_and_after_deaths(name: str, tmp_path: Path, in
     ):
         interruption.hook, interruption.step = hook, step
         with pytest.raises(Stopped if " " in hook else Interrupted):
-            lathe.verbs.train.train(cfg)
+            lathe.training.train.train(cfg)
     interruption.hook = ""
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     same(directory, Path(cfg["paths"]["run_dir"]))
 
 
@@ -109,7 +109,7 @@ def test_a_plateau_follows_the_tasks_metric_each_validation(tmp_path: Path) -> N
     cfg["scheduler"].update(threshold=0.5)  # accuracy can't rise by this again after the first
     cfg["trainer"].update(val_check_interval=0.5, log_every_n_steps=10)
     cfg["callbacks"]["lr_monitor"]["logging_interval"] = "step"
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     directory = Path(cfg["paths"]["run_dir"])
     assert column(directory, "lr-SGD/decay") == pytest.approx([0.1, 0.1, 0.01, 0.001])
     (state,) = torch.load(directory / "checkpoints" / "last.ckpt", weights_only=True)["lr_schedulers"]

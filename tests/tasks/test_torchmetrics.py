@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchmetrics import classification as tmc
 
 from lathe.errors import UserError
-from lathe.runs.score import score
+from lathe.runs.inference import score
 from lathe.strategies import DDP
 from lathe.tasks import ClassificationTask
 

@@ -11,7 +11,7 @@ from support.multi_step import STEPS, SeesEach, groups, train
 from support.runs import rows
 from torch import Tensor
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.callbacks import Throughput
 from lathe.tasks import ClassificationTask
 
@@ -31,8 +31,8 @@ class Rows(DummyLogger):
 
 def logged(folder: Path, monkeypatch: pytest.MonkeyPatch, *own: Callback, words: tuple[str, ...] = ()) -> Rows:
     """Return the rows of a logger in a run that logs every third step."""
-    kept, make = Rows(), lathe.verbs.train.make_loggers
-    monkeypatch.setattr(lathe.verbs.train, "make_loggers", lambda *args, **kw: [*make(*args, **kw), kept])
+    kept, make = Rows(), lathe.training.train.make_loggers
+    monkeypatch.setattr(lathe.training.train, "make_loggers", lambda *args, **kw: [*make(*args, **kw), kept])
     train(folder, monkeypatch, *own, words=("trainer.log_every_n_steps=3", "callbacks.throughput.skip_steps=6", *words))
     return kept
 

@@ -13,7 +13,7 @@ from support.runs import SMALL, new_run
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-import lathe.verbs.train
+import lathe.training.train
 from lathe.errors import UserError
 from lathe.trainer import Trainer
 
@@ -136,7 +136,7 @@ WORDS = (*SMALL, "trainer.limit_train_batches=4", "trainer.limit_val_batches=1",
 def said(folder: Path, *words: str) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        lathe.verbs.train.train(new_run(folder, *WORDS, *words))
+        lathe.training.train.train(new_run(folder, *WORDS, *words))
     return [text for text in map(str, (one.message for one in caught)) if text.startswith("trainer.")]
 
 

@@ -14,11 +14,11 @@ from lathe import trust
 from lathe.errors import UserError
 from lathe.nets import MLP
 from lathe.runs.checkpoints import load_weights, read_checkpoint
-from lathe.runs.nodes import make
+from lathe.runs.inference import open_data, open_run_net, score
 from lathe.runs.rundir import RunDir
-from lathe.runs.score import open_data, open_run_net, score
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.train import train
+from lathe.verbs.export.make import make
+from lathe.verbs.reproduce.command import train
 
 
 @pytest.fixture(scope="module")

@@ -12,9 +12,9 @@ from support.runs import SMALL, config, new_run, weights
 import lathe
 from lathe.errors import UserError
 from lathe.serving.model import load as load_served
+from lathe.training.train import train
 from lathe.verbs.load import Run
 from lathe.verbs.predict import predict
-from lathe.verbs.train import train
 
 TOKENS = (
     "data=synthetic_tokens",

@@ -10,7 +10,7 @@ from lathe.config.sweep_direction import check_direction
 from lathe.errors import UserError
 from lathe.trust.allowlist import findings
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.train import train
+from lathe.verbs.reproduce.command import train
 
 GROUP = "task"
 AUROC = "{_target_: torchmetrics.classification.MulticlassAUROC, num_classes: 10}"

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from support.runs import SMALL, new_run, rows
 
 from lathe.callbacks import EMA
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 RUN = (*SMALL, "trainer.limit_train_batches=6", "compression.receipt=none", "callbacks.throughput=null")
 

@@ -13,11 +13,11 @@ from support.runs import SMALL, new_run
 from lathe import export
 from lathe.errors import UserError
 from lathe.export import manifest as manifests
-from lathe.runs.nodes import make
+from lathe.runs.export_model import open_export_model
+from lathe.runs.instantiate import instantiate
 from lathe.runs.rundir import RunDir
-from lathe.runs.shippable import open_shippable
+from lathe.training.train import train
 from lathe.verbs.predict import predict
-from lathe.verbs.train import train
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 @pytest.fixture(scope="module")
 def images(run: RunDir) -> tuple[np.ndarray, np.ndarray]:
     """The test split as the run has it: uint8 [297, 1, 8, 8] and labels."""
-    data = make(run.config["data"], "data")
+    data = instantiate(run.config["data"], "data")
     data.setup()
     pixels, labels = data.open()["test"].read()
     return pixels, np.asarray(labels)
@@ -110,7 +110,7 @@ def test_a_folder_of_many_sizes_and_kinds_is_scaled(run: RunDir, images: Any, tm
 
 def exported(run: RunDir, name: str) -> None:
     """An export of the run without its comparison, which takes a fresh process."""
-    ready, target = open_shippable(run.path), export.get(name)
+    ready, target = open_export_model(run.path), export.get(name)
     folder, file = run.path / "exports" / name, f"model{target.suffix}"
     folder.mkdir(parents=True)
     target.export(ready.net, ready.example, folder / file)

@@ -10,10 +10,10 @@ from support.predicting import request, rows, save
 from support.runs import SMALL, new_run
 
 from lathe.errors import UserError
-from lathe.runs.nodes import make
+from lathe.runs.instantiate import instantiate
 from lathe.runs.rundir import RunDir
+from lathe.training.train import train
 from lathe.verbs.predict import predict
-from lathe.verbs.train import train
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 @pytest.fixture(scope="module")
 def images(run: RunDir) -> np.ndarray:
     """The test split as the run has it: uint8 [297, 1, 8, 8]."""
-    data = make(run.config["data"], "data")
+    data = instantiate(run.config["data"], "data")
     data.setup()
     pixels: np.ndarray = data.open()["test"].read()[0]
     return pixels

@@ -16,8 +16,7 @@ from support.runs import ROOT, SMALL, new_run, runs
 from lathe.runs.rundir import RunDir
 from lathe.verbs.reproduce import compared
 from lathe.verbs.reproduce.code import Code
-from lathe.verbs.reproduce.command import report, show
-from lathe.verbs.train import train
+from lathe.verbs.reproduce.command import report, show, train
 
 Cli = Callable[..., tuple[int, str]]
 HERE = Code(ROOT, None, None, "as it is here")

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 from lathe.callbacks import skip_empty_hooks
 from lathe.measure import count_parameters
 from lathe.runs.build import make_data, make_task
-from lathe.runs.methods import make_methods
-from lathe.runs.trainer import make_trainer, prepare
+from lathe.training.callbacks_and_loggers import make_methods
+from lathe.training.trainer_setup import make_trainer, prepare_model
 
 
 def fit(cfg: dict[str, Any], callbacks: list[Callback]) -> tuple[Trainer, int]:
@@ -25,7 +25,7 @@ def fit(cfg: dict[str, Any], callbacks: list[Callback]) -> tuple[Trainer, int]:
     callbacks = [*make_methods(cfg), *callbacks]
     skip_empty_hooks(callbacks)
     trainer = make_trainer(cfg, Path(cfg["paths"]["run_dir"]), callbacks)
-    prepare(cfg, task, trainer)
+    prepare_model(cfg, task, trainer)
     trainer.fit(task.driven, datamodule=datamodule)
     return trainer, parameters
 

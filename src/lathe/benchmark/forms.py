@@ -11,7 +11,7 @@ from lathe.errors import UserError
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
 from lathe.receipt.forms import Form, Opened
-from lathe.runs.shippable import Shippable
+from lathe.runs.export_model import ExportModel
 
 GUARD, LOGITS = 32, 2**24  # samples, and logits at most, on which a form is held against the module before it is timed
 # Norm of the difference from the module's logits as a share of their norm, above which a form is wrong.
@@ -39,7 +39,7 @@ def arithmetic(form: Form) -> str:
     return form.arithmetic if isinstance(form, Bundled) else "bfloat16" if form.backend.endswith("bf16") else "float32"
 
 
-def guard(plain: Shippable, trained: Shippable, sample: Callable[[int], Tensor]) -> Callable[[Form, Opened], None]:
+def guard(plain: ExportModel, trained: ExportModel, sample: Callable[[int], Tensor]) -> Callable[[Form, Opened], None]:
     """A check that a form computes what the module does; of files with integers, what the module does that was trained
     with them.
     """

@@ -21,9 +21,9 @@ from lathe.files import disk_sentence, scratch, write_atomically
 from lathe.receipt import kept, runtimes, words
 from lathe.receipt.forms import CPU, Compiled, Eager, Form, reason
 from lathe.receipt.timing import time_forms
-from lathe.runs.exported import outdated
+from lathe.runs.export_model import ExportModel, open_export_model
+from lathe.runs.export_staleness import is_outdated
 from lathe.runs.rundir import RunDir, open_run
-from lathe.runs.shippable import Shippable, open_shippable
 from lathe.verbs.export.compare import arithmetic_of
 from lathe.verbs.export.make import make, ready_for
 from lathe.verbs.export.parity import odd_inputs
@@ -132,8 +132,8 @@ class _Comparison:
     def measured(self) -> dict[str, Any]:
         """The comparison as plain data."""
         checkpoint = kept.fingerprint(self.run)
-        trained = open_shippable(self.run.path)
-        plain = open_shippable(self.run.path, integers=False) if trained.facts["integers"] else trained
+        trained = open_export_model(self.run.path)
+        plain = open_export_model(self.run.path, integers=False) if trained.facts["integers"] else trained
         if plain is not trained:
             self.notes.append(
                 "eager and compiled run the rounded weights as floats, for simulated integers are slower than any "
@@ -192,7 +192,7 @@ class _Comparison:
             "versions": measure.versions(),
         }
 
-    def _inputs(self, trained: Shippable) -> Tensor:
+    def _inputs(self, trained: ExportModel) -> Tensor:
         """What is computed: held-out samples as clients send them, or noise where the run's data can't be opened."""
         try:
             split = "test" if trained.cfg["test"] else "val"
@@ -247,7 +247,7 @@ def _differs(run: RunDir, manifest: Mapping[str, Any], facts: Mapping[str, Any])
     """
     if manifest["checkpoint"] != "best":
         return f"is of {manifest['checkpoint']}.ckpt"
-    if outdated(run, manifest):
+    if is_outdated(run, manifest):
         return "is of an earlier best.ckpt"
     there, here = manifest["input"]["shape"], facts["input"]["shape"]
     if there != here:

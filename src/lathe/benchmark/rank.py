@@ -23,8 +23,8 @@ from lathe.files import write_atomically
 from lathe.launch.error_reporting import explain_error
 from lathe.measure import PeakMemory, SavedActivations, count_state
 from lathe.measure.processes import everyones
-from lathe.runs import score
-from lathe.runs.trainer import device_type, quiet
+from lathe.runs import inference
+from lathe.training.trainer_setup import configure_logging, device_type
 
 LOOK = 0.002  # seconds between looks for a turn
 
@@ -33,7 +33,7 @@ def work(cfg: Mapping[str, Any]) -> None:
     """Measures the case that each file `go-<n>` names, in the order of n, until it names none; rank 0 writes
     `done-<n>`.
     """
-    quiet()
+    configure_logging()
     plan = cfg["benchmark"]
     folder = Path(plan["folder"])
     for turn in count():
@@ -104,7 +104,7 @@ def _forward_ms(trainer: Trainer, cfg: dict[str, Any], passes: int) -> float:
     costs.
     """
     net = trainer.lightning_module.get_submodule("net").eval()
-    data = score.open_data(cfg, trainer.lightning_module)
+    data = inference.open_data(cfg, trainer.lightning_module)
     x = next(iter(train_batches(data, trainer.strategy.root_device)))[0]
     clock, taken = time.perf_counter if x.is_cuda else time.process_time, []
     with torch.no_grad():

@@ -12,7 +12,7 @@ from lathe.benchmark.fits import fit
 from lathe.callbacks.module_access import task_of
 from lathe.measure import PeakMemory
 from lathe.measure.processes import everyones
-from lathe.runs.trainer import device_type
+from lathe.training.trainer_setup import device_type
 
 STEPS = 2  # the second is made with the optimizer's state
 

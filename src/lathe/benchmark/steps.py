@@ -20,9 +20,9 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from lathe.callbacks import skip_empty_hooks
 from lathe.launch.api import compose
-from lathe.runs.attached import make_callbacks, make_loggers
 from lathe.runs.build import make_task
-from lathe.runs.trainer import make_trainer, prepare
+from lathe.training.callbacks_and_loggers import make_callbacks, make_loggers
+from lathe.training.trainer_setup import make_trainer, prepare_model
 
 Trained = tuple[float, nn.Module]  # CPU seconds of the timed epochs, and the net
 EPOCHS = 3  # that are timed
@@ -201,7 +201,7 @@ def _lathe(batches: Batches, folder: Path, words: Sequence[str] = (), net: Seque
     callbacks = [clock, *make_callbacks(cfg, task)]
     skip_empty_hooks(callbacks)
     trainer = make_trainer(cfg, folder, callbacks, make_loggers(cfg, folder, 0))
-    prepare(cfg, task, trainer)
+    prepare_model(cfg, task, trainer)
     trainer.fit(task.driven, batches)
     return clock.seconds, task.net if net is OWN else task.net.net
 

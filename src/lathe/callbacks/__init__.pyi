@@ -3,7 +3,6 @@ from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import numbers as numbers
 from .checkpoint_io import AtomicCheckpointIO as AtomicCheckpointIO
 from .device_stats import DeviceStats as DeviceStats
-from .elapsed import Elapsed as Elapsed
 from .ema import EMA as EMA
 from .frozen import FrozenStatistics as FrozenStatistics
 from .graphs import Graphs as Graphs
@@ -28,10 +27,11 @@ from .noop_hooks import skip_empty_hooks as skip_empty_hooks
 from .preemption import Preemption as Preemption
 from .profiler import TorchProfiler as TorchProfiler
 from .progress import Progress as Progress
-from .resume import ExactResume as ExactResume
+from .rng_state import ExactResume as ExactResume
 from .samples import Samples as Samples
 from .skippable_hooks import SkippableHooks as SkippableHooks
 from .throughput import Throughput as Throughput
 from .trial import TrialReport as TrialReport
+from .wall_time import WallTime as WallTime
 from .what_if import WhatIf as WhatIf
 from .whitening import Whitening as Whitening

@@ -14,7 +14,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from torch import Tensor
 
-from lathe.callbacks.outline import check_outline, outlined
+from lathe.callbacks.checkpoint_digest import add_digests, check_digests
 from lathe.files import uninterrupted, whole
 
 
@@ -37,7 +37,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     @staticmethod
     def check(checkpoint: Any, path: _PATH) -> None:
         """Raise UserError if a part is missing, or has another form than it was written in."""
-        check_outline(checkpoint, path)
+        check_digests(checkpoint, path)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
         target = Path(path)
@@ -46,7 +46,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         with uninterrupted(), whole(target, replace_folder=True) as temporary:
             try:
                 with open(temporary, "wb") as file:
-                    torch.save(in_main_memory(outlined(checkpoint)), file)
+                    torch.save(in_main_memory(add_digests(checkpoint)), file)
             except RuntimeError as error:
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None  # of a full disk

@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lathe.callbacks.epochs import Epochs, Window, is_nan, waited_in_backward
+from lathe.callbacks.epoch_stats import EpochStats, Window, is_nan, waited_in_backward
 from lathe.callbacks.model_flops import compute_dtype, step_flops, without_memory
 from lathe.callbacks.module_access import count_units, net_of, task_of
 from lathe.config.types import Count, Positive
@@ -74,7 +74,7 @@ class Throughput(Callback):
         self._on = self._reports = False
         self._timed = False  # steps are sampled for their wait for other processes
         self._reducer: DistributedDataParallel | None = None
-        self._epochs = Epochs(self._restored)
+        self._epochs = EpochStats(self._restored)
         self._size = 0
         self._seen = 0  # batches of this process
         self._batches = 0  # of them in the current window
@@ -238,7 +238,7 @@ class Throughput(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict
-        self._epochs = Epochs(state_dict)
+        self._epochs = EpochStats(state_dict)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._pause()
@@ -287,7 +287,9 @@ class Throughput(Callback):
         unknown peak. A process that was no longer than these returns what the one before it did.
         """
         windows = self._windows if self._reports else []
-        metrics = self._window_summary(windows) | (self._epochs if self._reports else Epochs(self._restored)).summary()
+        metrics = (
+            self._window_summary(windows) | (self._epochs if self._reports else EpochStats(self._restored)).summary()
+        )
         return {name: None if is_nan(value) else value for name, value in metrics.items()}
 
     def _window_summary(self, windows: list[Window]) -> dict[str, float | None]:

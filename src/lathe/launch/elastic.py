@@ -22,7 +22,7 @@ from lathe.launch.numa import numa_mode
 from lathe.launch.process_group import describe_timeouts, find_timeout, init_process_group, save_timeout
 from lathe.launch.stdio import prepare_stdio
 from lathe.launch.threads import choose_threads, use_threads
-from lathe.runs.typed import run_command, run_words
+from lathe.runs.rerun_command import run_command, run_overrides
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # passed on to the workers
 UNGUARDED = 78  # exit code of a worker that called lathe.train again while it imported the script
@@ -102,7 +102,7 @@ def run_job(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
             rank, failure = error.get_first_failure()
             fix = "set launch.max_restarts"
             if run_dir:
-                fix = f"continue with {shlex.join(run_words('resume', run_dir, cfg))}, or {fix}"
+                fix = f"continue with {shlex.join(run_overrides('resume', run_dir, cfg))}, or {fix}"
             no_restart = f"launch.max_restarts={options['max_restarts']} leaves no restart: {fix}."
             timeouts = _describe_last_start(folder)
             if timeouts is not None:

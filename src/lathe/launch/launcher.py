@@ -111,7 +111,7 @@ def launch_run(cfg: DictConfig, job: str) -> tuple[Any, str]:
             locks.enter_context(run.locked(shared=nodes.several))
         if complete:
             print(f"{run.path} is complete but for its receipt, which is measured now.")
-            call_job("lathe.verbs.finalise:complete", resolved)
+            call_job("lathe.training.compression_finalize:complete_receipt", resolved)
             return run.result.get("objective"), str(run.path)
         words = resume_overrides(resolved) if typed["resume"] not in (None, "auto") else []
         is_reopened = not is_new and (run.complete or not nodes.several)

@@ -19,10 +19,9 @@ from lathe.errors import UserError, require
 from lathe.launch.command_checks import saved_overrides, typed_overrides
 from lathe.launch.external_launch import ExternalLaunch
 from lathe.launch.multi_node import Nodes
-from lathe.runs import find
-from lathe.runs.places import shown
-from lathe.runs.rundir import NOT_THE_EXPERIMENT, RunDir, open_run
-from lathe.runs.typed import ENDS
+from lathe.runs import run_discovery
+from lathe.runs.rerun_command import ENDS
+from lathe.runs.rundir import NOT_THE_EXPERIMENT, RunDir, display_path, open_run
 
 NOT_THE_RUNS = ("resume", "launch", "hydra", "sweep", "trusted")  # groups that belong to the command
 FOLDERS = ("data.folder", "data.source.folder")
@@ -43,7 +42,7 @@ def find_run(
             nodes.launch_id is None,
             f"resume=auto and launch.id={nodes.launch_id} both look up a run. Leave resume out.",
         )
-        found = find.find_unfinished(log_dir, cfg) or _find_complete(log_dir, cfg)
+        found = run_discovery.find_unfinished(log_dir, cfg) or _find_complete(log_dir, cfg)
         if found is None and HydraConfig.get().mode != RunMode.MULTIRUN:
             _report_differences(log_dir, cfg)
     elif resume is not None:
@@ -54,7 +53,7 @@ def find_run(
             _report_restart(run)
         return run, _resumed_config(run, cfg)
     elif nodes.launch_id is not None:
-        found = find.find_launch(log_dir, str(cfg["name"]), nodes.launch_id, unfinished=False)
+        found = run_discovery.find_launch(log_dir, str(cfg["name"]), nodes.launch_id, unfinished=False)
         changed = changes(found.config, cfg, str(found.path), NOT_THE_EXPERIMENT) if found else []
         if found and changed:
             require(
@@ -63,7 +62,7 @@ def find_run(
             )
             print(f"{found.path} keeps its own configuration; this command differs in {'; '.join(changed)}")
     elif external is not None and external.restarted:
-        found = find.find_launch(log_dir, str(cfg["name"]), external.launch_id)
+        found = run_discovery.find_launch(log_dir, str(cfg["name"]), external.launch_id)
     if found is None:
         return None, cfg
     if nodes.several and not found.complete and not found.last.exists():
@@ -80,13 +79,13 @@ def _report_restart(run: RunDir) -> None:
 
 def _report_differences(log_dir: Path, cfg: dict[str, Any]) -> None:
     """Print in which keys the most similar unfinished run differs."""
-    unlike = find.find_unlike(log_dir, cfg)
+    unlike = run_discovery.find_unlike(log_dir, cfg)
     if unlike is not None:
         run, keys = unlike
         named = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
         print(
-            f"resume=auto: no unfinished run has this configuration; {shown(run.path)} differs in {named}. A new run "
-            "begins."
+            f"resume=auto: no unfinished run has this configuration; {display_path(run.path)} differs in {named}. A "
+            "new run begins."
         )
 
 
@@ -97,7 +96,7 @@ def resume_overrides(cfg: dict[str, Any]) -> list[str]:
 
 def _find_complete(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
     """The complete run of a job of a sweep that is started again, or one whose receipt is missing."""
-    found = find.find_complete(log_dir, cfg)
+    found = run_discovery.find_complete(log_dir, cfg)
     if found is None or HydraConfig.get().mode == RunMode.MULTIRUN or needs_receipt(found, cfg):
         return found
     print(f"{found.path} is a complete run of this configuration; resume=auto starts another (-m keeps the first).")

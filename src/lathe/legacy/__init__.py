@@ -1,1 +1,7 @@
+"""Kept for those who still run them: torch's DataParallel, Horovod, TorchScript and TorchServe. Nothing else depends on
+them.
+"""
 
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -13,9 +13,9 @@ from lathe.config.compression_plan import methods
 from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.measure import Agreement, AgreementMeter, PeakMemory, count_macs, count_parameters
-from lathe.runs.reported import ENERGY
+from lathe.runs.inference import Forward, score
+from lathe.runs.metric_names import ENERGY
 from lathe.runs.rundir import RunDir
-from lathe.runs.score import Forward, score
 from lathe.tasks import Task
 
 NOTHING = 1e-3  # a share of zeros below this is no pruning: single weights may be zero in any net

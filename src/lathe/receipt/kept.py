@@ -10,9 +10,9 @@ from lathe.errors import UserError
 from lathe.files import require_plain, write_atomically
 from lathe.receipt import page
 from lathe.runs.checkpoints import read_checkpoint
-from lathe.runs.exported import checkpoint_sum
+from lathe.runs.export_staleness import checkpoint_hash
+from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir
-from lathe.runs.typed import run_command
 
 SECTION = "inference"
 FIGURE = re.compile(r"[A-Za-z0-9_-]+\.svg")
@@ -20,7 +20,7 @@ FIGURE = re.compile(r"[A-Za-z0-9_-]+\.svg")
 
 def fingerprint(run: RunDir) -> dict[str, Any]:
     """The optimizer step and the SHA-256 of the run's best checkpoint; of a folder, that of its files' hashes."""
-    return {"step": int(read_checkpoint(run.best)["global_step"]), "sha256": checkpoint_sum(run.best)}
+    return {"step": int(read_checkpoint(run.best)["global_step"]), "sha256": checkpoint_hash(run.best)}
 
 
 def still_true(run: RunDir) -> dict[str, Any] | None:

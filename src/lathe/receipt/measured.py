@@ -21,9 +21,9 @@ from lathe.receipt.forms import CPU, Compiled, Eager, Form, Target, export_to, r
 from lathe.receipt.timing import time_forms
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.inference import open_data, open_run_net
 from lathe.runs.metric_names import data_keys
 from lathe.runs.rundir import RunDir
-from lathe.runs.score import open_data, open_run_net
 from lathe.tasks import Task
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from lathe.measure.plot import beside, scatter
 from lathe.receipt import runtimes, words
 from lathe.receipt.timing import told_verdict
-from lathe.runs.places import shown
+from lathe.runs.rundir import display_path
 
 Rows = Sequence[Sequence[str]]
 RUNTIMES = "Runtimes"
@@ -70,11 +70,11 @@ def show(receipt: Mapping[str, Any], run: Path, console: Console | None = None) 
         console.print(f"Warning: {text}", style="bold red", soft_wrap=True, highlight=False)
     lines = [
         words.verdict(receipt),
-        *words.busy(receipt["latency"], again=f"python scripts/receipt.py run={shown(run)}"),
+        *words.busy(receipt["latency"], again=f"python scripts/receipt.py run={display_path(run)}"),
     ]
     if receipt["left_out"]:
         lines.append(f"Not measured: {', '.join(entry['form'] for entry in receipt['left_out'])}.")
-    for text in (*lines, f"Details: {shown(run / 'receipt.md')}"):
+    for text in (*lines, f"Details: {display_path(run / 'receipt.md')}"):
         console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 

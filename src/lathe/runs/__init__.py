@@ -1,1 +1,1 @@
-"""A run and its directory: where it lies, what it is built of, and how a finished one is opened again."""
+"""A run directory: creating, finding and reading it, and building what its configuration describes."""

@@ -1,4 +1,4 @@
-"""Where and from what a run was started: what environment.json says. Imports no torch."""
+"""Versions, hardware and state of the code at the start of a run, for environment.json. Imports no torch."""
 
 import hashlib
 import os
@@ -11,14 +11,15 @@ from typing import Any
 
 from lathe.trust.user_packages import source_folder
 
-# What numbers are added in which order depends on.
+# They decide in which order numbers are added.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PACKAGES = ("lathe", "torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetrics")
 
 
 def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
-    """Return the instant in UTC, versions, hardware, command, git commit, the diff that was not committed, and
-    digests of the user's own files."""
+    """Return the time in UTC, versions, hardware, command, git commit, uncommitted diff, and digests of the user's
+    files.
+    """
     versions = {package: _version(package) for package in PACKAGES}
     return {
         "started": datetime.now(UTC).isoformat(timespec="microseconds"),
@@ -50,7 +51,7 @@ def digest_own_files() -> dict[str, str]:
 
 
 def _version(package: str) -> str | None:
-    from importlib import metadata  # here: its imports would weigh on every --help
+    from importlib import metadata  # not needed for --help
 
     try:
         return metadata.version(package)
@@ -69,8 +70,8 @@ def _cpu_name() -> str:
 
 
 def _gpu_names() -> list[str]:
-    """The NVIDIA GPUs of this machine; none where nvidia-smi is missing, fails or does not answer."""
-    import subprocess  # here, like importlib.metadata
+    """Return the names of the NVIDIA GPUs; none if nvidia-smi is missing or fails."""
+    import subprocess  # not needed for --help
 
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -85,7 +86,7 @@ def _gpu_names() -> list[str]:
 
 
 def _git(*arguments: str) -> str | None:
-    import subprocess  # here, like importlib.metadata
+    import subprocess  # not needed for --help
 
     try:
         done = subprocess.run(  # noqa: S603

@@ -1,5 +1,7 @@
-"""Names of metrics: a split before what is measured, as Lathe's tasks (val/accuracy) or as a LightningModule logs it
-(val_accuracy); and which way is better. Imports no torch."""
+"""Names of metrics and costs, and which direction is better. Imports no torch.
+
+A split precedes the metric, as in Lathe's tasks (val/accuracy) or as a LightningModule logs it (val_accuracy).
+"""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,87 +10,76 @@ from typing import Any
 from lathe.config.metric_split import SPLIT, split_of
 from lathe.config.sweep_direction import lower_is_better
 
-__all__ = [
-    "bare",
-    "best_of",
-    "data_keys",
-    "directions",
-    "is_cost",
-    "is_curve",
-    "loss_keys",
-    "objective_name",
-    "on_test",
-    "split_of",
-    "told_direction",
-]
-
-# What a run measures of itself: how long it took and how large it is, not how good.
+COSTS = ("bytes", "macs", "latency_ms")  # of a receipt
+ENERGY = ("energy_gpu_j", "energy_cpu_j")  # of callbacks.device_stats
+# Measurements of time and size
 _COST = re.compile(
     r"seconds|parameters|\w+_per_s|step_ms|data_wait|grad_sync|mfu|epoch_s|rank_ms_\w+|slowest_rank|energy_\w+|"
     r"peak_\w+|bytes|macs|latency\w*"
 )
-# keys of a task that change what is reported, or trained on alone
+# keys of a task that don't change the loss of an evaluation
 _SAME_LOSS = ("task.metrics", "task.label_smoothing")
-# keys of the data that say how batches are made and where files are, and not which samples there are
+# keys of the data that don't change which samples there are
 _SAME_DATA = (
     *("batch_size", "eval_batch_size", "seed", "fold", "augment", "normalize", "loader", "num_workers", "pin_memory"),
     *("prefetch_factor", "persistent_workers", "class_names", "source.skip_bad", "source.data_dir"),
 )
-# columns of metrics.csv that say how fast, not how well
-_CLOCKED = ("throughput/", "device/", "DeviceStatsMonitor.", "lr-")
+# columns of metrics.csv that are not metrics of the model
+_RATES = ("throughput/", "device/", "DeviceStatsMonitor.", "lr-")
 
 
-def bare(name: str) -> str:
-    """What is measured: accuracy of val/accuracy, val_accuracy and accuracy."""
+def without_split(name: str) -> str:
+    """Return the metric's name without its split: accuracy for val/accuracy, val_accuracy and accuracy."""
     return SPLIT.sub("", name, count=1)
 
 
 def on_test(name: str) -> str:
-    """The metric's name on the test split."""
+    """Return the metric's name on the test split."""
     found = SPLIT.match(name)
     return name if found is None else f"test{name[found.end() - 1 :]}"
 
 
 def is_cost(name: str) -> bool:
-    """Whether it is what a run costs, which nobody chooses a model by unless asked."""
+    """Return whether `name` measures time or size."""
     return _COST.fullmatch(name) is not None
 
 
 def is_curve(name: str) -> bool:
-    """Whether a column of metrics.csv is a metric: neither its place nor a speed nor a learning rate."""
-    return name not in ("step", "epoch", "") and not name.startswith(_CLOCKED) and not is_cost(name)
+    """Return whether a column of metrics.csv is a metric of the model."""
+    return name not in ("step", "epoch", "") and not name.startswith(_RATES) and not is_cost(name)
 
 
 def loss_keys(keys: Iterable[str]) -> list[str]:
-    """Those of the configuration that make the loss of an evaluation another function, so that the losses of runs which
-    differ in one are no measure of each other."""
+    """Return the keys that change the loss of an evaluation, so that losses of such runs can't be compared."""
     return [key for key in keys if key.startswith("task.") and not key.startswith(_SAME_LOSS)]
 
 
 def data_keys(keys: Iterable[str]) -> list[str]:
-    """Those of the configuration that make the data other data."""
+    """Return the keys that change which samples there are."""
     data = (key for key in keys if key.startswith("data."))
     same = [f"data.{name}" for name in _SAME_DATA]
     return [key for key in data if not any(key == name or key.startswith(f"{name}.") for name in same)]
 
 
 def directions(task: Any, monitor: str | None, mode: str) -> dict[str, str]:
-    """For what a task measures, and for the `monitor` of its checkpoint, whether max or min is better, by bare names;
-    without those of which nobody knows."""
+    """Return min or max for each metric of the task whose better direction is known, and for the monitor.
+
+    Names have no split.
+    """
     known = [name for name in task.reported if name not in task.undirected]
     found = {name: "min" if name in task.minimised else "max" for name in known}
-    return found | ({} if monitor is None else {bare(monitor): mode})
+    return found | ({} if monitor is None else {without_split(monitor): mode})
 
 
-def told_direction(result: Mapping[str, Any], name: str) -> str | None:
-    """What result.json says of a metric's direction: max, min, or None where it says nothing."""
-    told = result.get("directions")
-    way = told.get(bare(name)) if isinstance(told, dict) else None
+def recorded_direction(result: Mapping[str, Any], name: str) -> str | None:
+    """Return the better direction of a metric, min or max, according to result.json."""
+    recorded = result.get("directions")
+    way = recorded.get(without_split(name)) if isinstance(recorded, dict) else None
     return way if way in ("max", "min") else None
 
 
 def objective_name(result: Mapping[str, Any], typed: Sequence[str]) -> str:
-    """The metric that a run is judged by: `objective=` if it was typed, else the monitor; "" if neither is known."""
+    """Return the metric that a run is judged by: that of `objective=`, else the monitor; "" if neither is known."""
     value = result.get("objective")
     name = next((word.partition("=")[2] for word in typed if word.startswith("objective=")), result.get("monitor"))
     if value is not None and result.get(name or "") != value:  # an experiment's file names another
@@ -98,8 +89,35 @@ def objective_name(result: Mapping[str, Any], typed: Sequence[str]) -> str:
 
 
 def best_of(values: Sequence[float | None], name: str, result: Mapping[str, Any]) -> int | None:
-    """The index of the best of two or more values of a metric, in the direction that `result` or its name says."""
-    known = [at for at, value in enumerate(values) if value is not None]
-    way = told_direction(result, name) or ("min" if lower_is_better(name) else "max")
-    ordered = sorted(known, key=lambda at: values[at] or 0.0, reverse=way == "max")
+    """Return the index of the best of at least two values of a metric."""
+    known = [i for i, value in enumerate(values) if value is not None]
+    way = recorded_direction(result, name) or ("min" if lower_is_better(name) else "max")
+    ordered = sorted(known, key=lambda i: values[i] or 0.0, reverse=way == "max")
     return ordered[0] if len(known) > 1 else None
+
+
+def cost_of(receipt: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the costs of a run according to its receipt, None for those that it lacks; it may be empty.
+
+    `bytes` is of the file that ships, `macs` of one sample, and `latency_ms` the median of the smallest batch on one
+    thread.
+    """
+    files = [row for row in _own_rows(receipt, "files") if row["target"] == receipt.get("ships")]
+    return {
+        "bytes": min((row["bytes"] for row in files), default=None),
+        "macs": receipt["size"]["macs"] if "size" in receipt else None,
+        "latency_ms": _latency(receipt),
+    }
+
+
+def _latency(receipt: Mapping[str, Any]) -> float | None:
+    rows = [row for row in _own_rows(receipt, "latency") if row["threads"] == 1]
+    smallest = min((row["batch"] for row in rows), default=None)
+    rows = [row for row in rows if row["batch"] == smallest]
+    ships = [row for row in rows if row["backend"] == receipt["ships"]]
+    return min((row["median_ms"] for row in ships or rows), default=None)
+
+
+def _own_rows(receipt: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """Return the rows of the run itself, without those of its dense model."""
+    return [row for row in receipt.get(name, ()) if row["of"] == "this"]

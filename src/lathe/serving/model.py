@@ -27,16 +27,16 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
     opened = open_run(run, "run")
     path = opened.path
     if target == MODULE or not (path / "exports" / target).is_dir():  # a way out that leads nowhere is not told
-        from lathe.runs.score import check_taken
+        from lathe.runs.inference import check_input_spec
 
-        check_taken(opened.config, run)
+        check_input_spec(opened.config, run)
     if target == MODULE:
-        from lathe.runs.shippable import open_shippable
+        from lathe.runs.export_model import open_export_model
 
-        return {"target": MODULE, **open_shippable(path, checkpoint=checkpoint).facts}
+        return {"target": MODULE, **open_export_model(path, checkpoint=checkpoint).facts}
     from lathe import export
     from lathe.export import manifest
-    from lathe.runs.exported import check_current
+    from lathe.runs.export_staleness import check_current
 
     found = manifest.read(_folder(path, target))
     kind = export.get(str(found["target"]))
@@ -91,10 +91,10 @@ def load(run: str, target: str, checkpoint: str, threads: int, device: str | Non
     import torch
 
     from lathe.export.calls import on_arrays
-    from lathe.runs.shippable import open_shippable
+    from lathe.runs.export_model import open_export_model
 
     torch.set_num_threads(threads)
-    net = open_shippable(run, checkpoint=checkpoint).net
+    net = open_export_model(run, checkpoint=checkpoint).net
     if device is not None:
         there = net.to(device)
         return on_arrays(lambda x: there(x).float(), device=torch.device(device))

@@ -24,9 +24,9 @@ from lathe import files
 from lathe.data.base import ExactDataModule
 from lathe.data.shared import SharedLoader
 from lathe.errors import UserError, require, user_location
-from lathe.runs.nodes import target_of
-from lathe.runs.trainer import device_type
-from lathe.verbs.trial import Trial, rates_of
+from lathe.runs.instantiate import locate
+from lathe.training.dry_run import DryRun, learning_rates
+from lathe.training.trainer_setup import device_type
 
 Try = dict[str, Any]
 GB = 10**9
@@ -118,7 +118,7 @@ def size_of(data: dict[str, Any]) -> tuple[str, int | None]:
     )
     if "batch_size" in data:
         return "data.batch_size", data["batch_size"]
-    target, name = target_of(data), data.get("_target_")
+    target, name = locate(data), data.get("_target_")
     known, takes = callable(target), inspect.signature(target).parameters if callable(target) else {}
     require(
         not known or "batch_size" in takes or any(one.kind is one.VAR_KEYWORD for one in takes.values()),
@@ -164,7 +164,7 @@ def tried(cfg: dict[str, Any], size: int, device: str) -> Try:
     """
     limit = None if cfg["find"]["memory"] is None else int(cfg["find"]["memory"] * GB)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lathe.verbs.train"])
+    context.set_forkserver_preload(["lathe.training.train"])
     receive, send = context.Pipe(duplex=False)
     process = context.Process(target=_attempt, args=(cfg, size, device, send))
     process.start()
@@ -225,13 +225,13 @@ def _refused(error: Exception) -> Try:
 
 def measured(cfg: dict[str, Any], size: int, device: str) -> Try:
     """Trains `find.steps` optimizer steps with batches of `size`."""
-    trial = Trial({**cfg, "data": {**cfg["data"], "batch_size": size}})
+    trial = DryRun({**cfg, "data": {**cfg["data"], "batch_size": size}})
     clock = Clock(None if isinstance(trial.data, ExactDataModule) else size)
     trainer = trial.fit(clock)
     own = (
         None
         if cfg["optimizer"]
-        else [[type(one).__name__, max(rates_of(one), default=None)] for one in trainer.optimizers]
+        else [[type(one).__name__, max(learning_rates(one), default=None)] for one in trainer.optimizers]
     )
     return {"fits": True, "peak": _peak(device), "seconds": clock.least, "own": own}
 

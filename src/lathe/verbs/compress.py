@@ -25,14 +25,14 @@ from lathe.config.compression_plan import methods
 from lathe.config.cross_checks import check_compression
 from lathe.config.resolve import set_data_folder
 from lathe.errors import require
-from lathe.runs import rundir, score, summary
+from lathe.runs import inference, rundir
 from lathe.runs.checkpoints import read_checkpoint
-from lathe.runs.methods import make_methods
 from lathe.runs.metric_names import directions
+from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir
-from lathe.runs.trainer import quiet
-from lathe.runs.typed import run_command
-from lathe.verbs import finalise
+from lathe.training import compression_finalize, summary
+from lathe.training.callbacks_and_loggers import make_methods
+from lathe.training.trainer_setup import configure_logging
 
 Metrics = dict[str, float]
 BATCHES = 15  # training batches that BatchNorm statistics are estimated on anew
@@ -47,24 +47,24 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
         UserError: no method, one that has to train, a run that is quantized already, or what a method itself raises.
             Nothing is written.
     """
-    quiet()
+    configure_logging()
     began = time.monotonic()
     request, source = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     check_request(cfg)
     steps = make_steps(request["compression"])
-    finalise.tell_what_is_not_measured(request["compression"])
-    task, config = score.open_run_net(source.path, "run", request["checkpoint"])
+    compression_finalize.warn_missing_onnx(request["compression"])
+    task, config = inference.open_run_net(source.path, "run", request["checkpoint"])
     state = read_checkpoint(source.checkpoint(request["checkpoint"], "checkpoint"))
     refuse_quantized(task.net, request)
     if request["batch_size"] is not None:
         config["data"]["eval_batch_size"] = request["batch_size"]
     set_data_folder(config, request["data"]["folder"])
-    datamodule = score.open_data(config, task)
+    datamodule = inference.open_data(config, task)
 
     def metrics() -> Metrics:
         found: Metrics = {}
         for split in ("val", "test") if config["test"] else ("val",):
-            measured = score.score(task, task.net, datamodule.eval_loader(split))
+            measured = inference.score(task, task.net, datamodule.eval_loader(split))
             found |= {f"{split}/{name}": value for name, value in measured.items()}
         return found
 
@@ -101,7 +101,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
             again = run_command("scripts/receipt.py", "run", run.path, run.config)
             print(f"{run.path} is complete but for its receipt, which is measured by: {again}", flush=True)
             raise
-    summary.show_next(run, summary.proposals_after_compress(run, run.config))
+    summary.print_next(run, summary.proposals_after_compress(run, run.config))
     return result
 
 
@@ -272,7 +272,7 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
     overrides += [f"name={request['name']}"] if request["name"] else []
     run = rundir.create(_home(source), config, overrides)
     try:
-        finalise.write_weights(run.best, net, state)
+        compression_finalize.write_weights(run.best, net, state)
     except OSError as error:
         run.remove()
         sentence = files.disk_sentence(error)

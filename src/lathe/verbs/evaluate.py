@@ -22,10 +22,10 @@ from lathe.images.files import SUFFIXES
 from lathe.loggers.unkept import Unkept
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
-from lathe.runs.restored import Restored
 from lathe.runs.rundir import OWN_FILES, RunDir
-from lathe.runs.trainer import make_trainer, quiet, widen
 from lathe.tasks import LightningTask, Task
+from lathe.training.checkpoint_restore import RestoreOwnState
+from lathe.training.trainer_setup import configure_logging, make_trainer, to_double
 
 IMAGES = (*SUFFIXES, ".npy")
 # what a program goes by that opens a file: a table of another kind under such a name opens in none
@@ -42,17 +42,17 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
     Raises:
         UserError: the checkpoint is missing, damaged, or does not fit the configuration.
     """
-    quiet()
+    configure_logging()
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     path = run.checkpoint(request["checkpoint"], "checkpoint")
     task: Task = make_task(cfg, train=False)
-    widen(task, cfg)
+    to_double(task, cfg)
     state = read_checkpoint(path)
     restore(task.net, state, str(path))
     callbacks: list[Callback] = task.own_callbacks()
     if cfg["trainer"]["enable_progress_bar"]:
         callbacks.append(Progress())
-    callbacks.append(Restored(state))
+    callbacks.append(RestoreOwnState(state))
     # other tasks log numbers alone, which are asked of the Trainer
     loggers: list[Logger] | None = [Unkept()] if isinstance(task, LightningTask) else None
     return task, make_trainer(cfg, run.path, callbacks, loggers)

@@ -9,7 +9,7 @@ from lightning.fabric.utilities.data import get_all_subclasses
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from torch.utils.data import BatchSampler, DataLoader
 
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 
 def train_inside(cfg: dict[str, Any]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lathe.compression.structure import apply_structure
+from lathe.config.metric_split import split_of
 from lathe.config.resolve import set_data_folder
 from lathe.data import Normalizer
 from lathe.data.checks import squashed
@@ -27,14 +28,13 @@ from lathe.images.files import ImageFile, find_images, open_array, open_image
 from lathe.loggers.lines import numbers, read_lines
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.checkpoints import restore as fill
-from lathe.runs.foreign_weights import take_what_fits
-from lathe.runs.metric_names import split_of
+from lathe.runs.export_model import class_names, is_image
+from lathe.runs.inference import check_input_spec, open_data, open_run_net
 from lathe.runs.rundir import RunDir, open_run
-from lathe.runs.score import check_taken, open_data, open_run_net
-from lathe.runs.shippable import class_names, is_image
-from lathe.runs.trainer import quiet
 from lathe.serving.answers import probabilities
 from lathe.tasks import Task
+from lathe.training.trainer_setup import configure_logging
+from lathe.training.weight_loading import load_matching
 from lathe.verbs.evaluate import rebuild
 from lathe.verbs.inside import same_numbers
 from lathe.verbs.predict import BATCH, Images, Normalized
@@ -79,7 +79,7 @@ def restore(net: nn.Module, checkpoint: str | Path, strict: bool = True, key: st
         fill(net, state, f"{key}={path}")
     else:
         apply_structure(net, state.get("structure", {}))
-        lines = take_what_fits(net, state["state_dict"], f"{key}={path}")
+        lines = load_matching(net, state["state_dict"], f"{key}={path}")
         if len(lines) > 1:  # not all of them
             print(*lines, sep="\n")
     return net
@@ -192,12 +192,12 @@ class Run:
             UserError: `x` does not fit the net, or the net answers with NaN.
         """
         cfg = self._config
-        check_taken(cfg, self.dir)
+        check_input_spec(cfg, self.dir)
         size = batch_size or cfg["data"].get("eval_batch_size") or cfg["data"].get("batch_size") or BATCH
         with _untouched():
             batches = self._images(x, resize, size) if is_image(cfg) else self._tokens(x, size)
             task, trainer = self._answering
-            quiet()
+            configure_logging()
             found = trainer.predict(task, dataloaders=batches, return_predictions=True)
         logits = torch.cat([torch.as_tensor(part).float().cpu() for part in found or []]).numpy()
         last = logits[:, -1] if logits.ndim == 3 else logits

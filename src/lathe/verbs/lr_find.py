@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from lathe import files
 from lathe.errors import require
 from lathe.measure.plot import lines
-from lathe.verbs.trial import Trial, rates_of
+from lathe.training.dry_run import DryRun, learning_rates
 
 _RATE = re.compile(r"(.*_)?(lr|learning_rate)")  # what a module calls the argument that is its rate
 
@@ -38,7 +38,7 @@ def lr_find(cfg: dict[str, Any]) -> dict[str, Any] | None:
         f"find.min_lr={find['min_lr']:g} is not below find.max_lr={find['max_lr']:g}: the rate rises from the first."
     )
     require(find["min_lr"] < find["max_lr"], ordered)
-    trial = Trial(cfg)
+    trial = DryRun(cfg)
     module = trial.task.driven
     require(
         module.automatic_optimization,
@@ -82,7 +82,7 @@ class Rising(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         name = type(trainer.optimizers[0]).__name__ if trainer.optimizers else "None"
-        own = [rate for optimizer in trainer.optimizers for rate in rates_of(optimizer)]
+        own = [rate for optimizer in trainer.optimizers for rate in learning_rates(optimizer)]
         require(
             bool(own) and len(own) == sum(len(optimizer.param_groups) for optimizer in trainer.optimizers),
             f"{type(pl_module).__name__}: the parameter groups of its optimizer ({name}) have no lr, so no rate can be "

@@ -6,7 +6,7 @@ from typing import Any
 from lathe.data.checks import squashed
 from lathe.data.shard_write import FolderSamples, index_tars, source_samples, write_shards
 from lathe.errors import require, under
-from lathe.runs.nodes import make
+from lathe.runs.instantiate import instantiate
 
 
 def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
@@ -36,7 +36,7 @@ def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
             "data.source.resize=squash: shards keep pixels and not how they were scaled, which predict.py and the "
             "server have to know: leave it out, or train on data=image_folder.",
         )
-        source = make(settings["data"]["source"], "data.source")
+        source = instantiate(settings["data"]["source"], "data.source")
         splits, names = source_samples(source), settings["data"].get("class_names")
     folder = Path(settings["paths"]["data_dir"]) / settings["output"]
     written = {key: settings[key] for key in ("shard_size", "encoding", "overwrite")}

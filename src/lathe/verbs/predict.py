@@ -22,11 +22,11 @@ from lathe.export.bundle import open_bundle
 from lathe.export.files import whole
 from lathe.images.files import ImageFile, LeftOut, UnreadableError, find_images
 from lathe.images.pictures import scaled
-from lathe.runs.exported import check_current
-from lathe.runs.nodes import target_of
+from lathe.runs.export_model import class_names, is_image
+from lathe.runs.export_staleness import check_current
+from lathe.runs.inference import check_input_spec
+from lathe.runs.instantiate import locate
 from lathe.runs.rundir import RunDir
-from lathe.runs.score import check_taken
-from lathe.runs.shippable import class_names, is_image
 from lathe.verbs.evaluate import check_request, rebuild
 
 MODULE = "module"
@@ -51,7 +51,7 @@ def predict(cfg: dict[str, Any]) -> int:
         lambda: require(devices in (1, "auto"), f"trainer.devices={devices}: prediction runs on one device."),
         lambda: require(given.exists(), f"input={given}: there is no such file or folder."),
         lambda: check_request(request),
-        lambda: check_taken(cfg, request["run"]),
+        lambda: check_input_spec(cfg, request["run"]),
     )
     require(
         is_image(cfg),
@@ -64,7 +64,7 @@ def predict(cfg: dict[str, Any]) -> int:
             size is not None or not request["resize"],
             f"resize=true: target={target} scales images itself; leave it false.",
         )
-    kind = getattr(target_of(cfg["task"]), "predicts", "classes")
+    kind = getattr(locate(cfg["task"]), "predicts", "classes")
     require(
         kind == "classes",
         f"run={request['run']}: its task predicts {kind}, and this writes classes of images: take lathe.load in "

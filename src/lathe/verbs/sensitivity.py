@@ -21,7 +21,7 @@ from lathe.data.transfer import train_batches
 from lathe.errors import UserError, did_you_mean, require
 from lathe.files import write_atomically
 from lathe.measure.plot import lines
-from lathe.runs import score
+from lathe.runs import inference
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
 
@@ -37,7 +37,7 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     check_request(request)
     times = _read_latency(request)
-    task, _ = score.open_run_net(run.path, "run", request["checkpoint"])
+    task, _ = inference.open_run_net(run.path, "run", request["checkpoint"])
     require(
         "quantization" not in structure_of(task.net),
         f"run={request['run']} is quantized already, which leaves nothing to choose: take the run that it came from.",
@@ -130,14 +130,14 @@ class _Bench:
         wanted = request["trainer"]["accelerator"]
         self.device = torch.device("cuda" if wanted in ("auto", "gpu") and torch.cuda.is_available() else "cpu")
         self.task, self.net = task, task.net.to(self.device)
-        data = score.open_data(cfg, task)
+        data = inference.open_data(cfg, task)
         self.batches = list(islice(data.eval_loader("val"), request["limit_batches"]))
         normed = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in self.net.modules())
         count = request["reestimate"] if normed else 0
         self.inputs = [batch[0] for batch in islice(train_batches(data, self.device), count)] if count else []
 
     def score(self) -> dict[str, float]:
-        return score.score(self.task, lambda x: self.net(x.to(self.device)).cpu(), self.batches)
+        return inference.score(self.task, lambda x: self.net(x.to(self.device)).cpu(), self.batches)
 
 
 def _choose(

@@ -15,7 +15,7 @@ from lathe.callbacks import Graphs
 from lathe.config.cross_checks import check_compression
 from lathe.config.validate import check
 from lathe.errors import UserError, refuse, require
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 
 def run_cases(cfg: dict[str, Any]) -> None:

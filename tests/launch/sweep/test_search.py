@@ -12,8 +12,8 @@ from support.runs import rows, runs
 
 from lathe.errors import UserError
 from lathe.launch.sweep.space import entry_of
+from lathe.runs.optuna_study import open_study
 from lathe.runs.rundir import RunDir
-from lathe.runs.study import open_study
 
 SPACE = "sweep.space={optimizer.lr: {low: 0.001, high: 1, log: true}, model.net.width: {low: 8, high: 64, step: 8}}"
 SEARCH = ("-m", *WORDS, "sweep=optuna", SPACE)

@@ -10,13 +10,13 @@ import pytest
 from support.commands import check, command, run, start
 from support.runs import SMALL, new_run
 
-import lathe.verbs.train
+import lathe.training.train
 
 
 @pytest.mark.slow
 def test_kill_9_at_random_moments_of_an_export(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SMALL, "trainer.max_epochs=1", "test=false")
-    lathe.verbs.train.train(cfg)
+    lathe.training.train.train(cfg)
     directory = Path(cfg["paths"]["run_dir"])
     exports, words = directory / "exports", (f"run={directory}", "target=onnx")
     chance = random.Random(os.environ.get("LATHE_KILL_SEED", time.time_ns()))

@@ -10,8 +10,8 @@ import torch
 from support.exports import contents, needles, request, targets
 from support.runs import ROOT
 
+from lathe.runs.export_model import open_export_model
 from lathe.runs.rundir import RunDir
-from lathe.runs.shippable import open_shippable
 from lathe.verbs.export import ship
 
 COMPILED = ("aot_inductor", "executorch", "tensorrt")  # slow to make
@@ -34,7 +34,7 @@ def test_no_file_holds_training_data_or_paths(
     """Also of integers, whose ranges come from training data."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a name that is found, unlike /tmp
     ship(request(haystack, f"target={name}", "target.samples=3"))
-    wanted = needles(open_shippable(haystack.path).data)
+    wanted = needles(open_export_model(haystack.path).data)
     places = {str(place).encode() for place in (Path.home(), Path.cwd(), ROOT, haystack.path, sys.prefix, tmp_path)}
     for path in (haystack.path / "exports" / name).iterdir():
         for text in contents(path):
@@ -43,7 +43,7 @@ def test_no_file_holds_training_data_or_paths(
 
 
 def test_what_is_looked_for_would_be_found(haystack: RunDir, tmp_path: Path) -> None:
-    data = open_shippable(haystack.path).data
+    data = open_export_model(haystack.path).data
     x, _ = next(iter(data.eval_loader("train")))
     torch.save({"view": x[3:4]}, tmp_path / "leak.pt")  # a view: all of its storage is written
     found = [

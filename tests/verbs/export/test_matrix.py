@@ -19,8 +19,8 @@ from support.exports import CNN, made, request, targets
 from lathe import export
 from lathe.errors import UserError
 from lathe.export.bundle import open_bundle
+from lathe.runs.export_model import open_export_model
 from lathe.runs.rundir import RunDir
-from lathe.runs.shippable import open_shippable
 from lathe.verbs.export import ship
 
 pytestmark = [pytest.mark.slow, pytest.mark.law6]
@@ -96,7 +96,7 @@ def test_what_is_exported_is_what_was_trained(runs: Any, kind: str, target: str)
     bundle = open_bundle(folder, 1)
     kept = bundle.manifest["integers"]
     assert kept is (kind == "qat" if export.get(target).integers is None else export.get(target).integers)
-    ready = open_shippable(run.path, integers=export.get(target).integers)
+    ready = open_export_model(run.path, integers=export.get(target).integers)
     for batch in (1, 5, 70):
         shape = list(ready.example.shape[1:]) if kind != "gpt" else [1 + batch % 32]
         top = 256 if kind != "gpt" else ready.facts["input"]["vocab_size"]

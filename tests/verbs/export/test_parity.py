@@ -14,15 +14,15 @@ from support.exports import made, request
 
 from lathe import trust
 from lathe.errors import UserError
+from lathe.runs.export_model import open_export_model
 from lathe.runs.rundir import RunDir
-from lathe.runs.shippable import open_shippable
 from lathe.verbs.export import compare, parity, ship
 
 pytestmark = pytest.mark.law6
 
 
 def test_held_out_samples_are_those_of_the_split_without_filling_rows(mlp: RunDir) -> None:
-    ready = open_shippable(mlp.path)
+    ready = open_export_model(mlp.path)
     held = parity.held_out(ready, "test", None)
     assert (held.n, len(held.batches)) == (297, 5)
     assert all((batch[1] != -100).all() for batch in held.batches)
@@ -39,7 +39,7 @@ def test_a_dataset_may_divide_as_torchvision_does(
     here: None, mean: list[float], std: list[float], tmp_path: Path
 ) -> None:
     run = normalised(tmp_path, mean, std)
-    held = parity.held_out(open_shippable(run.path), "test", None)
+    held = parity.held_out(open_export_model(run.path), "test", None)
     assert torch.cat(held.inputs).unique().tolist() == list(range(256))
     assert held.batches[0][0].unique().numel() > 250
     report = ship(request(run, "target=onnx"))["onnx"]
@@ -50,7 +50,7 @@ def test_a_dataset_may_divide_as_torchvision_does(
 def test_data_that_are_not_normalised_pixels(here: None, tmp_path: Path) -> None:
     run = normalised(tmp_path, [0.5], [0.25], gamma=1.2)
     with pytest.raises(UserError) as error:
-        parity.held_out(open_shippable(run.path), "test", None)
+        parity.held_out(open_export_model(run.path), "test", None)
     assert re.fullmatch(r"target\.preprocess=true: the data differ by 0\.00\d+ from .*", str(error.value))
     assert ship(request(run, "target=onnx", "target.preprocess=false"))["onnx"]["held_out"]["n"] == 4
 
@@ -72,14 +72,14 @@ def normalised(folder: Path, mean: list[float], std: list[float], gamma: float =
 
 
 def test_odd_inputs(mlp: RunDir) -> None:
-    ready = open_shippable(mlp.path)
+    ready = open_export_model(mlp.path)
     odd = parity.odd_inputs(ready)
     assert [len(x) for x in odd] == [1, 1, 2, 2, 3, 7, 16, 33]
     assert all(x.dtype == torch.uint8 and x.shape[1:] == (1, 8, 8) for x in odd)
     assert (int(odd[1].max()), int(odd[3].min())) == (0, 255)
     assert all(torch.equal(x, y) for x, y in zip(odd, parity.odd_inputs(ready), strict=True))
-    assert parity.odd_inputs(open_shippable(mlp.path, preprocess=False))[0].dtype == torch.float32
-    sizes = {tuple(x.shape[2:]) for x in parity.odd_inputs(open_shippable(mlp.path, input_size="any"))}
+    assert parity.odd_inputs(open_export_model(mlp.path, preprocess=False))[0].dtype == torch.float32
+    sizes = {tuple(x.shape[2:]) for x in parity.odd_inputs(open_export_model(mlp.path, input_size="any"))}
     assert (1, 1) in sizes
     assert max(max(size) for size in sizes) > 16
 
@@ -114,14 +114,14 @@ def test_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_step_of_fewer_bits_is_larger(
     monkeypatch: pytest.MonkeyPatch, mlp: RunDir, bits: int, largest: float
 ) -> None:
-    ready = open_shippable(mlp.path, integers=True)
+    ready = open_export_model(mlp.path, integers=True)
     assert ready.activation_bits == 8
     monkeypatch.setattr(type(ready), "activation_bits", bits)
     assert compare.tolerances(ready, "int8") == (pytest.approx(largest), 0.97)
 
 
 def test_the_figure_that_is_judged(mlp: RunDir) -> None:
-    ready = open_shippable(mlp.path)
+    ready = open_export_model(mlp.path)
 
     def told(trained: dict[str, float], found: dict[str, float], most: float | None = 0.02) -> dict[str, Any]:
         return compare.drop_of(ready, {"trained": trained, "module": trained, "file": found}, most, "onnx")
@@ -160,7 +160,7 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 @pytest.mark.usefixtures("stub")
 def test_tokens_have_other_times(words: RunDir, tmp_path: Path) -> None:
     shutil.copytree(words.path, tmp_path / "run")
-    ready = open_shippable(words.path)
+    ready = open_export_model(words.path)
     facts = ready.facts["input"]
     assert (facts["dtype"], facts["shape"], facts["longest"], facts["vocab_size"]) == (
         "int64",

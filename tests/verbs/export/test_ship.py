@@ -9,8 +9,8 @@ from support.exports import WHOLE, left, request
 from lathe.errors import UserError
 from lathe.export.bundle import open_bundle
 from lathe.export.manifest import sha256
+from lathe.runs.export_model import open_export_model
 from lathe.runs.rundir import RunDir
-from lathe.runs.shippable import open_shippable
 from lathe.verbs.export import parity, ship
 
 pytestmark = pytest.mark.law6
@@ -51,7 +51,7 @@ def test_an_export_and_its_proof(run: RunDir) -> None:
 
 @pytest.mark.usefixtures("stub")
 def test_clients_send_pixels_wherever_they_are_normalised(run: RunDir) -> None:
-    ready = open_shippable(run.path)
+    ready = open_export_model(run.path)
     x = parity.held_out(ready, "test", 50).inputs[0]
     with torch.no_grad():
         wanted = ready.net(x)

@@ -8,7 +8,7 @@ import pytest
 from support.run_directories import write_run, write_sweep
 
 from lathe.errors import UserError
-from lathe.runs.places import Place
+from lathe.runs.run_discovery import RunEntry
 from lathe.verbs.report.collect import check_tasks, collect, read_run
 from lathe.verbs.report.find import common_folder
 
@@ -116,7 +116,7 @@ def test_a_sweep_that_was_moved_with_its_runs_is_found_again(tmp_path: Path) -> 
 
 
 def test_metrics_are_the_finite_numbers_and_no_counts(tmp_path: Path) -> None:
-    run = read_run(Place(write_run(tmp_path, 0, 0.25, tags=["a"], mfu=None, best="the last weights")))
+    run = read_run(RunEntry(write_run(tmp_path, 0, 0.25, tags=["a"], mfu=None, best="the last weights")))
     assert run.metrics == {
         "objective": 0.26,
         "parameters": 1000,
@@ -131,9 +131,9 @@ def test_what_another_package_made_is_read_without_trusting_it(tmp_path: Path) -
     path = write_run(tmp_path, 0, 0.9)
     config = path / "config.yaml"
     config.write_text(config.read_text().replace("lathe.nets.MLP", "os.system"))
-    assert read_run(Place(path)).leaves["model.net._target_"] == "os.system"
+    assert read_run(RunEntry(path)).leaves["model.net._target_"] == "os.system"
     config.write_text(config.read_text() + "tag: !!python/object/apply:os.system [true]\n")
-    told = read_run(Place(path))
+    told = read_run(RunEntry(path))
     assert told.state == "failed"
     assert "which Lathe never writes" in str(told.sentence)
 

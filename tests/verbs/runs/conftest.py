@@ -10,7 +10,7 @@ from support.run_folders import edit, run_dirs
 from support.runs import SMALL, new_run
 
 from lathe.runs.rundir import RunDir
-from lathe.verbs.train import train
+from lathe.training.train import train
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ def run_here(
     Raises:
         SweepStopped: a signal ended the sweep.
     """
-    import_job("lathe.verbs.train")  # what every job would import is there before the first of them is forked
+    import_job("lathe.training.train")  # what every job would import is there before the first of them is forked
     sweep = _Sweep(folder, source, options["retries"])
     queue = Jobs(folder, slots, lambda job: lambda: context.run(folder, job), options["silence"])
     shown = Screen(folder.path, len(slots), source.total, sweep.done, source.names, source.directions)

@@ -9,8 +9,7 @@ from lathe.config.sweep_direction import objective_of
 from lathe.config.values import shown
 from lathe.errors import UserError, did_you_mean, require
 from lathe.launch.sweep.place import Job
-from lathe.runs.cost import COSTS, cost_of
-from lathe.runs.metric_names import bare, best_of, objective_name
+from lathe.runs.metric_names import COSTS, best_of, cost_of, objective_name, without_split
 from lathe.runs.rundir import RunDir
 
 OF_RECEIPT = (*COSTS, "latency")
@@ -102,7 +101,7 @@ def best_job(jobs: Sequence[Job], names: Sequence[str], directions: Sequence[str
     done = [job for job in jobs if job.state == "complete"]
     if len(names) != 1 or not done:
         return None
-    result = {"directions": {bare(names[0]): directions[0]}} if directions else _result(done[0])
+    result = {"directions": {without_split(names[0]): directions[0]}} if directions else _result(done[0])
     at = best_of([job.values[0] if job.values else job.objective for job in done], names[0], result)
     return None if at is None else done[at]
 

@@ -9,7 +9,7 @@ from lathe.config.override_parsing import key_of
 from lathe.config.values import shown
 from lathe.errors import require
 from lathe.launch.sweep.space import word
-from lathe.runs.study import between_repeats, pruner_of
+from lathe.runs.optuna_study import compares_repeats, pruner_of
 
 THRESHOLD = 0.1  # p below which Optuna's WilcoxonPruner ends a trial, by its default
 
@@ -42,7 +42,7 @@ def check_pruner(options: Mapping[str, Any], count: int) -> bool:
         UserError: it needs repeats that there are not, or compares something else.
     """
     pruner, name = options["pruner"], f"sweep.pruner={shown(options['pruner'])}"
-    compares = between_repeats(pruner_of(options))
+    compares = compares_repeats(pruner_of(options))
     alone = options.get("repeats") is None
     require(
         not (compares and alone),

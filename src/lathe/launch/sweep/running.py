@@ -25,7 +25,7 @@ from lathe.launch.sweep.local import run_here
 from lathe.launch.sweep.place import ENDED, Job, SweepDir, create_sweep, find_sweep, identity_of
 from lathe.launch.sweep.plan import Listed, own_words, planned
 from lathe.launch.sweep.search import Search
-from lathe.runs.typed import run_command
+from lathe.runs.rerun_command import run_command
 
 # In place of this launcher, which runs a job after the other in one process, stands the queue here.
 FORKS = sys.platform.startswith("linux")  # elsewhere a fork of what has imported torch is not safe

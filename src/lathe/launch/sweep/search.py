@@ -19,14 +19,14 @@ from lathe.launch.sweep.place import Job, SweepDir
 from lathe.launch.sweep.plan import tell_typed
 from lathe.launch.sweep.repeats import check_pruner, repeats_of
 from lathe.launch.sweep.space import all_values, brief, check_conditions, entry_of, suggested, word
-from lathe.runs.study import (
+from lathe.runs.optuna_study import (
     check_installed,
-    falls_behind,
     make_brackets,
     open_database,
     open_study,
     pruner_of,
     sampler_of,
+    should_prune,
 )
 
 SAME = ("space", "repeats", "objectives", "directions")  # what machines that share a study have to say alike
@@ -229,7 +229,7 @@ class Search:
         if ended["pruned"] is not None:
             return ended["pruned"].sentence or ""
         complete = {job.repeat: job.values[0] for job in jobs if job.state == "complete"}
-        if self.compares and falls_behind(self.study, number, complete) and len(complete) < len(self.repeats):
+        if self.compares and should_prune(self.study, number, complete) and len(complete) < len(self.repeats):
             return f"not run, as trial {number} fell behind in {len(complete)} of its {len(self.repeats)} runs."
         return None
 

@@ -11,8 +11,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe import export
 from lathe.errors import UserError, require
-from lathe.runs.score import score
-from lathe.runs.shippable import Shippable
+from lathe.runs.export_model import ExportModel
+from lathe.runs.inference import score
 from lathe.verbs.export import parity
 
 PROBE, RELOAD = "lathe.export.probe", "lathe.verbs.export.reload"
@@ -26,7 +26,7 @@ WIDEST = 0.5  # of few bits, whose steps are larger: their predictions are what 
 
 
 def compared(
-    run: Path, ready: Shippable, folder: Path, name: str, options: Mapping[str, Any], shared: Mapping[str, Any]
+    run: Path, ready: ExportModel, folder: Path, name: str, options: Mapping[str, Any], shared: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The parity report of the export to target `name` in `folder`, made of the run directory `run`. `shared` are the
     keys of the target group that hold for every target.
@@ -72,7 +72,7 @@ def compared(
     return {**report, "fresh_process": True}
 
 
-def _held_out(ready: Shippable, name: str, shared: Mapping[str, Any]) -> parity.Held:
+def _held_out(ready: ExportModel, name: str, shared: Mapping[str, Any]) -> parity.Held:
     """What the file is compared on with the module, nothing where the run's data can't be opened: its directory is
     enough to ship it."""
     try:
@@ -86,7 +86,7 @@ def _held_out(ready: Shippable, name: str, shared: Mapping[str, Any]) -> parity.
     return parity.held_out(ready, shared["split"], shared["samples"])
 
 
-def arithmetic_of(ready: Shippable, options: Mapping[str, Any]) -> str:
+def arithmetic_of(ready: ExportModel, options: Mapping[str, Any]) -> str:
     """What the file computes in: `half` is the option of targets that can halve floats. Integers that only weights are
     stored as become floats again, which rounds nothing."""
     if ready.activation_bits is not None:
@@ -94,7 +94,7 @@ def arithmetic_of(ready: Shippable, options: Mapping[str, Any]) -> str:
     return "float16" if options.get("half") else "float32"
 
 
-def tolerances(ready: Shippable, arithmetic: str) -> tuple[float, float]:
+def tolerances(ready: ExportModel, arithmetic: str) -> tuple[float, float]:
     """The largest difference and the least agreement. A step of fewer than 8 bits is as much larger, and so is what one
     of them makes.
     """
@@ -128,7 +128,7 @@ def judge(report: Mapping[str, Any]) -> None:
 
 
 def metrics_of(
-    ready: Shippable, held: parity.Held, references: list[torch.Tensor], answers: list[torch.Tensor]
+    ready: ExportModel, held: parity.Held, references: list[torch.Tensor], answers: list[torch.Tensor]
 ) -> dict[str, Any]:
     """Held-out metrics of the run's own net, of what is exported, and of the file."""
 
@@ -146,7 +146,7 @@ def metrics_of(
 
 
 def drop_of(
-    ready: Shippable, metrics: Mapping[str, Mapping[str, float]], most: float | None, name: str
+    ready: ExportModel, metrics: Mapping[str, Mapping[str, float]], most: float | None, name: str
 ) -> dict[str, Any]:
     """The metrics, which of them is judged, and by how much of itself it is worse in the file than in the run's own
     net: what calibration, or other arithmetic than in training, has cost. Pictures of another size are another input,
@@ -179,7 +179,7 @@ def drop_of(
     }
 
 
-def _way_out(ready: Shippable) -> str:
+def _way_out(ready: ExportModel) -> str:
     if ready.facts["calibrated"]:
         return "train with compression=qat, try scripts/compress.py compression=ptq_static, or raise target.max_drop"
     return "choose another target, or raise target.max_drop"

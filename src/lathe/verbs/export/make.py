@@ -10,9 +10,9 @@ from typing import Any
 from lathe import export, measure
 from lathe.errors import UserError, require, under
 from lathe.export import manifest as manifests
-from lathe.runs.exported import KEY, checkpoint_sum
+from lathe.runs.export_model import ExportModel, open_export_model
+from lathe.runs.export_staleness import KEY, checkpoint_hash
 from lathe.runs.rundir import open_run
-from lathe.runs.shippable import Shippable, open_shippable
 from lathe.verbs.export.request import taken
 
 
@@ -26,18 +26,18 @@ def ready_for(
     input_size: Any = None,
     eval_batch_size: int | None = None,
     data_folder: str | None = None,
-) -> Shippable:
+) -> ExportModel:
     """The run's net as target `name` takes it with these options: as integers or floats, behind its preprocessing.
 
     Raises:
-        UserError: the target can't be used here, or what `open_shippable` raises.
+        UserError: the target can't be used here, or what `open_export_model` raises.
     """
     target = export.get(name)
     missing = target.available(**taken(target.available, options))
     require(missing is None, str(missing))
     path = open_run(run, "run").checkpoint(checkpoint, "checkpoint")
-    held = checkpoint_sum(path)  # before it is read: of one that training replaces meanwhile, the earlier's
-    ready = open_shippable(
+    held = checkpoint_hash(path)  # before it is read: of one that training replaces meanwhile, the earlier's
+    ready = open_export_model(
         run,
         checkpoint=checkpoint,
         preprocess=preprocess and target.computes,
@@ -50,7 +50,7 @@ def ready_for(
     return ready
 
 
-def make(ready: Shippable, name: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def make(ready: ExportModel, name: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Writes the file of target `name` and its manifest into `folder`; returns the manifest's facts.
 
     Raises:

@@ -19,7 +19,7 @@ from lathe.data.order import IGNORE
 from lathe.errors import UserError, require
 from lathe.files import disk_reason, scratch
 from lathe.measure import AgreementMeter
-from lathe.runs.shippable import Shippable, make_preprocess
+from lathe.runs.export_model import ExportModel, make_preprocess
 
 LOGITS = 2**25  # of the held-out data at most, 128 MiB: enough for any image data, and a limit for large vocabularies
 BYTES = 2**26  # of one batch at most, where pictures of another size are large
@@ -41,7 +41,7 @@ class Held:
         return sum(len(x) for x in self.inputs)
 
 
-def held_out(ready: Shippable, split: str, samples: int | None) -> Held:
+def held_out(ready: ExportModel, split: str, samples: int | None) -> Held:
     """The first `samples` of a split, or as many as `LOGITS` and `INPUTS` allow, without rows that only fill up a
     batch; pictures are scaled to the size that the file takes.
 
@@ -108,12 +108,12 @@ def _pieces(batch: tuple[Any, ...], most: int) -> list[tuple[Any, ...]]:
     return [tuple(item[start : start + most] if _rows(item) else item for item in batch) for start in starts]
 
 
-def most_of(ready: Shippable) -> int:
+def most_of(ready: ExportModel) -> int:
     """Rows of a batch at most."""
     return max(1, BYTES // ready.example[:1].numel())
 
 
-def odd_inputs(ready: Shippable) -> list[Tensor]:
+def odd_inputs(ready: ExportModel) -> list[Tensor]:
     """Batches of sizes that the file was not traced with, of noise and of the extremes of its type; token ids of other
     lengths, and pictures of other sizes where the file takes these."""
     draw = torch.Generator().manual_seed(0)
@@ -154,7 +154,7 @@ class Difference:
 
 
 @torch.no_grad()
-def answers_of(ready: Shippable, inputs: Sequence[Tensor]) -> list[Tensor]:
+def answers_of(ready: ExportModel, inputs: Sequence[Tensor]) -> list[Tensor]:
     """The module's own answers.
 
     Raises:

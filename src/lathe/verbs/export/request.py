@@ -6,8 +6,8 @@ from typing import Any
 
 from lathe import export
 from lathe.errors import require
+from lathe.runs.inference import check_input_spec
 from lathe.runs.rundir import RunDir
-from lathe.runs.score import check_taken
 
 # Keys of the group that hold for every target.
 SHARED = ("preprocess", "input_size", "split", "samples", "tolerance", "agreement", "max_drop")
@@ -36,7 +36,7 @@ def check_request(cfg: Mapping[str, Any], run: RunDir) -> None:
         UserError: a size without the pictures to scale, several devices, a run without the checkpoint, or what
             `check_taken` raises.
     """
-    check_taken(run.config, cfg["request"]["run"])  # before what an export would need
+    check_input_spec(run.config, cfg["request"]["run"])  # before what an export would need
     target, devices = cfg["request"]["target"], cfg["trainer"]["devices"]
     run.checkpoint(cfg["request"]["checkpoint"], "checkpoint")
     require(

@@ -14,7 +14,7 @@ from lathe import export, measure
 from lathe.errors import UserError
 from lathe.export import manifest as manifests
 from lathe.runs.rundir import RunDir
-from lathe.runs.trainer import quiet
+from lathe.training.trainer_setup import configure_logging
 from lathe.verbs.export.compare import compared
 from lathe.verbs.export.folder import fresh_folder
 from lathe.verbs.export.make import files_in, make, ready_for
@@ -29,7 +29,7 @@ def ship(cfg: dict[str, Any]) -> dict[str, Any]:
         UserError: an unknown target or option, a run without a checkpoint, or a target that failed; of that nothing is
             left.
     """
-    quiet()
+    configure_logging()
     run = RunDir(cfg["paths"]["run_dir"])
     targets = targets_of(cfg["request"]["target"])
     check_request(cfg, run)

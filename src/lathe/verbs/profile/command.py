@@ -18,15 +18,15 @@ from lathe.config.compression_plan import methods
 from lathe.errors import require
 from lathe.files import require_writable, whole, write_atomically
 from lathe.measure import describe_cpu
-from lathe.runs import score
 from lathe.runs.checkpoints import read_checkpoint, restore
+from lathe.runs.inference import open_data
 from lathe.runs.rundir import RunDir
 from lathe.tasks import LightningTask, Task
+from lathe.training.dry_run import DryRun
 from lathe.verbs.profile.memory import StepMemory, Timeline, thinned
 from lathe.verbs.profile.modules import MARK, marked, module_times
 from lathe.verbs.profile.page import page_of
 from lathe.verbs.profile.parts import Clock, Parts, medians
-from lathe.verbs.trial import Trial
 
 ROWS = 40  # operators and modules on the page
 FRAMES = ("ProfilerStep", MARK)
@@ -53,7 +53,7 @@ def profile(cfg: dict[str, Any]) -> dict[str, Any]:
     total = warmup + 2 * steps + 2
     cfg = {**cfg, "ckpt_path": None, "find": {"steps": total, "output": str(folder / "of")}}
     cfg["model"] = {**cfg["model"], "pretrained": None}
-    trial = Trial(cfg)
+    trial = DryRun(cfg)
     task = trial.task
     restore(task.net, read_checkpoint(file), str(file))
     compiled, own = bool(cfg["compile"].get("enabled")), isinstance(task, LightningTask)
@@ -146,7 +146,7 @@ def inference(
     """The same of batches of the validation split through the net in eval mode, in the run's number format."""
     device, net = trainer.strategy.root_device, task.net
     net.to(device).eval()
-    batches = chain.from_iterable(repeat(score.open_data(cfg, task).eval_loader("val", device)))
+    batches = chain.from_iterable(repeat(open_data(cfg, task).eval_loader("val", device)))
 
     def fetched() -> Any:
         return next(batches)[0]

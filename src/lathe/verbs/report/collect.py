@@ -13,11 +13,10 @@ from typing import Any
 from lathe.config.override_parsing import key_of
 from lathe.config.resolve import flatten
 from lathe.errors import UserError
-from lathe.runs.places import Place, shown
-from lathe.runs.rundir import RunDir
-from lathe.runs.state import standing, without_run
-from lathe.runs.summary import retyped, without
-from lathe.runs.typed import run_command
+from lathe.runs.rerun_command import drop_overrides, rerun_overrides, run_command
+from lathe.runs.run_discovery import RunEntry
+from lathe.runs.run_status import read_status, status_without_run
+from lathe.runs.rundir import RunDir, display_path
 from lathe.verbs.report.find import find_places
 
 # Numbers of result.json that say how long a run was, not how good.
@@ -61,7 +60,7 @@ class Run:
         """What a reader finds it by: of a job without a run directory its file, as scripts/runs.py lists it."""
         if self.path is not None:
             return harmless(f"{self.path.parent.name}/{self.path.name}")
-        return f"job {self.job}" if self.file is None else harmless(shown(self.file))
+        return f"job {self.job}" if self.file is None else harmless(display_path(self.file))
 
     @property
     def seed(self) -> Any:
@@ -102,9 +101,9 @@ class Run:
 
     def command(self, seeds: Sequence[Any] = (), folds: Sequence[Any] = ()) -> str:
         """What to type for this run again, or for several `seeds` and `folds` of it."""
-        words = retyped(self.words, self.leaves)
+        words = rerun_overrides(self.words, self.leaves)
         swept = [(key, values) for key, values in zip(SEEDS, (seeds, folds), strict=True) if len(values) > 1]
-        words = without(words, *(key for key, _ in swept))
+        words = drop_overrides(words, *(key for key, _ in swept))
         words += [f"{key}={','.join(map(str, values))}" for key, values in swept]
         return harmless(shlex.join(["python", self._script, *(["-m"] if swept else []), *words]))
 
@@ -133,7 +132,7 @@ def collect(named: list[str]) -> tuple[list[Run], int]:
     return [read_run(place, known) for place in begun], len(found) - len(begun)
 
 
-def read_run(place: Place, known: dict[str, Any] | None = None) -> Run:
+def read_run(place: RunEntry, known: dict[str, Any] | None = None) -> Run:
     """What lies there; what can't be read is told in the run's `sentence`, so that a report goes on with the others.
     `known` keeps what configurations have in common (RunDir.plain)."""
     job = place.job
@@ -141,13 +140,13 @@ def read_run(place: Place, known: dict[str, Any] | None = None) -> Run:
     words = [str(word) for word in typed] if isinstance(typed, list) else []
     where = None if place.file is None else place.file.parent.parent
     if place.path is None or not place.path.is_dir():
-        stands = without_run(place.path, job)
+        stands = status_without_run(place.path, job)
         sentence = _harmless(stands.sentence)
         run = Run(None, stands.state, words, sentence=sentence, job=_job(job), told=job, sweep=where)
         run.file = place.file
         return run
     directory = RunDir(place.path)
-    stands = standing(directory, job, known)
+    stands = read_status(directory, job, known)
     sentence, typed = _harmless(stands.sentence), stands.overrides or words
     run = Run(place.path, stands.state, typed, sentence=sentence, job=_job(job), told=job, sweep=where)
     run.result = dict(stands.result or {})

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from lathe.runs.cost import COSTS, cost_of
+from lathe.runs.metric_names import COSTS, cost_of
 from lathe.verbs.report.collect import Run
 from lathe.verbs.report.groups import Group
 
 
 def cost(run: Run) -> dict[str, float | None]:
-    """As lathe.runs.cost says it of the run's receipt."""
+    """As lathe.runs.metric_names says it of the run's receipt."""
     return cost_of(run.receipt)
 
 

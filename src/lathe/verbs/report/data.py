@@ -11,8 +11,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lathe.config.metric_split import split_of
 from lathe.files import open_plain
-from lathe.runs.metric_names import bare, is_curve, split_of
+from lathe.runs.metric_names import is_curve, without_split
 from lathe.verbs.report.assemble import Report
 from lathe.verbs.report.collect import Run
 from lathe.verbs.report.cost import cost, short
@@ -161,7 +162,11 @@ def curves(path: Path) -> dict[str, Curve]:
 
 def _drawn(names: Sequence[str]) -> list[str]:
     losses = ("loss", "loss_step")  # the latter of what Lightning logs in steps and epochs
-    usual = [name for name in names if split_of(name) == "val" or (split_of(name) == "train" and bare(name) in losses)]
+    usual = [
+        name
+        for name in names
+        if split_of(name) == "val" or (split_of(name) == "train" and without_split(name) in losses)
+    ]
     return usual or [name for name in names if is_curve(name)][:MOST]
 
 

@@ -7,20 +7,21 @@ from collections.abc import Collection
 from pathlib import Path
 
 from lathe.errors import UserError, require
-from lathe.runs.places import Place, below, is_run, jobs_by_run, nearest
+from lathe.runs.run_discovery import RunEntry, is_run, jobs_by_run, runs_below
+from lathe.runs.rundir import suggest_folder
 
 FOREIGN = ("lightning_logs", "mlruns", "wandb", ".hydra", "hparams.yaml", "trainer_state.json", "args.yaml")
 
 
-def find_places(named: list[str]) -> list[Place]:
+def find_places(named: list[str]) -> list[RunEntry]:
     """Every run below the paths or patterns that `runs` names, each once, in the order of their names.
 
     Raises:
         UserError: a path leads nowhere, or there is no run below it.
     """
-    found: dict[Path, Place] = {}
+    found: dict[Path, RunEntry] = {}
     for text in named:
-        places = [place for folder in _folders(text) for place in below(folder)]
+        places = [place for folder in _folders(text) for place in runs_below(folder)]
         if not places:
             raise UserError(_nothing(text))
         for place in places:
@@ -31,7 +32,7 @@ def find_places(named: list[str]) -> list[Place]:
     return sorted(found.values(), key=lambda place: (str(place.path.resolve()) if place.path else "~", _number(place)))
 
 
-def _add_jobs(places: Collection[Place]) -> None:
+def _add_jobs(places: Collection[RunEntry]) -> None:
     """What the sweeps beside runs say of them: how one ended that has no result."""
     log_dirs = {place.path.resolve().parent.parent for place in places if place.path is not None}
     told = {run: job for log_dir in log_dirs for run, job in jobs_by_run(log_dir).items()}
@@ -53,7 +54,9 @@ def _folders(text: str) -> list[Path]:
     except (OSError, ValueError):
         paths = []
     if not paths:
-        near = nearest(Path(text[:500]), "name a run directory, logs/<name> or a sweep's directory below logs/sweeps.")
+        near = suggest_folder(
+            Path(text[:500]), "name a run directory, logs/<name> or a sweep's directory below logs/sweeps."
+        )
         raise UserError(f"runs={text[:200]}: there is no such directory; {near}")
     folders = [path for path in paths if path.is_dir()]
     require(bool(folders), f"runs={text[:200]} is a file: name a run directory, or a folder of run directories.")
@@ -67,7 +70,7 @@ def _entries(folder: Path) -> list[Path]:
         return []
 
 
-def _number(place: Place) -> int:
+def _number(place: RunEntry) -> int:
     number = place.job.get("number")
     return number if isinstance(number, int) else 0
 

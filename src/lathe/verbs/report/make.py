@@ -7,7 +7,7 @@ from typing import Any
 
 from lathe.errors import require, uninstalled
 from lathe.files import write_atomically
-from lathe.runs.places import is_run
+from lathe.runs.run_discovery import is_run
 from lathe.verbs.report.assemble import Report, assemble
 from lathe.verbs.report.data import page_data
 from lathe.verbs.report.find import common_folder

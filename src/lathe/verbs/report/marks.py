@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lathe.config.values import shown
-from lathe.runs.metric_names import bare, data_keys, loss_keys
-from lathe.runs.state import STATES
+from lathe.config.schema import shown
+from lathe.runs.metric_names import data_keys, loss_keys, without_split
+from lathe.runs.run_status import STATES
 from lathe.verbs.report.collect import Run, harmless
 from lathe.verbs.report.factors import ABSENT, Differences, code
 from lathe.verbs.runs.table import many
@@ -73,7 +73,7 @@ def _data(differences: Differences) -> list[str]:
 
 
 def _losses(differences: Differences, metrics: Sequence[str]) -> list[str]:
-    keys, losses = loss_keys(differences.keys), [name for name in metrics if bare(name) == "loss"]
+    keys, losses = loss_keys(differences.keys), [name for name in metrics if without_split(name) == "loss"]
     if not keys or not losses:
         return []
     told = f"The runs' losses are different functions ({', '.join(keys[:4])})"

@@ -3,9 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from lathe.config.metric_split import split_of
 from lathe.config.sweep_direction import lower_is_better
 from lathe.errors import UserError, did_you_mean
-from lathe.runs.metric_names import bare, is_cost, on_test, split_of, told_direction
+from lathe.runs.metric_names import is_cost, on_test, recorded_direction, without_split
 from lathe.verbs.report.collect import Run
 from lathe.verbs.runs.table import NAMED
 
@@ -103,7 +104,7 @@ def _told(name: str, runs: Sequence[Run]) -> str | None:
 
 def _ways(name: str, runs: Sequence[Run]) -> Counter[str]:
     name = _meant(name, runs)
-    told = (told_direction(run.result, name) or _configured(name, run) for run in runs)
+    told = (recorded_direction(run.result, name) or _configured(name, run) for run in runs)
     return Counter(way for way in told if way is not None)
 
 
@@ -114,4 +115,4 @@ def _meant(name: str, runs: Sequence[Run]) -> str:
 def _configured(name: str, run: Run) -> str | None:
     """The mode of the run's checkpoint, where it was set and is of the same metric."""
     mode, monitor = (run.leaves.get(f"callbacks.checkpoint.{key}") for key in ("mode", "monitor"))
-    return str(mode) if mode in ("min", "max") and bare(str(monitor)) == bare(name) else None
+    return str(mode) if mode in ("min", "max") and without_split(str(monitor)) == without_split(name) else None

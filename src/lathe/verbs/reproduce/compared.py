@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lathe.runs.alike import RESULT_TIMES, rows
 from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.compare_runs import RESULT_TIMES, metric_rows
 from lathe.runs.rundir import RunDir
 
 NOT_METRICS = ("tags", "notes", "directions")
@@ -72,7 +72,7 @@ def first_difference(run: RunDir, again: RunDir) -> dict[str, Any] | None:
     if not (run.path / "metrics.csv").is_file():
         return None
     nothing: dict[str, str] = {}
-    for mine, theirs in itertools.zip_longest(rows(run.path), rows(again.path), fillvalue=nothing):
+    for mine, theirs in itertools.zip_longest(metric_rows(run.path), metric_rows(again.path), fillvalue=nothing):
         names = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
         if names:
             step = mine.get("step") or theirs.get("step")

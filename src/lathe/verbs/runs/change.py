@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lathe import files
 from lathe.errors import UserError, refuse, require
-from lathe.runs.places import folders_in, jobs
+from lathe.runs.run_discovery import read_jobs, subfolders
 from lathe.runs.rundir import RunDir, point_latest
 from lathe.verbs.runs import table
 from lathe.verbs.runs.listed import Listed
@@ -204,8 +204,8 @@ def _needed(runs: Sequence[Listed], log_dir: Path) -> Iterator[str]:
 
 def _note_in_sweep(log_dir: Path, old: Path, new: Path) -> None:
     """Where a sweep says that the run lies."""
-    for sweep in folders_in(log_dir / "sweeps"):
-        for path, job in jobs(sweep):
+    for sweep in subfolders(log_dir / "sweeps"):
+        for path, job in read_jobs(sweep):
             if isinstance(job.get("run_dir"), str) and os.path.realpath(job["run_dir"]) == str(old):
                 files.write_atomically(path, json.dumps({**job, "run_dir": str(new)}, indent=2) + "\n")
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from lathe.errors import UserError, did_you_mean, require
-from lathe.runs.state import STATES
+from lathe.runs.run_status import STATES
 from lathe.verbs.runs.listed import Listed
 
 CONDITION = re.compile(r"([^=!<>]+)(!=|<=|>=|=|<|>)(.*)", re.DOTALL)

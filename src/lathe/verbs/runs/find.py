@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from lathe.errors import UserError, require
-from lathe.runs.places import Place, below, is_sweep, jobs_by_run
-from lathe.runs.state import without_run
+from lathe.runs.run_discovery import RunEntry, is_sweep, jobs_by_run, runs_below
+from lathe.runs.run_status import status_without_run
 from lathe.verbs.runs.listed import Listed
 
 NOT_NAMES = ("latest", "benchmark", "slurm")  # folders below log_dir that hold no runs to choose from
@@ -25,7 +25,7 @@ def find(runs: str | list[str] | None, log_dir: Path) -> list[Listed]:
     found: dict[str, Listed] = {}
     known: dict[str, Any] = {}
     for place in [log_dir] if runs is None else [path for word in _words(runs) for path in _checked(word)]:
-        for one in _listed(below(place, NOT_NAMES if place == log_dir else ()), jobs, known):
+        for one in _listed(runs_below(place, NOT_NAMES if place == log_dir else ()), jobs, known):
             if runs is not None or one.path is None or one.path.is_relative_to(log_dir):  # else archived
                 found.setdefault(str(one.path or one.where), one)
     return list(found.values())
@@ -33,20 +33,20 @@ def find(runs: str | list[str] | None, log_dir: Path) -> list[Listed]:
 
 def count_gone(runs: str | list[str] | None) -> int:
     """How many jobs of the sweeps that `runs` names had a run directory where nothing is now."""
-    places = [place for word in _words(runs or []) for path in _checked(word) for place in below(path)]
+    places = [place for word in _words(runs or []) for path in _checked(word) for place in runs_below(path)]
     return len({place.path for place in places if _gone(place)})
 
 
-def _gone(place: Place) -> bool:
+def _gone(place: RunEntry) -> bool:
     there = place.path is not None and place.path.is_dir()
-    return not there and without_run(place.path, place.job).state == "gone"
+    return not there and status_without_run(place.path, place.job).state == "gone"
 
 
 def _words(runs: str | list[str]) -> list[str]:
     return [runs] if isinstance(runs, str) else runs
 
 
-def _listed(places: Iterator[Place], jobs: dict[Path, Place], known: dict[str, Any]) -> Iterator[Listed]:
+def _listed(places: Iterator[RunEntry], jobs: dict[Path, RunEntry], known: dict[str, Any]) -> Iterator[Listed]:
     for place in places:
         if place.path is not None and place.path.is_dir():
             path = place.path.resolve()
@@ -58,7 +58,7 @@ def _listed(places: Iterator[Place], jobs: dict[Path, Place], known: dict[str, A
 def _checked(word: str) -> Iterator[Path]:
     """Places that a word of `runs` names, if runs are in them."""
     for place in _places(word):
-        empty = place == Path(word).resolve() and not is_sweep(place) and next(below(place), None) is None
+        empty = place == Path(word).resolve() and not is_sweep(place) and next(runs_below(place), None) is None
         require(not empty, f"runs={word}: there is no run directory in it; logs/<name>/ holds the runs of a name.")
         yield place
 

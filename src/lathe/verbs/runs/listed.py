@@ -13,9 +13,8 @@ from typing import Any
 from lathe.config.resolve import flatten
 from lathe.files import open_plain
 from lathe.runs.metric_names import objective_name
-from lathe.runs.places import shown
-from lathe.runs.rundir import RunDir
-from lathe.runs.state import Standing, age, busy, held, standing, without_run
+from lathe.runs.run_status import RunStatus, is_busy, is_locked, read_status, seconds_since_write, status_without_run
+from lathe.runs.rundir import RunDir, display_path
 
 
 class Listed:
@@ -36,7 +35,7 @@ class Listed:
     @property
     def where(self) -> str:
         """Where it lies, from the working directory if it is below that; of a job without a run, its file."""
-        return shown(Path(str(self._where)))
+        return display_path(Path(str(self._where)))
 
     @property
     def name(self) -> str:
@@ -58,9 +57,9 @@ class Listed:
         return f"{self.started.astimezone():%Y-%m-%d %H:%M:%S}"
 
     @cached_property
-    def standing(self) -> Standing:
+    def standing(self) -> RunStatus:
         """How it stands, and what its files say: nothing that they name is built or judged."""
-        return without_run(None, self.job) if self.path is None else standing(self.run, self.job, self._known)
+        return status_without_run(None, self.job) if self.path is None else read_status(self.run, self.job, self._known)
 
     @property
     def state(self) -> str:
@@ -76,13 +75,13 @@ class Listed:
     def busy(self) -> bool:
         """Whether a live process is at it, or is about to be."""
         assert self.path is not None
-        return held(self.path) or (not self.run.complete and busy(self.path))
+        return is_locked(self.path) or (not self.run.complete and is_busy(self.path))
 
     @property
     def age(self) -> float:
         """Seconds since something in the run directory was last written."""
         assert self.path is not None
-        return age(self.path)
+        return seconds_since_write(self.path)
 
     @property
     def config(self) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from lathe import files
 from lathe.config.override_parsing import key_of, short_names
 from lathe.errors import require
 from lathe.runs.metric_names import best_of
-from lathe.runs.state import STATES
+from lathe.runs.run_status import STATES
 from lathe.verbs.runs.listed import Listed
 
 UNITS = ("B", "kB", "MB", "GB", "TB")

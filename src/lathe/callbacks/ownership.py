@@ -1,0 +1,16 @@
+"""Tells callbacks of the user from those of Lathe and Lightning."""
+
+from lightning.pytorch.callbacks import Callback
+
+
+def is_users(callback: Callback, *packages: str) -> bool:
+    """Return whether the callback's class is in none of `packages`, by default Lathe and Lightning.
+
+    A user's callback may log any metric, keep state and act in every stage.
+    """
+    return type(callback).__module__.partition(".")[0] not in (packages or ("lathe", "lightning"))
+
+
+def is_based_on_lathe(callback: Callback) -> bool:
+    """Return whether the callback's class is Lathe's or derives from one of Lathe's."""
+    return any(kind.__module__.partition(".")[0] == "lathe" for kind in type(callback).__mro__)

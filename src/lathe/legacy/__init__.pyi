@@ -1,0 +1,2 @@
+from .dp import DP as DP
+from .horovod import Horovod as Horovod

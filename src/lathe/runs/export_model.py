@@ -1,0 +1,206 @@
+"""The net of a run as it is exported: with preprocessing, in floats or integers, and with the facts for clients."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lathe.callbacks.methods.ptq import inputs_of
+from lathe.compression.quantization.net import describe, quantized_layers, strip
+from lathe.compression.quantization.ptq import quantize_static
+from lathe.config.resolve import set_data_folder
+from lathe.data.checks import check_class_names, squashed
+from lathe.errors import require
+from lathe.export.inputs import takes_any_size, takes_any_time
+from lathe.export.preprocess import ANY, Preprocess, Shipped
+from lathe.runs.inference import check_input_spec, open_data, open_run_net
+from lathe.runs.rundir import open_run
+from lathe.tasks import Task
+
+BATCHES = 16  # training batches to calibrate ranges on
+
+
+@dataclass
+class ExportModel:
+    """A net to export. `net` takes the input that `facts["input"]` describes; `trained` is the run's net without
+    preprocessing. Both are on the CPU in eval mode.
+    """
+
+    task: Task
+    cfg: dict[str, Any]
+    trained: nn.Module
+    net: nn.Module
+    example: Tensor
+    facts: dict[str, Any]
+
+    @cached_property
+    def data(self) -> Any:
+        """The run's data module, set up."""
+        return open_data(self.cfg, self.task)
+
+    @property
+    def inner(self) -> nn.Module:
+        """The net without preprocessing."""
+        return self.net.net if isinstance(self.net, Shipped) else self.net
+
+    @property
+    def activation_bits(self) -> int | None:
+        """The fewest bits of quantized activations; None if there are none."""
+        names = ("input_quantizer", "other_quantizer")
+        found = [getattr(layer, name, None) for layer in quantized_layers(self.inner).values() for name in names]
+        return min((int(quantizer.bits) for quantizer in found if quantizer is not None), default=None)
+
+    @property
+    def takes_any_size(self) -> bool:
+        """True if the graph resizes images of any size."""
+        return takes_any_size(self.net)
+
+    @property
+    def other_size(self) -> tuple[int, int] | None:
+        """Height and width of the input, if the graph resizes it; None for the net's own size or any."""
+        given = self.net.preprocess.input_size if isinstance(self.net, Shipped) else None
+        return given if isinstance(given, tuple) and given != self.net.preprocess.size else None
+
+    def logits_of(self, x: Tensor) -> int:
+        """Return the number of logits of a batch."""
+        return int(
+            len(x) * self.facts["output"]["shape"][-1] * (x.shape[1] if len(self.facts["output"]["shape"]) == 3 else 1)
+        )
+
+    def inputs_of(self, x: Tensor) -> Tensor:
+        """Return a batch of the data module as clients send it: as uint8 pixels, or token ids."""
+        preprocess = self.facts["preprocess"]
+        if preprocess is None or not preprocess["in_graph"]:
+            return x
+        own = make_preprocess(self.cfg)
+        return ((x - own.shift) / own.scale).round().clamp(0, 255).to(torch.uint8)
+
+
+def is_image(cfg: Mapping[str, Any]) -> bool:
+    """Return whether the data of a configuration are images."""
+    return cfg["data"].get("image_size") is not None and cfg["data"].get("channels") is not None
+
+
+def make_preprocess(cfg: Mapping[str, Any], input_size: Any = None) -> Preprocess:
+    """Return the preprocessing of the configuration's images."""
+    data = cfg["data"]
+    require(
+        input_size is None or not squashed(data),
+        f"target.input_size={input_size} scales the middle of images, but this run was trained on whole ones "
+        "(data.source.resize=squash): leave it null, and let the server or predict.py scale them.",
+    )
+    return Preprocess(data["mean"], data["std"], (data["image_size"], data["image_size"]), input_size)
+
+
+def open_export_model(
+    path: str | Path,
+    *,
+    checkpoint: str = "best",
+    preprocess: bool = True,
+    input_size: Any = None,
+    integers: bool | None = None,
+    eval_batch_size: int | None = None,
+    data_folder: str | None = None,
+    key: str = "run",
+) -> ExportModel:
+    """Open the net of a run directory for an export target.
+
+    Args:
+        integers: None keeps the net as it was trained; False gives a quantized net in floats, with its rounded weights;
+            True calibrates a net that is not quantized on its training data.
+        eval_batch_size, data_folder: replace those of the run, unless None.
+    """
+    run = open_run(path, key)
+    run.checkpoint(checkpoint, "checkpoint")
+    check_input_spec(run.config, path, key)
+    task, cfg = open_run_net(run.path, key, checkpoint)
+    if eval_batch_size is not None:
+        cfg["data"]["eval_batch_size"] = eval_batch_size
+    set_data_folder(cfg, data_folder)
+    trained = task.net
+    quantized = bool(describe(trained))
+    found = ExportModel(task, cfg, trained, trained, torch.empty(0), {})
+    net: nn.Module = trained
+    if quantized and integers is False:
+        net = strip(trained).eval()
+    elif integers and not quantized:
+        net = calibrated(trained, found.data)
+    found.facts = {
+        "run": run.path.name,
+        "task": type(task).__name__,
+        "net": type(trained).__name__,
+        "checkpoint": checkpoint,
+        "integers": bool(describe(net)),
+        "calibrated": bool(integers and not quantized),
+        "classes": class_names(cfg),
+    }
+    behind = _images if is_image(cfg) else _tokens
+    found.net, found.example = behind(found.facts, cfg, net, preprocess, input_size)
+    with torch.no_grad():
+        answer = found.net(found.example)
+    times = found.facts["input"]["shape"][1:2] if answer.dim() == 3 else []
+    found.facts["output"] = {"name": "output", "dtype": "float32", "shape": ["batch", *times, answer.shape[-1]]}
+    return found
+
+
+def _images(
+    facts: dict[str, Any], cfg: Mapping[str, Any], net: nn.Module, preprocess: bool, input_size: Any
+) -> tuple[nn.Module, Tensor]:
+    """Return the net for images with preprocessing, and an example of its input; adds to the facts."""
+    own = make_preprocess(cfg, input_size if preprocess else None)
+    channels, free = cfg["data"]["channels"], own.input_size == ANY
+    sides = list(own.size if isinstance(own.input_size, str) else own.input_size)
+    facts["preprocess"] = {
+        "in_graph": preprocess,
+        "scale": 1 / 255,
+        "mean": [float(value) for value in cfg["data"]["mean"]],
+        "std": [float(value) for value in cfg["data"]["std"]],
+        "size": list(own.size),
+        "resize": "middle, bilinear, antialiased" if own.input_size != own.size else None,
+        "squash": squashed(cfg["data"]),
+    }
+    shape = ["batch", channels, *(["height", "width"] if free else sides)]
+    facts["input"] = {"name": "input", "dtype": "uint8" if preprocess else "float32", "shape": shape, "layout": "NCHW"}
+    # tracers take a side of one for a constant
+    example = torch.zeros(2, channels, *(max(side, 2) if free else side for side in sides))
+    return (Shipped(net, own), example.to(torch.uint8)) if preprocess else (net, example)
+
+
+def _tokens(
+    facts: dict[str, Any], cfg: Mapping[str, Any], net: nn.Module, preprocess: bool, input_size: Any
+) -> tuple[nn.Module, Tensor]:
+    """Do as `_images` for token ids `[batch, time]`, of any time up to the data's length if the net allows it."""
+    require(input_size is None, f"target.input_size={input_size} is for images: leave it null for this run.")
+    length = int(cfg["data"]["length"])
+    time = "time" if takes_any_time(net, length) else length
+    facts["preprocess"] = None
+    facts["input"] = {
+        "name": "input",
+        "dtype": "int64",
+        "shape": ["batch", time],
+        "layout": "NT",
+        "longest": length,
+        "vocab_size": int(cfg["data"]["vocab_size"]),
+    }
+    return net, torch.zeros(2, length, dtype=torch.int64)
+
+
+def calibrated(net: nn.Module, data: Any) -> nn.Module:
+    """Return a copy of `net` with 8-bit weights and activations, calibrated as by compression=ptq_static."""
+    found = copy.deepcopy(net)
+    quantize_static(found, inputs_of(data, BATCHES), bias_correction=True)
+    return found.eval()
+
+
+def class_names(cfg: Mapping[str, Any]) -> list[str] | None:
+    """Return the class names in the order of the logits, or numbers if the data declare none; None for token ids."""
+    data = cfg["data"]
+    if "num_classes" not in data:
+        return None
+    names = check_class_names(data.get("class_names"), data["num_classes"])
+    return names or [str(index) for index in range(data["num_classes"])]

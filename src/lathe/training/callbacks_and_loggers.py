@@ -1,0 +1,179 @@
+"""Builds the callbacks, compression methods and loggers of a resolved configuration."""
+
+import inspect
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    LearningRateFinder,
+    ModelPruning,
+    ProgressBar,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
+
+from lathe.callbacks import Compression, ExactResume, FrozenStatistics, TrialReport
+from lathe.config.compression_plan import methods, windows
+from lathe.config.schema import canonical
+from lathe.errors import UserError, require
+from lathe.runs import inference
+from lathe.runs.instantiate import instantiate_as, locate
+from lathe.runs.optuna_study import trial_of
+from lathe.tasks import Task
+
+# callbacks that search within a run, and the command that searches before one
+FINDERS: dict[type[Callback], str] = {LearningRateFinder: "lr_find", BatchSizeFinder: "batch_find"}
+TRAINER_SWITCHES = {
+    "checkpoint": "enable_checkpointing",
+    "progress_bar": "enable_progress_bar",
+    "model_summary": "enable_model_summary",
+}
+
+
+def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
+    """Build the callbacks that every run needs, the compression methods, and those of `callbacks`."""
+    trainer = cfg["trainer"]
+    skipped = {name for name, switch in TRAINER_SWITCHES.items() if not trainer[switch]}
+    if trainer["fast_dev_run"]:
+        skipped.add("checkpoint")
+    nodes = {name: node for name, node in cfg["callbacks"].items() if node is not None and name not in skipped}
+    built: dict[str, Callback] = {}
+    for name, node in nodes.items():
+        node = _with_metric(name, _with_checkpoint_monitor(node, nodes.get("checkpoint")), task)
+        callback = instantiate_as(node, f"callbacks.{name}", Callback)
+        _check_callback(name, callback, built)
+        built[name] = callback
+    frozen = [FrozenStatistics()] if cfg.get("freeze") else []
+    return [ExactResume(cfg["seed"]), *task.own_callbacks(), *frozen, *make_methods(cfg), *built.values()]
+
+
+def _check_callback(name: str, callback: Callback, others: dict[str, Callback]) -> None:
+    """Raise UserError for a callback that conflicts with `others` or with what Lathe does itself."""
+    key = f"callbacks.{name}"
+    for other, known in others.items():
+        require(
+            known.state_key != callback.state_key,
+            f"callbacks.{other} and {key} are both {callback.state_key}: leave one of them out.",
+        )
+        require(
+            not (isinstance(known, ProgressBar) and isinstance(callback, ProgressBar)),
+            f"callbacks.{other} and {key} are both progress bars, and a Trainer takes one: add callbacks.{other}=null.",
+        )
+    for kind, command in FINDERS.items():
+        require(
+            not isinstance(callback, kind),
+            f"{key}: {type(callback).__name__} trains for a while with settings of its own, inside the run: leave it "
+            f"out, and have python scripts/{command}.py, with the other words of this command, find a value.",
+        )
+    require(
+        not isinstance(callback, StochasticWeightAveraging),
+        f"{key}: StochasticWeightAveraging averages when the checkpoints have been written, so nothing would hold its "
+        "average: leave it out, and take callbacks=[default,ema].",
+    )
+    if isinstance(callback, ModelPruning):
+        rank_zero_warn(
+            f"{key}: ModelPruning keeps no masks in a checkpoint, so a resumed run differs from an uninterrupted one. "
+            "Use compression=prune."
+        )
+
+
+def _with_checkpoint_monitor(node: Any, checkpoint: Any) -> Any:
+    """Return a callback's node with the monitor and mode of the checkpoint callback for `monitor: auto`, if that names
+    one.
+    """
+    is_named = isinstance(checkpoint, dict) and checkpoint.get("monitor") not in ("auto", None)
+    if not is_named or not isinstance(node, dict) or node.get("monitor") != "auto":
+        return node
+    mode = {"mode": checkpoint.get("mode", "auto")} if node.get("mode") == "auto" else {}
+    return {**node, "monitor": checkpoint["monitor"], **mode}
+
+
+def _with_metric(name: str, node: Any, task: Task) -> Any:
+    """Return a callback's node with the task's metric for `monitor: auto`, and its direction for `mode: auto`."""
+    if not isinstance(node, dict):
+        return node
+    if node.get("monitor") == "auto":
+        node = {**node, "monitor": _task_monitor(name, node, task)}
+    if node.get("mode") == "auto":
+        monitor = node.get("monitor")  # a callback that needs one reports that itself
+        metric = str(monitor).rpartition("/")[2]
+        fix = f"set callbacks.{name}.mode to max or min."
+        require(
+            metric not in task.undirected,
+            f"callbacks.{name}.mode=auto: the torchmetric behind {monitor} does not say whether higher is better; "
+            + fix,
+        )
+        require(
+            monitor is None or monitor in task.metric_names or not task.logs_more,
+            f"callbacks.{name}.mode=auto knows the task's own metrics, and not {monitor}: {fix}",
+        )
+        node = {**node, "mode": "min" if metric in task.minimised else "max"}
+    return node
+
+
+def _task_monitor(name: str, node: dict[str, Any], task: Task) -> str | None:
+    """Return the metric for `monitor: auto`; None for the checkpoint callback of a task that declares no metrics."""
+    if task.monitor:
+        return task.monitor
+    start = f"callbacks.{name}.monitor=auto: {type(task.driven).__name__} declares no metrics"
+    if canonical(str(node.get("_target_"))) != "lathe.callbacks.Checkpoint":
+        fix = f"callbacks.{name}.monitor=val_loss callbacks.{name}.mode=min"
+        raise UserError(f"{start}. Name one, such as {fix}.")
+    rank_zero_only(print)(f"{start}, so best.ckpt is the last epoch.")
+    return None
+
+
+def make_methods(cfg: dict[str, Any]) -> list[Compression]:
+    """Build the compression methods in their order, each with its window of the run."""
+    group = cfg.get("compression") or {}
+    shares = windows(group)
+    built: list[Compression] = []
+    for name, node in methods(group).items():
+        node = {key: value for key, value in node.items() if key != "kind"}
+        method: Compression = instantiate_as(node, f"compression.{name}", Compression)
+        method.window = shares[name]
+        if hasattr(method, "open_run"):
+            method.open_run = partial(inference.open_net, key=f"compression.{name}.teacher")
+        built.append(method)
+    return built
+
+
+def make_loggers(cfg: dict[str, Any], run_dir: Path, start_step: int) -> list[Logger]:
+    """Build the loggers of `logger`, and last that of metrics.csv, which every run has.
+
+    `start_step` is the optimizer step at which this process begins. A task's `self.logger` is the first.
+    """
+    nodes = {name: node for name, node in cfg["logger"].items() if node is not None}
+    csv = nodes.pop("csv", {"_target_": "lathe.loggers.csv"})
+    return [_make_logger(node, f"logger.{name}", run_dir, start_step) for name, node in [*nodes.items(), ("csv", csv)]]
+
+
+def _make_logger(node: Any, key: str, run_dir: Path, start_step: int) -> Logger:
+    """Build a logger: call a function with the run's directory and step, a class with `save_dir` if it takes one."""
+    kind = locate(node)
+    if not inspect.isclass(kind):
+        logger: Logger = instantiate_as(node, key, Logger, run_dir, start_step)
+        return logger
+    if "save_dir" in inspect.signature(kind).parameters:
+        node = {"save_dir": str(run_dir), **node}
+    logger = instantiate_as(node, key, Logger)
+    return logger
+
+
+def trial_report(cfg: dict[str, Any], task: Task, sweep: dict[str, Any] | None) -> TrialReport | None:
+    """Build the callback that reports validations to a search; None for a run that is not part of one.
+
+    `sweep` has the sweep's folder and the job's number.
+    """
+    if sweep is None or sweep.get("job") is None:
+        return None
+    trial = trial_of(Path(sweep["folder"]), sweep["job"])
+    monitor = cfg["objective"] or cfg["callbacks"].get("checkpoint", {}).get("monitor")
+    monitor = task.monitor if monitor in (None, "auto") else monitor
+    if trial is None or monitor is None:
+        return None
+    return TrialReport(trial if getattr(rank_zero_only, "rank", 0) == 0 else None, monitor)

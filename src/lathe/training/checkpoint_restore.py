@@ -1,0 +1,223 @@
+"""Restores checkpoints into a Trainer, with an error for a part that does not fit.
+
+A checkpoint of the run itself has digests (`callbacks.checkpoint_digest`), which are compared when the file is read.
+One of another run, or of plain Lightning, may have other data, optimizers or schedulers, and Lightning 2.6
+skips some of these silently.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import OutOfMemoryError, Tensor
+
+from lathe.callbacks.ownership import is_users
+from lathe.data.base import ExactDataModule
+from lathe.errors import UserError
+from lathe.tasks.checkpoint_types import check_checkpoint
+from lathe.trainer.schedule_resume import replan
+
+# no options, or options that don't change the result of a step
+SAME_STEP = ("params", "name", "fused", "foreach", "capturable", "differentiable")
+
+
+class CheckpointRestore(_CheckpointConnector):
+    """Lightning's connector, which restores a checkpoint part by part."""
+
+    def dump_checkpoint(self, weights_only: bool | None = None) -> dict[str, Any]:
+        # every rank has the whole of it here, so all raise and none waits for another
+        checkpoint: dict[str, Any] = super().dump_checkpoint(weights_only)
+        check_checkpoint(checkpoint, mappings=isinstance(self.trainer.strategy, ModelParallelStrategy))
+        return checkpoint
+
+    def restore_datamodule(self) -> None:
+        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]  # a connector sets it
+        is_resumed = bool(self._loaded_checkpoint) and self.trainer.state.fn == TrainerFn.FITTING and self._is_own()
+        changed = changed_sizes(datamodule, self._loaded_checkpoint)
+        if changed is not None and is_resumed:
+            raise UserError(
+                f"checkpoint={self._ckpt_path}: the data have changed since the run began, samples of {changed}: put "
+                "them back as they were, or start a new run from its weights with ckpt_path."
+            )
+        seed = different_seed(datamodule, self._loaded_checkpoint)
+        if seed is not None and is_resumed:
+            raise UserError(
+                f"checkpoint={self._ckpt_path} is another run's: it was written with data.seed={seed}, this run has "
+                f"{datamodule.seed}: put its own back, or start a new run from its weights with ckpt_path."
+            )
+        with self._errors_name("state of the data"):
+            super().restore_datamodule()
+
+    def restore_model(self) -> None:
+        try:
+            with self._errors_name("state_dict"):
+                super().restore_model()
+        except UserError as error:  # torch's message lists all that differ
+            first = self._different_shape() if isinstance(error.__cause__, RuntimeError) else None
+            if first is None:
+                raise
+            raise self._misfit("state_dict", first) from error.__cause__
+
+    def _different_shape(self) -> str | None:
+        """Return the first weight whose shape in the file differs from the net's."""
+        own = self.trainer.lightning_module.state_dict()
+        for name, value in self._loaded_checkpoint.get("state_dict", {}).items():
+            if isinstance(value, Tensor) and name in own and value.shape != own[name].shape:
+                return f"{name} is {list(value.shape)} there and {list(own[name].shape)} here"
+        return None
+
+    def restore_callbacks(self) -> None:
+        with self._errors_name("callbacks"):
+            super().restore_callbacks()
+
+    def restore_loops(self) -> None:
+        with self._errors_name("loops"):
+            super().restore_loops()
+
+    def restore_precision_plugin_state(self) -> None:
+        with self._errors_name("state of the number format"):
+            super().restore_precision_plugin_state()
+
+    def restore_optimizers(self) -> None:
+        if self._loaded_checkpoint:
+            states, own = self._part("optimizer_states"), self.trainer.optimizers
+            self._check_count("optimizer_states", len(states), len(own))
+            with self._errors_name("optimizer_states"):
+                for optimizer, state in zip(own, states, strict=True):
+                    fresh = optimizer.state_dict()
+                    for group, saved in zip(fresh.get("param_groups", ()), state["param_groups"], strict=False):
+                        if "name" in group:  # plain Lightning has none, and optimizers may use it
+                            saved.setdefault("name", group["name"])
+                    self._warn_other_options(fresh, state)
+        with self._errors_name("optimizer_states"):
+            super().restore_optimizers()
+
+    def restore_optimizers_and_schedulers(self) -> None:
+        if self._loaded_checkpoint:
+            if self.trainer.strategy.lightning_restore_optimizer:
+                self._part("optimizer_states")
+            self._part("lr_schedulers")
+        super().restore_optimizers_and_schedulers()
+
+    def restore_lr_schedulers(self) -> None:
+        configs = self.trainer.lr_scheduler_configs
+        fresh = [config.scheduler.state_dict() for config in configs]
+        if self._loaded_checkpoint:
+            self._check_count("lr_schedulers", len(self._part("lr_schedulers")), len(configs))
+        with self._errors_name("lr_schedulers"):
+            super().restore_lr_schedulers()
+            changed = [replan(config.scheduler, state) for config, state in zip(configs, fresh, strict=True)]
+        for config, lengths in zip(configs, changed, strict=True):
+            if lengths and self.trainer.is_global_zero:
+                name = type(config.scheduler).__name__
+                print(f"{name} is planned anew for this run's length: {', '.join(lengths)}.", flush=True)
+
+    def _is_own(self) -> bool:
+        """Return whether the checkpoint is in the run's directory, and so was not written by plain Lightning."""
+        return Path(str(self._ckpt_path)).is_relative_to(self.trainer.default_root_dir)
+
+    def _part(self, name: str) -> Any:
+        if name not in self._loaded_checkpoint:
+            raise self._misfit(name, "it is not there")
+        return self._loaded_checkpoint[name]
+
+    def _check_count(self, part: str, found: int, expected: int) -> None:
+        if found != expected:
+            raise self._misfit(part, f"there are {found} of them, and this run has {expected}")
+
+    def _warn_other_options(self, own: dict[str, Any], saved: dict[str, Any]) -> None:
+        """Warn about options of the optimizer in which another run's checkpoint replaces those of config.yaml."""
+        if self._is_own():
+            return
+        changed: dict[str, str] = {}
+        for mine, theirs in zip(own.get("param_groups", ()), saved["param_groups"], strict=False):
+            for name, value in mine.items():
+                initial = f"initial_{name}" if f"initial_{name}" in mine and f"initial_{name}" in theirs else name
+                if name in SAME_STEP or name.startswith("initial_") or name not in theirs or isinstance(value, Tensor):
+                    continue
+                if _as_list(mine[initial]) != _as_list(theirs[initial]):
+                    changed.setdefault(name, f"{name}={theirs[initial]} (here {mine[initial]})")
+        if changed:
+            rank_zero_warn(
+                f"ckpt_mode=trainer takes the optimizer as {self._ckpt_path} has it, and not as config.yaml says: "
+                f"{', '.join(changed.values())}. For this run's own options start from its weights, ckpt_mode=weights."
+            )
+
+    def _misfit(self, part: str, reason: str) -> UserError:
+        return UserError(
+            f"checkpoint={self._ckpt_path} does not fit this run in `{part}`: {reason}; use another checkpoint, or "
+            "start a new run from its weights with ckpt_path."
+        )
+
+    @contextmanager
+    def _errors_name(self, part: str) -> Iterator[None]:
+        try:
+            yield
+        except (UserError, MisconfigurationException, SIGTERMException, OutOfMemoryError, OSError):
+            raise
+        except Exception as error:
+            text = " ".join(str(error).split()) or "no message"
+            raise self._misfit(part, f"{type(error).__name__}, {text}") from error
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def changed_sizes(datamodule: Any, checkpoint: dict[str, Any]) -> str | None:
+    """Return the splits whose number of samples differs from the checkpoint's, such as "train 900 -> 901"."""
+    saved = checkpoint.get(type(datamodule).__qualname__)
+    before = saved.get("sizes") if isinstance(saved, dict) else None
+    now = getattr(datamodule, "sizes", None)
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return None
+    return ", ".join(f"{n} {before[n]} -> {now[n]}" for n in now if n in before and before[n] != now[n]) or None
+
+
+def different_seed(datamodule: Any, checkpoint: dict[str, Any]) -> int | None:
+    """Return the seed of the checkpoint's data if it differs: the checkpoint is another run's then."""
+    if not isinstance(datamodule, ExactDataModule):  # another class may save something else under that name
+        return None
+    saved = checkpoint.get(type(datamodule).__qualname__)
+    seed = saved.get("seed") if isinstance(saved, dict) else None
+    return None if seed is None or seed == datamodule.seed else seed
+
+
+class RestoreOwnState(Callback):
+    """Restore the states of the data module and of the user's callbacks for an evaluation of `checkpoint`.
+
+    As `Trainer.test(ckpt_path=...)` does, after they are set up, so it must be the last callback. Those of Lathe and
+    Lightning act in training only, and keep the states that they have.
+    """
+
+    def __init__(self, checkpoint: dict[str, Any]) -> None:
+        self._checkpoint = checkpoint
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        saved, datamodule = self._checkpoint, trainer.datamodule  # type: ignore[attr-defined]  # a connector sets it
+        changed, seed = changed_sizes(datamodule, saved), different_seed(datamodule, saved)
+        if changed is not None and stage != "fit":
+            rank_zero_warn(
+                f"The data have changed since this checkpoint was trained: samples of {changed}. Where splits are cut "
+                "out of one set, some of those that were trained on may be in another split now."
+            )
+        if seed is not None and stage != "fit":
+            rank_zero_warn(f"This checkpoint is another run's: it was written with data.seed={seed}.")
+        if datamodule is not None and type(datamodule).__qualname__ in saved:
+            datamodule.load_state_dict(saved[type(datamodule).__qualname__])
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # a connector sets it
+        own = [callback for callback in callbacks if is_users(callback)]
+        for callback in own:
+            callback.on_load_checkpoint(trainer, pl_module, saved)
+        for callback in own:
+            state = saved.get("callbacks", {}).get(callback.state_key)
+            if state:
+                callback.load_state_dict(deepcopy(state))

@@ -1,0 +1,173 @@
+"""Tests the best checkpoint after training, and collects the final metrics for result.json."""
+
+import math
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback
+
+from lathe.callbacks import Checkpoint, Compression, DeviceStats, Progress, Samples, Throughput, numbers
+from lathe.callbacks.ownership import is_based_on_lathe
+from lathe.config.metric_split import split_of
+from lathe.config.sweep_direction import lower_is_better
+from lathe.errors import did_you_mean
+from lathe.runs.build import make_task
+from lathe.runs.checkpoints import read_checkpoint, restore
+from lathe.runs.metric_names import directions
+from lathe.runs.rundir import RunDir
+from lathe.tasks import Task
+from lathe.training.checkpoint_restore import RestoreOwnState
+from lathe.training.compression_finalize import finalize_compression
+from lathe.training.trainer_setup import make_trainer, to_double
+
+
+def evaluate_best(
+    cfg: dict[str, Any], run: RunDir, trainer: Trainer, task: Task, datamodule: Any, callbacks: list[Callback]
+) -> dict[str, Any]:
+    """Test the best checkpoint, and return the final metrics, keyed by `split/metric` or by their own names.
+
+    If no validation ran, the last weights become best.ckpt, and `best` says so.
+    """
+    compression = [callback for callback in callbacks if isinstance(callback, Compression)]
+    checkpoint = next((c for c in callbacks if isinstance(c, Checkpoint)), None)
+    needs_validation = any(isinstance(callback, Samples) and callback.split == "val" for callback in callbacks)
+    result: dict[str, Any] = {
+        "steps": trainer.global_step,
+        "devices": trainer.world_size,
+        # unlike `current_epoch` it counts an epoch that max_steps has cut
+        "epochs": trainer.fit_loop.epoch_progress.current.processed,  # type: ignore[attr-defined]
+    }
+    tester, changed = trainer, False
+    if checkpoint is None:
+        reported = numbers(trainer.callback_metrics)
+    else:
+        state = _best_state(cfg, trainer, checkpoint, compression)
+        reported = checkpoint.latest | checkpoint.best_metrics
+        changed = bool(compression) and bool(state.get("finalised", False))
+        if cfg["test"] or changed or needs_validation:
+            if compression or getattr(trainer.strategy, "reshapes", False):  # the trained net can't take the weights
+                task = make_task(cfg, train=False)
+                to_double(task, cfg)
+                tester = make_trainer(cfg, run.path, [c for c in callbacks if isinstance(c, (Progress, Samples))])
+            restore(task.net, state, str(checkpoint.path("best")), finite=False)  # the result reports what isn't
+            tester.callbacks.append(RestoreOwnState(state))  # type: ignore[attr-defined]  # a connector sets it
+        if changed:
+            tester.validate(task.driven, datamodule=datamodule, verbose=False)
+            reported |= numbers(tester.callback_metrics)
+        if compression:
+            result |= {"parameters": sum(p.numel() for p in task.net.parameters()), **state.get("report", {})}
+        result |= _describe_best(cfg, checkpoint, task, state, result["steps"], changed)
+    if needs_validation and not changed:
+        tester.validate(task, datamodule=datamodule, verbose=False)
+    objective = _objective(cfg, result)
+    result |= {name: value for name, value in reported.items() if not name.startswith("train/") or name == objective}
+    if cfg["test"]:
+        if tester is not trainer:
+            _continue_from(tester, trainer, callbacks)
+        tester.test(task.driven, datamodule=datamodule, verbose=False)
+        result |= numbers(tester.callback_metrics)
+    for callback in callbacks:
+        if isinstance(callback, (Throughput, DeviceStats)):
+            result |= callback.summary()
+    for method in compression:
+        result |= method.report()
+    tags = {"tags": cfg["tags"]} if cfg.get("tags") else {}
+    return {**result, "seed": cfg["seed"], "name": cfg["name"], **tags}
+
+
+def _best_state(
+    cfg: dict[str, Any], trainer: Trainer, checkpoint: Checkpoint, compression: list[Compression]
+) -> dict[str, Any]:
+    """Return the best checkpoint, after the compression methods that act on it."""
+    best = checkpoint.path("best")
+    if not best.exists():
+        reason = "no validation ran" if checkpoint.best_score is None else "best.ckpt was not there"
+        checkpoint.keep_newest(trainer, reason)
+    if compression:
+        if trainer.is_global_zero:
+            finalize_compression(cfg, best, compression)
+        trainer.strategy.barrier()
+    return read_checkpoint(best)
+
+
+def _describe_best(
+    cfg: dict[str, Any], checkpoint: Checkpoint, task: Task, state: dict[str, Any], steps: int, changed: bool
+) -> dict[str, Any]:
+    """Return the step and the monitor of the best checkpoint, and notes if the monitor has not chosen it."""
+    found: dict[str, Any] = {
+        "best_step": int(state["global_step"]),
+        "monitor": checkpoint.monitor,
+        "directions": directions(task, checkpoint.monitor, checkpoint.mode),
+    }
+    if checkpoint.monitor is None and not changed and 0 <= checkpoint.validated_step < steps:
+        found["notes"] = [
+            f"The last validation was at step {checkpoint.validated_step} of {steps}, of other weights than the last, "
+            "so its metrics are not here: validate at the end, or let callbacks.checkpoint.monitor choose."
+        ]
+    if checkpoint.monitor is not None and checkpoint.best_score is None:
+        reason = checkpoint.unjudged or f"nothing reported {checkpoint.monitor}"
+        initial = "the initial weights" if cfg.get("ckpt_path") is None else "the weights of ckpt_path"
+        found["best"] = f"the last weights, {reason}" if steps else f"{initial}, nothing was trained"
+    return found
+
+
+def _continue_from(tester: Trainer, trained: Trainer, callbacks: list[Callback]) -> None:
+    """Give a new Trainer the step, the loggers and the user's callbacks of the one that has trained.
+
+    Lathe's callbacks act on the net that was trained.
+    """
+    present: list[Callback] = tester.callbacks  # type: ignore[attr-defined]  # a connector sets it
+    present[:0] = [callback for callback in callbacks if not is_based_on_lathe(callback)]
+    tester.loggers = trained.loggers
+    tester.fit_loop.load_state_dict(trained.fit_loop.state_dict())
+
+
+def add_objective(cfg: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """Add the metric that a sweeper optimises as `objective`, replace what is not finite by None, and explain both in
+    `notes`.
+    """
+    wild = sorted(name for name, value in result.items() if isinstance(value, float) and not math.isfinite(value))
+    result = {name: None if name in wild else value for name, value in result.items()}
+    name = _objective(cfg, result)
+    result["objective"] = result.get(name) if name else None
+    notes = list(result.get("notes", []))
+    if not name:
+        notes.append(_why_unnamed(cfg, result))
+    elif result["objective"] is None:
+        reason = "it is not finite" if name in wild else _why_missing(name, result)
+        notes.append(f"objective is null: there is no {name}, {reason}; a sweeper that optimises gets no number")
+    if wild:
+        notes.append(f"Not finite, and null in result.json: {', '.join(wild)}.")
+    return {**result, "notes": notes} if notes else result
+
+
+def _objective(cfg: dict[str, Any], result: dict[str, Any]) -> str | None:
+    return cfg["objective"] or result.get("monitor")
+
+
+def _why_unnamed(cfg: dict[str, Any], result: dict[str, Any]) -> str:
+    """Return the reason why no metric is named as the objective, and the override that names one."""
+    trainer = cfg["trainer"]
+    switch = "fast_dev_run" if trainer.get("fast_dev_run") else "enable_checkpointing"
+    is_off = trainer.get("fast_dev_run") or trainer.get("enable_checkpointing") is False
+    monitor = ((cfg.get("callbacks") or {}).get("checkpoint") or {}).get("monitor")
+    if is_off and monitor:
+        fix = "objective=val/loss, say," if monitor == "auto" else f"objective={monitor}"
+        return (
+            f"objective is null: trainer.{switch}={str(trainer[switch]).lower()} leaves callbacks.checkpoint out, and "
+            f"with it the metric that it monitors: {fix} names one."
+        )
+    logged = sorted((name for name in result if split_of(name) == "val"), key=lower_is_better)
+    if monitor == "auto" and logged:
+        mode = "min" if lower_is_better(logged[0]) else "max"
+        return (
+            f"No monitor: best.ckpt is the last epoch. The module logs {', '.join(logged[:5])}: add "
+            f"callbacks.checkpoint.monitor={logged[0]} callbacks.checkpoint.mode={mode}."
+        )
+    return "objective is null: neither objective nor the monitor of callbacks.checkpoint names a metric."
+
+
+def _why_missing(name: str, result: dict[str, Any]) -> str:
+    if "best" in result:
+        return str(result["best"]).partition(", ")[2]
+    return f"nothing reported it; {did_you_mean(name, [key for key in result if '/' in key])}".rstrip("; ")

@@ -1,0 +1,162 @@
+"""Training, from a resolved configuration to result.json. Every rank runs `train`.
+
+Read `train` from top to bottom. Each function that it calls builds one thing from the configuration.
+"""
+
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, seed_everything
+from lightning.pytorch.callbacks import Callback, EarlyStopping, Timer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
+
+from lathe.callbacks import Compression, TrialReport, WallTime, skip_empty_hooks
+from lathe.compression.structure import apply_structure
+from lathe.config.resolve import flatten
+from lathe.loggers import ended_on_error, log_page, log_result, run_log
+from lathe.runs.build import make_data, make_task
+from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.instantiate import locate
+from lathe.runs.rundir import RunDir
+from lathe.tasks import Task
+from lathe.trainer import Trainer
+from lathe.training import summary
+from lathe.training.callbacks_and_loggers import make_callbacks, make_loggers, trial_report
+from lathe.training.compression_finalize import warn_missing_onnx, write_receipt
+from lathe.training.final_evaluation import add_objective, evaluate_best
+from lathe.training.interrupts import interruptible
+from lathe.training.lightning_errors import check_loaders, explain_lightning_errors
+from lathe.training.monitor_checks import check_metric_names
+from lathe.training.run_start import RunStart
+from lathe.training.trainer_setup import configure_logging, make_trainer, prepare_model, to_double
+from lathe.training.weight_loading import initialise
+
+
+def train(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Train or resume the run in `paths.run_dir`, test its best checkpoint, and return the content of result.json.
+
+    Raises:
+        UserError: a component can't be built or used, or the data or the disk can't be.
+        Stopped: a signal ended the run, which can be resumed.
+    """
+    configure_logging()
+    run, sweep = RunDir(cfg["paths"]["run_dir"]), cfg.pop("sweep", None)
+    with ended_on_error(run.path), run_log(run.path, flatten(cfg)):
+        wall_time = WallTime()
+        seed_everything(cfg["seed"], workers=True, verbose=False)
+        data, task = make_data(cfg, train=True), make_task(cfg)
+        state = load_last(run, task)  # None for a new run
+        first_step = state["global_step"] if state else 0
+        loggers = make_loggers(cfg, run.path, first_step)
+        report = trial_report(cfg, task, sweep)
+        start = RunStart(run, cfg, first_step, task.monitor or cfg["callbacks"].get("checkpoint", {}).get("monitor"))
+        # start is the last: training has begun when no other callback has raised
+        callbacks = [*make_callbacks(cfg, task), *([report] if report else []), wall_time, start]
+        start.given = callbacks
+        check(cfg, data, task, callbacks)
+        to_double(task, cfg)
+        skip_empty_hooks(callbacks)
+        trainer = make_trainer(cfg, run.path, callbacks, loggers)
+        parameters = sum(p.numel() for p in task.net.parameters())  # before a strategy shards them
+        ckpt_path = initialise(cfg, task) if state is None else run.last
+        prepare_model(cfg, task, trainer)
+        warn_missing_onnx(cfg.get("compression") or {})
+        warn_no_checkpoints(cfg, trainer)
+        with interruptible(start):
+            with explain_lightning_errors(cfg, trainer, callbacks, lambda: start.begun):
+                trainer.fit(task.driven, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+            start.on_train_start(trainer, task.driven)  # not called in a run of no steps
+            return finalize(cfg, run, trainer, task, data, callbacks, loggers, parameters, wall_time)
+
+
+def load_last(run: RunDir, task: Task) -> dict[str, Any] | None:
+    """Return the checkpoint that an interrupted run continues from, and give the net its structure."""
+    if not run.last.exists():
+        return None
+    state = read_checkpoint(run.last)
+    apply_structure(task.net, state.get("structure", {}))
+    rank_zero_only(print)(f"Continuing {run.path} after step {state['global_step']}", flush=True)
+    return state
+
+
+def check(cfg: dict[str, Any], data: LightningDataModule, task: Task, callbacks: list[Callback]) -> None:
+    """Raise UserError if data, task and callbacks don't work together."""
+    task.check_run(cfg)
+    check_loaders(cfg, data)
+    check_metric_names(cfg, task, callbacks)
+    task.check_facts(cfg["data"])
+
+
+def warn_no_checkpoints(cfg: dict[str, Any], trainer: Trainer) -> None:
+    """Warn if `callbacks` has replaced the default callbacks, and so the checkpoints."""
+    names, options = cfg["callbacks"], cfg["trainer"]
+    wanted = names and "checkpoint" not in names and options["enable_checkpointing"] and not options["fast_dev_run"]
+    if wanted and not trainer.checkpoint_callbacks:
+        rank_zero_warn(
+            "No checkpoint callback: this run can't be resumed or evaluated. "
+            f"callbacks=[default,{','.join(names)}] keeps one."
+        )
+
+
+def warn_no_steps(callbacks: list[Callback], trainer: Trainer) -> None:
+    """Warn about compression methods that had no optimizer step to act on."""
+    if trainer.global_step > 0:
+        return
+    names = [type(one).__name__ for one in callbacks if isinstance(one, Compression) and not one.ready(trainer)]
+    if names:
+        rank_zero_warn(f"compression: no optimizer step was made, so {' and '.join(names)} had nothing to do.")
+
+
+def end_reason(cfg: dict[str, Any], trainer: Trainer) -> str:
+    """Return why training ended before its last epoch, such as `stopped by early_stopping at epoch 3 of 8`, or ""."""
+    step, last = trainer.global_step, trainer.max_epochs
+    done: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
+    if step == 0 or done == last:
+        return ""
+    at = f"at epoch {done}" + (f" of {last}" if last not in (None, -1) else "")
+    if step == trainer.max_steps:
+        return f"trainer.max_steps={step} reached {at}"
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
+        is_early = isinstance(callback, EarlyStopping) and callback.stopping_reason_message is not None
+        if is_early and callback.stopped_epoch == done - 1:
+            names = [name for name, node in cfg["callbacks"].items() if locate(node) is type(callback)]
+            return f"stopped by {names[0] if names else type(callback).__name__} {at}"
+        remaining = callback.time_remaining() if isinstance(callback, Timer) else None
+        if remaining is not None and remaining <= 0:
+            return f"trainer.max_time={cfg['trainer']['max_time']} reached {at}"
+    return f"stopped {at}"
+
+
+def finalize(
+    cfg: dict[str, Any],
+    run: RunDir,
+    trainer: Trainer,
+    task: Task,
+    data: LightningDataModule,
+    callbacks: list[Callback],
+    loggers: list[Logger],
+    parameters: int,
+    wall_time: WallTime,
+) -> dict[str, Any]:
+    """Test the best checkpoint, log and write the result, print the summary, and measure the receipt."""
+    warn_no_steps(callbacks, trainer)
+    ended = end_reason(cfg, trainer)
+    pruned = next((one.pruned for one in callbacks if isinstance(one, TrialReport)), None)
+    if pruned is not None:  # a run that its search has ended is not tested
+        cfg = {**cfg, "test": False}
+    result = {"parameters": parameters, **evaluate_best(cfg, run, trainer, task, data, callbacks)}
+    result |= {"seconds": wall_time.seconds} if pruned is None else {"seconds": wall_time.seconds, "pruned": pruned}
+    result = add_objective(cfg, result)
+    pages = [page for callback in callbacks if (page := getattr(callback, "page", None)) is not None]
+    for logger in loggers:
+        for page in pages:
+            log_page(logger, page)
+        log_result(logger, result, run.best)
+    if trainer.is_global_zero:
+        run.finish(result)
+        summary.print_summary(result, run, ended=ended)
+        is_compressed = any(isinstance(callback, Compression) for callback in callbacks)
+        if is_compressed and pruned is None and cfg["compression"]["receipt"] != "none":
+            write_receipt(run, cfg)
+        summary.print_next(run, summary.proposals(run, cfg))
+    return result

@@ -1,0 +1,41 @@
+"""Differences between two complete runs."""
+
+from pathlib import Path
+
+from support.runs import SMALL, new_run
+
+import lathe.training.train
+from lathe.callbacks import Throughput
+from lathe.config.sweep_direction import lower_is_better
+from lathe.runs.compare_runs import RESULT_TIMES, compare_runs
+from lathe.runs.metric_names import ENERGY, is_cost
+
+
+def test_each_difference_is_named(tmp_path: Path) -> None:
+    options = (*SMALL, "trainer.limit_train_batches=4", "test=false", "trainer.log_every_n_steps=2")
+    one, again, other = (
+        new_run(tmp_path / name, *options, f"seed={seed}") for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
+    for cfg in (one, again, other):
+        lathe.training.train.train(cfg)
+    alone, same, else_ = (Path(cfg["paths"]["run_dir"]) for cfg in (one, again, other))
+    assert compare_runs(same, alone) == []
+    told = " ".join(compare_runs(else_, alone))
+    for word in (
+        "weights of last.ckpt",
+        "weights of best.ckpt",
+        "result.json: seed 2 instead of 1",
+        "metrics.csv: {'step'",
+    ):
+        assert word in told
+    (alone / "receipt.md").write_text("")
+    (same / ".tmp-x-1.result.json").write_text("")
+    assert compare_runs(same, alone) == ["no receipt.md", "left: .tmp-x-1.result.json"]
+
+
+def test_costs_are_not_compared() -> None:
+    """Every number that measuring callbacks add to result.json."""
+    names = [*Throughput().summary(), *ENERGY]
+    assert len(names) == 13
+    assert [name for name in names if not RESULT_TIMES.fullmatch(name) or not is_cost(name)] == []
+    assert [name for name in names if not lower_is_better(name)] == ["samples_per_s", "mfu", "slowest_rank"]

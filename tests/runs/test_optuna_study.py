@@ -1,0 +1,72 @@
+"""Samples of a search depend on its seed and the number of the trial, for every sampler."""
+
+import binascii
+from typing import Any
+
+import optuna
+import pytest
+
+from lathe.runs.optuna_study import SAMPLERS, make_brackets, pruner_of, sampler_of, study_name
+
+
+def drawn(name: str, seed: int, pruner: str = "none") -> list[float]:
+    study = optuna.create_study(study_name="study")
+    for number in range(12):  # the first ten of some samplers are random
+        study.sampler, study.pruner = sampler_of({"sampler": name, "seed": seed}, number), pruner_of({"pruner": pruner})
+        trial = study.ask()
+        make_brackets(study, number)
+        trial.report(0, 9)
+        x, y = trial.suggest_float("x", 0, 1), trial.suggest_int("y", 1, 8)
+        study.tell(trial, (x - 0.3) ** 2 + y)
+    return [trial.params["x"] for trial in study.trials]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samples_depend_on_trial_and_seed(name: str) -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    found = drawn(name, 0)
+    assert len(set(found)) > 8
+    assert drawn(name, 0) == found
+    assert drawn(name, 1) != found
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_samples_under_hyperband_are_reproducible(name: str) -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    found = drawn(name, 0, "hyperband")
+    assert len(set(found)) > 8
+    assert drawn(name, 0, "hyperband") == found
+
+
+def test_hyperband_samples_from_the_trials_of_its_bracket() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    seen: list[set[int]] = []
+
+    class Seen(optuna.samplers.RandomSampler):
+        def sample_independent(self, study: Any, trial: Any, *others: Any) -> Any:
+            seen.append({before.number for before in study.get_trials(deepcopy=False)})
+            return super().sample_independent(study, trial, *others)
+
+    study = optuna.create_study(study_name="study", sampler=Seen())
+    for number in range(12):
+        study.pruner = pruner_of({"pruner": "hyperband"})
+        trial = study.ask()
+        make_brackets(study, number)
+        trial.suggest_float("x", 0, 1)
+        trial.report(0, 8)  # of nine: brackets that get 9, 5 and 3 of 17 trials
+        study.tell(trial, 0)
+    brackets = [0] * 9 + [1] * 5 + [2] * 3
+    of = [brackets[binascii.crc32(f"study_{number}".encode()) % 17] for number in range(12)]
+    assert seen[0] == {0}
+    assert seen[1:] == [{before for before in range(n + 1) if of[before] == of[n]} for n in range(1, 12)]
+    assert len(set(of)) == 3
+
+
+def facts(*words: str) -> dict[str, Any]:
+    return {"name": "train", "words": ["sweep=optuna", *words], "sweep": {"space": {"seed": [1]}, "pruner": "none"}}
+
+
+def test_the_name_of_a_study_does_not_depend_on_folders() -> None:
+    own = study_name(facts())
+    assert own == study_name(facts("paths.log_dir=old")) == study_name(facts("sweep.storage=sqlite:///x.db"))
+    assert own != study_name(facts("model=mlp"))

@@ -1,0 +1,171 @@
+"""Status of runs: `scripts/report.py` and `scripts/runs.py` agree, whatever happened to the files."""
+
+import csv
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.run_directories import write_run, write_sweep
+from support.run_folders import Cli, refused
+from support.runs import ROOT
+
+from lathe.runs.run_status import status_without_run
+from lathe.verbs.report.collect import Run, collect
+from lathe.verbs.runs.command import runs, show_list
+from lathe.verbs.runs.find import find
+from lathe.verbs.runs.listed import Listed
+
+
+def cut(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+MUTATIONS: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": cut,
+    "binary": lambda path: path.write_bytes(bytes(range(256))),
+    "list": lambda path: path.write_text("[1, {a: 2}]"),
+    "mapping": lambda path: path.write_text("{}"),
+    "python": lambda path: path.write_text('!!python/object/apply:os.system ["touch canary"]'),
+    "deep": lambda path: path.write_text("[" * 5000 + "]" * 5000),
+    "folder": folder,
+    "fifo": fifo,
+    "missing": Path.unlink,
+}
+FILES = ("config.yaml", "overrides.yaml", "result.json", "environment.json", "metrics.csv")
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "logs"
+
+
+def both(log_dir: Path) -> tuple[Run, Listed]:
+    """The only run, as either command reads it."""
+    (told,), _ = collect(["logs"])
+    (listed,) = find(None, log_dir)
+    return told, listed
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize("name", FILES)
+def test_both_commands_agree_on_a_damaged_file(log_dir: Path, name: str, mutation: str) -> None:
+    path = write_run(log_dir, 0, 0.9)
+    (path / "checkpoints").mkdir()
+    MUTATIONS[mutation](path / name)
+    told, listed = both(log_dir)
+    assert told.state == listed.state
+    assert told.sentence == listed.standing.sentence
+    assert listed.size > 0
+    says_nothing = (("overrides.yaml", "missing"), ("result.json", "mapping"))
+    if name in ("environment.json", "metrics.csv") or (name, mutation) in says_nothing:
+        expected = "complete"  # they have no part in the status
+    elif (name, mutation) == ("result.json", "missing"):
+        expected = "unfinished"
+    elif (name, mutation) == ("overrides.yaml", "cut"):
+        expected = told.state  # half a list may be a list
+    else:
+        expected = "failed"
+        assert listed.standing.unread == listed.standing.sentence
+        assert f"its {name} " in str(told.sentence)
+        assert str(told.sentence).endswith(".")
+    assert told.state == expected
+    assert not Path("canary").exists()
+
+
+def test_the_list_names_runs_that_can_not_be_read(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [write_run(log_dir, number, 0.9) for number in range(8)]
+    (runs[0] / "config.yaml").write_bytes(b"\0")
+    request = dict.fromkeys(("columns", "limit", "output", "runs")) | {"paths": {"log_dir": log_dir}, "sort": "date"}
+    show_list({**request, "output": "list.json"}, find(None, log_dir))
+    found = json.loads(Path("list.json").read_text())
+    reason = f"logs/train/{runs[0].name}: its config.yaml can't be read as a configuration."
+    assert [row["state"] for row in found] == ["failed", *["complete"] * 7]
+    assert [row["sentence"] for row in found] == [reason, *[None] * 7]
+    for path in runs[:7]:
+        (path / "config.yaml").unlink()
+    capsys.readouterr()
+    show_list(request, find(None, log_dir))
+    assert capsys.readouterr().out.splitlines()[-1].startswith("7 runs can't be read: ")
+
+
+def test_a_run_that_can_not_be_read_is_not_changed(log_dir: Path, cli: Cli) -> None:
+    torn, other = (write_run(log_dir, number, None) for number in range(2))
+    (torn / "config.yaml").write_text("name: [")
+    sentence = f"logs/train/{torn.name}: its config.yaml can't be read as a configuration."
+    assert refused(cli, "runs=logs", "tag=[x]") == sentence
+    assert "tags: []" in (other / "config.yaml").read_text()
+    assert cli("delete=failed", "yes=true", script="scripts/runs.py") == (0, "")
+    assert cli("delete=unfinished", "yes=true", script="scripts/runs.py") == (0, "")
+    assert [torn.is_dir(), other.exists()] == [True, False]
+
+
+def test_failed_jobs_are_listed_without_their_directories(log_dir: Path) -> None:
+    runs = [write_run(log_dir, number, 0.9) for number in range(4)]
+    states = ("complete", "failed", "failed", "complete")
+    jobs = [{"run_dir": str(run), "state": state} for run, state in zip(runs, states, strict=True)]
+    sweep = write_sweep(log_dir, [*jobs, {"state": "running"}])
+    for path in runs[1:]:
+        shutil.rmtree(path)
+    for words in (None, str(sweep), "logs"):
+        found = find(words, log_dir)
+        assert sorted(run.state for run in found) == ["complete", "failed", "failed", "running"]
+        assert [run.path for run in found if run.path] == [runs[0]]
+    told, _ = collect([str(sweep)])
+    assert sorted(run.state for run in told) == ["complete", "failed", "failed", "gone", "running"]
+    assert len(collect(["logs", str(sweep), "logs"])[0]) == 5  # no job twice, however it is named
+
+
+def test_jobs_without_a_run_directory_can_not_be_deleted(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_run(log_dir, 0, 0.9)
+    sweep = write_sweep(log_dir, [{"state": "failed", "sentence": "no"}, {"state": "refused"}, {"state": "pruned"}])
+    usual = yaml.safe_load((ROOT / "configs" / "runs.yaml").read_text()) | {"paths": {"log_dir": log_dir}}
+
+    def printed(**words: Any) -> list[str]:
+        runs({**usual, **words})
+        return capsys.readouterr().out.splitlines()
+
+    counted = "3 runs (1 pruned, 2 failed), 0 B. 3 of them are jobs without a run directory."
+    assert printed(runs=str(sweep))[-1] == counted
+    first, last = printed(delete="failed", yes=True)
+    assert first.startswith("2 failed jobs of a sweep have no run directory, so there is nothing to remove")
+    assert last == "No other of 4 runs is failed: nothing was removed."
+
+
+@pytest.mark.parametrize("named", ["/", "logs/mystuff", "", "logs/train", "\0"])
+def test_a_job_that_names_no_run_directory_has_none(log_dir: Path, named: str) -> None:
+    own = write_run(log_dir, 0, 0.9)
+    (log_dir / "mystuff").mkdir()
+    (log_dir / "mystuff" / "thesis.tex").write_text("x" * 1000)
+    sweep = write_sweep(log_dir, [{"run_dir": named, "state": "complete", "sentence": None}])
+    for words in (None, str(sweep)):
+        (listed,) = (one for one in find(words, log_dir) if one.path != own)
+        assert (listed.path, listed.state, listed.size) == (None, "failed", 0)
+        assert listed.standing.sentence == f"it names {named!r}, which is not a run directory."
+    (told,), _ = collect([str(sweep)])
+    assert (told.path, told.state) == (None, "failed")
+
+
+def test_the_csv_has_the_reason(log_dir: Path, cli: Cli) -> None:
+    write_sweep(log_dir, [{"state": "failed", "sentence": "=1+1 is\nno rate"}])
+    assert cli("output=list.csv", script="scripts/runs.py") == (0, "")
+    with open("list.csv", newline="") as file:
+        assert [row["sentence"] for row in csv.DictReader(file)] == ["=1+1 is no rate"]
+    assert status_without_run(None, {"state": "refused"}).state == "failed"

@@ -1,0 +1,265 @@
+"""Every way in which a run can end: a checkpoint is tested, result.json is strict JSON, and a run that was interrupted
+after training is completed without more training.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.commands import check
+from support.commands import run as run_command
+from support.runs import SMALL, column, new_run, rows, runs, weights
+
+from lathe.errors import Stopped, UserError
+from lathe.runs import rundir
+from lathe.runs.compare_runs import RESULT_TIMES
+from lathe.runs.inference import open_data, open_run_net, score
+from lathe.tasks import ClassificationTask
+from lathe.training.train import train
+
+LAST, FIRST = "the last weights, no validation ran", "the initial weights, nothing was trained"
+SHORT = (*SMALL, "trainer.limit_train_batches=6", "trainer.max_epochs=2", "compression.receipt=none")
+# overrides, optimizer steps, `best` if the monitor has not chosen it, True if there is an objective
+WAYS = {
+    "to its end": ((), 12, None, True),
+    "no validation": (("trainer.limit_val_batches=0",), 12, LAST, False),
+    "no validation, no test": (("trainer.limit_val_batches=0", "test=false"), 12, LAST, False),
+    "max_steps within the first epoch": (("trainer.max_steps=4",), 4, LAST, False),
+    "max_steps within the second epoch": (("trainer.max_steps=8",), 8, None, True),
+    "max_steps=0": (("trainer.max_steps=0",), 0, FIRST, False),
+    "max_epochs=0": (("trainer.max_epochs=0",), 0, FIRST, False),
+    "no time": (("trainer.max_time=00:00:00:00",), 0, FIRST, False),
+    "validation too seldom": (("trainer.check_val_every_n_epoch=5",), 12, LAST, False),
+    "a test of nothing": (("trainer.limit_test_batches=0",), 12, None, True),
+    "last.ckpt only at the end": (("callbacks.checkpoint.every_n_epochs=null",), 12, None, True),
+    "monitored in training": (("callbacks.checkpoint.monitor=train/loss",), 12, None, True),
+    "monitored in training, no validation": (
+        ("callbacks.checkpoint.monitor=train/loss", "trainer.limit_val_batches=0"),
+        12,
+        None,
+        True,
+    ),
+    "an objective of the run": (("objective=steps",), 12, None, True),
+    "an objective of the test": (("objective=test/loss", "trainer.limit_val_batches=0"), 12, LAST, True),
+    "no monitor": (("callbacks.checkpoint.monitor=null",), 12, None, False),
+    "stopped early": (
+        ("callbacks=[default,early_stopping]", "callbacks.early_stopping.stopping_threshold=0.0"),
+        6,
+        None,
+        True,
+    ),
+    "overfitting": (("trainer.overfit_batches=6",), 12, None, True),
+    "pruned, never validated": (("compression=prune", "trainer.limit_val_batches=0"), 12, LAST, False),
+    "trained in integers, never validated": (("compression=qat", "trainer.limit_val_batches=0"), 12, LAST, False),
+    "trained in integers, never trained": (("compression=qat", "trainer.max_epochs=0"), 0, FIRST, False),
+    "quantized after, never validated": (
+        ("compression=ptq_dynamic", "trainer.max_steps=4"),
+        4,
+        LAST,
+        True,
+    ),  # what it makes is validated
+}
+
+
+def run_of(cfg: dict[str, Any]) -> rundir.RunDir:
+    return rundir.RunDir(cfg["paths"]["run_dir"])
+
+
+def strict(path: Path) -> dict[str, Any]:
+    """Read JSON, which has neither NaN nor Infinity."""
+
+    def refuse(word: str) -> None:
+        raise AssertionError(f"{path} has {word}")
+
+    return dict(json.loads(path.read_text(), parse_constant=refuse))
+
+
+@pytest.mark.filterwarnings("ignore:compression. no optimizer step was made")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_ends_with_its_result_and_is_completed_without_training(tmp_path: Path, way: str) -> None:
+    overrides, steps, best, objective = WAYS[way]
+    cfg = new_run(tmp_path, *SHORT, *overrides)
+    result = train(cfg)
+    run = run_of(cfg)
+    assert strict(run.path / "result.json") == result
+    assert (result["steps"], result.get("best")) == (steps, best)
+    assert (result["objective"] is not None) == objective
+    assert bool(result.get("notes")) == (not objective)  # a line says why
+    assert ("test/accuracy" in result) == (cfg["test"] and cfg["trainer"]["limit_test_batches"] != 0)
+    assert result["best_step"] == torch.load(run.best, weights_only=True)["global_step"]
+    assert best is None or result["best_step"] == steps
+    open_run_net(run.path)  # the directory is enough
+    if steps:
+        newest, chosen = weights(run.path), weights(run.path, "best")
+        assert (
+            result["best_step"] < steps
+            or way.startswith("quant")
+            or all(torch.equal(newest[k], chosen[k]) for k in newest)
+        )
+
+    (run.path / "result.json").unlink()  # killed after training
+    logged = [row["step"] for row in rows(run.path)]
+    again = train(cfg)
+    measured = {name for name in result | again if RESULT_TIMES.fullmatch(name)}
+    assert measured >= {"seconds", "epoch_s", "peak_resident_bytes"}
+    assert again["epoch_s"] == result["epoch_s"]  # of the steps that an earlier process made
+    for name in ("samples_per_s", "step_ms", "data_wait"):
+        assert (again[name] is None) == (result[name] is None)
+        assert again[name] is None or again[name] == pytest.approx(result[name], rel=0.5, abs=1e-3)
+    assert {k: v for k, v in again.items() if k not in measured} == {
+        k: v for k, v in result.items() if k not in measured
+    }
+    assert [row["step"] for row in rows(run.path)] == logged
+    assert strict(run.path / "result.json") == again
+
+
+def test_a_note_gives_the_reason_for_no_objective(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(new_run(tmp_path, *SHORT, "trainer.limit_val_batches=0"))
+    lines = capsys.readouterr().out.splitlines()
+    assert (
+        "objective is null: there is no val/accuracy, no validation ran; a sweeper that optimises gets no number"
+        in lines
+    )
+    assert any("best" in line and LAST in line for line in lines)
+
+
+def test_a_lost_best_checkpoint_is_replaced_by_the_last(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SHORT)
+    result = train(cfg)
+    (run_of(cfg).path / "result.json").unlink()
+    run_of(cfg).best.unlink()
+    again = train(cfg)
+    assert again["best"] == "the last weights, best.ckpt was not there"
+    assert again["best_step"] == result["steps"] == 12
+
+
+def test_a_run_that_stopped_early_continues_with_a_later_end(tmp_path: Path) -> None:
+    stops = ("callbacks=[default,early_stopping]", "callbacks.early_stopping.stopping_threshold=0.0")
+    cfg = new_run(tmp_path, *SHORT, *stops)
+    assert train(cfg)["steps"] == 6
+    cfg["trainer"]["max_epochs"] = 3
+    assert train(cfg)["steps"] == 12  # one more epoch, and the threshold is passed again
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "model_summary", "progress_bar"])
+def test_lightning_does_not_replace_a_callback_that_is_left_out(
+    tmp_path: Path, name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    on = ("trainer.enable_progress_bar=true", "trainer.enable_model_summary=true", "callbacks.progress_bar.plain=true")
+    others = [f"callbacks.{other}=null" for other in ("checkpoint", "model_summary") if other == name]
+    words = on if name != "progress_bar" else (*on[:2], "callbacks.progress_bar=null")
+    cfg = new_run(tmp_path, *SHORT, *words, *others)
+    result = train(cfg)
+    out = capfd.readouterr().out
+    assert bool(list(run_of(cfg).path.rglob("*.ckpt"))) == (name != "checkpoint")
+    assert ("epoch 1/2" in out) == (name != "progress_bar")
+    assert ("1,210 parameters" in out) == (name != "model_summary")
+    assert "Modules in train mode" not in out
+    assert "Epoch 1/1" not in out
+    assert result["steps"] == 12
+
+
+def test_the_best_epoch_may_be_that_of_the_least_training_loss(tmp_path: Path) -> None:
+    cfg = new_run(
+        tmp_path, *SHORT, "trainer.max_epochs=3", "callbacks.checkpoint.monitor=train/loss", "optimizer.lr=0.3"
+    )
+    result = train(cfg)
+    losses = column(run_of(cfg).path, "train/loss_epoch")
+    assert result["objective"] == pytest.approx(min(losses), rel=1e-6)
+    assert result["best_step"] == 6 * (losses.index(min(losses)) + 1)
+
+
+@pytest.mark.parametrize(("every", "told"), [(4, True), (3, False), (6, False)])
+def test_a_validation_of_earlier_weights_is_noted(tmp_path: Path, every: int, told: bool) -> None:
+    words = ("callbacks.checkpoint.monitor=null", f"trainer.val_check_interval={every}")
+    cfg = new_run(tmp_path, *SHORT, *words, "objective=test/accuracy")
+    result = train(cfg)
+    assert ("val/accuracy" in result) != told
+    text = "The last validation was at step 10 of 12, of other weights than the last"
+    assert [note[: len(text)] for note in result.get("notes", [])] == ([text] if told else [])
+    (run_of(cfg).path / "result.json").unlink()  # killed after training
+    again = train(cfg)
+    assert again.get("notes") == result.get("notes")
+
+
+def test_metrics_that_are_not_finite_are_null_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cfg = new_run(
+        tmp_path, *SHORT, "optimizer.lr=1e30", "callbacks.nan_guard=null", "callbacks.checkpoint.monitor=val/loss"
+    )
+    result = train(cfg)
+    assert strict(run_of(cfg).path / "result.json") == result
+    assert result["objective"] is result["test/loss"] is result["val/loss"] is None
+    assert result["notes"] == [
+        "objective is null: there is no val/loss, it is not finite; a sweeper that optimises gets no number",
+        "Not finite, and null in result.json: test/loss, val/loss.",
+    ]
+    out = capsys.readouterr().out
+    assert "not finite" in next(line for line in out.splitlines() if "test/loss" in line)
+    with pytest.raises(
+        UserError, match=r"best\.ckpt holds weights that are not finite, .* first: take another checkpoint"
+    ):
+        open_run_net(run_of(cfg).path)
+
+
+@contextmanager
+def default_signal() -> Iterator[None]:
+    """Restore the default handler, which torch's elastic agent replaces in other tests."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_during_the_test_stops_a_run_that_is_then_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(new_run(tmp_path / "a", *SHORT))
+    cfg = new_run(tmp_path / "b", *SHORT)
+    real = ClassificationTask.test_step
+    with monkeypatch.context() as patch, default_signal():
+        patch.setattr(
+            ClassificationTask, "test_step", lambda *args: (os.kill(os.getpid(), signal.SIGTERM), real(*args))[1]
+        )
+        with pytest.raises(Stopped, match="SIGTERM"):
+            train(cfg)
+    assert not run_of(cfg).complete
+    result = train(cfg)
+    assert (result["steps"], result["test/loss"], result["objective"]) == (
+        whole["steps"],
+        whole["test/loss"],
+        whole["objective"],
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("way", "best"), [("trainer.max_steps=4", LAST), ("trainer.max_epochs=0", FIRST)])
+def test_a_run_on_two_ranks_is_completed_without_training(tmp_path: Path, strategy: str, way: str, best: str) -> None:
+    typed = (*SHORT, "trainer.devices=2", f"strategy={strategy}", way)
+    check(run_command(*typed, cwd=tmp_path))
+    (folder,) = runs(tmp_path / "logs")
+    result = strict(folder / "result.json")
+    assert (result["best"], result["objective"], result["devices"]) == (best, None, 2)
+    task, cfg = open_run_net(folder)
+    tested = score(task, task.net, open_data(cfg).eval_loader("test"))
+    assert result["test/loss"] == pytest.approx(tested["loss"], rel=1e-5)
+    (folder / "result.json").unlink()
+    done = check(run_command(f"resume={folder}", cwd=tmp_path))
+    assert "objective is null: there is no val/accuracy" in done.stdout
+    again = strict(folder / "result.json")
+    assert (again["test/loss"], again["steps"], again["best"]) == (result["test/loss"], result["steps"], best)
+
+
+def test_weights_of_ckpt_path_are_tested_without_training(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SHORT)
+    trained = train(cfg)
+    result = train(new_run(tmp_path, *SHORT, "trainer.max_epochs=0", f"ckpt_path={cfg['paths']['run_dir']}"))
+    assert result["test/loss"] == trained["test/loss"]
+    assert (result["steps"], result["best"]) == (0, "the weights of ckpt_path, nothing was trained")

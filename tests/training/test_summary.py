@@ -1,0 +1,157 @@
+"""The table at the end of a run, and the commands to try next."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support.runs import config, new_run
+
+from lathe.config.resolve import differences
+from lathe.launch.error_reporting import report_errors
+from lathe.runs.rundir import RunDir, create
+from lathe.training.summary import print_next, print_summary, proposals
+
+TRAINED = {"parameters": 1234567, "seconds": 12.345, "samples_per_s": 43210.9}
+RESULT = {"test/accuracy": 0.98765, "test/loss": 0.05, "val/accuracy": 0.5, **TRAINED}
+
+
+def printed(result: dict[str, Any], cfg: dict[str, Any], best: bool = True) -> list[str]:
+    """The lines after the run of `cfg`, with or without best.ckpt."""
+    run = RunDir(cfg["paths"]["run_dir"])
+    if best:
+        run.best.parent.mkdir()
+        run.best.touch()
+    console = Console(record=True, width=120, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        print_summary(result, run, console)
+        print_next(run, proposals(run, cfg), console)
+        return console.export_text().splitlines()
+
+
+def commands(lines: list[str]) -> list[list[str]]:
+    """The proposed commands, as a shell reads them."""
+    return [shlex.split(line) for line in lines if line.strip().startswith("python ")]
+
+
+def cells(lines: list[str]) -> dict[str, str]:
+    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+    return {row[0]: row[1] for row in rows}
+
+
+def test_it_has_test_metrics_and_the_run_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cfg = new_run(tmp_path / "logs", "model=mlp")
+    lines = printed(RESULT, cfg)
+    assert cells(lines) == {
+        "test/accuracy": "0.9877",
+        "test/loss": "0.0500",
+        "parameters": "1,234,567",
+        "samples/s": "43,211",
+        "seconds": "12.3",
+    }
+    assert f"Run directory: {Path(cfg['paths']['run_dir']).relative_to(tmp_path)}" in lines
+
+
+def test_it_has_the_measured_costs(tmp_path: Path) -> None:
+    costs = {"epoch_s": 12.345, "peak_gpu_bytes": 3 * 2**30, "peak_resident_bytes": 2**29, "energy_gpu_j": 9000.0}
+    ranks = {"rank_ms_min": 10.04, "rank_ms_max": 31.0, "slowest_rank": "node3:5", "energy_cpu_j": None}
+    table = cells(printed(RESULT | costs | ranks, new_run(tmp_path, "model=mlp")))
+    assert {name: table[name] for name in list(table)[4:-1]} == {
+        "seconds per epoch (median)": "12.35",
+        "peak memory, GPU": "3.00 GiB",
+        "peak memory, resident": "0.50 GiB",
+        "own ms of a process": "10.0 to 31.0, slowest node3:5",
+        "energy, GPU": "2.5 Wh",
+    }
+
+
+@pytest.mark.parametrize("monitor", ["val/accuracy", "val_f1", "f1"])
+def test_it_has_the_monitor(monitor: str, tmp_path: Path) -> None:
+    result = {"test/accuracy": 0.9, "test/loss": 0.1, monitor: 0.25, "val/other": 0.5, "monitor": monitor, **TRAINED}
+    table = cells(printed(result, new_run(tmp_path, "model=mlp")))
+    assert table[monitor] == "0.2500"
+    assert "val/other" not in table
+
+
+def test_validation_metrics_replace_those_of_a_missing_test(tmp_path: Path) -> None:
+    table = cells(printed({"val/accuracy": 0.5, "parameters": 1, "seconds": 0.0}, new_run(tmp_path, "model=mlp")))
+    assert table == {"val/accuracy": "0.5000", "parameters": "1", "seconds": "0.0"}
+
+
+def test_notes_and_values_that_are_not_finite_are_printed(tmp_path: Path) -> None:
+    best = {"best": "the last weights, no validation ran", "notes": ["objective is null: [why]"]}
+    lines = printed({**RESULT, "test/loss": None, **best}, new_run(tmp_path, "model=mlp"))
+    assert cells(lines)["test/loss"] == "not finite"
+    assert cells(lines)["best"] == "the last weights, no validation ran"
+    assert "objective is null: [why]" in lines
+
+
+@pytest.mark.parametrize(("compression", "target"), [("qat", "onnx_int8"), ("prune", "onnx"), ("none", None)])
+def test_a_compressed_run_can_be_exported_next(compression: str, target: str | None, tmp_path: Path) -> None:
+    proposed = commands(printed(RESULT, new_run(tmp_path, "model=mlp", f"compression={compression}")))
+    exports = [words[-1] for words in proposed if words[1] == "scripts/export.py"]
+    assert exports == ([f"target={target}"] if target else [])
+
+
+def test_the_next_commands_repeat_the_overrides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = (
+        *("data=cifar10", "model=vit_tiny", "callbacks=[default,ema]", "optimizer.lr=0.1", "name='a, b'"),
+        *("optimizer=adamw", "optimizer.lr=0.004", "seed=3"),  # the later lr counts
+    )
+    cfg = new_run(tmp_path / "my logs", *own, "+optimizer.amsgrad=true", "resume=null", "launch.id=null")
+    evaluation, slower, seeds, report = commands(printed(RESULT, cfg))
+    request = config(*evaluation[2:], name="evaluate")
+    assert evaluation[:2] == ["python", "scripts/evaluate.py"]
+    assert (tmp_path / request["run"]).samefile(cfg["paths"]["run_dir"])
+    assert request["split"] == "val"
+    assert slower[:2] == ["python", "train.py"]
+    assert differences(cfg, config(*slower[2:]), ("paths", "sweep")) == ["optimizer.lr: 0.004 -> 0.002"]
+    assert (seeds[:3], seeds[-1]) == (["python", "train.py", "-m"], "seed=1,2,3")
+    assert differences(cfg, config(*seeds[3:-1], "seed=2"), ("paths", "data", "sweep")) == ["seed: 3 -> 2"]
+    assert report[1] == "scripts/report.py"
+    assert (tmp_path / config(*report[2:], name="report")["runs"]).samefile(Path(cfg["paths"]["run_dir"]).parent)
+
+
+def test_pages_and_logger_files_have_the_command_that_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cfg = new_run(tmp_path / "logs", "model=mlp")
+    run = Path(cfg["paths"]["run_dir"])
+    for name in ("samples/val.html", "tensorboard/events.out.tfevents.1", "wandb/offline-run-1-a/run-a.wandb"):
+        (run / name).parent.mkdir(parents=True)
+        (run / name).touch()
+    lines, path = printed(RESULT, cfg), run.relative_to(tmp_path)
+    assert f"Samples page: {path}/samples/val.html" in lines
+    assert lines[-2:] == [f"  tensorboard --logdir {path}", f"  wandb sync {path}/wandb/offline-run-1-a"]
+
+
+def test_the_next_commands_have_the_config_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "my own"
+    (own / "experiment").mkdir(parents=True)
+    monkeypatch.setattr("sys.argv", ["train.py", "--config-dir", str(own), "seed=1"])
+    for name, value in {"LATHE_CONFIG_DIR": "", "HYDRA_FULL_ERROR": "0", "LATHE_FULL_ERROR": "0"}.items():
+        monkeypatch.setenv(name, value)  # restored afterwards
+    report_errors(lambda: None)()
+    _, slower, seeds, _ = commands(printed(RESULT, new_run(tmp_path, "model=mlp")))
+    assert slower[:4] == ["python", "train.py", "--config-dir", str(own)]
+    assert seeds[:5] == ["python", "train.py", "--config-dir", str(own), "-m"]
+
+
+def test_the_next_commands_start_from_the_same_run(tmp_path: Path) -> None:
+    """logs/latest is another run now."""
+    start = tmp_path / "start"
+    start.mkdir()
+    words = ["model=mlp", "ckpt_path=logs/latest"]
+    cfg = config(*words, f"paths.log_dir={tmp_path}")
+    cfg["ckpt_path"] = str(start)
+    create(tmp_path, cfg, words)
+    assert all(f"ckpt_path={start}" in command for command in commands(printed(RESULT, cfg))[1:3])
+
+
+def test_without_a_checkpoint_no_evaluation_is_proposed(tmp_path: Path) -> None:
+    found = commands(printed(RESULT, new_run(tmp_path, "model=mlp"), best=False))
+    assert [command[1] for command in found] == ["train.py", "train.py", "scripts/report.py"]
