@@ -23,12 +23,12 @@ class LatheSweeper(Sweeper):
         self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+        self.context = hydra_context, task_function, config
 
     def sweep(self, arguments: list[str]) -> Sequence[Any]:
         from lathe.launch.sweep import Context, run_sweep
 
-        return run_sweep(Context(self.hydra_context, self.task_function, self.config), self.params, arguments)
+        return run_sweep(Context(*self.context), self.params, arguments)
 
 
 ConfigStore.instance().store(

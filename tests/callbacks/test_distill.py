@@ -160,7 +160,7 @@ def test_outside_its_window_the_task_is_left_alone(
             method.window = (0.5, 0.75)
         return made
 
-    monkeypatch.setattr(attached, "make_methods", second_half)
+    monkeypatch.setattr(callbacks_and_loggers, "make_methods", second_half)
     lathe.training.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     plain = run_of(tmp_path / "plain", *MLP)

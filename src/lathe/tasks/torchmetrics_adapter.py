@@ -130,10 +130,13 @@ class Meters(nn.Module):
 
     def check_kinds(self, predicts: str, width: int) -> None:
         """Raise UserError for a metric of another kind than the task's `width` classes or labels."""
+        prefix = PREFIXES.get(predicts)
+        if prefix is None:
+            return
         for name, metric in zip(self.names, self._of("train"), strict=True):
-            prefix, kind = PREFIXES.get(predicts), type(metric).__name__
+            kind = type(metric).__name__
             given = next((one for one in ("Binary", *PREFIXES.values()) if kind.startswith(one)), prefix)
-            if prefix is None or given == prefix or (given == "Binary" and (predicts == "labels" or width == 2)):
+            if given == prefix or (given == "Binary" and (predicts == "labels" or width == 2)):
                 continue
             raise UserError(
                 f"task.metrics.{name}: {kind} does not fit {width} {predicts}. Use torchmetrics.classification."
