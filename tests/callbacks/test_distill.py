@@ -16,6 +16,7 @@ from lathe.config.compression_plan import methods
 from lathe.errors import UserError
 from lathe.runs.build import make_task
 from lathe.runs.inference import open_net
+from lathe.training import callbacks_and_loggers
 from lathe.verbs.export.make import make
 
 
