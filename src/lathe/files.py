@@ -6,6 +6,7 @@ end. Temporary folders in other places are named `lathe-<machine>-<process>-...`
 
 import csv
 import errno
+import hashlib
 import io
 import os
 import platform
@@ -289,6 +290,12 @@ def _is_abandoned(entry: os.DirEntry[str], machine: str, process: int) -> bool:
     except OSError:  # another user's process
         return False
     return False
+
+
+def sha256(path: Path) -> str:
+    """Return a file's SHA-256 in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def csv_text(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -134,8 +134,12 @@ class DeviceStats(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._before = dict(state_dict.get("joules", {}))
 
+    def result_names(self, task: Any) -> tuple[str, ...]:
+        """Return the names of `summary`, which are added to result.json."""
+        return ("energy_gpu_j", "energy_cpu_j")
+
     def summary(self) -> dict[str, float]:
-        """The run's joules, for result.json; without those that nobody could count."""
+        """Return the run's joules, of those devices that count them."""
         return {f"energy_{name}_j": value for name, value in sorted(self._joules(alone=False).items())}
 
 

@@ -36,6 +36,8 @@ class Progress(RichProgressBar):
         plain: rows without a bar; None decides by whether standard output is a terminal.
     """
 
+    acts_in_final_test = True
+
     @validated
     def __init__(self, refresh_rate: Count = 5, leave: bool = False, plain: bool | None = None) -> None:
         super().__init__(refresh_rate=refresh_rate, leave=leave, theme=RichProgressBarTheme(metrics_format="#.3g"))

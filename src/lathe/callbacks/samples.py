@@ -47,6 +47,8 @@ class Samples(Callback):
         UserError: the task does not predict classes.
     """
 
+    acts_in_final_test = True
+
     @validated
     def __init__(
         self,
@@ -57,6 +59,7 @@ class Samples(Callback):
     ) -> None:
         self.split, self.worst, self.random, self.bins = split, worst, random, bins
         self.page: Path | None = None  # on rank 0, once it is written
+        self.needs_final_validation = split == "val"
         self._forget()
 
     def _forget(self) -> None:

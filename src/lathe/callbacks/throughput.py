@@ -18,6 +18,7 @@ from lathe.config.types import Count, Positive
 from lathe.config.validation import validated
 from lathe.measure.flops import net_input, peak_flops
 
+RESULTS = ("step_ms", "data_wait", "grad_sync", "mfu", "epoch_s", "peak_gpu_bytes", "peak_resident_bytes")
 TIMED = ("cpu", "cuda")  # devices for which DDP's reducer has a timer
 
 
@@ -278,6 +279,10 @@ class Throughput(Callback):
     def newest(self) -> tuple[int, float | None]:
         """Return the number of windows, and samples or tokens per second in the last one; on process 0."""
         return len(self._windows), self._metrics(self._windows[-1:])[f"{self._unit}_per_s"]
+
+    def result_names(self, task: Any) -> list[str]:
+        """Return the names of `summary`, which are added to result.json."""
+        return [f"{getattr(task, 'unit', 'samples')}_per_s", *RESULTS]
 
     def summary(self) -> dict[str, Any]:
         """Return the metrics over the fit: medians of windows for `step_ms` and `grad_sync`, of epochs for theirs,

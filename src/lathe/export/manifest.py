@@ -2,7 +2,6 @@
 what was exported.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Sequence
@@ -10,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from lathe.errors import UserError
-from lathe.files import write_atomically
+from lathe.files import sha256, write_atomically
 from lathe.trust.export_signing import signature
 
 NAME = "manifest.json"
 VERSION = 1
-CHUNK = 2**20
 MAX_BYTES = 10_000_000  # of manifest.json
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # names of files in the same folder
 
@@ -79,12 +77,3 @@ def _described(manifest: dict[str, Any]) -> dict[str, tuple[int, str]]:
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(found, list) for found in lists):
         raise TypeError("not of these types")
     return {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
-
-
-def sha256(path: Path) -> str:
-    """The file's SHA-256 in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe.errors import require
-from lathe.export.manifest import sha256
+from lathe.files import sha256
 from lathe.runs.rundir import RunDir
 
 KEY = "checkpoint_sha256"  # in a manifest

@@ -22,7 +22,6 @@ from lathe.config.schema import canonical
 from lathe.errors import UserError, require
 from lathe.runs import inference
 from lathe.runs.instantiate import instantiate_as, locate
-from lathe.runs.optuna_study import trial_of
 from lathe.tasks import Task
 
 # callbacks that search within a run, and the command that searches before one
@@ -171,6 +170,8 @@ def trial_report(cfg: dict[str, Any], task: Task, sweep: dict[str, Any] | None) 
     """
     if sweep is None or sweep.get("job") is None:
         return None
+    from lathe.runs.optuna_study import trial_of
+
     trial = trial_of(Path(sweep["folder"]), sweep["job"])
     monitor = cfg["objective"] or cfg["callbacks"].get("checkpoint", {}).get("monitor")
     monitor = task.monitor if monitor in (None, "auto") else monitor

@@ -6,7 +6,6 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lathe import export, receipt
 from lathe.callbacks import AtomicCheckpointIO, Compression
 from lathe.compression.structure import structure_of
 from lathe.config.compression_plan import methods
@@ -55,6 +54,8 @@ def write_weights(path: Path, net: Any, state: dict[str, Any]) -> None:
 
 def write_receipt(run: RunDir, cfg: dict[str, Any]) -> None:
     """Measure the compressed net next to the run that it started from; warn if that fails."""
+    from lathe import receipt  # which measures: not needed without compression
+
     try:
         receipt.write(run, cfg, None, cfg["compression"]["receipt"])
     except Exception as error:
@@ -75,6 +76,10 @@ def complete_receipt(cfg: dict[str, Any]) -> None:
 def warn_missing_onnx(group: dict[str, Any]) -> None:
     """Warn before a run if its receipt will lack ONNX Runtime, because packages are not installed."""
     wanted = methods(group) and group.get("receipt", "none") != "none"
-    missing = export.get("onnx").available() if wanted else None
+    if not wanted:
+        return
+    from lathe import export
+
+    missing = export.get("onnx").available()
     if missing:
         rank_zero_warn(f"compression.receipt={group['receipt']} will be without ONNX Runtime: {missing}")

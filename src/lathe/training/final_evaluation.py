@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
-from lathe.callbacks import Checkpoint, Compression, DeviceStats, Progress, Samples, Throughput, numbers
+from lathe.callbacks import Checkpoint, Compression, numbers
 from lathe.callbacks.ownership import is_based_on_lathe
 from lathe.config.metric_split import split_of
 from lathe.config.sweep_direction import lower_is_better
@@ -30,7 +30,7 @@ def evaluate_best(
     """
     compression = [callback for callback in callbacks if isinstance(callback, Compression)]
     checkpoint = next((c for c in callbacks if isinstance(c, Checkpoint)), None)
-    needs_validation = any(isinstance(callback, Samples) and callback.split == "val" for callback in callbacks)
+    needs_validation = any(getattr(callback, "needs_final_validation", False) for callback in callbacks)
     result: dict[str, Any] = {
         "steps": trainer.global_step,
         "devices": trainer.world_size,
@@ -48,7 +48,8 @@ def evaluate_best(
             if compression or getattr(trainer.strategy, "reshapes", False):  # the trained net can't take the weights
                 task = make_task(cfg, train=False)
                 to_double(task, cfg)
-                tester = make_trainer(cfg, run.path, [c for c in callbacks if isinstance(c, (Progress, Samples))])
+                testing = [callback for callback in callbacks if getattr(callback, "acts_in_final_test", False)]
+                tester = make_trainer(cfg, run.path, testing)
             restore(task.net, state, str(checkpoint.path("best")), finite=False)  # the result reports what isn't
             tester.callbacks.append(RestoreOwnState(state))  # type: ignore[attr-defined]  # a connector sets it
         if changed:
@@ -67,7 +68,7 @@ def evaluate_best(
         tester.test(task.driven, datamodule=datamodule, verbose=False)
         result |= numbers(tester.callback_metrics)
     for callback in callbacks:
-        if isinstance(callback, (Throughput, DeviceStats)):
+        if hasattr(callback, "result_names"):
             result |= callback.summary()
     for method in compression:
         result |= method.report()

@@ -5,14 +5,11 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 
-from lathe.callbacks import DeviceStats, Throughput
 from lathe.callbacks.ownership import is_users
 from lathe.config.compression_plan import methods
 from lathe.errors import UserError, did_you_mean, require
-from lathe.runs.metric_names import ENERGY
 
 COUNTS = ("parameters", "best_step", "epochs", "steps", "seed", "devices", "seconds")
-RATES = ("step_ms", "data_wait", "grad_sync", "mfu", "epoch_s", "peak_gpu_bytes", "peak_resident_bytes")
 
 
 def check_metric_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -> None:
@@ -35,10 +32,9 @@ def check_metric_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callb
         f"objective={objective} needs the test that test=false leaves out.",
     )
     known = [*declared, *COUNTS]
-    if any(isinstance(callback, Throughput) for callback in callbacks):
-        known += [f"{getattr(task, 'unit', 'samples')}_per_s", *RATES]
-    if any(isinstance(callback, DeviceStats) for callback in callbacks):
-        known += ENERGY
+    for callback in callbacks:
+        if hasattr(callback, "result_names"):
+            known += callback.result_names(task)
     of_method = objective.partition("/")[0] in methods(cfg.get("compression") or {})  # its reports depend on the net
     require(
         any_name or of_method or objective in known,

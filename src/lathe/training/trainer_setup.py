@@ -24,7 +24,7 @@ from lathe.errors import UserError, under
 from lathe.nets import recompute
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.instantiate import instantiate, instantiate_as
-from lathe.strategies import DDP, SyncBatchNorm, channels_last, compile_task, precision_plugin
+from lathe.strategies import DDP, SyncBatchNorm, channels_last, precision_plugin
 from lathe.tasks import Task
 from lathe.trainer import Trainer
 from lathe.training.checkpoint_restore import CheckpointRestore
@@ -145,7 +145,10 @@ def prepare_model(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
         channels_last(task.net, trainer.strategy, cfg["trainer"].get("channels_last", False))
     with under("compile"):
         cache = Path(cfg["paths"]["data_dir"]) / "compiled" if "data_dir" in cfg["paths"] else None
-        compile_task(task, device, cfg["compile"], cache)
+        if cfg["compile"].get("enabled"):
+            from lathe.strategies import compile_task
+
+            compile_task(task, device, cfg["compile"], cache)
 
 
 def world_size() -> int:

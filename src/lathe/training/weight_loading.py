@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from lathe.compression.masks.parameters import zero_share
 from lathe.compression.structure import apply_structure, structure_of
 from lathe.config.compression_plan import methods
-from lathe.data.download import check, download, locked
 from lathe.errors import UserError, refuse, require, uninstalled
-from lathe.export.manifest import sha256
-from lathe.nets.timm_weights import is_timm, take_timm_weights
+from lathe.files import sha256
 from lathe.runs.checkpoints import plain_tensor, read_checkpoint, read_plain, restore
 from lathe.runs.rundir import open_run
 from lathe.tasks import Task
@@ -74,11 +72,13 @@ def _print(*lines: str) -> None:
 def checkpoint_path(cfg: dict[str, Any]) -> Path:
     """Return `ckpt_path` on this machine; a URL is downloaded into `paths.data_dir`, once for all runs."""
     given, digest = str(cfg["ckpt_path"]), str(cfg.get("ckpt_sha256") or "").lower()
+    if not digest and not given.startswith(("http://", "https://")):
+        return Path(given)
+    from lathe.data.download import check, download, locked
+
     if not given.startswith(("http://", "https://")):
-        if digest:
-            is_file = Path(given).is_file()
-            require(is_file, f"ckpt_sha256 is that of a file, and ckpt_path={given} is none: leave it out.")
-            check(Path(given), digest)
+        require(Path(given).is_file(), f"ckpt_sha256 is that of a file, and ckpt_path={given} is none: leave it out.")
+        check(Path(given), digest)
         return Path(given)
     folder = Path(cfg["paths"]["data_dir"]) / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
@@ -207,6 +207,8 @@ def load_pretrained(net: nn.Module, model: Mapping[str, Any]) -> list[str]:
 
     Returns lines that say which weights were loaded.
     """
+    from lathe.nets.timm_weights import is_timm, take_timm_weights  # few runs need timm
+
     source, digest, channels = model["pretrained"], model.get("sha256"), model["net"].get("in_channels", 3)
     key = f"model.pretrained={str(source).lower() if isinstance(source, bool) else source}"
     require(
