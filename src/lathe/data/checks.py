@@ -1,11 +1,13 @@
-"""What a user may type for a number and for the names of classes, and which facts of its data a net's input follows
-from.
-"""
+"""Checks of class names and of the facts that a data module declares."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
+
+import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from numpy.typing import NDArray
 
 from lathe.errors import ArgumentError, UserError
 
@@ -58,6 +60,29 @@ def first_few(names: Sequence[str]) -> str:
     """Return the first of these names, and the number of the others."""
     more = len(names) - SHOWN
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def class_name(label: int, names: Sequence[str] | None) -> str:
+    """Return a class's name, or its number if it has none or is not a class."""
+    return names[label] if names is not None and 0 <= label < len(names) else f"class {label}"
+
+
+def warn_missing_classes(
+    key: str,
+    labels: NDArray[np.int64],
+    rows: Mapping[str, NDArray[np.int64]],
+    names: Sequence[str] | None,
+    fix: str,
+) -> None:
+    """Warn of classes in `labels` [n] that a split, by its `rows`, does not have: its metrics do not cover them."""
+    missing = {split: np.setdiff1d(labels, labels[own]).tolist() for split, own in rows.items()}
+    shown = [
+        f"{split} has none of {first_few([class_name(label, names) for label in absent])}"
+        for split, absent in missing.items()
+        if absent
+    ]
+    if shown:
+        rank_zero_warn(f"{key}: {', and '.join(shown)}, so its metrics do not cover them: {fix}.")
 
 
 def squashed(data: Mapping[str, Any]) -> bool:

@@ -10,9 +10,8 @@ from torch.utils.data import DataLoader
 
 from lathe.config.types import Count, Name, NonNegativeInt, OpenShare, Positive, PositiveShare, Seed
 from lathe.config.validation import validated
-from lathe.data.absent import tell_absent
 from lathe.data.base import SPLITS, ExactDataModule
-from lathe.data.checks import check_class_names
+from lathe.data.checks import check_class_names, warn_missing_classes
 from lathe.data.folds import check_folds, fold_rows, share_rows
 from lathe.data.forms import check_pairs, form
 from lathe.data.item_checks import check_image, check_target, labels_at_hand, tell_undivided
@@ -204,7 +203,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         if self.share < 1:
             rows["train"] = rows["train"][share_rows(labels[rows["train"]], self.share, self.split_seed)]
         if self.num_classes is not None:
-            tell_absent("data.train", labels, rows, self.class_names, "add samples, or choose larger shares")
+            warn_missing_classes("data.train", labels, rows, self.class_names, "add samples, or choose larger shares")
         return rows
 
     def _labels(self) -> Labels:

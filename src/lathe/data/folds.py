@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lathe.data.absent import name_of
+from lathe.data.checks import class_name
 from lathe.data.splits import Labels, Split, Splits, stratified_order
 from lathe.errors import ArgumentError, UserError
 
@@ -37,7 +37,7 @@ def fold_rows(
     classes, counts = np.unique(labels, return_counts=True)
     if not len(labels) or counts.min() < folds:
         rarest = int(classes[counts.argmin()]) if len(labels) else 0
-        few = f"{name_of(rarest, names)} has" if len(classes) > 1 else "there are"
+        few = f"{class_name(rarest, names)} has" if len(classes) > 1 else "there are"
         least = int(counts.min()) if len(labels) else 0
         raise UserError(
             f"data.folds={folds}: {few} {least} samples outside the test, of which each fold needs one: choose at most "

@@ -12,8 +12,7 @@ import numpy as np
 from lathe.config.class_names import SPLITS, class_names
 from lathe.config.types import Count, Name, NonNegativeInt, OpenShare, Seed, SomeNames
 from lathe.config.validation import validated
-from lathe.data.absent import tell_absent
-from lathe.data.checks import first_few
+from lathe.data.checks import first_few, warn_missing_classes
 from lathe.data.image_cache import ImageCache, check_bad
 from lathe.data.image_files import ImageFiles, find_files, warn_once
 from lathe.data.splits import Images, Labels, Split, Splits
@@ -109,7 +108,7 @@ class ImageFolder:
             warn_once(f"data.source.skip_bad={self.skip_bad} leaves out {told}.")
         rows = self._divided(np.array(sorted(bad), dtype=np.int64))
         ways = "add images, raise data.source.val_share or test_share, or name the splits"
-        tell_absent(f"data.folder={self.folder}", self._files.labels, rows, self.class_names, ways)
+        warn_missing_classes(f"data.folder={self.folder}", self._files.labels, rows, self.class_names, ways)
         return Splits(**{split: Split(images, self._files.labels, rows[split], self._files.names) for split in SPLITS})
 
     @cached_property

@@ -19,8 +19,7 @@ from lathe.config.validation import validated
 from lathe.errors import UserError
 from lathe.loggers.csv import CSVLogger
 from lathe.loggers.facts import LOGIN, log_facts, main_facts, run_facts
-from lathe.loggers.pages import log_page
-from lathe.loggers.result import log_result
+from lathe.loggers.final_metrics import log_page, log_result
 from lathe.loggers.run_log import run_log
 from lathe.loggers.services import aim, comet
 

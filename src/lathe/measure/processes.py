@@ -1,19 +1,22 @@
-"""What the processes that train together know of each other; outside a process group there is one: nothing is sent."""
+"""Gather values of the processes that train together, and the peak memory of one."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
 
 def processes() -> int:
-    """How many they are."""
+    """Return the number of processes; 1 outside a process group."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_world_size() if distributed else 1
 
 
 def everyones(value: Any) -> list[Any]:
-    """What each process gives, in the order of ranks; a collective. Values are pickled on their way."""
+    """Return each process's value, in the order of ranks; a collective, which pickles values."""
     each = [value] * processes()
     if len(each) > 1:
         torch.distributed.all_gather_object(each, value)
@@ -21,9 +24,33 @@ def everyones(value: Any) -> list[Any]:
 
 
 def everyones_tensors(tensor: Tensor) -> list[Tensor]:
-    """The same of tensors that are alike in shape and dtype on all processes."""
+    """Return each process's tensor; shapes and dtypes are equal on all."""
     each = [tensor] * processes()
     if len(each) > 1:
         each = [torch.empty_like(tensor) for _ in each]
         torch.distributed.all_gather(each, tensor)
     return each
+
+
+def peak_resident(status: Path = Path("/proc/self/status")) -> int:
+    """Return the peak resident set of this process in bytes. On Linux not by getrusage, which includes the process that
+    forked it.
+    """
+    if status.is_file():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def reset_peak(own: Path = Path("/proc/self")) -> bool:
+    """Start a new peak; return False if the system can't (Linux can)."""
+    try:
+        (own / "clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True

@@ -16,7 +16,8 @@ from lightning.pytorch.callbacks import (
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from lathe.callbacks import Compression, ExactResume, FrozenStatistics, TrialReport
+import lathe.callbacks
+from lathe.callbacks import Compression, ExactResume, TrialReport
 from lathe.config.compression_plan import methods, windows
 from lathe.config.schema import canonical
 from lathe.errors import UserError, require
@@ -46,7 +47,7 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
         callback = instantiate_as(node, f"callbacks.{name}", Callback)
         _check_callback(name, callback, built)
         built[name] = callback
-    frozen = [FrozenStatistics()] if cfg.get("freeze") else []
+    frozen = [lathe.callbacks.FrozenStatistics()] if cfg.get("freeze") else []
     return [ExactResume(cfg["seed"]), *task.own_callbacks(), *frozen, *make_methods(cfg), *built.values()]
 
 

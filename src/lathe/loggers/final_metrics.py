@@ -1,4 +1,4 @@
-"""The end of a run, for loggers: its final metrics, and its best checkpoint where that is wanted."""
+"""Log final metrics, pages and the best checkpoint at the end of a run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,15 +9,16 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe.loggers.csv import CSVLogger
 
-PREFIX = "result/"  # beside val/accuracy of every epoch, that of the best one is result/val/accuracy
+PREFIX = "result/"  # result/val/accuracy is the best epoch's, val/accuracy that of every epoch
 
 
 @rank_zero_only
 def log_result(logger: Logger, result: Mapping[str, Any], best: Path) -> None:
-    """Hands a logger the numbers of result.json, which hold for the checkpoint `best`. A W&B run ends here, with the
-    checkpoint as an artifact if its `log_model` says so."""
+    """Log the numbers of result.json, which are those of the checkpoint `best`. A W&B run ends here, with it as an
+    artifact if its `log_model` is set.
+    """
     if isinstance(logger, CSVLogger):
-        return  # result.json lies beside it
+        return  # the run directory has result.json
     numbers = {
         f"{PREFIX}{name}": float(value)
         for name, value in result.items()
@@ -27,7 +28,7 @@ def log_result(logger: Logger, result: Mapping[str, Any], best: Path) -> None:
         _to_wandb(logger, numbers, best)
         return
     logger.log_metrics(numbers, step=int(result["steps"]))
-    if not isinstance(logger, MLFlowLogger):  # its run has its end already, and a second one would be later
+    if not isinstance(logger, MLFlowLogger):  # its run has ended already
         logger.finalize("success")
 
 
@@ -44,3 +45,17 @@ def _to_wandb(logger: WandbLogger, numbers: dict[str, float], best: Path) -> Non
             model.add_file(str(best), name=best.name)
         run.log_artifact(model, aliases=["best", "latest"])
     run.finish()
+
+
+@rank_zero_only
+def log_page(logger: Logger, page: Path) -> None:
+    """Log an HTML page: a panel in W&B, a file in MLflow and Comet; other loggers keep no pages."""
+    experiment: Any = getattr(logger, "experiment", None)
+    if isinstance(logger, WandbLogger):
+        import wandb
+
+        experiment.log({f"{page.parent.name}/{page.stem}": wandb.Html(page.read_text(encoding="utf-8"), inject=False)})
+    elif isinstance(logger, MLFlowLogger):
+        experiment.log_artifact(logger.run_id, str(page), page.parent.name)
+    elif hasattr(experiment, "log_asset"):
+        experiment.log_asset(str(page), file_name=f"{page.parent.name}/{page.name}")
