@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 
 from lathe.benchmark.fits import Clock, fit
-from lathe.measure.processes import peak_resident, reset_peak
+from lathe.measure.resident import peak_resident, reset_peak
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:

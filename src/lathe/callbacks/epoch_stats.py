@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch import Trainer
 from torch.nn.parallel import DistributedDataParallel
 
-from lathe.measure.processes import everyones, peak_resident
+from lathe.measure.processes import everyones
+from lathe.measure.resident import peak_resident
 
 Window = tuple[int, int, float, float, float | None]  # batches, units, seconds, seconds waited, grad_sync
 

@@ -1,16 +1,13 @@
-"""Gather values of the processes that train together, and the peak memory of one."""
+"""Gather values of the processes that train together; outside a process group there is one."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
 
 def processes() -> int:
-    """Return the number of processes; 1 outside a process group."""
+    """Return the number of processes."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_world_size() if distributed else 1
 
@@ -30,27 +27,3 @@ def everyones_tensors(tensor: Tensor) -> list[Tensor]:
         each = [torch.empty_like(tensor) for _ in each]
         torch.distributed.all_gather(each, tensor)
     return each
-
-
-def peak_resident(status: Path = Path("/proc/self/status")) -> int:
-    """Return the peak resident set of this process in bytes. On Linux not by getrusage, which includes the process that
-    forked it.
-    """
-    if status.is_file():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    if sys.platform == "win32":
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource  # not on Windows
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-
-
-def reset_peak(own: Path = Path("/proc/self")) -> bool:
-    """Start a new peak; return False if the system can't (Linux can)."""
-    try:
-        (own / "clear_refs").write_text("5")
-    except OSError:
-        return False
-    return True

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from lathe.measure import processes
-from lathe.measure.processes import peak_resident, reset_peak
+from lathe.measure import resident
+from lathe.measure.resident import peak_resident, reset_peak
 
 # the file alone: its package would bring torch
-ALONE = f"import runpy; peak = runpy.run_path({processes.__file__!r})['peak_resident']; "
+ALONE = f"import runpy; peak = runpy.run_path({resident.__file__!r})['peak_resident']; "
 
 
 def test_it_keeps_the_fullest_moment() -> None:
