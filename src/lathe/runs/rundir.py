@@ -17,8 +17,8 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 
 from lathe import trust
-from lathe.config.resolve import GROUPS as PARTS
 from lathe.config.resolve import newest_run
+from lathe.config.validate import GROUPS as PARTS
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, remove, require_plain, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment, digest_own_files
