@@ -24,7 +24,7 @@ def check_flags(words: Sequence[str], groups: Groups | None = None) -> argparse.
     from hydra._internal.utils import get_args_parser  # not needed for --help
 
     parser = get_args_parser()
-    parser.error = _refuse_flag  # type: ignore[method-assign]
+    parser.error = _refuse_flag  # type: ignore[method-assign]  # argparse would print its usage and exit
     flags, rest = parser.parse_known_args(list(words))
     refuse(_as_key(word, words, groups or {}) for word in rest if word.startswith("-"))
     require(not rest, f"{' '.join(rest)}: put every flag before the first key, or after the last one.")
