@@ -2,8 +2,6 @@
 
 import io
 import sys
-import warnings
-from typing import Any
 
 import pytest
 
@@ -48,8 +46,3 @@ def test_the_null_device_stands_in_for_a_stream_that_is_not_there(name: str, mon
     report_errors(main)()
     assert seen == [False]
     getattr(sys, name).close()
-
-
-def shown(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-    """As Python's own does, which pytest takes the place of."""
-    sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))

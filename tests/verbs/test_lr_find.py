@@ -15,7 +15,6 @@ from support.runs import SMALL, config
 from lathe.verbs import lr_find as verb
 
 Cli = Callable[..., tuple[int, str]]
-RATES = [10 ** (-6 + 7 * i / 199) for i in range(200)]
 
 
 def found(folder: Path, *words: str) -> dict[str, Any]:

@@ -70,10 +70,7 @@ def test_runs_are_chosen_and_ordered(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (
-            ["where=[optimizer.lrr=1]"],
-            "where=optimizer.lrr=1: none of these 3 runs has optimizer.lrr",
-        ),
+        (["where=[optimizer.lrr=1]"], "where=optimizer.lrr=1: none of these 3 runs has optimizer.lrr"),
         (["where=[complete]"], "where=complete: "),
         (["runs=logs/none"], "runs=logs/none: there is no such folder"),
         (["tag=[x]"], "tag would be for every run below logs"),
@@ -104,11 +101,7 @@ def test_two_runs_are_compared(logs: Path, cli: Cli, capfd: pytest.CaptureFixtur
     )
     assert cli(f"compare=[{a},{b}]", "output=c.json", script="scripts/runs.py")[0] == 0
     found = json.loads(Path("c.json").read_text())
-    assert found["configuration"] == {
-        "optimizer.lr": [0.1, 0.2],
-        "seed": [42, 7],
-        "tags": [["baseline"], []],
-    }
+    assert found["configuration"] == {"optimizer.lr": [0.1, 0.2], "seed": [42, 7], "tags": [["baseline"], []]}
     assert found["environment"]["python"][1] == "3.9.1"
     assert found["environment"]["uncommitted diff"][1].startswith("2 lines, ")
     assert found["complete"] == [True, False]
