@@ -13,9 +13,7 @@ from support.commands import check, environment, in_process, run
 from support.run_folders import Cli, refused, run_dirs
 from support.runs import ROOT, SMALL
 
-from lathe.config.words import translate
 from lathe.runs.rundir import RunDir
-from lathe.verbs.runs.choose import conditions
 from lathe.verbs.runs.find import find
 
 
@@ -165,23 +163,6 @@ def test_what_a_stranger_wrote_is_shown_and_not_obeyed(logs: Path, cli: Cli, cap
     assert "?[2Jx" in done.stdout.splitlines()[0]
     assert "?[2Jx" in done.stdout.splitlines()[2]
     assert "\x1b" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("where=[a=b,c.d>=3]", ["a=b", "c.d>=3"]),
-        ("where=a=b", ["a=b"]),
-        ('where=["a=b, c",d=[1,2]]', ["a=b, c", "d=[1,2]"]),
-    ],
-)
-def test_conditions_are_typed_without_quotes_of_hydras(typed: str, expected: list[str]) -> None:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    (word,) = translate([typed], {"where": ()})
-    (override,) = OverridesParser.create().parse_overrides([word])
-    assert [str(item) for item in override.value()] == expected
-    assert [condition.text for condition in conditions(expected)] == expected
 
 
 def test_no_torch_is_imported() -> None:
