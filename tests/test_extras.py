@@ -18,18 +18,6 @@ Cli = Callable[..., tuple[int, str]]
 ONNX = ("onnx", "onnxscript", "onnxruntime")
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small trained run, made without any of the extras."""
-    blocked = pytest.MonkeyPatch()
-    for package in (*ONNX, "torch_pruning", "wandb", "sklearn", "scipy"):
-        blocked.setitem(sys.modules, package, None)
-    cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL)
-    lathe.training.train.train(cfg)
-    blocked.undo()
-    return Path(cfg["paths"]["run_dir"])
-
-
 def block(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     for package in packages:
         monkeypatch.setitem(sys.modules, package, None)

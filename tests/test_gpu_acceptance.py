@@ -17,28 +17,6 @@ from support.gpu import NO_GPU, Record
 from support.gpu_bodies import BODIES, FEW
 from support.runs import ROOT
 
-FACTS: dict[str, Any] = {
-    "day": "2026-01-02",
-    "gpus": ["NVIDIA H100", "NVIDIA H100"],
-    "driver": "580.1",
-    "torch": "2.11.0+cu130",
-    "cuda": "13.0",
-    "python": "3.11.7",
-    "commit": "a" * 40,
-    "seconds": 600,
-    "tests": {
-        "test_gpu_precision.py::test_format[32-true]": {
-            "outcome": "passed",
-            "seconds": 1.0,
-            "figures": {"error": 0.00123},
-        },
-        "test_gpu_precision.py::test_channels_last": {"outcome": "failed", "seconds": 1.0, "sentence": "E a | b"},
-        "test_gpu_strategies.py::test_dp": {"outcome": "skipped", "seconds": 0.0, "sentence": "one GPU is visible"},
-        "test_gpu_compile.py::test_default[]": {"outcome": "passed", "seconds": 2.0},
-        "test_gpu_compile.py::test_cuda_graphs[a]": {"outcome": "skipped", "seconds": 0.0, "sentence": "no"},
-    },
-}
-
 
 def acceptance(*words: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]

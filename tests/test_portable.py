@@ -3,16 +3,10 @@ above it along.
 """
 
 import ast
-import importlib.util
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
-import pytest
-
-import lathe.callbacks.preemption
 from lathe.config.schema import commands
 
 ROOT = Path(__file__).parents[1]
@@ -51,20 +45,3 @@ def test_no_module_names_at_import_what_windows_lacks() -> None:
     assert lacking("import signal\nclass A:\n    def f(self, n=signal.SIGUSR1): import fcntl") == ["SIGUSR1"]
     assert lacking("import fcntl\nimport signal\nX = signal.SIGTERM, signal.SIG_DFL") == ["fcntl"]
     assert {path.name: found for path in FILES if (found := lacking(path.read_text()))} == {}
-
-
-def of_windows(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module of pre-emption as a system without SIGUSR1 and SIGHUP imports it."""
-    monkeypatch.delattr(signal, "SIGUSR1")
-    monkeypatch.delattr(signal, "SIGHUP")
-    spec = importlib.util.spec_from_file_location("preemption_of_windows", lathe.callbacks.preemption.__file__)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_preemption_takes_the_signals_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lathe.callbacks.preemption.SIGNALS == (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-    assert of_windows(monkeypatch).SIGNALS == (signal.SIGTERM,)

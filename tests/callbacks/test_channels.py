@@ -17,8 +17,6 @@ from torch import Tensor
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.channels import PruneChannels
 from lathe.callbacks.methods.pruning import Prune
-from lathe.callbacks.methods.pruning_patterns import PruneNM
-from lathe.callbacks.methods.rigl import RigL
 from lathe.compression.channels import slices
 from lathe.compression.structure import apply_structure, structure_of
 from lathe.errors import UserError
@@ -195,14 +193,6 @@ def test_masks_count_what_remains(tmp_path, granularity):
     resumed = fit(again, masked, resume=tmp_path / "a.ckpt").net
     again.finalise(resumed, Data())
     assert_same(copy_of(resumed), copy_of(net))
-
-
-@pytest.mark.parametrize("method", [PruneNM, RigL])
-def test_masks_that_removal_would_break_up_are_refused(method):
-    with pytest.raises(
-        UserError, match=r"lays its masks on channels that go after training.*mode=one_shot, or two runs\.$"
-    ):
-        fit(PruneChannels(), method())
 
 
 def test_a_step_that_overflows_decides_nothing():

@@ -87,20 +87,6 @@ def test_the_energy_of_a_continued_run_is_that_of_both_processes(tiny: SimpleNam
     assert again.summary() == {"energy_cpu_j": 1.0, "energy_gpu_j": 4.5}
 
 
-@pytest.mark.usefixtures("no_rapl")
-def test_a_gpu_without_nvml_is_told_once_and_trains(
-    tiny: SimpleNamespace, board: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(monkeypatch, FakeNvml(), "board")
-    words = r"^callbacks\.device_stats logs no load, .* only torch's memory: NVML does not answer for cuda:0 \(Not Fou"
-    stats, logger = DeviceStats(cpu_stats=True), tiny.Logger()
-    with pytest.warns(UserWarning, match=words) as told:
-        tiny.trainer(stats, logger=logger, max_epochs=1).fit(tiny.Task(), tiny.Loader())
-    assert len([one for one in told if "device_stats" in str(one.message)]) == 1
-    assert all(set(row) == CPUS for _, row in logger.rows if "device/cpu_percent" in row)
-    assert stats.summary() == {}
-
-
 def test_a_run_has_it_in_its_result_and_still_makes_several_steps_at_once(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

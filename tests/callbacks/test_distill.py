@@ -119,9 +119,6 @@ def test_a_cache_answers_what_came_before(tmp_path: Path, teacher: Path) -> None
         )
 
 
-PLAIN = ("data.augment.cutout=0",)  # inputs that come again
-
-
 @pytest.mark.parametrize("method", ["dkd", *map(slow, ("kd", "dist", "crd"))])
 def test_mixed_images_are_shown_to_the_teacher_as_they_are(tmp_path: Path, teacher: Path, method: str) -> None:
     run = run_of(tmp_path, *MLP, "data.augment.mixup=0.5", *distilled(teacher, f"method={method}"))

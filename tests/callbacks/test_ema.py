@@ -12,7 +12,6 @@ from support.net_state import Saves, assert_same, copy_of
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.methods.teachers import Average
 
 
 class Recorder(Callback):
@@ -266,17 +265,3 @@ def test_a_checkpoint_between_step_and_update_loses_nothing(tiny: SimpleNamespac
     tiny.trainer(SavesEarly(), EMA(decay=0.9)).fit(whole, tiny.Loader())
     tiny.trainer(EMA(decay=0.9)).fit(parts, tiny.Loader(), ckpt_path=str(tmp_path / "early.ckpt"))
     assert_same(copy_of(parts.net), copy_of(whole.net))
-
-
-def test_a_teacher_takes_the_state_that_earlier_runs_have_saved() -> None:
-    net = nn.Linear(2, 1)
-    saved = {"updates": 7, "average": {"weight": torch.tensor([[1.0, 2.0]]), "bias": torch.tensor([3.0])}}
-    teacher = Average(net, 0.9)
-    teacher.load_state_dict(saved)
-    teacher.bind(net)
-    teacher.update()
-    decay = 8 / 17
-    wanted = decay * saved["average"]["weight"] + (1 - decay) * net.weight.detach()  # type: ignore[index]
-    torch.testing.assert_close(teacher.net.weight.detach(), wanted)
-    assert teacher.state_dict()["updates"] == 8
-    assert teacher.state_dict().keys() == saved.keys()

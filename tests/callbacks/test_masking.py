@@ -101,9 +101,7 @@ def test_momentum_goes_on_unless_asked(tiny: SimpleNamespace) -> None:
     assert (kept.buffers[5] != 0).all()
     assert (cleared.buffers[5][~EVEN] == 0).all()
     assert torch.equal(cleared.buffers[5][EVEN], kept.buffers[5][EVEN])
-    assert (
-        cleared.buffers[6] == 0
-    ).all()  # the even ones are masked now; the odd ones were until now, and grow from nothing
+    assert (cleared.buffers[6] == 0).all()  # the even ones are masked now; the odd ones were, and grow from nothing
 
 
 def test_the_average_is_zero_where_the_weights_are(tiny: SimpleNamespace, tmp_path: Path) -> None:

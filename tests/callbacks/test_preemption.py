@@ -107,9 +107,8 @@ def one_rank_is_told(rank: int, folder: str, batches: int, every: int) -> tuple[
 
     told = [Signals(1)] if rank == 1 else []
     preemption = Preemption(every_n_steps=every)
-    trainer = quiet_trainer(
-        Checkpoint(monitor=None), preemption, *told, devices=2, strategy=DDP(), max_epochs=2, default_root_dir=folder
-    )
+    options: dict[str, Any] = {"devices": 2, "strategy": DDP(), "max_epochs": 2, "default_root_dir": folder}
+    trainer = quiet_trainer(Checkpoint(monitor=None), preemption, *told, enable_checkpointing=True, **options)
     stopped = False
     try:
         trainer.fit(Linear(), DataLoader([torch.ones(4, 2)] * batches, batch_size=None))

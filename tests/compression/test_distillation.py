@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lathe.compression.distillation import dist, dkd, kd
-from lathe.compression.distillation.features import attention_map, connector, hint
+from lathe.compression.distillation.features import hint
 from lathe.compression.distillation.relations import Queue, crd, rkd
 
 
@@ -73,13 +73,6 @@ def test_narrow_logits_are_compared_in_float32(dtype: torch.dtype) -> None:
         assert loss.dtype == torch.float32
 
 
-@pytest.mark.parametrize(("student", "teacher"), [((4, 8, 8), (6, 8, 8)), ((5, 4), (5, 6)), ((4,), (6,))])
-def test_a_connector_gives_the_teacher_s_shape(student: tuple[int, ...], teacher: tuple[int, ...]) -> None:
-    link = connector(student, teacher)
-    assert link(torch.rand(2, *student)).shape == (2, *teacher)
-    assert sum(p.numel() for p in link.parameters()) == 4 * 6 + 6
-
-
 def test_a_hint_is_the_mean_squared_error_over_rows_that_count() -> None:
     ours, theirs = torch.randn(3, 4, 2, 2), torch.randn(3, 4, 2, 2)
     torch.testing.assert_close(hint(ours, theirs), F.mse_loss(ours, theirs))
@@ -88,14 +81,6 @@ def test_a_hint_is_the_mean_squared_error_over_rows_that_count() -> None:
     rows = torch.tensor([1, 1, 0, 1, 0, 0]).bool()
     expected = (tokens[0] - tokens[1]).square().mean(-1).flatten()[rows].mean()
     torch.testing.assert_close(hint(*tokens, rows), expected)
-
-
-def test_an_attention_map_is_a_unit_vector_that_ignores_scale() -> None:
-    x = torch.rand(2, 3, 4, 4)
-    found = attention_map(x)
-    torch.testing.assert_close(found.norm(dim=1), torch.ones(2))
-    torch.testing.assert_close(attention_map(7 * x), found)
-    torch.testing.assert_close(found[0], F.normalize(x[0].square().sum(0).flatten(), dim=0))
 
 
 def test_rkd_is_the_published_formula() -> None:
@@ -120,16 +105,6 @@ def test_rkd_of_equal_embeddings_has_a_finite_gradient() -> None:
     rkd(ours, torch.randn(6, 4)).backward()
     assert ours.grad is not None
     assert ours.grad.abs().max() < 1e3
-
-
-def test_a_queue_keeps_the_newest() -> None:
-    queue = Queue(4, 1)
-    for first in (0, 3, 6):
-        queue.push(torch.arange(first, first + 3.0)[:, None], torch.arange(first, first + 3))
-    assert sorted(queue.labels.tolist()) == [5, 6, 7, 8]
-    assert torch.equal(queue.embeddings[:, 0].long(), queue.labels)
-    queue.push(torch.arange(6.0)[:, None], torch.arange(6))
-    assert sorted(queue.labels.tolist()) == [2, 3, 4, 5]
 
 
 def test_crd_is_a_cross_entropy_over_samples_of_other_classes() -> None:

@@ -192,7 +192,7 @@ def test_a_shared_input_in_a_recomputed_region() -> None:
         grad, leaf.grad = leaf.grad, None
         return grad
 
-    assert torch.equal(total(True), total(False))
+    torch.testing.assert_close(total(True), total(False))  # gradients are added up in another order
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does so itself

@@ -1,10 +1,8 @@
 """Layers that nothing quantizes are told of, with their share of the weights; those that somebody excluded are not."""
 
-import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.callbacks.methods.ptq import PTQStatic, WeightOnly
 from lathe.compression.quantization.layer_plan import float_sentence, left_in_float
 from lathe.compression.quantization.net import quantize
 
@@ -38,11 +36,3 @@ def test_share_and_names() -> None:
     sentence = float_sentence(net, "compression.qat", {"head": None})
     assert sentence is not None
     assert sentence.startswith("compression.qat leaves 30.0% of the weights in float, such as conv.weight: ")
-
-
-@pytest.mark.parametrize("method", [PTQStatic(batches=1), WeightOnly(batches=1)], ids=lambda method: method.name)
-def test_methods_after_training_say_so(method: PTQStatic) -> None:
-    with pytest.warns(
-        UserWarning, match=rf"^compression\.{method.name} leaves 30\.0% of the weights in float, such as conv\.weight"
-    ):
-        method.finalise(Mixed(), Batches())

@@ -7,12 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lathe.compression.masks.lottery import copy_state, rewind, round_sparsities
-from lathe.compression.masks.masks import (
-    apply_masks,
-    magnitude_masks,
-    make_masks,
-    sparsity_of,
-)
+from lathe.compression.masks.masks import apply_masks, magnitude_masks, make_masks, sparsity_of
 from lathe.compression.masks.parameters import head_of, maskable
 from lathe.errors import UserError
 from lathe.nets import GPT, CifarResNet, ViT

@@ -186,10 +186,7 @@ def test_habits_change_no_figure(path: Any, seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("path", "habit"),
-    [
-        *((path, habit) for path in (teacher, statistics, recomputed, rows, nan) for habit in HABITS),
-        (static, "tied"),
-    ],
+    [*((path, habit) for path in (teacher, statistics, recomputed, rows, nan) for habit in HABITS), (static, "tied")],
 )
 def test_each_habit(path: Any, habit: str) -> None:
     if (path, habit) == (recomputed, "tied"):

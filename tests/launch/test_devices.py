@@ -80,7 +80,6 @@ def outer(world: int) -> ExternalLaunch:
 def test_an_outer_launcher_has_to_agree() -> None:
     assert count_processes(cfg("cpu", 2, nodes=3), outer(6)) == 2
     with pytest.raises(
-        UserError,
-        match=r"^trainer\.devices x trainer\.num_nodes = 1, but the launcher started 2 processes",
+        UserError, match=r"^trainer\.devices x trainer\.num_nodes = 1, but the launcher started 2 processes"
     ):
         count_processes(cfg("cpu", 1), outer(2))

@@ -3,8 +3,6 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -177,28 +175,6 @@ def test_a_closed_standard_output_ends_a_command(words: tuple[str, ...], merged:
     process.stderr.close()
     assert process.wait(60) == 128 + signal.SIGPIPE, printed
     assert "Traceback" not in printed
-
-
-STOPPED = """
-import runpy
-import sys
-
-class Stopping:
-    def find_spec(self, name, path=None, target=None):
-        half = sys.modules.get("torch._subclasses.fake_tensor")
-        if hasattr(half, "dump_cache_stats"):
-            raise KeyboardInterrupt
-
-sys.meta_path.insert(0, Stopping())
-sys.argv = ["train.py", "paths.log_dir=" + sys.argv[1]]
-runpy.run_path("train.py", run_name="__main__")
-"""
-
-
-def test_ctrl_c_during_the_import_of_torch_is_one_line(tmp_path: Path) -> None:
-    """Also although torch logs statistics at its exit, on a screen that Hydra has opened."""
-    done = subprocess.run([sys.executable, "-c", STOPPED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (130, "Error: stopped by Ctrl-C.\n")
 
 
 def test_variables_of_a_dotenv_file_are_set_and_named_without_values(

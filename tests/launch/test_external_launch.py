@@ -3,6 +3,7 @@ everybody's.
 """
 
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -172,12 +173,12 @@ def test_horovodrun_and_where_its_ranks_meet(horovodrun: Any, environment: Any) 
 TYPED = {"trainer": {"accelerator": "cpu", "devices": 2}, "launch": {"timeout": 30.0}}
 
 
-def exchange(rank: int) -> dict[str, Any]:
+def exchange(rank: int, port: int) -> dict[str, Any]:
     """As two ranks that composed different configurations."""
     outer = ExternalLaunch("torchrun:1", rank, rank, 2, False)
     torch.distributed.barrier()  # a rank that leaves while the other still connects would close its connection
     torch.distributed.destroy_process_group()
-    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", os.environ["TEST_PORT"]
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", str(port)
     if rank == 0:
         mine = {"lr": 0.1, "list": [1, {"a": None}], "rank": 0, **TYPED}
         outer.send(mine)
@@ -185,16 +186,9 @@ def exchange(rank: int) -> dict[str, Any]:
     return outer.receive({"lr": 0.2, **TYPED})
 
 
-def test_rank_0s_configuration_reaches_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
+def test_rank_0s_configuration_reaches_all() -> None:
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    first, second = on_ranks(exchange_at, port)
+    first, second = on_ranks(exchange, port)
     assert first == second == {"lr": 0.1, "list": [1, {"a": None}], "rank": 0, **TYPED}
-
-
-def exchange_at(rank: int, port: int) -> dict[str, Any]:
-    os.environ["TEST_PORT"] = str(port)
-    return exchange(rank)

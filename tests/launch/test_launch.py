@@ -97,10 +97,7 @@ def test_any_other_change_is_refused_with_a_diff(
 
 @pytest.mark.parametrize(
     ("typed", "way"),
-    [
-        (["trainer.devices=2"], "ckpt_path={} ckpt_mode=trainer"),
-        (["trainer.devices=2", "seed=8"], "ckpt_path={}"),
-    ],
+    [(["trainer.devices=2"], "ckpt_path={} ckpt_mode=trainer"), (["trainer.devices=2", "seed=8"], "ckpt_path={}")],
 )
 def test_other_devices_are_a_new_run_with_all_of_its_state(
     command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str], typed: list[str], way: str

@@ -4,7 +4,6 @@ import os
 import socket
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,21 +15,6 @@ from lathe.launch.process_group import (
     find_timeout,
     init_process_group,
     save_timeout,
-)
-
-
-def fails(message: str, step: int | None = None) -> RuntimeError:
-    trainer = SimpleNamespace(global_step=step)
-    try:
-        raise RuntimeError(message)
-    except RuntimeError as error:
-        assert trainer.global_step == step
-        return error
-
-
-NCCL = (
-    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE, Timeout(ms)=60000) "
-    "ran for 60001"
 )
 
 

@@ -2,8 +2,6 @@
 
 import io
 import sys
-import warnings
-from typing import Any
 
 import pytest
 
@@ -34,22 +32,3 @@ def test_characters_that_a_terminal_has_not_are_replaced(
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(taken, encoding, errors))
     report_errors(lambda: print(DOTS))()
     assert taken.getvalue().decode(encoding) == f"{written}\n"
-
-
-@pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
-def test_the_null_device_stands_in_for_a_stream_that_is_not_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, name, None)
-    seen: list[bool] = []
-
-    def main() -> None:
-        print(DOTS, flush=True)
-        seen.append(getattr(sys, name).isatty())
-
-    report_errors(main)()
-    assert seen == [False]
-    getattr(sys, name).close()
-
-
-def shown(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
-    """As Python's own does, which pytest takes the place of."""
-    sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))

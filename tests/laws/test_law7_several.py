@@ -37,11 +37,7 @@ SEVERAL = {
             "trainer.accelerator=cpu",
             "trainer.devices=0",
         ],
-        [
-            "trainer.max_epochs=x",
-            "trainer.devices=0",
-            "compression.qat.bits=1",
-        ],
+        ["trainer.max_epochs=x", "trainer.devices=0", "compression.qat.bits=1"],
     ),
     "keys that Hydra does not know": (
         ["optimizer.lrr=1", "sed=1", "model=rsnet20", "optmizer=adamw", "data.batch_size=0"],

@@ -53,13 +53,6 @@ def test_without_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         DP()
 
 
-@pytest.mark.parametrize("devices", [1, 2, "auto", [0, 2]])
-def test_its_gpus_are_those_of_the_trainer(devices: Any) -> None:
-    cfg = config("strategy=dp", f"trainer.devices={devices}".replace(" ", ""))
-    assert cfg["strategy"]["devices"] == cfg["trainer"]["devices"] == devices
-    refuse(check(cfg))
-
-
 def test_a_strategy_with_devices_of_its_own_refuses_others_of_the_trainer() -> None:
     for fitting in ("trainer.devices=1", "trainer.devices=auto", "trainer.devices=2"):
         refuse(check(config("strategy=model_split", "strategy.devices=[cpu:0,cpu:0]", fitting)))
@@ -75,14 +68,6 @@ def test_the_wrapper_stands_in_during_a_step(strategy: tuple[Any, Net]) -> None:
     assert torch.equal(dp._through(task.step, x), 2 * net(x))
     assert task.net is net
     assert list(task.state_dict()) == names == ["net.weight", "net.bias"]
-
-
-def test_the_net_comes_back_after_an_error(strategy: tuple[Any, Net]) -> None:
-    dp, task = strategy
-    net = task.net
-    with pytest.raises(ValueError, match="no"):
-        dp._through(task.step, torch.randn(4, 2), fail=True)
-    assert task.net is net
 
 
 @pytest.mark.parametrize("kind", ["training_step", "validation_step", "test_step"])

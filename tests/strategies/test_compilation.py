@@ -78,10 +78,7 @@ def test_regional_compiles_each_block_and_nothing_else(
     [(20, False), (38, True)],  # 9 blocks and 18, of five kinds: three widths, and the first of two stages
 )
 def test_many_blocks_of_few_kinds_are_compiled_one_by_one(
-    depth: int,
-    alone: bool,
-    compiled: list[tuple[nn.Module, dict[str, Any]]],
-    caplog: pytest.LogCaptureFixture,
+    depth: int, alone: bool, compiled: list[tuple[nn.Module, dict[str, Any]]], caplog: pytest.LogCaptureFixture
 ) -> None:
     net = CifarResNet(depth=depth, width=4)
     with caplog.at_level(logging.INFO, "lathe.strategies.compilation"):

@@ -77,17 +77,6 @@ def ranks() -> list[dict[str, Any]]:
     return on_ranks(fit_with_each_hook)
 
 
-def by_hand() -> Tensor:
-    """The mean of both ranks' gradients of the first layer's weight, for each step; the learning rate is zero."""
-    steps = []
-    for halves in zip(batches(0), batches(1), strict=True):
-        task = Regression()
-        x, y = (torch.cat(parts) for parts in zip(*halves, strict=True))
-        task.training_step((x, y), 0).backward()
-        steps.append(task.net[0].weight.grad)
-    return torch.stack(steps)
-
-
 @pytest.mark.parametrize("name", HOOKS)
 def test_both_ranks_step_with_the_same_gradients(ranks: list[dict[str, Any]], name: str) -> None:
     assert ranks[0][name].shape == (STEPS, 16, 16)

@@ -122,14 +122,6 @@ def test_a_hostile_table_of_contents_is_not_run(path: Path, tmp_path: Path) -> N
     assert not (tmp_path / "ran").exists()
 
 
-class Attribute:
-    def __init__(self, *of: Any) -> None:
-        self.of = of
-
-    def __reduce__(self) -> Any:
-        return getattr, self.of
-
-
 def test_a_table_that_points_elsewhere_is_refused(path: Path) -> None:
     metadata = sharded_files.read_metadata(path)
     for info in metadata.storage_data.values():

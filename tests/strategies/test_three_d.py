@@ -27,7 +27,7 @@ FOUR: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "vit 1x2x2": ("vit", {"tensor": 2}, {"optimizer": adam}),
 }
 EIGHT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "gpt 2x2x2": ("gpt4", {"tensor": 2, "schedule": "1f1b"}, {"optimizer": adam}),
+    "gpt 2x2x2": ("gpt4", {"tensor": 2, "schedule": "1f1b"}, {"optimizer": adam})
 }
 
 

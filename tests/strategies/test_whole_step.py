@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
-from lightning.pytorch import Callback
 from support.interruptions import Interrupted, Interruption, interruption
 from support.runs import SMALL, column, config, new_run, rows, weights
 from torch._dynamo.backends import registry
@@ -140,13 +139,6 @@ def test_a_continued_run_has_the_same_digits(tmp_path: Path, interruption: Inter
     ]
 
 
-class Within(Callback):
-    """Looks at gradients before the optimizer has them."""
-
-    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        pass
-
-
 def test_a_net_that_can_not_be_captured_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lathe.nets import MLP
 
@@ -163,11 +155,7 @@ def test_a_net_that_can_not_be_captured_is_told(tmp_path: Path, monkeypatch: pyt
 
 def test_what_changes_beside_the_learning_rate_is_refused(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SMALL, *GRAPH, "test=false", "optimizer=sgd", "scheduler=none")
-    cfg["scheduler"] = {
-        "_target_": "torch.optim.lr_scheduler.OneCycleLR",
-        "_partial_": True,
-        "max_lr": 0.1,
-    }
+    cfg["scheduler"] = {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "_partial_": True, "max_lr": 0.1}
     with pytest.raises(UserError, match="something changes momentum of SGD during training"):
         lathe.training.train.train(cfg)
 

@@ -194,13 +194,6 @@ class Turns(Both):
         return loss
 
 
-class Idle(Manual):
-    """Makes no step."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return Plain.training_step(self, batch, batch_idx)
-
-
 class Late(LitNet):
     """Makes a layer in configure_model, and keeps a word of its own in checkpoints."""
 

@@ -45,13 +45,6 @@ class Unsized(Sized):
         super().__init__(batch_size=16)
 
 
-class Stubborn(Sized):
-    """Takes a batch size, and goes by another."""
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(self.data, 16, shuffle=True)
-
-
 class Streaming(Sized):
     """A DataLoader of an iterable dataset, whose length nobody knows."""
 

@@ -68,11 +68,7 @@ def test_memory_bounds_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ([], "find.memory: "),
-        (["find.memory=0.01"], "find.start=8: not even this batch fits"),
-    ],
+    ("words", "sentence"), [([], "find.memory: "), (["find.memory=0.01"], "find.start=8: not even this batch fits")]
 )
 def test_a_mistake_costs_a_sentence(words: list[str], sentence: str, cli: Cli) -> None:
     code, error = cli(*SMALL, *words, script="scripts/batch_find.py")

@@ -4,7 +4,6 @@ in one sentence that names the way out; both always end.
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +147,3 @@ def test_a_rate_is_set_on_the_modules_own_optimizer(tmp_path: Path, capsys: pyte
         assert told["losses"] == pytest.approx(expected["losses"], rel=1e-6)
         assert told["rates"] == expected["rates"]
         assert f"Suggestion: {typed}" in capsys.readouterr().out
-
-
-REFUSED: dict[str, tuple[Callable[..., Any], list[str], str]] = {
-    "no batch size": (batch, own("Unsized"), "data: support.own_loaders.Unsized takes no batch_size"),
-    "another batch size": (batch, own("Stubborn"), "data: Stubborn gives training batches of 16 with batch_size=8"),
-    "documents": (batch, ["model=gpt_nano", "data=documents", "optimizer=adamw"], "data.max_tokens bounds the batches"),
-    "no step": (batch, lit("Idle"), "model.net: Idle has made no optimizer step in 100 batches"),
-    "no batch": (rate, own("Empty"), "data: train_dataloader has no batch in epoch 1"),
-    "manual optimization": (rate, lit("Manual"), "Manual steps its optimizers itself"),
-}

@@ -15,7 +15,6 @@ from support.runs import SMALL, config
 from lathe.verbs import lr_find as verb
 
 Cli = Callable[..., tuple[int, str]]
-RATES = [10 ** (-6 + 7 * i / 199) for i in range(200)]
 
 
 def found(folder: Path, *words: str) -> dict[str, Any]:
@@ -41,15 +40,6 @@ def test_the_rates_rise_by_equal_ratios_and_the_losses_say_which_train(tmp_path:
     drawn = (tmp_path / "out" / "lr_find.svg").read_text()
     assert drawn.count("<polyline") == 2
     assert f"suggested: {kept['suggestion']:g}</text>" in drawn
-
-
-def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
-    whole = found(tmp_path / "a", "find.steps=100", "find.max_lr=1")
-    parts = found(
-        tmp_path / "b", "find.steps=100", "find.max_lr=1", "data.batch_size=32", "trainer.accumulate_grad_batches=2"
-    )
-    assert parts["losses"][:20] == pytest.approx(whole["losses"][:20], rel=1e-5)
-    assert len(parts["rates"]) == len(whole["rates"])
 
 
 def test_groups_keep_their_proportions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,12 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.runs import ROOT, SMALL, config, new_run
+from support.runs import SMALL, config, new_run
 from torch import nn
 from torch.profiler import profile as torch_profile
 
@@ -96,11 +94,3 @@ def test_a_modules_time_is_its_own_and_backward_goes_to_its_forward() -> None:
     assert found["1"].backward == found["the net"].backward == 0  # neither has an operation of its own
     assert found["1.0"].forward > found["1"].forward
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in net.modules())
-
-
-def test_pythons_own_profile_is_found_behind_the_script() -> None:
-    """A script's folder comes first where Python looks for modules."""
-    code = "import cProfile, profile; print(profile.run.__module__, hasattr(profile, 'hydra'), cProfile.run.__name__)"
-    path = {"PYTHONPATH": f"{ROOT / 'scripts'}:{ROOT / 'src'}", "PATH": "/usr/bin:/bin"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=path)
-    assert (done.stdout, done.returncode) == ("profile False run\n", 0), done.stderr

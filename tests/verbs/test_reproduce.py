@@ -14,7 +14,6 @@ from support.commands import check, environment, run
 from support.runs import ROOT, SMALL, new_run, runs
 
 from lathe.runs.rundir import RunDir
-from lathe.verbs.reproduce import compared
 from lathe.verbs.reproduce.code import Code
 from lathe.verbs.reproduce.command import report, show, train
 
@@ -82,16 +81,6 @@ def test_what_differs_is_told(made: Path, copy: RunDir) -> None:
     assert text.startswith("Not reproduced.\n")
     assert "last.ckpt    1 of 4 tensors differ, by at most 0.5\n" in text
     assert "the environment differs, which may be why" in text
-
-
-def test_a_run_without_checkpoints_is_compared_by_its_metrics(made: Path, copy: RunDir) -> None:
-    shutil.rmtree(copy.path / "checkpoints")
-    assert compared.weights(RunDir(made), copy) == {
-        f"{name}.ckpt": {"missing": str(copy.path)} for name in ("best", "last")
-    }
-    found = report(copy, copy, HERE)
-    assert found["reproduced"] is True
-    assert found["notes"] == ["no checkpoint is left of the run, so that its metrics alone were compared"]
 
 
 def test_what_can_not_be_made_again_is_refused(copy: RunDir, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

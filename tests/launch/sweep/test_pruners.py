@@ -10,12 +10,7 @@ from support.commands import check, run
 
 from lathe.runs.rundir import RunDir
 
-SEARCH = (
-    "-m",
-    *(word for word in WORDS if "max_epochs" not in word),
-    *QUICK,
-    "sweep=optuna",
-)
+SEARCH = ("-m", *(word for word in WORDS if "max_epochs" not in word), *QUICK, "sweep=optuna")
 # of 17 trials, so many are in the bracket whose first rung is the first validation, the third, the ninth
 BRACKETS = [1] * 9 + [3] * 5 + [9] * 3
 

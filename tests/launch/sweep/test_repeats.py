@@ -113,10 +113,6 @@ def test_kill_9_keeps_the_runs_that_are_complete(tmp_path: Path) -> None:
 
 
 SEEDS = {"seed": [1, 2, 3, 4, 5]}
-SENTENCES = {
-    "drawn": ({"optimizer.lr": [1]}, "sweep.repeats.optimizer.lr: sweep.space draws it"),
-    "typed": ({"model": ["mlp"]}, "sweep.repeats.model: model=mlp is typed as well"),
-}
 
 
 @pytest.mark.law7

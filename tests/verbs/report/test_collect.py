@@ -73,11 +73,7 @@ def test_a_sweep_is_its_jobs_with_those_that_left_nothing(tmp_path: Path) -> Non
             {"run_dir": str(done)},
             {"run_dir": str(pruned), "state": "pruned"},
             {"run_dir": str(died), "state": "failed", "sentence": "the loss is not finite"},
-            {
-                "overrides": ["optimizer.lr=-1", "seed=7"],
-                "state": "refused",
-                "sentence": "optimizer.lr=-1: no",
-            },
+            {"overrides": ["optimizer.lr=-1", "seed=7"], "state": "refused", "sentence": "optimizer.lr=-1: no"},
             {"state": "waiting"},
             {"run_dir": str(tmp_path / "train" / "gone"), "state": "complete"},
             {"run_dir": str(tmp_path / "train" / "lost"), "state": "failed", "sentence": "out of memory"},

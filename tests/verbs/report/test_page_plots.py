@@ -52,21 +52,6 @@ def test_the_best_groups_are_drawn_until_others_are_chosen(show: Show) -> None:
     assert sorted(names()) == [f"width={i}" for i in range(192, 200)]
 
 
-def test_the_front_holds_what_nothing_beats(show: Show) -> None:
-    costs = {0: (1.0, 0.5), 1: (2.0, 0.7), 2: (3.0, 0.6), 3: (4.0, 0.9), 4: (None, 0.95)}
-    runs = [
-        run(i, cost={"latency_ms": latency, "bytes": None, "macs": None}, metrics={"test/accuracy": accuracy}, group=0)
-        for i, (latency, accuracy) in costs.items()
-    ]
-    tab = show(report(5, runs=runs))
-    front = traces(tab, "cost-plot")[0]
-    assert (front["x"], front["y"]) == ([1.0, 2.0, 4.0], [0.5, 0.7, 0.9])
-    assert tab.locator("#cost-says").inner_text() == "4 runs drawn; 1 run has no latency (ms)."
-    assert tab.locator("#cost-legend li").all_inner_texts() == ["depth=20, flip=false"]
-    assert "size of the file (bytes), MACs" in tab.locator("#cost-tools").inner_text()
-    assert [text.split()[-1] for text in tab.locator("#front tr").all_inner_texts()] == ["0.5", "0.7", "0.9"]
-
-
 def test_the_baseline_is_named_and_every_difference_has_a_row(show: Show) -> None:
     data = report(30, confidence=0.9)
     tab = show(data, plots=False)

@@ -4,20 +4,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from support.report_data import HOSTILE, ended, report, run
+from support.report_data import HOSTILE, report, run
 from support.report_page import column, drawn, redrawn, traces
 
 Show = Callable[..., Any]
-
-
-def test_a_report_of_failures_has_no_group_and_shows_every_run(show: Show) -> None:
-    runs = [ended(run(i), "failed") for i in range(2)]
-    counts = {"complete": 0, "pruned": 0, "running": 0, "unfinished": 0, "failed": 2}
-    tab = show(report(2, runs=runs, groups=[], counts=counts), plots=False)
-    assert tab.locator("#groups-says").inner_text() == "No group: no run is complete."
-    assert column(tab, "State") == ["✕failed", "✕failed"]
-    tab.locator("#runs-table button.open").first.click()
-    assert "made the loss nan at step 310" in tab.locator("#drawer").inner_text()
 
 
 def test_heads_sort_with_mouse_and_keyboard_and_what_is_missing_comes_last(show: Show) -> None:

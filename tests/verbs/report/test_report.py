@@ -13,14 +13,13 @@ import pytest
 from rich.console import Console
 from support.commands import check, run
 from support.reports import REQUEST
-from support.run_directories import write_run, write_sweep
+from support.run_directories import write_run
 from support.runs import ROOT, SMALL
 
 from lathe.verbs.report.assemble import assemble
-from lathe.verbs.report.latex import escaped, latex
+from lathe.verbs.report.latex import latex
 from lathe.verbs.report.markdown import markdown
 from lathe.verbs.report.screen import show
-from lathe.verbs.runs.find import find
 
 Cli = Callable[..., tuple[int, str]]
 TEXTS = "formats=[markdown,csv,latex]"
@@ -156,23 +155,6 @@ def test_markdown_and_latex_survive_what_strangers_call_things(tmp_path: Path) -
     assert r"\textbackslash{}input\{x\}" in body[0]
 
 
-def test_latex_is_a_table_of_booktabs(tmp_path: Path) -> None:
-    two_widths(tmp_path)
-    tex = latex(report(tmp_path, metric=["test/accuracy", "test/loss"]))
-    assert tex.count(r"\begin{table}") == tex.count(r"\end{table}") == 2
-    for rule in (r"\toprule", r"\midrule", r"\bottomrule"):
-        assert tex.count(rule) == 2
-    columns = re.search(r"\\begin\{tabular\}\{(l+)(r+)\}", tex)
-    assert columns is not None
-    header = next(line for line in tex.splitlines() if "mean" in line and line.endswith(r"\\"))
-    assert header.count("&") == len(columns[1] + columns[2]) - 1
-    assert r"0.8200 $\pm$ 0.0200" in tex
-    assert "{[0.7703, 0.8697]}" in tex
-    assert r"\caption{test/loss, lower is better}" in tex
-    assert len(re.findall(r"^    % python train\.py -m .*seed=1,2,3$", tex, flags=re.MULTILINE)) == 4
-    assert escaped("50 % of x_1 ± 2") == r"50 \% of x\_1 $\pm$ 2"
-
-
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -209,36 +191,3 @@ def test_the_page_is_written_beside_the_tables(cli: Cli, tmp_path: Path, monkeyp
 def test_a_report_imports_no_torch() -> None:
     words = "import sys, lathe.verbs.report as r; r.report; late = {'torch', 'lightning', 'scipy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", f"{words}; assert not late, late"], cwd=ROOT, check=True)
-
-
-def test_a_sweep_with_jobs_that_left_nothing(cli: Cli, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    done = write_run(tmp_path / "logs", 0, 0.9, ["optimizer.lr=0.1"])
-    jobs = [
-        {"run_dir": str(done), "overrides": ["optimizer.lr=0.1"]},
-        {
-            "overrides": ["optimizer.lr=-1"],
-            "state": "refused",
-            "sentence": "optimizer.lr=-1: expected a number from 0.",
-        },
-        {"state": "waiting"},
-        {"run_dir": str(tmp_path / "logs" / "train" / "lost"), "state": "pruned", "overrides": ["optimizer.lr=0.2"]},
-        {"state": "pruned", "overrides": ["optimizer.lr=0.3"], "sentence": "not run, as trial 1 fell behind."},
-        {"run_dir": str(tmp_path / "logs" / "train" / "none"), "state": "failed", "sentence": "out of memory"},
-    ]
-    sweep = write_sweep(tmp_path / "logs", jobs)
-    code, errors = cli(f"runs={sweep}", TEXTS, script="scripts/report.py")
-    assert (code, errors) == (0, "")
-    page = (sweep / "report" / "report.md").read_text()
-    assert "5 runs (1 complete, 1 pruned, 2 failed, 1 gone) in one group" in page
-    where = {at: f"logs/sweeps/{sweep.name}/jobs/{at:05}.json" for at in (1, 3, 4, 5)}
-    table = {row["run"]: row["state"] for row in lines(sweep / "report" / "runs.csv")}
-    jobs_alone = {where[1]: "failed", where[3]: "gone", where[4]: "pruned", where[5]: "failed"}
-    assert table == {str(done): "complete", **jobs_alone}
-    shown = page.replace("\\_", "_")
-    assert f"- gone: {where[3]}: the run, which was pruned, was moved or removed: nothing is at " in shown
-    assert f"- failed: {where[1]}: optimizer.lr=-1: expected a number from 0." in shown
-    assert f"- pruned: {where[4]}: not run, as trial 1 fell behind." in shown
-    assert f"- failed: {where[5]}: out of memory" in shown
-    listed = {one.where: one.state for one in find(str(sweep), tmp_path / "logs")}
-    assert listed == {f"logs/train/{done.name}": "complete", **{at: s for at, s in jobs_alone.items() if s != "gone"}}
-    assert "- 1 job of the sweep has not begun" in page

@@ -13,9 +13,7 @@ from support.commands import check, environment, in_process, run
 from support.run_folders import Cli, refused, run_dirs
 from support.runs import ROOT, SMALL
 
-from lathe.config.override_parsing import translate
 from lathe.runs.rundir import RunDir
-from lathe.verbs.runs.choose import conditions
 from lathe.verbs.runs.find import find
 
 
@@ -70,10 +68,7 @@ def test_runs_are_chosen_and_ordered(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (
-            ["where=[optimizer.lrr=1]"],
-            "where=optimizer.lrr=1: none of these 3 runs has optimizer.lrr",
-        ),
+        (["where=[optimizer.lrr=1]"], "where=optimizer.lrr=1: none of these 3 runs has optimizer.lrr"),
         (["where=[complete]"], "where=complete: "),
         (["runs=logs/none"], "runs=logs/none: there is no such folder"),
         (["tag=[x]"], "tag would be for every run below logs"),
@@ -104,11 +99,7 @@ def test_two_runs_are_compared(logs: Path, cli: Cli, capfd: pytest.CaptureFixtur
     )
     assert cli(f"compare=[{a},{b}]", "output=c.json", script="scripts/runs.py")[0] == 0
     found = json.loads(Path("c.json").read_text())
-    assert found["configuration"] == {
-        "optimizer.lr": [0.1, 0.2],
-        "seed": [42, 7],
-        "tags": [["baseline"], []],
-    }
+    assert found["configuration"] == {"optimizer.lr": [0.1, 0.2], "seed": [42, 7], "tags": [["baseline"], []]}
     assert found["environment"]["python"][1] == "3.9.1"
     assert found["environment"]["uncommitted diff"][1].startswith("2 lines, ")
     assert found["complete"] == [True, False]
@@ -172,23 +163,6 @@ def test_what_a_stranger_wrote_is_shown_and_not_obeyed(logs: Path, cli: Cli, cap
     assert "?[2Jx" in done.stdout.splitlines()[0]
     assert "?[2Jx" in done.stdout.splitlines()[2]
     assert "\x1b" not in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("typed", "expected"),
-    [
-        ("where=[a=b,c.d>=3]", ["a=b", "c.d>=3"]),
-        ("where=a=b", ["a=b"]),
-        ('where=["a=b, c",d=[1,2]]', ["a=b, c", "d=[1,2]"]),
-    ],
-)
-def test_conditions_are_typed_without_quotes_of_hydras(typed: str, expected: list[str]) -> None:
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    (word,) = translate([typed], {"where": ()})
-    (override,) = OverridesParser.create().parse_overrides([word])
-    assert [str(item) for item in override.value()] == expected
-    assert [condition.text for condition in conditions(expected)] == expected
 
 
 def test_no_torch_is_imported() -> None:
