@@ -4,10 +4,8 @@ import time
 from typing import Any
 
 import pytest
-import torch
 from support.runs import config
 
-from lathe.benchmark import crew as crew_module
 from lathe.benchmark import rank, suites
 from lathe.benchmark.cases import Case
 from lathe.benchmark.crew import Crew, run
@@ -74,54 +72,6 @@ def test_times_are_those_of_the_steps_asked_for(tmp_path: Any, monkeypatch: pyte
     assert found["step_ms"] == pytest.approx(2.5)  # of 1, 2, 3 and 4 ms
     assert found["samples_per_s"] == pytest.approx(16 / 0.0025)
     assert found["fastest_step_ms"] == pytest.approx(1)
-
-
-class Recorded:
-    """Stands in for a crew: which processes would be started, and what they would measure."""
-
-    made: list["Recorded"] = []  # noqa: RUF012 - emptied by the test
-
-    def __init__(self, cases: dict[str, dict[str, Any]], processes: int, threads: int) -> None:
-        self.cases, self.processes, self.turns, self.alive = sorted(cases), processes, list[str](), True
-        self.made.append(self)
-
-    def measure(self, name: str, timeout: float) -> dict[str, Any]:
-        self.turns.append(name)
-        return {"step_ms": 1.0}
-
-    def dismiss(self) -> None:
-        self.alive = False
-
-
-def crews_of(suite: str, monkeypatch: pytest.MonkeyPatch, **request: Any) -> list[Recorded]:
-    """The processes that a suite starts."""
-    monkeypatch.setattr(crew_module, "Crew", Recorded)
-    monkeypatch.setattr(Recorded, "made", [])
-    cases, full = suites.plan({**config(f"suite={suite}", name="benchmark"), **request})
-    of_launch = (
-        "strategy",
-        "trainer.devices",
-        "trainer.accelerator",
-    )  # what decides about processes: composing takes its time
-    chosen = {item.name: tuple(o for o in suites.overrides_of(item, full) if o.startswith(of_launch)) for item in cases}
-    composed = {overrides: config(*overrides) for overrides in set(chosen.values())}
-    run(cases, {name: composed[overrides] for name, overrides in chosen.items()}, full, lambda line: None)
-    assert not any(crew.alive for crew in Recorded.made)
-    return Recorded.made
-
-
-def test_as_many_processes_are_started_as_training_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strategies of one process over several devices are not started several times."""
-    crews = crews_of("scaling", monkeypatch, rounds=1, strategies=["ddp", "model_split"])
-    assert [(crew.processes, [name for name in crew.cases if "split" in name]) for crew in crews] == [
-        (1, ["model_split, 2, strong", "model_split, 2, weak"]),
-        (2, []),
-    ]
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    crews = crews_of("scaling", monkeypatch, rounds=1, strategies=["dp"], accelerator="gpu")
-    assert [(crew.processes, crew.cases) for crew in crews] == [
-        (1, ["auto, 1, weak", "dp, 1, weak", "dp, 2, strong", "dp, 2, weak"])
-    ]
 
 
 def test_processes_that_end_report_their_last_error(tmp_path: Any) -> None:

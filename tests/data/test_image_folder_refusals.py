@@ -81,11 +81,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
         {"train": "list.txt"},
         r"000\.png without a class",
     ),
-    "a file in two splits": (
-        twice,
-        {"train": "list.txt", "val": "val.txt"},
-        "is in train and val",
-    ),
+    "a file in two splits": (twice, {"train": "list.txt", "val": "val.txt"}, "is in train and val"),
     "a split elsewhere": (
         lambda folder: pictures(folder.parent / "other", CLASSES),
         {"train": "../other"},

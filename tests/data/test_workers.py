@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.own_datasets import Drawing, Pictures, Stateful
+from support.own_datasets import Drawing, Pictures
 from torch.utils.data import get_worker_info
 
 from lathe.data import DatasetDataModule, Digits, ImageDataModule, workers
@@ -143,14 +143,3 @@ def test_a_fit_measures_what_it_trains_on(quick: None, capsys: pytest.CaptureFix
     module.val_dataloader()  # a sanity check comes first
     assert capsys.readouterr().out.startswith("data.num_workers=auto took ")
     assert held_out.read == read
-
-
-def test_data_in_memory_iterable_data_and_those_without_a_trainer_have_none(capsys: pytest.CaptureFixture) -> None:
-    resident = images(loader="resident", num_workers="auto").train_dataloader()
-    assert not hasattr(resident, "_reader")
-    kinds = {"train": Stateful(40), "val": Pictures(8), "test": Pictures(8)}
-    iterable = given(DatasetDataModule(**kinds, batch_size=8, num_workers="auto", samples=40))
-    assert len(list(iterable.train_dataloader())) == 5
-    alone = DatasetDataModule(Pictures(), num_workers="auto")
-    assert len(list(alone.eval_loader("val"))) == 1
-    assert capsys.readouterr().out == ""

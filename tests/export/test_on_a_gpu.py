@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lathe.errors import UserError
 from lathe.export import get, gpu
 from lathe.export.targets import aot_metadata
-from lathe.nets import CifarResNet
 
 Make = Callable[[], nn.Module]
 Quantized = Callable[..., nn.Module]
@@ -80,11 +79,3 @@ def test_a_package_compiled_for_a_device_computes_the_net(
     with torch.no_grad():
         for batch in (64, 1, 7):
             np.testing.assert_allclose(run(images[:batch].numpy()), net(images[:batch]).numpy(), atol=1e-5)
-
-
-def test_a_program_of_torch_export_takes_arrays_there_and_back(images: Tensor, tmp_path: Path) -> None:
-    target = get("torch_export")
-    target.export(CifarResNet(depth=8, width=4).eval(), images[:2], tmp_path / "net.pt2")
-    plain, placed = (target.load(tmp_path / "net.pt2", 1, device) for device in (None, "cpu"))
-    for batch in (3, 1, 8):
-        np.testing.assert_array_equal(placed(images[:batch].numpy()), plain(images[:batch].numpy()))

@@ -66,23 +66,6 @@ def test_a_quantized_net_comes_back_exactly(make_resnet: Make, images: Tensor, t
             assert torch.equal(integer_weight(layer)[0], integer_weight(fresh.get_submodule(name))[0])
 
 
-def test_a_tied_weight_is_written_once(tmp_path: Path) -> None:
-    def make(seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        return GPT(vocab_size=64, max_length=8, width=16, depth=1, heads=2).eval()
-
-    ids, path = torch.randint(0, 64, (4, 8)), tmp_path / "net.pt"
-    for plan in (None, LayerPlan()):
-        net = make(0) if plan is None else rounding(make(0), ids, plan)
-        get("weights").export(net, ids, path)
-        content = torch.load(path, weights_only=True)
-        assert content["aliases"]["head.weight"] == "embed.token.weight"
-        fresh = restore(make(1), path)
-        with torch.no_grad():
-            assert torch.equal(fresh(ids), net(ids))
-        assert fresh.head.weight is fresh.embed.token.weight
-
-
 def test_another_net_and_a_torn_file_are_refused(
     make_resnet: Make, make_mlp: Make, images: Tensor, tmp_path: Path
 ) -> None:

@@ -28,24 +28,9 @@ def taken(*words: str, parameters: list[nn.Parameter] | None = None, late: bool 
     ("words", "fused", "foreach", "line"),
     [
         (("optimizer=sgd",), True, None, " took fused: SGD"),
-        (
-            ("optimizer=radam",),
-            None,
-            True,
-            " took foreach: RAdam",
-        ),
-        (
-            ("optimizer=lamb",),
-            None,
-            None,
-            ": the optimizer's step stays as it is",
-        ),
-        (
-            ("optimizer=sgd", "optimizer.fused=false"),
-            False,
-            None,
-            ": fused=false",
-        ),
+        (("optimizer=radam",), None, True, " took foreach: RAdam"),
+        (("optimizer=lamb",), None, None, ": the optimizer's step stays as it is"),
+        (("optimizer=sgd", "optimizer.fused=false"), False, None, ": fused=false"),
     ],
 )
 def test_what_an_optimizer_has_is_taken(words: tuple[str, ...], fused: Any, foreach: Any, line: str) -> None:

@@ -99,28 +99,6 @@ def test_the_api_key_guards_all_but_health_and_page(server: Served, path: str) -
     assert server.ask(method, path, x_api_key=KEY).status != 401
 
 
-def test_an_offer_of_another_protocol_is_declined(
-    server: Served, digits: np.ndarray, bare: Callable[..., np.ndarray]
-) -> None:
-    """Java's client and curl --http2 offer HTTP/2 with each request."""
-    with server.connect() as connection:
-        for image in digits[:2, None]:
-            sent = message(
-                "POST",
-                "/predict",
-                image.tobytes(),
-                content_type=BINARY,
-                accept=BINARY,
-                x_api_key=KEY,
-                connection="Upgrade, HTTP2-Settings",
-                upgrade="h2c",
-                http2_settings="AAA",
-            )
-            found = ask(connection, sent)
-            assert found.status == 200
-            np.testing.assert_allclose(np.frombuffer(found.body, "<f4"), bare(image)[0], rtol=1e-5, atol=1e-5)
-
-
 def test_a_port_in_use_and_an_export_that_is_not_there(server: Served, served_run: Path) -> None:
     with pytest.raises(UserError, match=f"^port={server.port} is in use"):
         listen("127.0.0.1", server.port)

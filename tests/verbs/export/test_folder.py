@@ -3,14 +3,11 @@
 import errno
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.commands import environment
 
 from lathe.errors import UserError
-from lathe.files import beside
 from lathe.verbs.export.folder import fresh_folder
 
 
@@ -81,35 +78,4 @@ def test_another_process_may_put_its_own_there_meanwhile(tmp_path: Path) -> None
         path.mkdir()
         (path / "manifest.json").write_text("theirs")
     assert (path / "manifest.json").read_text() == "ours"
-    assert os.listdir(tmp_path) == ["onnx"]
-
-
-KILLED = """
-import sys, time
-from pathlib import Path
-from lathe.verbs.export.folder import fresh_folder
-with fresh_folder(Path(sys.argv[1])) as folder:
-    (folder / "manifest.json").write_text("half")
-    print("half", flush=True)
-    time.sleep(600)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_export_leaves_what_was_there_and_is_cleaned_up(tmp_path: Path) -> None:
-    path = tmp_path / "onnx"
-    write(path, "earlier")
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=environment()
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "half\n"
-    finally:
-        process.kill()
-        process.communicate()
-    left = Path(str(beside(path)).replace(f"-{os.getpid()}.", f"-{process.pid}."))
-    assert (path / "manifest.json").read_text() == "earlier"
-    assert sorted(os.listdir(tmp_path)) == sorted([left.name, "onnx"])
-    write(path, "new")
     assert os.listdir(tmp_path) == ["onnx"]
