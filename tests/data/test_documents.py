@@ -13,10 +13,6 @@ from support.documents import END, Fixed, join, lengths, loader, module, same
 from lathe.data.documents import DocumentDataModule
 from lathe.data.token_file import TokenFiles, TokenWriter, write_meta
 from lathe.errors import UserError
-<<<<<<< HEAD
-from lathe.runs.instantiate import instantiate
-=======
->>>>>>> tests_a
 
 
 def test_a_batch_holds_whole_documents_after_an_end_token() -> None:
@@ -161,17 +157,3 @@ def test_documents_of_token_files_are_read_by_their_own_end(tmp_path: Path) -> N
     data = DocumentDataModule(TokenFiles("", str(tmp_path)), 12, 64, 400, 16)
     data.prepare_data()
     assert sorted(int((row != -100).sum()) for _, y in data.eval_loader("test") for row in y) == [5, 6]
-<<<<<<< HEAD
-
-
-def test_the_shipped_configuration_builds_and_fits_its_length() -> None:
-    text = OmegaConf.create({"seed": 0, "data": OmegaConf.load(ROOT / "configs" / "data" / "documents.yaml")})
-    data = instantiate(OmegaConf.to_container(text, resolve=True)["data"], "data")
-    data.prepare_data()
-    data.setup("fit")
-    feed = data.train_dataloader()
-    assert (data.batch_size, data.vocab_size, data.length) == (64, 64, 128)
-    assert all(x.shape[1] <= 128 and x.max() < 64 and x.numel() <= 4096 for x, *_ in feed)
-    assert feed.padding < 0.08
-=======
->>>>>>> tests_a
