@@ -30,7 +30,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         monkeypatch.setattr(cores_of_machine, "CPUS", tmp_path)
         monkeypatch.setattr(cores_of_machine, "QUOTA", tmp_path / "cpu.max")
         for module in (cores_of_machine, threads):
-            monkeypatch.setattr(module, "allowed", lambda: set(range(cpus)))
+            monkeypatch.setattr(module, "allowed_cpus", lambda: set(range(cpus)))
         percents = [100 * min(1.0, max(0.0, used - cpu)) for cpu in range(cpus)]
         monkeypatch.setattr(psutil, "cpu_percent", lambda *_, **__: percents)
         monkeypatch.setattr(psutil, "getloadavg", lambda: (load, load, load))
