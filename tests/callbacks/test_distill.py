@@ -12,12 +12,11 @@ from support.runs import column, new_run, weights
 
 import lathe.training.train
 from lathe.compression.distillation import kd
-from lathe.config.compression_plan import methods
 from lathe.errors import UserError
 from lathe.runs.build import make_task
 from lathe.runs.inference import open_net
+from lathe.runs.instantiate import instantiate
 from lathe.training import callbacks_and_loggers
-from lathe.verbs.export.make import make
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def test_the_loss_is_the_share_of_the_labels_and_of_the_teacher(tmp_path: Path, 
     lathe.training.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     seed_everything(cfg["seed"], verbose=False)
-    datamodule, task = make(cfg["data"], "data"), make_task(cfg)
+    datamodule, task = instantiate(cfg["data"], "data"), make_task(cfg)
     datamodule.setup("fit")
     x, y = next(iter(datamodule.train_dataloader()))
     logits = task.net(x)
@@ -97,7 +96,7 @@ def test_several_teachers_share_the_term(tmp_path: Path, teacher: Path, resnet: 
     lathe.training.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     seed_everything(cfg["seed"], verbose=False)
-    datamodule, task = make(cfg["data"], "data"), make_task(cfg)
+    datamodule, task = instantiate(cfg["data"], "data"), make_task(cfg)
     datamodule.setup("fit")
     x, _ = next(iter(datamodule.train_dataloader()))
     terms = [kd(task.net(x), open_net(path)(x), 4.0).item() for path in (teacher, resnet)]
@@ -150,7 +149,7 @@ def test_outside_its_window_the_task_is_left_alone(
     tmp_path: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = new_run(tmp_path, *QUIET, *MLP, *distilled(teacher, "method=kd+rkd"))
-    make_methods = methods.make_methods
+    make_methods = callbacks_and_loggers.make_methods
 
     def second_half(cfg: dict[str, Any]) -> Any:
         made = make_methods(cfg)

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from support.runs import new_run
 
-from lathe.verbs.reproduce.command import train
+from lathe.training.train import train
 
 QUICK = ("model=mlp", "model.net.width=8", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
 SHORT = (*QUICK, "trainer.limit_train_batches=2", "trainer.max_epochs=1", "trainer.log_every_n_steps=1", "test=false")

@@ -18,7 +18,7 @@ from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
 from lathe.runs.inference import score
 from lathe.runs.rundir import RunDir
-from lathe.verbs.reproduce.command import train as run
+from lathe.training import train as run
 
 
 class Batches(LightningDataModule):

@@ -18,7 +18,7 @@ from support.runs import SMALL, new_run
 from torch.nn import functional as F
 
 import lathe
-from lathe.verbs.reproduce.command import train
+from lathe.training.train import train
 
 PAGE = ("callbacks=[default,samples]", "callbacks.samples.worst=7", "callbacks.samples.random=5")
 

@@ -9,7 +9,7 @@ import torch
 from support.runs import SMALL, new_run, rows, weights
 
 from lathe.callbacks.what_if import Step, WhatIf
-from lathe.verbs.reproduce.command import train
+from lathe.training.train import train
 
 ASKED = ("callbacks=[default,what_if]", "callbacks.what_if.steps=2")
 CONVOLVED = ("model=resnet20", "model.net.depth=8", "model.net.width=4")

@@ -9,7 +9,7 @@ from support.runs import SMALL, new_run
 
 from lathe.nets import Airbench
 from lathe.runs.build import make_data
-from lathe.verbs.reproduce.command import train
+from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 

@@ -55,7 +55,7 @@ def test_another_file_is_refused_before_it_is_read(tmp_path: Path, serve: Any, t
 
 def test_an_address_without_a_hash_is_refused() -> None:
     (told,) = check(config(*SMALL, "ckpt_path=https://example.org/w.pth"))
-    assert told.startswith("ckpt_path=https://example.org/w.pth is fetched from elsewhere: set ckpt_sha256 to")
+    assert told.startswith("ckpt_path=https://example.org/w.pth is downloaded: set ckpt_sha256")
 
 
 def test_a_checkpoint_is_taken_for_its_run(tmp_path: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from lathe.errors import UserError
 from lathe.runs import rundir
 from lathe.runs.export_model import open_export_model
 from lathe.runs.rundir import RunDir
-from lathe.verbs.reproduce.command import train
+from lathe.training.train import train
 
 IMAGES = {"channels": 1, "image_size": 4, "mean": [0.5], "std": [0.5], "num_classes": 2}
 Call = Callable[..., tuple[int, str, str]]

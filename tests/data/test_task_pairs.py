@@ -15,8 +15,8 @@ from torch.utils.data import IterableDataset
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.tasks import RegressionTask
+from lathe.training.train import train
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.reproduce.command import train
 
 QUICK = (
     "task=regression",

@@ -108,7 +108,7 @@ def test_a_complete_run_without_its_last_state_is_not_trained_from_the_start(
     run.last.unlink()
     assert "last.ckpt is missing" in command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
     (run.path / "overrides.yaml").unlink()
-    assert "its overrides.yaml is not there" in command.fails(
+    assert "its overrides.yaml is missing" in command.fails(
         f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys
     )
 

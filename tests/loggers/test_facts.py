@@ -10,7 +10,7 @@ from support.wandb_file import read_wandb
 
 from lathe.config.resolve import flatten
 from lathe.loggers import main_facts, run_facts
-from lathe.verbs.reproduce.command import train
+from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 

@@ -24,9 +24,9 @@ from lathe.runs.rundir import RunDir
 from lathe.strategies import Pipeline
 from lathe.strategies.fsdp import FSDP, units
 from lathe.strategies.pipeline.cut import chain_of
+from lathe.training.train import train
 from lathe.verbs.evaluate import evaluate
 from lathe.verbs.export import ship
-from lathe.verbs.reproduce.command import train
 
 pytestmark = pytest.mark.usefixtures("timm")
 SHORT = (

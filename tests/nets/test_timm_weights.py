@@ -15,8 +15,8 @@ from lathe.errors import UserError
 from lathe.nets import timm_net
 from lathe.runs.inference import open_run_net
 from lathe.runs.rundir import open_run
+from lathe.training.train import train
 from lathe.training.weight_loading import load_pretrained
-from lathe.verbs.reproduce.command import train
 
 pytestmark = pytest.mark.usefixtures("timm")
 FINE_TUNED = (

@@ -18,7 +18,7 @@ from lathe.config.validate import check
 from lathe.errors import UserError, refuse, under
 from lathe.optim.build import factory_of
 from lathe.runs.build import make_task
-from lathe.verbs.reproduce.command import train
+from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 TORCHS = sorted(

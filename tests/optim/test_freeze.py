@@ -13,7 +13,7 @@ from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
 from lathe.optim.rules import freeze
 from lathe.runs.build import make_task
-from lathe.verbs.reproduce.command import train
+from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 RESNET = [word for word in SMALL if "model" not in word] + ["model=resnet20", "model.net.depth=8", "model.net.width=4"]

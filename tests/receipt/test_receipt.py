@@ -16,8 +16,8 @@ from lathe.errors import UserError
 from lathe.receipt import measured, write
 from lathe.runs.inference import score
 from lathe.runs.rundir import RunDir
+from lathe.training.train import train
 from lathe.verbs.receipt import receipt
-from lathe.verbs.reproduce.command import train
 
 SHORT = measured.Effort(repeats=5, warmup=1, seconds=1.0)
 

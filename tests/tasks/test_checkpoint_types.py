@@ -14,7 +14,7 @@ from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir
 from lathe.tasks.checkpoint_types import check_checkpoint
-from lathe.verbs.reproduce.command import train
+from lathe.training.train import train
 
 NET = "features: 16, classes: 2, width: 4"
 

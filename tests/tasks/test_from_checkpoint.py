@@ -13,7 +13,7 @@ from lathe.errors import UserError
 from lathe.nets import MLP
 from lathe.runs.inference import open_run_net
 from lathe.tasks import ClassificationTask, Task
-from lathe.verbs.reproduce.command import train
+from lathe.training.train import train
 
 
 @pytest.fixture(scope="module")

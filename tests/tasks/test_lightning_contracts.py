@@ -13,8 +13,8 @@ from support.runs import column, new_run, rows, runs
 
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
+from lathe.training.train import train
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.reproduce.command import train
 
 __all__ = ["interruption"]  # a fixture
 

@@ -9,7 +9,7 @@ from support.ranks import on_ranks
 from support.runs import new_run
 
 from lathe.errors import UserError
-from lathe.verbs.reproduce.command import train
+from lathe.training.train import train
 
 TABLE = "features: 16, classes: 2, width: 4"
 

@@ -15,8 +15,8 @@ from torch import nn
 from lathe import trust
 from lathe.errors import UserError
 from lathe.runs.inference import open_net
+from lathe.training.train import train
 from lathe.verbs.load import load
-from lathe.verbs.reproduce.command import train
 
 Cli = Callable[..., tuple[int, str]]
 NO_DATA = ("data=cifar10", "data.source.download=false")

@@ -109,8 +109,8 @@ def test_logged_windows_inside_a_group_have_the_same_digits() -> None:
                 else:
                     found.append(task._take("train"))
             if number % 13 == 0:
-                found += task.ended()
-        return [*found, *task.ended(), task._take("train"), task._epoch_sums["train"]]
+                found += task.take_windows()
+        return [*found, *task.take_windows(), task._take("train"), task._epoch_sums["train"]]
 
     expected, got = sums(several=False), sums(several=True)
     assert len(expected) == 9

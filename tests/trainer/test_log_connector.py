@@ -8,7 +8,7 @@ from support.interruptions import Interrupted, Interruption, interruption, same
 from support.runs import SMALL, column, new_run, rows
 
 from lathe import trust
-from lathe.verbs.reproduce.command import train
+from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 

@@ -32,7 +32,7 @@ def run_of(cfg: dict[str, Any]) -> RunDir:
         ((STOP, "trainer.limit_val_batches=0"), r"^callbacks\.early_stopping\.monitor=val/accuracy is looked at after"),
         (("trainer.limit_train_batches=0",), r"cannot plan a run of .* steps: .*trainer\.limit_train_batches above 0"),
         (("data.class_names=[a,b]",), r"^data\.class_names has 2 names for data\.num_classes=10"),
-        (("model=resnet20", "model.net.num_classes=7"), r"^data\.num_classes=10, but the net gives 7 logits"),
+        (("model=resnet20", "model.net.num_classes=7"), r"^data\.num_classes=10, but the net returns 7 logits"),
         (("ckpt_path=nowhere.ckpt",), r"^ckpt_path=.*nowhere\.ckpt: there is no such file"),
         (("+trainer.devicess=2",), r"^trainer.*devicess"),
         (("callbacks.checkpoint.mode=maximum",), r"^callbacks\.checkpoint\.mode=maximum: expected"),

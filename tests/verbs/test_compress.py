@@ -15,10 +15,10 @@ from lathe.compression.quantization.net import integer_weight, quantized_layers
 from lathe.errors import UserError
 from lathe.runs.inference import score
 from lathe.runs.rundir import RunDir
+from lathe.training.train import train
 from lathe.verbs import compress as verb
 from lathe.verbs.compress import compress
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.reproduce.command import train
 
 NET = ("model=resnet20", "model.net.depth=8", "model.net.width=8", "data.batch_size=64", "trainer.max_epochs=6")
 

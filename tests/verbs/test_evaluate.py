@@ -15,10 +15,10 @@ from lathe.errors import UserError
 from lathe.nets import MLP
 from lathe.runs.checkpoints import load_weights, read_checkpoint
 from lathe.runs.inference import open_data, open_run_net, score
+from lathe.runs.instantiate import instantiate
 from lathe.runs.rundir import RunDir
+from lathe.training.train import train
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.export.make import make
-from lathe.verbs.reproduce.command import train
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def by_hand(run: RunDir, name: str, split: str) -> tuple[int, float, float]:
     cfg = run.config
     net = MLP(width=24, depth=1, dropout=0.0, channels=1, image_size=8, num_classes=10)
     load_weights(net, read_checkpoint(run.checkpoint(name))["state_dict"], name)
-    data = make(cfg["data"], "data")
+    data = instantiate(cfg["data"], "data")
     data.setup()
     logits: list[Tensor] = []
     labels: list[Tensor] = []

@@ -8,9 +8,9 @@ from support.runs import SMALL, column, config, new_run
 
 from lathe.config.sweep_direction import check_direction
 from lathe.errors import UserError
+from lathe.training.train import train
 from lathe.trust.allowlist import findings
 from lathe.verbs.evaluate import evaluate
-from lathe.verbs.reproduce.command import train
 
 GROUP = "task"
 AUROC = "{_target_: torchmetrics.classification.MulticlassAUROC, num_classes: 10}"
@@ -42,7 +42,7 @@ def test_a_torchmetric_is_monitored_reported_and_evaluated_from_the_run_director
     ("override", "words"),
     [
         (f"+{GROUP}.metrics=[acuracy]", rf"{GROUP}\.metrics=acuracy: the task has no such metric; did you mean"),
-        (f"+{GROUP}.loss={{_target_: torch.nn.MSELoss}}", "loss=MSELoss does not take outputs"),
+        (f"+{GROUP}.loss={{_target_: torch.nn.MSELoss}}", "loss=MSELoss does not accept outputs"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:Using a target size")

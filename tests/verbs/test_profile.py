@@ -12,9 +12,9 @@ from torch import nn
 from torch.profiler import profile as torch_profile
 
 from lathe.runs.rundir import RunDir
+from lathe.training.train import train
 from lathe.verbs.profile.command import profile
 from lathe.verbs.profile.modules import marked, module_times
-from lathe.verbs.reproduce.command import train
 
 CONVOLVED = ("model=resnet20", "model.net.depth=8", "model.net.width=4")
 

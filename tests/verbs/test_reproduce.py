@@ -14,8 +14,9 @@ from support.commands import check, environment, run
 from support.runs import ROOT, SMALL, new_run, runs
 
 from lathe.runs.rundir import RunDir
+from lathe.training.train import train
 from lathe.verbs.reproduce.code import Code
-from lathe.verbs.reproduce.command import report, show, train
+from lathe.verbs.reproduce.command import report, show
 
 Cli = Callable[..., tuple[int, str]]
 HERE = Code(ROOT, None, None, "as it is here")

@@ -11,7 +11,7 @@ from support.runs import config, new_run
 from lathe.compression.masks.sensitivity import round_to_nearest
 from lathe.errors import UserError
 from lathe.runs.inference import score
-from lathe.verbs.reproduce.command import train
+from lathe.training.train import train
 from lathe.verbs.sensitivity import sensitivity
 
 NET = (

@@ -69,7 +69,7 @@ def evaluate_best(
         result |= numbers(tester.callback_metrics)
     for callback in callbacks:
         if hasattr(callback, "result_names"):
-            result |= callback.summary()
+            result |= callback.summary()  # type: ignore[attr-defined]
     for method in compression:
         result |= method.report()
     tags = {"tags": cfg["tags"]} if cfg.get("tags") else {}

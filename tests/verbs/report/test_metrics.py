@@ -8,8 +8,8 @@ from support.reports import REQUEST
 from support.run_directories import write_run
 from support.runs import SMALL, new_run
 
+from lathe.training.train import train
 from lathe.verbs.report.assemble import Report, assemble
-from lathe.verbs.reproduce.command import train
 
 HINGE = "{_target_: torchmetrics.classification.MulticlassHingeLoss, num_classes: 10}"  # higher_is_better is False
 GUESSED = "That higher {} is better was guessed from its name, no run says it: direction=min turns it round."

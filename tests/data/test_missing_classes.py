@@ -20,7 +20,7 @@ def module(train: Any, **settings: Any) -> DatasetDataModule:
 def test_of_a_dataset(names: list[str] | None) -> None:
     x, y = torch.randn(60, 1, 4, 4), torch.tensor([0, 1] * 29 + [2, 2])
     newt = "newt" if names else "class 2"
-    with pytest.warns(UserWarning, match=rf"^data\.train: val has none of {newt}, and test has none of {newt}, and"):
+    with pytest.warns(UserWarning, match=rf"^data\.train: val has none of {newt}, and test has none of {newt}, so"):
         module(TensorDataset(x, y), num_classes=3, class_names=names).setup()
     values = module(TensorDataset(x, y))  # of whole numbers that are no classes, for all that is known
     values.setup()
@@ -30,7 +30,7 @@ def test_of_a_dataset(names: list[str] | None) -> None:
 def test_of_a_folder(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos", {"cat": 18, "dog": 18, "newt": 1})
     source = ImageFolder(str(folder), str(tmp_path / "data"))
-    with pytest.warns(UserWarning, match=r"photos: val has none of newt, and test has none of newt, and metrics"):
+    with pytest.warns(UserWarning, match=r"photos: val has none of newt, and test has none of newt, so its metrics"):
         source.prepare()
     for number in range(1, 10):
         shutil.copy(folder / "newt" / "000.png", folder / "newt" / f"{number:03}.png")
