@@ -16,7 +16,7 @@ from lathe.callbacks.methods.ptq import PTQDynamic, PTQStatic, WeightOnly
 from lathe.compression.quantization.net import integer_weight, quantized_layers
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
-from lathe.runs.inference import score
+from lathe.runs import inference
 from lathe.runs.rundir import RunDir
 from lathe.training import train as run
 
@@ -69,13 +69,13 @@ def finished(tmp_path: Path, request: pytest.FixtureRequest) -> RunDir:
 @pytest.mark.parametrize("finished", ["ptq_static", "ptq_dynamic", "weight_only"], indirect=True)
 def test_a_run_ends_with_a_quantized_net(finished: RunDir) -> None:
     """best.ckpt, and the metrics in result.json, are those of the integers."""
-    task, cfg = score.open_run_net(finished.path)
+    task, cfg = inference.open_run_net(finished.path)
     name = next(name for name in cfg["compression"] if name not in ("stages", "receipt"))
     assert finished.result[f"{name}/layers"] == 2
     assert list(quantized_layers(task.net)) == ["stem.linear", "head"]
-    data = score.open_data(cfg)
+    data = inference.open_data(cfg)
     for split in ("val", "test"):
-        measured = score.score(task, task.net, data.eval_loader(split))
+        measured = inference.score(task, task.net, data.eval_loader(split))
         assert finished.result[f"{split}/accuracy"] == pytest.approx(measured["accuracy"], abs=1e-6)
         assert finished.result[f"{split}/loss"] == pytest.approx(measured["loss"], rel=1e-4)
     last = torch.load(finished.last, weights_only=True)
@@ -87,7 +87,7 @@ def test_masks_of_training_are_integer_zeros(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SMALL, *overrides, "trainer.max_epochs=4")
     result = run.train(cfg)
     assert result["prune/sparsity"] == pytest.approx(0.5, abs=0.01)
-    layer = score.open_net(cfg["paths"]["run_dir"]).get_submodule("stem.linear")
+    layer = inference.open_net(cfg["paths"]["run_dir"]).get_submodule("stem.linear")
     integers, _ = integer_weight(layer)
     assert float((integers == 0).float().mean()) >= 0.5
     assert not integers[layer.weight == 0].any()
@@ -104,6 +104,6 @@ def test_two_processes_leave_one_quantized_net(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SMALL, *overrides, "trainer.devices=2")
     results = on_ranks(trained, cfg)
     assert results[0]["test/accuracy"] == results[1]["test/accuracy"]
-    task, cfg = score.open_run_net(cfg["paths"]["run_dir"])
-    measured = score.score(task, task.net, score.open_data(cfg).eval_loader("test"))
+    task, cfg = inference.open_run_net(cfg["paths"]["run_dir"])
+    measured = inference.score(task, task.net, inference.open_data(cfg).eval_loader("test"))
     assert results[0]["test/accuracy"] == pytest.approx(measured["accuracy"], abs=1e-6)

@@ -29,7 +29,7 @@ def taken(*words: str, parameters: list[nn.Parameter] | None = None, late: bool 
     [
         (("optimizer=sgd",), True, None, " took fused: SGD"),
         (("optimizer=radam",), None, True, " took foreach: RAdam"),
-        (("optimizer=lamb",), None, None, ": no effect"),
+        (("optimizer=lamb",), None, None, ": the optimizer's step stays as it is"),
         (("optimizer=sgd", "optimizer.fused=false"), False, None, ": fused=false"),
     ],
 )

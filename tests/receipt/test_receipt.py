@@ -14,7 +14,7 @@ from support.runs import SMALL, config, new_run
 from lathe import export, trust
 from lathe.errors import UserError
 from lathe.receipt import measured, write
-from lathe.runs.inference import score
+from lathe.runs import inference
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
 from lathe.verbs.receipt import receipt
@@ -110,10 +110,10 @@ def test_a_trained_baseline(run: RunDir, wider: RunDir) -> None:
     )
     answers = []
     for some in (run, wider):
-        task, cfg = score.open_run_net(some.path)
-        loader = score.open_data(cfg).eval_loader("test")
+        task, cfg = inference.open_run_net(some.path)
+        loader = inference.open_data(cfg).eval_loader("test")
         counted = torch.cat([y for _, y in loader]) != -100  # the last batch is filled up
-        answers.append(score.outputs_of(task.net, loader)[counted])
+        answers.append(inference.compute_outputs(task.net, loader)[counted])
     told = rows["this", "eager", "test"]["agreement"]
     assert told["n"] == 297
     assert told["share"] == pytest.approx(

@@ -13,7 +13,7 @@ from torch import nn
 
 from lathe.compression.quantization.net import integer_weight, quantized_layers
 from lathe.errors import UserError
-from lathe.runs.inference import score
+from lathe.runs import inference
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
 from lathe.verbs import compress as verb
@@ -91,7 +91,7 @@ def test_static_int8_as_a_new_run(source: RunDir, receipts: list[Any], capsys: p
 
 def test_other_verbs_see_the_integers(source: RunDir) -> None:
     run, result = done(source, "compression=ptq_static", "compression.receipt=none")
-    task, _ = score.open_run_net(run.path)
+    task, _ = inference.open_run_net(run.path)
     assert len(quantized_layers(task.net)) == 13
     state = torch.load(run.best, weights_only=True)
     assert state["global_step"] == torch.load(source.best, weights_only=True)["global_step"]
@@ -136,7 +136,7 @@ def zeros(net: nn.Module) -> float:
 def test_masks_then_integers(source: RunDir) -> None:
     run, result = done(source, "compression=[prune,ptq_static]", "compression.prune.sparsity=0.5")
     assert result["prune/sparsity"] == pytest.approx(0.5, abs=1e-3)
-    net = score.open_run_net(run.path)[0].net
+    net = inference.open_run_net(run.path)[0].net
     assert zeros(net) == pytest.approx(0.5, abs=1e-3)
     for layer in quantized_layers(net).values():
         if isinstance(layer, nn.Conv2d):
@@ -148,7 +148,7 @@ def test_channels_are_removed_at_once(source: RunDir) -> None:
     run, result = done(source, "compression=prune_channels", "compression.prune_channels.share=0.7")
     assert result["prune_channels/macs_share"] <= 0.7
     assert result["parameters"] < source.result["parameters"]
-    net = score.open_run_net(run.path)[0].net
+    net = inference.open_run_net(run.path)[0].net
     assert sum(p.numel() for p in net.parameters()) == result["parameters"]
     second = compress(request(run, "compression=ptq_static", "name=smaller"))
     (again,) = [RunDir(made) for made in (run.path.parent.parent / "smaller").iterdir()]

@@ -10,7 +10,7 @@ from support.runs import config, new_run
 
 from lathe.compression.masks.sensitivity import round_to_nearest
 from lathe.errors import UserError
-from lathe.runs.inference import score
+from lathe.runs import inference
 from lathe.training.train import train
 from lathe.verbs.sensitivity import sensitivity
 
@@ -42,20 +42,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ask(run: Path, *asked: str) -> dict[str, Any]:
     """What the launch hands to the job."""
     request = config(f"run={run}", "trainer.enable_progress_bar=false", "reestimate=2", *asked, name="sensitivity")
-    _, cfg = score.open_run_net(run)
+    _, cfg = inference.open_run_net(run)
     cfg["trainer"] |= request["trainer"]
     return {**cfg, "request": request}
 
 
 def test_figures_are_those_of_the_net_with_one_layer_changed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = sensitivity(ask(run, "layers=[conv,head]", "sparsities=[0.9]", "bits=[2]", "reestimate=0"))
-    task, cfg = score.open_run_net(run)
-    batches = list(score.open_data(cfg).eval_loader("val"))
-    assert report["baseline"] == report["reference"] == score.score(task, task.net, batches)
+    task, cfg = inference.open_run_net(run)
+    batches = list(inference.open_data(cfg).eval_loader("val"))
+    assert report["baseline"] == report["reference"] == inference.score(task, task.net, batches)
     with torch.no_grad():
         weight = task.net.head.weight
         weight.copy_(round_to_nearest(weight, 2))
-    assert report["layers"]["head"]["bits"][2] == score.score(task, task.net, batches)
+    assert report["layers"]["head"]["bits"][2] == inference.score(task, task.net, batches)
     assert list(report["layers"]) == ["conv", "head"]
     saved = json.loads((run / "sensitivity" / "sensitivity.json").read_text())
     assert saved == json.loads(json.dumps(report))

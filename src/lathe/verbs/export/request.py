@@ -34,7 +34,7 @@ def check_request(cfg: Mapping[str, Any], run: RunDir) -> None:
 
     Raises:
         UserError: a size without the pictures to scale, several devices, a run without the checkpoint, or what
-            `check_taken` raises.
+            `check_input_spec` raises.
     """
     check_input_spec(run.config, cfg["request"]["run"])  # before what an export would need
     target, devices = cfg["request"]["target"], cfg["trainer"]["devices"]
