@@ -115,6 +115,7 @@ def test_a_training_with_wrong_content_leaves_no_run(
         "        return Splits(split, split, split)\n"
     )
     code, errors = cli(*SMALL, "~data.source", "+data.source={_target_: my_own_source.Wrong}", "launch.timeout=60")
-    assert (code, errors.count("\n")) == (1, 3)
+    assert code == 1
+    assert "Traceback" not in errors
     assert "the train split's labels go from 10 to 10" in errors
     assert not list((tmp_path / "logs").glob("*/*/config.yaml"))
