@@ -1,5 +1,6 @@
-"""The largest batch that fits into memory: each size is tried by a few optimizer steps in a process of its own, which
-gives its memory back, by doubling and then by halving what is left between.
+"""Find the largest batch that fits into memory.
+
+Each size is tried by a few optimizer steps in a separate process, which frees its memory when it ends.
 """
 
 import inspect
@@ -30,19 +31,20 @@ from lathe.training.trainer_setup import device_type
 
 Try = dict[str, Any]
 GB = 10**9
-# How the rate goes with the batch: in proportion (Goyal et al. 2017, arXiv:1706.02677) or by its square root (Malladi
-# et al. 2022, arXiv:2205.10287), by the optimizer's class.
+# Optimizer classes whose learning rate scales with the batch size linearly (Goyal et al. 2017, arXiv:1706.02677) or
+# by its square root (Malladi et al. 2022, arXiv:2205.10287).
 LINEAR = ("SGD", "LARS")
-LARGEST = 2**20  # samples; where sizes end of data that don't say how many they have
+LARGEST = 2**20  # samples; the limit without find.most
 SQRT = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adafactor", "RMSprop", "LAMB")
 
 
 def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Tries batches from `find.start` on, prints the largest that fits and the rate that it implies, and writes all
-    tries where `find.output` says; returns the same.
+    """Find the largest batch that fits, and the learning rate for it.
+
+    Prints both, writes all tries to `find.output`, and returns the result.
 
     Raises:
-        UserError: no batch fits, or nothing says what is to bound it.
+        UserError: no batch fits, or no memory limit is known.
     """
     find, device = cfg["find"], device_type(cfg["trainer"]["accelerator"])
     key, was = size_of(cfg["data"])
@@ -56,7 +58,7 @@ def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
     def attempt(size: int) -> Try:
         found = tried(cfg, size, device)
         said = found.get("bound") or f"{found['seconds']:.3g} s a step"
-        took = f"{found['peak'] / GB:.2f} GB, " if found["peak"] else "not tried: "  # there are fewer samples
+        took = f"{found['peak'] / GB:.2f} GB, " if found["peak"] else "not tried: "  # too few samples
         print(f"{key}={size}: {took}{said}", flush=True)
         return found
 
@@ -84,8 +86,9 @@ def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def search(attempt: Callable[[int], Try], start: int, most: int | None) -> list[Try]:
-    """All tries: sizes double from `start` until one does not fit, or up to `most`; then what lies between is halved
-    until a sixteenth of the size is left.
+    """Return all tries: double from `start` up to `most` while sizes fit, then bisect.
+
+    The bisection ends at a sixteenth of the largest size that fits.
     """
     tries: list[Try] = []
 
@@ -106,10 +109,9 @@ def search(attempt: Callable[[int], Try], start: int, most: int | None) -> list[
 
 
 def size_of(data: dict[str, Any]) -> tuple[str, int | None]:
-    """The key of the batch size, and what it is now; None where nothing says so.
+    """Return the key of the batch size and its current value, None if unknown.
 
-    Raises:
-        UserError: these data take no batch size.
+    Raises UserError for data that take no batch size.
     """
     require(
         "max_tokens" not in data,
@@ -130,8 +132,10 @@ def size_of(data: dict[str, Any]) -> tuple[str, int | None]:
 
 
 def implied(cfg: dict[str, Any], was: int | None, size: int, own: list[Any] | None = None) -> dict[str, Any]:
-    """The rate for a batch of `size` in place of `was`, if there is a rule for the optimizer, and a sentence that says
-    so. `own` are class and rate of each optimizer that a module of the user's own makes itself.
+    """Return the learning rate for a batch of `size` instead of `was`, and a sentence about it.
+
+    The rate is None without a rule for the optimizer. `own` has the class and rate of each optimizer that a user's
+    module makes itself.
     """
     options, key = cfg["optimizer"], "optimizer.lr"
     if own is not None:
@@ -156,11 +160,9 @@ def implied(cfg: dict[str, Any], was: int | None, size: int, own: list[Any] | No
 
 
 def tried(cfg: dict[str, Any], size: int, device: str) -> Try:
-    """What became of a batch of `size`: whether it `fits`, its `peak` in bytes, `seconds` of a step, and `bound`, what
-    it does not fit into.
+    """Try a batch of `size` in a separate process.
 
-    Raises:
-        UserError: the run can't be built, or its process died.
+    Returns whether it `fits`, its `peak` in bytes, the `seconds` of a step, and `bound`, the limit that it exceeds.
     """
     limit = None if cfg["find"]["memory"] is None else int(cfg["find"]["memory"] * GB)
     context = multiprocessing.get_context("forkserver")
@@ -179,7 +181,7 @@ def tried(cfg: dict[str, Any], size: int, device: str) -> Try:
     except EOFError:
         process.join()
         require(process.exitcode == -9, f"data.batch_size={size}: its process ended with {process.exitcode}.")
-        return {"fits": False, "peak": peak, "bound": "memory"}  # the system took it for want of memory
+        return {"fits": False, "peak": peak, "bound": "memory"}  # killed by the system for lack of memory
     finally:
         process.kill()
         process.join()
@@ -208,14 +210,14 @@ def _attempt(cfg: dict[str, Any], size: int, device: str, send: Connection) -> N
     except (torch.OutOfMemoryError, MemoryError):
         send.send({"fits": False, "peak": _peak(device), "bound": "memory"})
     except RuntimeError as error:
-        memory = "memory" in str(error)  # the CPU's allocator has no exception of its own
+        memory = "memory" in str(error)  # the CPU's allocator raises a plain RuntimeError
         send.send({"fits": False, "peak": _peak(device), "bound": "memory"} if memory else _refused(error))
     except Exception as error:
         send.send(_refused(error))
 
 
 def _refused(error: Exception) -> Try:
-    """The sentence for what a user's own part has raised; for anything else its traceback is shown."""
+    """Return the message for an error in the user's code; raise any other error."""
     place = user_location(error)
     if not place:
         raise error
@@ -224,7 +226,7 @@ def _refused(error: Exception) -> Try:
 
 
 def measured(cfg: dict[str, Any], size: int, device: str) -> Try:
-    """Trains `find.steps` optimizer steps with batches of `size`."""
+    """Train `find.steps` optimizer steps with batches of `size`, and return what `tried` returns."""
     trial = DryRun({**cfg, "data": {**cfg["data"], "batch_size": size}})
     clock = Clock(None if isinstance(trial.data, ExactDataModule) else size)
     trainer = trial.fit(clock)
@@ -237,14 +239,12 @@ def measured(cfg: dict[str, Any], size: int, device: str) -> Try:
 
 
 class Clock(Callback):
-    """`least`, the seconds of the fastest optimizer step; the first ones warm up. With a `size`, the first batch of
-    data of a user's own is to have it.
+    """Record in `least` the seconds of the fastest optimizer step, so that warm-up does not count.
 
-    Raises:
-        UserError: it has another.
+    With a `size`, raise UserError if the first batch of a user's data doesn't have it.
     """
 
-    skippable_steps = None  # every step is needed
+    skippable_steps = None  # needs every step
 
     def __init__(self, size: int | None = None) -> None:
         self.size = size
@@ -263,7 +263,7 @@ class Clock(Callback):
         require(not few, f"data.batch_size={size} cannot be filled from {given} training samples.")
         name = type(trainer.datamodule).__name__  # type: ignore[attr-defined]  # a connector sets it
         require(
-            given == size or (given > size and not exact),  # what a user's own loader calls a sample is not known
+            given == size or (given > size and not exact),  # a user's loader may count samples differently
             f"data: {name} gives training batches of {given} with batch_size={size}, so no other size can be tried: "
             "let the loader of its train_dataloader go by that argument.",
         )
@@ -282,13 +282,13 @@ class Clock(Callback):
 
 
 def _samples(batch: Any) -> int:
-    """The first dimension of a batch's first tensor."""
+    """Return the size of the first dimension of the first tensor of a batch."""
     sizes = [len(leaf) for leaf in tree_leaves(batch) if torch.is_tensor(leaf) and leaf.ndim]
     return sizes[0] if sizes else LARGEST
 
 
 def _peak(device: str) -> int:
-    """Bytes that this process has held at most: of the GPU's memory, or resident."""
+    """Return the peak memory of this process in bytes: reserved on the GPU, or resident."""
     if device == "cuda":
         return int(torch.cuda.max_memory_reserved())
     import resource  # not on Windows

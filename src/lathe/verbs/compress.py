@@ -1,7 +1,6 @@
-"""A finished run made smaller without training: a new run directory, with the metrics of both and a receipt.
+"""Compress a finished run without training, into a new run directory with a receipt.
 
-For methods that act on weights as they are: quantization after training, and pruning in one step. The run itself is
-only read.
+For methods that act on the weights as they are: quantization after training, and pruning in one step.
 """
 
 import copy
@@ -35,17 +34,16 @@ from lathe.training.callbacks_and_loggers import make_methods
 from lathe.training.trainer_setup import configure_logging
 
 Metrics = dict[str, float]
-BATCHES = 15  # training batches that BatchNorm statistics are estimated on anew
+BATCHES = 15  # training batches for the new BatchNorm statistics
 
 
 def compress(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Applies the methods of `cfg["request"]["compression"]`, one after the other, to the net of a run, writes a new
-    run directory beside the run's own, and returns what its result.json holds: the metrics of the new net under `val/`
-    and `test/`, those of the run's under `source/val/` and `source/test/`.
+    """Apply the requested compression methods in order, write a new run, and return its result.
+
+    The metrics of the new net are under `val/` and `test/`, those of the source under `source/val/` and `source/test/`.
 
     Raises:
-        UserError: no method, one that has to train, a run that is quantized already, or what a method itself raises.
-            Nothing is written.
+        UserError: no method, one that has to train, or a run that is quantized already. Nothing is written.
     """
     configure_logging()
     began = time.monotonic()
@@ -97,7 +95,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     if request["compression"]["receipt"] != "none":
         try:
             receipt.write(run, run.config, source.path, request["compression"]["receipt"])
-        except BaseException:  # a signal too: the run itself is whole
+        except BaseException:  # also a signal: the run itself is complete
             again = run_command("scripts/receipt.py", "run", run.path, run.config)
             print(f"{run.path} is complete but for its receipt, which is measured by: {again}", flush=True)
             raise
@@ -106,17 +104,13 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def _so_far(state: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """What the result.json of a run that has not ended would say of a checkpoint of its own."""
+    """Return the keys of result.json that are known for a checkpoint of an unfinished run."""
     steps = int(state.get("global_step", 0))
     return {"best_step": steps, "steps": steps, "seed": config["seed"]}
 
 
 def check_request(cfg: dict[str, Any]) -> None:
-    """What can be told before data or weights are touched.
-
-    Raises:
-        UserError: no method, methods out of order, one that has to train, or several devices.
-    """
+    """Raise UserError for an invalid request, before weights or data are read."""
     request = cfg["request"]
     nodes, source = methods(request["compression"]), request["run"]
     require(bool(nodes), "compression=none leaves the run as it is: name a method, such as compression=ptq_static.")
@@ -139,9 +133,7 @@ def check_request(cfg: dict[str, Any]) -> None:
 
 
 def refuse_quantized(net: Any, request: dict[str, Any]) -> None:
-    """Raises UserError for a net whose weights are integers already: neither masks nor other integers would be what
-    they say.
-    """
+    """Raise UserError for a net with integer weights: methods would act on rounded weights."""
     names = ",".join(methods(request["compression"]))
     done = bool(quantization.describe(net))
     require(
@@ -152,7 +144,7 @@ def refuse_quantized(net: Any, request: dict[str, Any]) -> None:
 
 
 class Step:
-    """One method that acts once on a net and its data, and what it reports then."""
+    """A method that acts once on a net and its data, and its report."""
 
     def __init__(self, act: Callable[[Any, Any], Any], report: Callable[[], Metrics]) -> None:
         self.act, self.report = act, report
@@ -162,11 +154,7 @@ class Step:
 
 
 def make_steps(group: dict[str, Any]) -> list[Step]:
-    """The methods of a `compression` group as steps, in their order.
-
-    Raises:
-        UserError: one can't be built.
-    """
+    """Build the methods of a `compression` group as steps, in their order."""
     steps = []
     made = make_methods({"compression": group})
     for (name, node), method in zip(methods(group).items(), made, strict=True):
@@ -185,10 +173,9 @@ def make_steps(group: dict[str, Any]) -> list[Step]:
 
 
 def prune_once(method: Any, net: Any, datamodule: Any) -> Metrics:
-    """Masks at the method's final sparsity in one step, by what weights alone tell, and BatchNorm statistics anew.
+    """Mask the weights at the final sparsity in one step, and re-estimate the BatchNorm statistics.
 
-    Raises:
-        UserError: a criterion that watches training, or nothing to mask.
+    Raises UserError for a criterion that observes training, or if there is nothing to mask.
     """
     key = f"compression.{method.name}"
     require(
@@ -221,11 +208,9 @@ def prune_once(method: Any, net: Any, datamodule: Any) -> Metrics:
 
 
 def remove_channels_once(method: Any, net: Any, datamodule: Any) -> Metrics:
-    """Removes channels down to the method's budget in one step, by what weights alone tell, and BatchNorm statistics
-    anew.
+    """Remove channels down to the method's budget in one step, and re-estimate the BatchNorm statistics.
 
-    Raises:
-        UserError: an importance that needs gradients, a net that can't be followed, or a budget that can't be met.
+    Raises UserError for an importance that needs gradients, a net that can't be traced, or a budget that can't be met.
     """
     require(
         method.options.importance != "taylor",
@@ -237,7 +222,7 @@ def remove_channels_once(method: Any, net: Any, datamodule: Any) -> Metrics:
     return {f"prune_channels/{name}_share": share for name, share in shares.items()}
 
 
-# Methods that train, but can also act in one step on a net as it is.
+# methods that train, but can also act on a trained net in one step
 ONE_SHOT: dict[str, Callable[[Any, Any, Any], Metrics]] = {
     "prune_channels": remove_channels_once,
     "prune": prune_once,
@@ -247,16 +232,15 @@ ONE_SHOT: dict[str, Callable[[Any, Any, Any], Metrics]] = {
 
 
 def _home(source: RunDir) -> Path:
-    """Below which the new run will lie: <log_dir>; of a directory that was copied elsewhere, the folder around it."""
+    """Return the new run's log directory: that of `source`, or its parent if it was copied out of one."""
     above = source.path.parent
     return above.parent if above.name == source.config["name"] else above
 
 
 def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str, Any]) -> RunDir:
-    """A fresh directory beside `source`, with its configuration under the new `compression`, and best.ckpt.
+    """Create a run next to `source`: its configuration with the new `compression`, and best.ckpt.
 
-    Raises:
-        UserError: the place can't be written to. Nothing is left behind then.
+    Raises UserError, and removes the directory, if the disk is full or not writable.
     """
     config = copy.deepcopy(source.config)
     set_data_folder(config, request["data"]["folder"])
@@ -282,7 +266,7 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
 
 
 def show(before: Metrics, after: Metrics, reports: Metrics, run: Path, console: Console | None = None) -> None:
-    """Prints the metrics of both nets side by side, what the methods report, and where the new one lies."""
+    """Print the metrics of both nets, the methods' reports, and the new run's directory."""
     table = Table(title="Compressed", title_justify="left")
     for column in ("metric", "before", "after", "change"):
         table.add_column(column, justify="left" if column == "metric" else "right")

@@ -1,4 +1,4 @@
-"""A trained run, rebuilt from its directory: its net on any split, and its metrics there."""
+"""Evaluate a trained run on any split, from its directory."""
 
 import json
 import math
@@ -28,7 +28,7 @@ from lathe.training.checkpoint_restore import RestoreOwnState
 from lathe.training.trainer_setup import configure_logging, make_trainer, to_double
 
 IMAGES = (*SUFFIXES, ".npy")
-# what a program goes by that opens a file: a table of another kind under such a name opens in none
+# suffixes that name a file format
 FORMATS = (
     *(".csv", ".tsv", ".json", ".jsonl", ".yaml", ".xml", ".html", ".xls", ".xlsx", ".ods", ".db", ".sqlite"),
     *(".parquet", ".feather", ".arrow", ".h5", ".hdf5", ".npy", ".npz", ".pkl", ".pickle", ".pt", ".pth", ".gz"),
@@ -36,8 +36,9 @@ FORMATS = (
 
 
 def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
-    """The task with the weights of the checkpoint that `cfg["request"]` names, and a Trainer for it: the run directory
-    alone is read, for its data may be elsewhere by now.
+    """Build the task with the weights of the requested checkpoint, and a Trainer for it.
+
+    Only the run directory is read, since the data may have moved.
 
     Raises:
         UserError: the checkpoint is missing, damaged, or does not fit the configuration.
@@ -53,17 +54,13 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
     if cfg["trainer"]["enable_progress_bar"]:
         callbacks.append(Progress())
     callbacks.append(RestoreOwnState(state))
-    # other tasks log numbers alone, which are asked of the Trainer
+    # other tasks log only numbers, which are read from the Trainer
     loggers: list[Logger] | None = [Unkept()] if isinstance(task, LightningTask) else None
     return task, make_trainer(cfg, run.path, callbacks, loggers)
 
 
 def check_request(request: dict[str, Any]) -> None:
-    """What both verbs ask of a request before the net is built.
-
-    Raises:
-        UserError: an output that can't be a file.
-    """
+    """Raise UserError if `output` of evaluate.py or predict.py can't be written."""
     output = request["output"]
     if output is not None:
         require(Path(output).resolve().parent.is_dir(), f"output={output}: its folder does not exist.")
@@ -73,12 +70,9 @@ def check_request(request: dict[str, Any]) -> None:
 
 
 def check_output(output: Path, run: Path, source: str | None) -> None:
-    """An output takes the place of whatever file has its name, but not of what the verb reads.
+    """Raise UserError if `output` would replace a file that is read or belongs to the run.
 
-    Raises:
-        OSError: it is a device or a pipe.
-        UserError: it is the input, one of the images in the input's folder, or a file of the run, or is called as a
-            file of another format.
+    Also for the suffix of another format. A device or a pipe raises OSError.
     """
     place = output.resolve()
     require_file(output)
@@ -102,19 +96,17 @@ def check_output(output: Path, run: Path, source: str | None) -> None:
 
 
 class _OpenedToFit(Callback):
-    """Sets the data module up as training does as well: one of the user's own may open what it trains and validates on
-    for that stage alone.
-    """
+    """Also call `setup("fit")`: a user's data module may open its training and validation data only there."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         trainer.datamodule.setup("fit")  # type: ignore[attr-defined]  # a connector sets it
 
 
 def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
-    """Metrics of a split, keyed by `split/metric`; rank 0 prints them and writes them to `output` if that is given.
+    """Return the metrics of a split, keyed by `split/metric`; rank 0 prints and writes them.
 
     Raises:
-        UserError: data without this split, a metric that is no number, or what `check_request` and `rebuild` raise.
+        UserError: the data lack this split, a metric is NaN, or `check_request` or `rebuild` raised it.
     """
     request = cfg["request"]
     split = request["split"]
@@ -128,14 +120,12 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     require(own, f"split={split}: {type(task.driven).__name__} has no {step}.")
     if split != "test" and not isinstance(datamodule, ExactDataModule):
         trainer.callbacks.append(_OpenedToFit())  # type: ignore[attr-defined]  # a connector sets it
-    if (
-        split == "val"
-    ):  # as training validates, a task's own metrics included, and as much of the split as of the others
+    if split == "val":  # as in training, with the task's own metrics, and the same limit as other splits
         trainer.limit_val_batches = trainer.limit_test_batches
         trainer.validate(task.driven, datamodule=datamodule, verbose=False)
     else:
         datamodule.test_split = split
-        # of a loader that trains; every sample counts once in whatever order
+        # for a training loader: the order has no effect here
         warnings.filterwarnings("ignore", message="Your `test_dataloader`'s sampler has shuffling enabled")
         trainer.test(task.driven, datamodule=datamodule, verbose=False)
     metrics = {re.sub(r"^test(?=[/_])", split, name): float(value) for name, value in trainer.callback_metrics.items()}
@@ -144,9 +134,9 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
         for name, value in sorted(metrics.items()):
             table.add_row(name, f"{value:.6f}")
         title = f"{request['run']}, {request['checkpoint']}.ckpt"
-        console.print(title, soft_wrap=True, markup=False, highlight=False)  # whole, to be copied
+        console.print(title, soft_wrap=True, markup=False, highlight=False)  # not wrapped, so that it can be copied
         console.print(table)
-    # a user's own metric may be NaN, where there was nothing to count
+    # a user's own metric may be NaN if there was nothing to count
     lost = sorted(
         name
         for name in metrics

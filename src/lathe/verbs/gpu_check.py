@@ -1,4 +1,4 @@
-"""What works on this machine's GPU: real commands, one after the other, and a table of what became of each."""
+"""Check what works on this machine's GPU: run real commands, and tabulate their outcomes."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from lathe.files import write_atomically
 from lathe.runs.environment import describe_environment
 from lathe.verbs.reproduce.code import project
 
-# A ResNet-8 on images of CIFAR's shape, of which a step is measured; the lines add what they are about.
+# A ResNet-8 on images of CIFAR's shape; each line adds its own overrides.
 COMMON = """
     data=synthetic data.channels=3 data.image_size=32 data.mean=[0.5,0.5,0.5] data.std=[0.25,0.25,0.25]
     data.source.train_size=1024 data.source.val_size=128 data.source.test_size=128 data.batch_size=128
@@ -31,7 +31,7 @@ TOKENS = """
     model=gpt_nano optimizer=adamw trainer.max_epochs=null trainer.max_steps=40 trainer.check_val_every_n_epoch=null
     trainer.val_check_interval=32 trainer.enable_progress_bar=false trainer.enable_model_summary=false
 """
-# name: what is added to train.py's words, and how many devices it takes
+# name: overrides that are added, and the number of devices
 TRAINED: dict[str, tuple[str, int]] = {
     "float32": ("", 1),
     "TF32": ("precision.matmul=high", 1),
@@ -62,7 +62,7 @@ TRAINED: dict[str, tuple[str, int]] = {
     "tensor": ("strategy=tensor trainer.devices=2", 2),
 }
 OF_TOKENS = ("tokens", "tensor")
-# Of the first line's run: what other commands make of it.
+# commands on the run of the first line
 ON_A_RUN = {
     "evaluate on the CPU": "scripts/evaluate.py run={run} trainer.accelerator=cpu",
     "evaluate": "scripts/evaluate.py run={run} trainer.accelerator={accelerator}",
@@ -74,8 +74,11 @@ ON_A_RUN = {
 
 @dataclass
 class Line:
-    """A line of the table. `outcome` is works, refused (in a sentence), failed, timed out or left out; `said` what the
-    command measured, or its sentence."""
+    """A line of the table.
+
+    `outcome` is works, refused (with an error message), failed, timed out or left out; `said` is the measurement or the
+    message.
+    """
 
     name: str
     command: str
@@ -85,11 +88,10 @@ class Line:
 
 
 def gpu_check(request: dict[str, Any]) -> int:
-    """Runs the lines that `request`, the configuration of configs/gpu_check.yaml, asks for, prints the table and writes
-    it; the exit code is 0 where no line failed or ran out of time.
+    """Run the lines of `request`, print and write the table; return 0 if no line failed or timed out.
 
     Raises:
-        UserError: there is no GPU, or an unknown line is asked for.
+        UserError: no GPU is available, or a line is unknown.
     """
     root, names = project("gpu_check.py"), [*TRAINED, *ON_A_RUN]
     for name in request["only"] or []:
@@ -101,7 +103,7 @@ def gpu_check(request: dict[str, Any]) -> int:
     output.mkdir(parents=True, exist_ok=True)
     print(f"{hardware}; a line may take {request['timeout']:g} s.", flush=True)
     lines: list[Line] = []
-    run = ""  # of the first line that left one
+    run = ""  # the first run directory
     for name in request["only"] or names:
         line = Line(name, f"python {command_of(name, request, run)}")
         if name in TRAINED and TRAINED[name][1] > devices:
@@ -119,7 +121,7 @@ def gpu_check(request: dict[str, Any]) -> int:
 
 
 def command_of(name: str, request: dict[str, Any], run: str) -> str:
-    """What is typed behind `python`; `run` is the run directory that commands on a run take."""
+    """Return the arguments of `python` for a line; `run` is the directory for commands on a run."""
     if name in ON_A_RUN:
         device = "cpu" if request["accelerator"] == "cpu" else "cuda"
         return ON_A_RUN[name].format(run=shlex.quote(run), accelerator=request["accelerator"], device=device)
@@ -129,7 +131,7 @@ def command_of(name: str, request: dict[str, Any], run: str) -> str:
 
 
 def repeat(line: Line, root: Path, log_dir: Path, timeout: float) -> None:
-    """Runs a line's command in a process of its own, with runs below `log_dir`, and notes what became of it."""
+    """Run a line's command in a subprocess, with runs below `log_dir`, and set its outcome."""
     script, *words = shlex.split(line.command)[1:]
     more = [] if line.name in ON_A_RUN else [f"paths.log_dir={log_dir}"]
     began = time.monotonic()
@@ -139,7 +141,7 @@ def repeat(line: Line, root: Path, log_dir: Path, timeout: float) -> None:
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # its ranks go with it
+        start_new_session=True,  # so that its ranks are killed too
     ) as process:
         try:
             printed, _ = process.communicate(timeout=timeout)
@@ -156,7 +158,7 @@ def repeat(line: Line, root: Path, log_dir: Path, timeout: float) -> None:
 
 
 def judge(code: int, printed: str, log_dir: Path) -> tuple[str, str]:
-    """The outcome of a command that has ended, and what it measured or said."""
+    """Return the outcome of a command that has ended, and its measurement or message."""
     sentences = [text.removeprefix("Error: ") for text in printed.splitlines() if text.startswith("Error: ")]
     if code and sentences and "Traceback" not in printed:
         return "refused", sentences[0]
@@ -168,7 +170,7 @@ def judge(code: int, printed: str, log_dir: Path) -> tuple[str, str]:
 
 
 def figures(result: dict[str, Any]) -> str:
-    """What a run's result.json says of its speed, and of the loss that shows whether it has learned."""
+    """Return the speed and test loss of a run's result.json, as text."""
     told = []
     for unit in ("samples", "tokens"):
         if result.get(f"{unit}_per_s"):
@@ -181,12 +183,11 @@ def figures(result: dict[str, Any]) -> str:
 
 
 def found_hardware(accelerator: str) -> tuple[str, int]:
-    """What the lines run on, in words, and how many devices there are; on a CPU two processes make two.
+    """Return a description of the hardware, and the number of devices: 2 processes on a CPU.
 
-    Raises:
-        UserError: no GPU is visible.
+    Raises UserError if no GPU is visible.
     """
-    import torch  # here: with accelerator=cpu and a mistake in a key nobody waits for it
+    import torch  # slow: imported after the keys are checked
 
     versions = f"torch {torch.__version__}"
     if accelerator == "cpu":
@@ -201,7 +202,7 @@ def found_hardware(accelerator: str) -> tuple[str, int]:
 
 
 def write(output: Path, lines: list[Line], hardware: str, request: dict[str, Any]) -> str:
-    """Writes results.md and results.json into `output`; returns the table."""
+    """Write results.md and results.json into `output`, and return the table."""
     rows = [["what", "", "measured, or said", "s"], ["---"] * 4]
     rows += [[line.name, line.outcome, line.said.replace("|", "\\|"), f"{line.seconds:.0f}"] for line in lines]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -1,4 +1,4 @@
-"""Training in a process that goes on afterwards, such as a notebook's."""
+"""Training inside a process that continues afterwards, such as a notebook's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,15 +13,17 @@ from lathe.training.train import train
 
 
 def train_inside(cfg: dict[str, Any]) -> dict[str, Any]:
-    """As `train`, which it leaves with torch's settings, the random states and the process groups that it has met."""
+    """Run `train`, then restore torch's settings and random states, and end its process group."""
     with same_numbers(), _settings(), _loaders():
         return train(cfg)
 
 
 @contextmanager
 def same_numbers() -> Iterator[None]:
-    """Leaves the random states of Python, NumPy and torch as they are, also after an error, which Lightning's own
-    isolate_rng does not."""
+    """Restore the random states of Python, NumPy and torch on exit.
+
+    Lightning's isolate_rng does not do so after an error.
+    """
     states = _collect_rng_states()
     try:
         yield
@@ -48,8 +50,10 @@ def _settings() -> Iterator[None]:
 
 @contextmanager
 def _loaders() -> Iterator[None]:
-    """Lightning 2.6 changes the methods of torch's loaders while it asks a data module for one, and leaves them so if
-    that raises: later loaders with a `batch_size` by position would fail in it."""
+    """Remove Lightning 2.6's patches of torch's loaders, which it leaves after an error in a data module.
+
+    With them, later loaders that pass `batch_size` by position fail.
+    """
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""A run in hand, in a script or a notebook: its net, its data, its metrics and its predictions."""
+"""A finished run in a script or a notebook: its net, data, metrics and predictions."""
 
 import io
 import warnings
@@ -40,7 +40,7 @@ from lathe.verbs.inside import same_numbers
 from lathe.verbs.predict import BATCH, Images, Normalized
 
 Array = np.ndarray[Any, Any]
-# One process on what this machine has: as scripts/predict.py predicts.
+# one process on this machine's hardware, as in scripts/predict.py
 HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "enable_progress_bar": False}
 AUTO = {"_target_": "lathe.strategies.auto", "processes": "per_device"}
 
@@ -52,13 +52,17 @@ def load(
     folder: str | Path | None = None,
     key: str = "run",
 ) -> "Run":
-    """The run in the directory `path`, with the weights of its `checkpoint`, `best` or `last`. Nothing is built before
-    it is asked for. `trusted` are packages that the run may build parts of, as `trusted=[...]` of the commands;
-    `folder` is where its data are now, if they were in a folder that has moved, as `data.folder=...`. `key` names
-    `path` in what is said of it.
+    """Open the run in the directory `path` with the weights of `checkpoint`; build objects on access.
+
+    Args:
+        path: a run directory
+        checkpoint: `best` or `last`
+        trusted: packages whose objects the run may build, as `trusted=[...]` of the commands
+        folder: the new folder of its data if they have moved, as `data.folder=...`
+        key: the name of `path` in messages
 
     Raises:
-        UserError: it is no run directory, or its configuration names what may not be built.
+        UserError: it is not a run directory, or its configuration names a class that is not trusted.
     """
     found = Run(open_run(path, key, trusted), checkpoint)
     set_data_folder(found._config, None if folder is None else str(folder))
@@ -66,12 +70,16 @@ def load(
 
 
 def restore(net: nn.Module, checkpoint: str | Path, strict: bool = True, key: str = "checkpoint") -> nn.Module:
-    """`net`, made as its class makes it, with the structure (pruned channels, masks, quantizers) and the weights of a
-    `checkpoint`, a file of any run or a sharded folder, in place. `strict` False takes the weights that fit, and prints
-    which do not; `key` names the file in what is said of it.
+    """Load a checkpoint into `net`, in place: structure (pruned channels, masks, quantizers) and weights.
+
+    Args:
+        net: as its class builds it
+        checkpoint: a file of any run, or a sharded folder
+        strict: False loads the weights that fit, and prints those that don't
+        key: the name of the file in messages
 
     Raises:
-        UserError: there is no such file, it is damaged, or it does not fit (with `strict` False: nowhere).
+        UserError: the file is missing or damaged, or doesn't fit (with `strict` False: no weight fits).
     """
     path = Path(checkpoint)
     state = read_checkpoint(path, key)
@@ -87,9 +95,12 @@ def restore(net: nn.Module, checkpoint: str | Path, strict: bool = True, key: st
 
 @dataclass(frozen=True, repr=False)
 class Predictions:
-    """What a net answers to `n` samples: float32 `logits` `[n, classes]`, of token ids those of the last position;
-    float64 `probabilities` of the same shape; and of each sample `prediction`, the number of the likeliest class
-    `[n]`, its `probability` `[n]`, and its name in `classes` (None where the data name none)."""
+    """The predictions of a net for `n` samples.
+
+    Float32 `logits` `[n, classes]` (of the last position for token ids) and float64 `probabilities` of the same shape.
+    For each sample the likeliest class: its index `prediction` `[n]`, its `probability` `[n]`, and its name in
+    `classes`, None if the data name no classes.
+    """
 
     logits: Array
     probabilities: Array
@@ -106,9 +117,11 @@ class Predictions:
 
 
 class Run:
-    """A run directory: `dir`, `config` (the resolved one that it has trained with), `result` (the final metrics; empty
-    while it is unfinished) and `metrics` (every logged step), and its `net`, `task` and `datamodule`, made when they
-    are asked for."""
+    """A run directory, with everything in it built on access.
+
+    `dir` is its path, `config` the resolved configuration, `result` the final metrics (empty while it is unfinished),
+    and `metrics` every logged step. `net`, `task` and `datamodule` are those of the run.
+    """
 
     def __init__(self, run: RunDir, checkpoint: str = "best") -> None:
         self.dir, self.checkpoint, self._run = run.path, checkpoint, run
@@ -124,20 +137,22 @@ class Run:
 
     @property
     def config(self) -> DictConfig:
-        """The resolved configuration, a copy."""
+        """A copy of the resolved configuration."""
         found = OmegaConf.create(self._config)
         assert isinstance(found, DictConfig)
         return found
 
     @property
     def result(self) -> dict[str, Any]:
-        """What result.json holds; empty while the run is unfinished."""
+        """The contents of result.json; empty while the run is unfinished."""
         return self._run.result if self._run.complete else {}
 
     @property
     def metrics(self) -> Any:
-        """metrics.csv, a row for each logged optimizer step: a pandas DataFrame where pandas is installed, else a list
-        of dicts, which lack what a step did not log."""
+        """metrics.csv, a row for each logged optimizer step.
+
+        A pandas DataFrame if pandas is installed, else a list of dicts, which lack the metrics that a step did not log.
+        """
         path = self.dir / "metrics.csv"
         require(path.is_file(), f"{self.dir} has no metrics.csv: it has not begun to train.")
         lines = read_lines(path)
@@ -147,11 +162,10 @@ class Run:
 
     @property
     def task(self) -> LightningModule:
-        """The LightningModule that was trained, a task or one of the user's own, with the checkpoint's weights and
-        structure, on the CPU in eval mode.
+        """The trained LightningModule, with the checkpoint's weights and structure, on the CPU in eval mode.
 
         Raises:
-            UserError: there is no such checkpoint, or it is damaged.
+            UserError: the checkpoint is missing or damaged.
         """
         return self._opened.driven
 
@@ -162,14 +176,12 @@ class Run:
 
     @property
     def net(self) -> nn.Module:
-        """The task's net; of a LightningModule of the user's own, itself."""
+        """The net of the task; for a user's LightningModule, the module itself."""
         return self._opened.net
 
     @cached_property
     def datamodule(self) -> Any:
-        """The run's data module, set up: `train_dataloader()`, `val_dataloader()` and `test_dataloader()` give global
-        batches, on the CPU.
-        """
+        """The run's data module, set up; its loaders give global batches on the CPU."""
         with _untouched():
             return open_data(self.config_dict)
 
@@ -181,15 +193,16 @@ class Run:
         return {str(key): value for key, value in found.items()}
 
     def predict(self, x: Any, resize: bool = False, batch_size: int | None = None) -> Predictions:
-        """The answers of the run's net, in the precision that it has trained in, as scripts/predict.py and the server
-        give them.
+        """Predict with the run's net in its precision, as scripts/predict.py and the server do.
 
-        `x` is uint8 pixels `[n, channels, height, width]`, or a path of a folder, of a picture or of a .npy file, or a
-        list of paths; for a language model, token ids `[n, time]`. `resize` scales pictures of another size to the
-        net's; `batch_size` None is the run's evaluation batch.
+        Args:
+            x: uint8 pixels `[n, channels, height, width]`, the path of a folder, an image or a .npy file, or a list of
+                paths; for a language model token ids `[n, time]`
+            resize: scale images of another size to the net's
+            batch_size: None is the run's evaluation batch
 
         Raises:
-            UserError: `x` does not fit the net, or the net answers with NaN.
+            UserError: `x` does not fit the net, or the net returns NaN.
         """
         cfg = self._config
         check_input_spec(cfg, self.dir)
@@ -212,7 +225,10 @@ class Run:
 
     @cached_property
     def _answering(self) -> tuple[Task, Any]:
-        """Not `task`, whose net stays as it is: a Trainer moves it, and a precision changes its weights."""
+        """The task and Trainer that predict.
+
+        Not `task`, whose net must not change: a Trainer moves it, and a precision changes its weights.
+        """
         cfg = self.config_dict
         cfg["trainer"] = {**cfg["trainer"], **HERE}
         return rebuild({**cfg, "strategy": AUTO, "request": {"checkpoint": self.checkpoint}})
@@ -261,6 +277,6 @@ def _files(x: Any, channels: int) -> list[ImageFile]:
 
 @contextmanager
 def _untouched() -> Iterator[None]:
-    """Leaves the random states and the filters of warnings as they are: a net that is built draws numbers."""
+    """Restore random states and warning filters: building a net draws random numbers."""
     with same_numbers(), warnings.catch_warnings():
         yield

@@ -1,8 +1,7 @@
-"""The learning-rate range test: the rate rises from step to step, and the loss says which rates train.
+"""The learning-rate range test (Smith 2017, arXiv:1506.01186).
 
-Smith 2017, arXiv:1506.01186. Lightning's own finder gives every parameter group the same rate; here the groups keep
-their proportions (roles, layer_decay), and the steps are those of a run: its strategy, precision, clipping and
-accumulated batches.
+Lightning's finder gives every parameter group the same rate. Here the groups keep their ratios (roles, layer_decay),
+and the steps are those of a run: its strategy, precision, clipping and accumulated batches.
 """
 
 import inspect
@@ -23,15 +22,14 @@ from lathe.errors import require
 from lathe.measure.plot import lines
 from lathe.training.dry_run import DryRun, learning_rates
 
-_RATE = re.compile(r"(.*_)?(lr|learning_rate)")  # what a module calls the argument that is its rate
+_RATE = re.compile(r"(.*_)?(lr|learning_rate)")  # names of a module's learning-rate argument
 
 
 def lr_find(cfg: dict[str, Any]) -> dict[str, Any] | None:
-    """Trains `find.steps` optimizer steps with a rising rate, prints what it found, and writes it where `find.output`
-    says; returns it.
+    """Train `find.steps` optimizer steps with a rising rate; print, write and return the result.
 
     Raises:
-        UserError: a part can't be built, no rate can be set, or the test says nothing.
+        UserError: the run can't be built, no rate can be set, or the loss does not fall.
     """
     find = cfg["find"]
     ordered = (
@@ -58,18 +56,16 @@ def lr_find(cfg: dict[str, Any]) -> dict[str, Any] | None:
 
 
 class Rising(Callback):
-    """Sets the rate of each optimizer step, from `low` to `high` by equal ratios, and notes the loss that the step was
-    made of; ends the run when the loss is `stop` times the lowest.
+    """Raise the rate from `low` to `high` by equal ratios, and record the loss of each optimizer step.
 
-    `base` is the configured rate, to which each parameter group keeps its proportion; None takes the highest rate of
-    any group. A group whose scheduler has begun to move its rate counts with the rate that the scheduler starts from
-    or rises to.
+    The run ends when the loss is `stop` times the lowest. `base` is the configured rate, to which each parameter group
+    keeps its ratio; None is the highest rate of a group. If a group has a scheduler, its rate is the one that the
+    scheduler starts from or rises to.
 
-    Raises:
-        UserError: the optimizer has no rate, or a step no loss.
+    Raises UserError if the optimizer has no rate, or a step no loss.
     """
 
-    skippable_steps = None  # every step is needed
+    skippable_steps = None  # needs every step
 
     def __init__(self, base: float | None, low: float, high: float, steps: int, stop: float) -> None:
         self.low, self.ratio, self.stop = low, (high / low) ** (1 / max(1, steps - 1)), stop
@@ -95,7 +91,7 @@ class Rising(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         rate = self.low * self.ratio**trainer.global_step
-        if len(self.rates) == trainer.global_step:  # LBFGS comes here several times a step
+        if len(self.rates) == trainer.global_step:  # LBFGS calls this several times a step
             self.rates.append(rate)
         for group, share in zip(optimizer.param_groups, self._shares, strict=True):
             group["lr"] = torch.full_like(group["lr"], rate * share) if torch.is_tensor(group["lr"]) else rate * share
@@ -110,7 +106,7 @@ class Rising(Callback):
         )
         self._parts.append(outputs["loss"].detach())
         if trainer.global_step == len(self.losses):
-            return  # the step has more batches to come
+            return  # the step accumulates more batches
         mine = sum(self._parts[1:], self._parts[0]) / len(self._parts) * trainer.accumulate_grad_batches
         self._parts = []
         self.losses.append(float(trainer.strategy.reduce(mine, reduce_op="mean")))
@@ -120,7 +116,7 @@ class Rising(Callback):
 
 
 def smoothed(losses: list[float], keep: float = 0.9) -> list[float]:
-    """The exponential average, without its bias towards zero."""
+    """Return the exponential moving average, with bias correction."""
     found, average = [], 0.0
     for count, loss in enumerate(losses, 1):
         average = keep * average + (1 - keep) * loss
@@ -129,11 +125,10 @@ def smoothed(losses: list[float], keep: float = 0.9) -> list[float]:
 
 
 def judged(rates: list[float], losses: list[float]) -> dict[str, Any]:
-    """What a range test says: `steepest`, the rate at which the smoothed loss falls fastest for each decade of rates,
-    which is the suggestion; `lowest`, where it is lowest; `diverged`, where half of its fall is undone, or None.
+    """Evaluate a range test; raise UserError if the loss never fell.
 
-    Raises:
-        UserError: the loss never fell.
+    `suggestion` is `steepest` rounded, the rate at which the smoothed loss falls fastest per decade of rates; `lowest`
+    the rate of the lowest loss; `diverged` the rate at which half of the fall is undone, or None.
     """
     count = min(len(rates), len(losses))
     smooth = smoothed(losses)[:count]
@@ -165,12 +160,12 @@ def judged(rates: list[float], losses: list[float]) -> dict[str, Any]:
 
 
 def _rounded(rate: float) -> float:
-    """To two digits: more is noise."""
+    """Round to two significant digits; more is noise."""
     return float(f"{rate:.1e}")
 
 
 def write(folder: Path, found: dict[str, Any]) -> None:
-    """lr_find.csv, lr_find.svg and lr_find.json."""
+    """Write lr_find.csv, lr_find.svg and lr_find.json."""
     rows = list(zip(found["rates"], found["losses"], found["smoothed"], strict=True))
     folder.mkdir(parents=True, exist_ok=True)
     files.write_atomically(folder / "lr_find.csv", files.csv_text(["lr", "loss", "smoothed"], rows))
@@ -188,8 +183,10 @@ def write(folder: Path, found: dict[str, Any]) -> None:
 
 
 def told(cfg: dict[str, Any], module: LightningModule, now: float, rate: float) -> str:
-    """What to type for this rate; of an optimizer that the module makes itself, the argument that holds its rate, or
-    where to look for it."""
+    """Return the override that sets this rate.
+
+    For an optimizer that the module makes itself, the argument of the module that holds the rate, or where to look.
+    """
     if cfg["optimizer"]:
         plus = "" if "lr" in cfg["optimizer"] else "+"
         return f"{plus}optimizer.lr={rate:g} (now {now:g})"
@@ -205,7 +202,7 @@ def told(cfg: dict[str, Any], module: LightningModule, now: float, rate: float) 
 
 
 def show(found: dict[str, Any], find: dict[str, Any], typed: str) -> None:
-    """Prints what was found and what to type."""
+    """Print the result and the override to use."""
     beyond = found["diverged"]
     grew = "half of its fall is " + (
         f"undone at {beyond:.2g}" if beyond is not None else f"not undone up to {found['rates'][-1]:.2g}"

@@ -1,4 +1,4 @@
-"""A data set as shards that can be streamed."""
+"""Write a data set as shards that can be streamed."""
 
 from pathlib import Path
 from typing import Any
@@ -10,10 +10,10 @@ from lathe.runs.instantiate import instantiate
 
 
 def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """Writes or indexes what `settings` asks for; returns the folder and the index.
+    """Write or index shards as `settings` requests, and return the folder and the index.
 
     Raises:
-        UserError: two things are asked for, or what writing and indexing raise.
+        UserError: two sources are requested, or writing or indexing raised it.
     """
     images, tars = settings["images"], settings["tars"]
     both = images["folder"] is not None and tars["folder"] is not None

@@ -1,4 +1,4 @@
-"""Classes of images that are not part of any data set, by a run's own net or by one of its exports."""
+"""Classify images of any folder with a run's net or one of its exports."""
 
 import csv
 from collections import deque
@@ -36,13 +36,12 @@ Write = Callable[[Array], None]
 
 
 def predict(cfg: dict[str, Any]) -> int:
-    """Writes a line for each image of `input` to the CSV `output`, whole or not at all, and returns how many.
+    """Write a line for each image of `input` to the CSV file `output`, and return the number of images.
 
-    Images are read batch by batch: a folder may be larger than the memory.
+    The file appears only when it is complete. Images are read batch by batch, since a folder may exceed the memory.
 
     Raises:
-        UserError: images that can't be read or do not fit the net, an export that is not there, or what `rebuild`
-            raises.
+        UserError: images that can't be read or don't fit the net, a missing export, or an error of `rebuild`.
     """
     request, facts = cfg["request"], cfg["data"]
     devices, target = cfg["trainer"]["devices"], request["export"] or MODULE
@@ -109,19 +108,20 @@ def predict(cfg: dict[str, Any]) -> int:
 
 
 def bar(shown: bool) -> Progress:
-    """Progress in images, on a terminal; nothing elsewhere."""
+    """Build a progress bar that counts images, shown only on a terminal."""
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=console, disable=not shown or not console.is_terminal)
 
 
 class Images:
-    """Batches uint8 `[batch, channels, height, width]` of images at `size`, or, where that is None, each at its own:
-    then a batch ends where the size changes. `resize` scales others to it, their middle or, with `squash`, all of them.
-    `names` holds what those that were given out are called, for whoever takes them from it.
+    """Iterate over uint8 batches `[batch, channels, height, width]` of images.
 
-    Raises:
-        UserError: an image has another size and `resize` is off, or a file can't be read and `left_out` takes no more.
+    Images have `size`; if that is None, each keeps its own, and a batch ends where the size changes. `resize` scales
+    others to `size`: the centre crop, or the whole image with `squash`. `names` has the names of the images yielded,
+    for the consumer to pop.
+
+    Raises UserError if an image has another size without `resize`, or more files are unreadable than `left_out` allows.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Images:
         batch: list[Array] = []
         for file in self.files:
             for name, pixels in zip(file.names, self._read(file), strict=False):
-                check_size(file, pixels.shape[1:], self.size if not self.resize else None)  # a header can be wrong
+                check_size(file, pixels.shape[1:], self.size if not self.resize else None)  # the header can be wrong
                 fitting = pixels if self.size is None else scaled(pixels, self.size, self.squash)
                 if batch and (len(batch) == self.batch_size or batch[0].shape != fitting.shape):
                     yield np.stack(batch)
@@ -164,7 +164,7 @@ class Images:
 
 
 def check_size(file: ImageFile, found: tuple[int, ...], size: tuple[int, int] | None) -> None:
-    """Raises UserError for images of another size than `size`; None takes all."""
+    """Raise UserError for images of a size other than `size`; None accepts all."""
     if size is not None and tuple(found) != size:
         raise UserError(
             f"input={file.path} has {found[0]} x {found[1]} pixels, but the net takes {size[0]} x {size[1]}: "
@@ -173,7 +173,7 @@ def check_size(file: ImageFile, found: tuple[int, ...], size: tuple[int, int] | 
 
 
 def run_module(cfg: dict[str, Any], images: Images, write: Write) -> None:
-    """Has the run's own net answer, on the device and in the precision that `cfg` asks for."""
+    """Predict with the run's net, on the device and in the precision of `cfg`."""
     facts = cfg["data"]
     task, trainer = rebuild({**cfg, "trainer": {**cfg["trainer"], "enable_progress_bar": False}})
     trainer.callbacks.append(Written(write))  # type: ignore[attr-defined]
@@ -182,7 +182,7 @@ def run_module(cfg: dict[str, Any], images: Images, write: Write) -> None:
 
 
 class Normalized:
-    """`images` as the net takes them: float32 of the same shape."""
+    """The batches of `images`, normalized for the net: float32 of the same shape."""
 
     def __init__(self, images: Images, normalizer: Normalizer) -> None:
         self.images, self.normalizer = images, normalizer
@@ -193,7 +193,7 @@ class Normalized:
 
 
 class Written(Callback):
-    """Hands each batch's logits on."""
+    """Pass the logits of each batch to `write`."""
 
     def __init__(self, write: Write) -> None:
         self.write = write
@@ -203,11 +203,9 @@ class Written(Callback):
 
 
 def check_export(cfg: dict[str, Any]) -> tuple[int, int] | None:
-    """Height and width of the images that the run's export takes; None for any.
+    """Return the height and width of the images that the run's export takes; None for any.
 
-    Raises:
-        UserError: there is no such export, it is of weights that the run had before, or the request asks for what only
-            the module has.
+    Raises UserError if the export is missing or stale, or the request has options that only the module supports.
     """
     request, target = cfg["request"], cfg["request"]["export"]
     require(
@@ -237,12 +235,12 @@ def check_export(cfg: dict[str, Any]) -> tuple[int, int] | None:
 
 
 def run_export(cfg: dict[str, Any], images: Images, write: Write) -> None:
-    """Has the export answer."""
+    """Predict with the export."""
     bundle = open_bundle(folder_of(cfg))
     for batch in images:
         write(np.asarray(bundle(batch), dtype=np.float32))
 
 
 def folder_of(cfg: dict[str, Any]) -> Path:
-    """Where the export that the request names is."""
+    """Return the folder of the requested export."""
     return Path(cfg["paths"]["run_dir"]) / "exports" / str(cfg["request"]["export"])

@@ -1,4 +1,4 @@
-"""A finished run measured beside the dense net."""
+"""Measure a finished run and compare it with the dense net."""
 
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,10 @@ from lathe.runs.rundir import RunDir
 
 
 def receipt(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Measures the finished run that `cfg["request"]` names, and returns the receipt.
+    """Measure the requested run, and return the receipt.
 
     Raises:
-        UserError: the run is under way, has no best checkpoint, or the baseline is none.
+        UserError: the run is in progress, has no best checkpoint, or the baseline is not a run.
     """
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     require(

@@ -1,8 +1,10 @@
-"""configs/schema.json: what every key takes, read from signatures, config/commands.py and the comments in configs/.
+"""Write configs/schema.json, the options of every key.
 
-Editors complete and check the YAML files with it, the launch validates with it, `--help` and the reference show it.
-`python scripts/schema.py` writes it. Two keywords are ours: `needs`, keys that a whole configuration has, and `own`,
-the options that `build_optimizer` does not pass on.
+It is read from signatures, config/commands.py and the comments in configs/.
+
+Editors complete and check the YAML files with it, the launch validates with it, and `--help` and the reference are
+built from it. Two keywords are Lathe's: `needs`, keys that a whole configuration has, and `own`, the options that
+`build_optimizer` does not pass on.
 """
 
 import importlib
@@ -34,7 +36,7 @@ DEFS: Json = {
 }
 OUR_ROOTS = ("lathe", "lightning", "torch", "hydra")
 ROOMS = ("callbacks", "data", "nets", "tasks", "optim", "strategies", "loggers", "legacy")
-# Arguments that a run gives: a file has none of them.
+# arguments that a run supplies, and no file sets
 GIVEN = {"net", "params", "optimizer", "scheduler", "total_steps", "run_dir"}
 
 
@@ -79,7 +81,7 @@ class Schema:
         }
 
     def _parameters(self, name: str, part: Any) -> dict[str, Json]:
-        """Return what a component takes: the parameters of its signature and what the launch reads of it."""
+        """Return the options of a component: its signature's parameters and the keys that the launch reads."""
         groups = {key.split(".")[0] for key, names in self.built.items() if name in names}
         given = {*GIVEN, "start_step"} if "logger" in groups else GIVEN
         schemas = {key: value for key, value in parameter_schemas(part).items() if key not in given}
@@ -122,7 +124,7 @@ class Schema:
         return [name for name, part in self.parts.items() if inspect.isclass(part) and issubclass(part, Optimizer)]
 
     def _built_at(self, key: str) -> list[str]:
-        """Return the components that the files build at a key, or in a list that is there."""
+        """Return the components that the files build at a key, or in a list at that key."""
         places = {place: names for place, names in self.built.items() if re.sub(r"\[\d+\]$", "", place) == key}
         return [name for names in places.values() for name in names if name in self.components]
 
@@ -179,7 +181,7 @@ class Schema:
 
 
 def in_file(schema: Json, nodes: Iterable[str]) -> Json:
-    """Return the schema of a value in a file: it may also follow other keys, and `nodes` are built there."""
+    """Return the schema of a value in a file, which may also be an interpolation or one of `nodes`."""
     if not schema:
         return {}
     flat = [OWN if kind == NODE else kind for kind in kinds(schema)]
@@ -187,7 +189,7 @@ def in_file(schema: Json, nodes: Iterable[str]) -> Json:
 
 
 def name_pattern(name: str) -> str:
-    """Return a regular expression for the `_target_`s that mean a component: its module may be named or left out."""
+    """Return a regular expression for the `_target_`s of a component, with or without its module."""
     *room, last = name.split(".")
     if room[0] == "lightning":
         return rf"(pytorch_)?lightning(\.\w+)*\.{last}"
@@ -195,7 +197,7 @@ def name_pattern(name: str) -> str:
 
 
 def _components(found: list[Entry], packages: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Give the canonical name and the class or function of each component, once."""
+    """Yield the canonical name and the class or function of each component once."""
     done: set[str] = set()
 
     def new(name: str, part: Any) -> Iterator[tuple[str, Any]]:
@@ -213,7 +215,7 @@ def _components(found: list[Entry], packages: Iterable[str]) -> Iterator[tuple[s
     yield from _torch_optimizers(new)
     targets = [item for item in found if item.name == "_target_" or item.key.endswith(".kind.path")]
     for item in targets:
-        if item.value.partition(".")[0] in OUR_ROOTS:  # yours are read where a package is named
+        if item.value.partition(".")[0] in OUR_ROOTS:  # a user's are read from `packages`
             yield from new(canonical(item.value), _import(item.value))
     for package in packages:
         for path, part in _public(package):
@@ -235,7 +237,7 @@ def _import(path: str) -> Any:
 
 
 def _public(package: str) -> Iterator[tuple[str, Any]]:
-    """Give the classes and functions that the modules of a user's package define."""
+    """Yield the classes and functions that the modules of a user's package define."""
     import pkgutil
 
     root = importlib.import_module(package)
@@ -247,7 +249,7 @@ def _public(package: str) -> Iterator[tuple[str, Any]]:
 
 
 def _targets(folder: Path) -> dict[str, Json]:
-    """Return the options of each export target, by its `export` function; those of a user's own have a file."""
+    """Return the options of each export target, from its `export` function; {} for a user's own."""
     from lathe.export import TARGETS, get
 
     found: dict[str, Json] = {}
@@ -289,7 +291,7 @@ def _has_more(tree: Any) -> bool:
 
 
 def _inherits(tree: Any, base: Any) -> bool:
-    """Tell whether a TypedDict inherits from another, which Python forgets."""
+    """Return whether a TypedDict inherits from another, which Python does not record."""
     return tree is base or any(_inherits(one, base) for one in getattr(tree, "__orig_bases__", ()) if one is not tree)
 
 
@@ -303,7 +305,7 @@ def _file(name: str) -> Json:
 
 
 def text(tree: Json) -> str:
-    """Return the file's text: a line for each key, so that a change of one is a change of one line."""
+    """Return the file's text, with a line for each key, so that diffs are small."""
     tree = dict(tree)
     blocks = []
     for name, one in tree.pop("$defs").items():

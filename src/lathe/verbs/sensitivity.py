@@ -1,6 +1,4 @@
-"""Sensitivity of a finished run's layers to sparsity and to bits: a table, a plot, and a choice for each layer under a
-budget.
-"""
+"""Measure how sensitive a run's layers are to sparsity and bits, and choose values under a budget."""
 
 import json
 from itertools import islice
@@ -27,12 +25,13 @@ from lathe.tasks import Task
 
 
 def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Measures what `cfg["request"]` asks for, prints it, and writes sensitivity.json, a plot for each kind of change
-    and, with a budget for bits, override.txt below `sensitivity/` in the run directory. Returns what sensitivity.json
-    holds.
+    """Measure the requested changes, print the table, and return the contents of sensitivity.json.
+
+    Writes sensitivity.json, a plot for each kind of change and, with a budget for bits, override.txt below
+    `sensitivity/` in the run directory.
 
     Raises:
-        UserError: a request that makes no sense, or a run whose weights are quantized already.
+        UserError: an invalid request, or a run whose weights are quantized already.
     """
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     check_request(request)
@@ -48,7 +47,7 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     chosen = layers(task.net, request["layers"])
     bench = _Bench(task, cfg, request)
     baseline = bench.score()
-    with Changed(task.net, {}, bench.inputs):  # what a change of nothing gives: the measure of all others
+    with Changed(task.net, {}, bench.inputs):  # with no layer changed: the reference of all changes
         reference = bench.score()
     with Progress(transient=True, disable=not cfg["trainer"]["enable_progress_bar"]) as bar:
         tried = len(request["sparsities"]) + len(request["bits"])
@@ -91,7 +90,7 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_request(request: dict[str, Any]) -> None:
-    """Raises UserError for a request that tries nothing, or a budget without values to choose from."""
+    """Raise UserError for a request that tries nothing, or a budget without values to choose from."""
     devices, kind, budget = request["trainer"]["devices"], request["allocate"], request["budget"]
     require(
         bool(request["sparsities"] or request["bits"]),
@@ -124,7 +123,7 @@ def _read_latency(request: dict[str, Any]) -> dict[str, dict[str, float]] | None
 
 
 class _Bench:
-    """The net, batches of the validation split, and inputs of the training split, on one device."""
+    """The net, validation batches and training inputs, on one device."""
 
     def __init__(self, task: Task, cfg: dict[str, Any], request: dict[str, Any]) -> None:
         wanted = request["trainer"]["accelerator"]
@@ -148,9 +147,7 @@ def _choose(
     shapes: dict[str, tuple[int, ...]],
     times: dict[str, dict[str, float]] | None,
 ) -> dict[str, Any]:
-    """A value for each layer, what it costs, and what the net then does with all of them at once, beside one value for
-    all layers.
-    """
+    """Choose a value per layer; measure the net with these, and with one value for all layers."""
     kind, metric = request["allocate"], report["metric"]
     dense = sum(quantized_bytes(shape, 32) for shape in shapes.values())
     budget, said = float(request["budget"]), f"budget={request['budget']}"
@@ -201,9 +198,7 @@ def _measure(bench: _Bench, kind: str, values: dict[str, float]) -> dict[str, fl
 
 
 def _uniform(bench: _Bench, kind: str, options: dict[str, list[Option]], budget: float) -> dict[str, Any] | None:
-    """The mildest value that keeps the budget when all layers have it, and what the net does then; None if no value
-    does.
-    """
+    """Return the mildest common value within the budget, with its metrics; None if none fits."""
     costs: dict[float, float] = {}
     for some in options.values():
         for option in some:
@@ -216,8 +211,11 @@ def _uniform(bench: _Bench, kind: str, options: dict[str, list[Option]], budget:
 
 
 def _override(kind: str, best: Allocation, net: nn.Module) -> str | None:
-    """What to type to train with the chosen bits, also for layers that share the weight of one of these, such as a tied
-    head. Quotes keep a shell from reading the braces."""
+    """Return the overrides that train with the chosen bits; None without any.
+
+    Includes layers that share the weight of a chosen one, such as a tied head. Quotes protect the braces from the
+    shell.
+    """
     if kind != "bits":
         return None
     bits = {id(net.get_submodule(name).get_parameter("weight")): value for name, value in best.values.items()}
@@ -225,7 +223,7 @@ def _override(kind: str, best: Allocation, net: nn.Module) -> str | None:
         name: id(getattr(m, "weight", None)) for name, m in net.named_modules() if quantized_class(m) is not None
     }
     pairs = ",".join(f"{name}:{bits[weight]:g}" for name, weight in weights.items() if weight in bits)
-    if not pairs:  # such as convolutions of one dimension, which are measured but which no method quantizes
+    if not pairs:  # such as 1-d convolutions, which no method quantizes
         return None
     steps = " compression.qat.lsq=true" if min(best.values.values()) < 5 else ""
     return f"compression=qat 'compression.qat.layer_bits={{{pairs}}}'{steps}"

@@ -1,4 +1,4 @@
-"""A finished run behind HTTP."""
+"""Serve a finished run over HTTP."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -7,10 +7,10 @@ from lathe.errors import UserError
 
 
 def serve(cfg: dict[str, Any]) -> None:
-    """As `lathe.serving.server.serve`.
+    """Start `lathe.serving.server.serve`.
 
     Raises:
-        UserError: also when a package that it needs is not installed.
+        UserError: a package that it needs is not installed.
     """
     missing = [name for name in ("starlette", "uvicorn", "httptools", "prometheus_client") if find_spec(name) is None]
     if missing:

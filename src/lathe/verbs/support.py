@@ -1,4 +1,4 @@
-"""Many short runs in one launch: what a strategy does to losses, beside one process."""
+"""Many short runs in one launch, which compare the losses of a strategy with those of one process."""
 
 import contextlib
 import io
@@ -19,13 +19,12 @@ from lathe.training.train import train
 
 
 def run_cases(cfg: dict[str, Any]) -> None:
-    """Trains each of `cfg["cases"]`, resolved configurations with a run directory, one after the other in the same
-    ranks.
+    """Train each of `cfg["cases"]`, resolved configurations with a run directory, in the same ranks.
 
-    Rank 0 adds a line to the file `cfg["notes"]` before and after each: {"case", "began"} and {"case", "refused",
-    "breaks", "made", "anew"}, where `refused` is the sentence or null, `breaks` counts by reason where a graph was
-    given up, and of the graphs that training `made`, `anew` are those after its first step. What is no sentence is
-    raised: the ranks may then stand in different places, so the launch has to end.
+    Before and after each, rank 0 appends a line to the file `cfg["notes"]`: {"case", "began"}, and {"case", "refused",
+    "breaks", "made", "anew"}. `refused` is the message of a UserError or null, `breaks` counts graph breaks by reason,
+    `made` the graphs compiled, and `anew` those compiled after the first step. Other errors are raised and end the
+    launch, since the ranks may be at different points.
     """
     for case in cfg["cases"]:
         number = case["case"]
@@ -57,7 +56,7 @@ def _note(path: str, words: dict[str, Any]) -> None:
 
 
 def chosen(asked: Any, known: Any) -> dict[str, Any]:
-    """Nets by title: as they were given, or of a list of titles those that are known."""
+    """Return nets by title: `asked` itself, or the known ones of a list of titles."""
     if isinstance(asked, dict):
         return asked
     wrong = [str(title) for title in asked if title not in known]
@@ -66,7 +65,7 @@ def chosen(asked: Any, known: Any) -> dict[str, Any]:
 
 
 def graphs(works: list[dict[str, Any]]) -> str:
-    """What the compiler gave up or made again in the compiled cells, by strategy."""
+    """Return a summary of the compiled cells: graph breaks and recompilations by strategy."""
     compiled = [case for case in works if case["compile"] != "none"]
     breaks, anew, none = Counter[str](), Counter[str](), Counter[str]()
     for case in compiled:

@@ -1,4 +1,4 @@
-"""From a run directory to files for other runtimes, each compared with what was trained before it gets its name."""
+"""Export a run to files for other runtimes, each compared with the trained net."""
 
 from lathe.verbs.export.ship import ship
 

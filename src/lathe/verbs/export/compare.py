@@ -1,4 +1,4 @@
-"""The parity report of an export, and the verdict on it."""
+"""The parity report of an export, and its checks."""
 
 import math
 from collections.abc import Mapping
@@ -17,25 +17,23 @@ from lathe.verbs.export import parity
 
 PROBE, RELOAD = "lathe.export.probe", "lathe.verbs.export.reload"
 
-# Largest difference of a logit as a share of the largest logit, and share of equal predictions, by the file's
-# arithmetic. Measured of nets of 8 to 56 layers: 3e-6 in float32, where sums are added in another order. In integers
-# 2e-2, and 5e-2 where channels were removed before: biases are rounded to whole units, so that some activations fall on
-# the other side of a rounding boundary, each by a step.
+# Largest difference of a logit as a share of the largest logit, and least share of equal predictions, by arithmetic.
+# Measured on nets of 8 to 56 layers: 3e-6 in float32 (order of summation); in integers 2e-2, or 5e-2 after channel
+# pruning, since rounded biases move some activations by one step.
 TOLERANCES = {"float32": (5e-5, 0.999), "float16": (2e-2, 0.99), "int8": (0.1, 0.97)}
-WIDEST = 0.5  # of few bits, whose steps are larger: their predictions are what can be compared
+WIDEST = 0.5  # for few bits, whose large steps leave mainly the predictions to compare
 
 
 def compared(
     run: Path, ready: ExportModel, folder: Path, name: str, options: Mapping[str, Any], shared: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The parity report of the export to target `name` in `folder`, made of the run directory `run`. `shared` are the
-    keys of the target group that hold for every target.
+    """Return the parity report of target `name` in `folder`; `shared` are the keys common to all targets.
 
-    Where the run's data can't be opened, the file is compared on noise alone, with a warning: `held_out` and `figures`
-    are None then.
+    If the run's data can't be opened, the file is compared on noise only, with a warning; `held_out` and `figures` are
+    then None.
 
     Raises:
-        UserError: it is outside its tolerance.
+        UserError: the file is outside its tolerance.
     """
     held = _held_out(ready, name, shared)
     odd = parity.odd_inputs(ready)
@@ -73,8 +71,7 @@ def compared(
 
 
 def _held_out(ready: ExportModel, name: str, shared: Mapping[str, Any]) -> parity.Held:
-    """What the file is compared on with the module, nothing where the run's data can't be opened: its directory is
-    enough to ship it."""
+    """Return the held-out samples; none, with a warning, if the run's data can't be opened."""
     try:
         _ = ready.data
     except UserError as error:
@@ -87,17 +84,17 @@ def _held_out(ready: ExportModel, name: str, shared: Mapping[str, Any]) -> parit
 
 
 def arithmetic_of(ready: ExportModel, options: Mapping[str, Any]) -> str:
-    """What the file computes in: `half` is the option of targets that can halve floats. Integers that only weights are
-    stored as become floats again, which rounds nothing."""
+    """Return the arithmetic of the file; `half` is the option of targets that support float16.
+
+    Weight-only integers are dequantized to floats, without rounding.
+    """
     if ready.activation_bits is not None:
         return "int8"
     return "float16" if options.get("half") else "float32"
 
 
 def tolerances(ready: ExportModel, arithmetic: str) -> tuple[float, float]:
-    """The largest difference and the least agreement. A step of fewer than 8 bits is as much larger, and so is what one
-    of them makes.
-    """
+    """Return the largest difference and the least agreement; fewer than 8 bits have larger steps."""
     largest, least = TOLERANCES[arithmetic]
     if arithmetic == "int8" and ready.activation_bits is not None:
         largest = min(largest * 255 / (2**ready.activation_bits - 1), WIDEST)
@@ -105,7 +102,7 @@ def tolerances(ready: ExportModel, arithmetic: str) -> tuple[float, float]:
 
 
 def judge(report: Mapping[str, Any]) -> None:
-    """Raises UserError for a report outside its tolerance; a difference of nan is outside of any."""
+    """Raise UserError for a report outside its tolerance; a difference of nan always is."""
     start = f"target={report['target']}:"
     for what in ("held_out", "odd_inputs"):
         if report[what] is None:
@@ -118,7 +115,7 @@ def judge(report: Mapping[str, Any]) -> None:
             f"tolerance of {report['tolerance']:g}, so nothing was exported; target.tolerance=<share> allows more.",
         )
     agreement = (report["held_out"] or {"agreement": None})["agreement"]
-    if agreement is None:  # values, which have no classes to agree on; or nothing held out
+    if agreement is None:  # values instead of classes, or no held-out data
         return
     require(
         agreement >= report["least_agreement"],
@@ -130,7 +127,7 @@ def judge(report: Mapping[str, Any]) -> None:
 def metrics_of(
     ready: ExportModel, held: parity.Held, references: list[torch.Tensor], answers: list[torch.Tensor]
 ) -> dict[str, Any]:
-    """Held-out metrics of the run's own net, of what is exported, and of the file."""
+    """Return the held-out metrics of the run's own net, of the exported module, and of the file."""
 
     def told(outputs: list[torch.Tensor]) -> dict[str, float]:
         following = iter(outputs)
@@ -148,22 +145,20 @@ def metrics_of(
 def drop_of(
     ready: ExportModel, metrics: Mapping[str, Mapping[str, float]], most: float | None, name: str
 ) -> dict[str, Any]:
-    """The metrics, which of them is judged, and by how much of itself it is worse in the file than in the run's own
-    net: what calibration, or other arithmetic than in training, has cost. Pictures of another size are another input,
-    and judged by nobody.
+    """Return the metrics, the one that is checked, and its relative drop from the run's net to the file.
 
-    Raises:
-        UserError: it is worse by more than `most`; None allows anything.
+    The drop is the cost of calibration and of other arithmetic than in training; it is not checked for another input
+    size. Raises UserError if it exceeds `most`; None allows any.
     """
     metric = ready.task.monitor.rpartition("/")[2]
     if metric == "loss" and "perplexity" in ready.task.computed:
-        metric = "perplexity"  # a loss may be nearly 0, and a share of that nothing
+        metric = "perplexity"  # a loss may be nearly 0, which makes a relative drop meaningless
     own, found = metrics["trained"][metric], metrics["file"][metric]
     worse = found - own if metric in ready.task.minimised else own - found
     drop = worse / abs(own) if own else worse
     judged = most is not None and ready.other_size is None
     require(
-        not judged or drop <= most,  # type: ignore[operator]  # which is a number then
+        not judged or drop <= most,  # type: ignore[operator]  # a number here
         f"target={name}: {metric} on held-out data is {found:.4f} and that of the run's own net {own:.4f}, worse by "
         f"{drop:.2g} of it, above target.max_drop={most}, so nothing was exported: {_way_out(ready)}.",
     )

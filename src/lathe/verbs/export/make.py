@@ -1,4 +1,4 @@
-"""From a run to a file and its manifest in a folder: for what ships, and for what is only measured."""
+"""Export a run to a file and its manifest, for export.py and for receipts."""
 
 import logging
 import time
@@ -27,16 +27,16 @@ def ready_for(
     eval_batch_size: int | None = None,
     data_folder: str | None = None,
 ) -> ExportModel:
-    """The run's net as target `name` takes it with these options: as integers or floats, behind its preprocessing.
+    """Build the module that target `name` exports: integer or float, with preprocessing.
 
     Raises:
-        UserError: the target can't be used here, or what `open_export_model` raises.
+        UserError: the target is not available, or the run can't be opened.
     """
     target = export.get(name)
     missing = target.available(**taken(target.available, options))
     require(missing is None, str(missing))
     path = open_run(run, "run").checkpoint(checkpoint, "checkpoint")
-    held = checkpoint_hash(path)  # before it is read: of one that training replaces meanwhile, the earlier's
+    held = checkpoint_hash(path)  # before it is read: training may replace the file in between
     ready = open_export_model(
         run,
         checkpoint=checkpoint,
@@ -51,10 +51,10 @@ def ready_for(
 
 
 def make(ready: ExportModel, name: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Writes the file of target `name` and its manifest into `folder`; returns the manifest's facts.
+    """Write the file of target `name` and its manifest into `folder`, and return the manifest.
 
     Raises:
-        UserError: the target can't take this net, or the file can't be written.
+        UserError: the target does not support this net, or the file can't be written.
     """
     target = export.get(name)
     file = f"model{target.suffix}"
@@ -69,15 +69,13 @@ def make(ready: ExportModel, name: str, options: Mapping[str, Any], folder: Path
     if hasattr(target, "made_for"):
         facts |= target.made_for(**taken(target.made_for, options))
     given = taken(target.export, {"facts": facts, "config": ready.cfg["model"].get("net")})
-    own = {
-        option: value for option, value in options.items() if option != "integers"
-    }  # which has decided what `ready` is
+    own = {option: value for option, value in options.items() if option != "integers"}  # already applied to `ready`
     try:
         with silent(), under(f"target.{name}"):
             target.export(ready.net, ready.example, folder / file, **own, **given)
     except (UserError, OSError):
         raise
-    except Exception as error:  # whatever a tracer or a compiler finds wrong with a net
+    except Exception as error:  # any error of a tracer or a compiler
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
         raise UserError(
             f"target={name} can't take this net ({type(error).__name__}: {lines[0][:200].rstrip('.')}): choose another "
@@ -88,13 +86,13 @@ def make(ready: ExportModel, name: str, options: Mapping[str, Any], folder: Path
 
 
 def files_in(folder: Path) -> list[str]:
-    """Names of the files of an export, without its manifest."""
+    """Return the names of an export's files, without its manifest."""
     return sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != manifests.NAME)
 
 
 @contextmanager
 def silent() -> Iterator[None]:
-    """Without exporters' notes on every pass over a graph, which Hydra's logging would print."""
+    """Disable logging up to INFO: exporters log every pass over a graph."""
     was = logging.root.manager.disable
     logging.disable(max(was, logging.INFO))
     try:

@@ -1,6 +1,4 @@
-"""Whether a file computes what was trained: reloaded in a fresh process, on held-out data and on inputs of odd
-shapes.
-"""
+"""Compare an exported file, run in a fresh process, with the module, on held-out and odd inputs."""
 
 import json
 import subprocess
@@ -21,17 +19,17 @@ from lathe.files import disk_reason, scratch
 from lathe.measure import AgreementMeter
 from lathe.runs.export_model import ExportModel, make_preprocess
 
-LOGITS = 2**25  # of the held-out data at most, 128 MiB: enough for any image data, and a limit for large vocabularies
-BYTES = 2**26  # of one batch at most, where pictures of another size are large
-INPUTS = 2**30  # bytes of all held-out inputs at most, which lie in memory and in the folder for temporary files
-BATCHES = (1, 2, 3, 7, 16, 33)  # besides those of the data
-STEP = 1e-3  # of a pixel: what dividing by 255 and std in float32 may differ from multiplying by their inverse
-SECONDS = 600  # in which the fresh process has to answer
+LOGITS = 2**25  # at most, of the held-out data (128 MiB): a limit for large vocabularies
+BYTES = 2**26  # at most, of one batch: images of another size may be large
+INPUTS = 2**30  # bytes of all held-out inputs, at most: they are in memory and in the temporary folder
+BATCHES = (1, 2, 3, 7, 16, 33)  # batch sizes, in addition to that of the data
+STEP = 1e-3  # of a pixel: division by 255 and std in float32 may differ so much from multiplication by the inverse
+SECONDS = 600  # timeout of the fresh process
 
 
 @dataclass(frozen=True)
 class Held:
-    """Held-out batches: as the data module gives them, and their inputs as clients send them."""
+    """Held-out batches of the data module, and their inputs as clients send them."""
 
     batches: list[Any]
     inputs: list[Tensor]
@@ -42,11 +40,12 @@ class Held:
 
 
 def held_out(ready: ExportModel, split: str, samples: int | None) -> Held:
-    """The first `samples` of a split, or as many as `LOGITS` and `INPUTS` allow, without rows that only fill up a
-    batch; pictures are scaled to the size that the file takes.
+    """Return the first `samples` of a split, or as many as `LOGITS` and `INPUTS` allow.
+
+    Without padding rows of a batch; images are scaled to the input size of the file.
 
     Raises:
-        UserError: the data are not pixels normalised by the run's mean and std.
+        UserError: the data are not pixels normalized by the run's mean and std.
     """
     held = Held([], [])
     size, logits, inputs = ready.other_size, 0, 0
@@ -80,9 +79,7 @@ def held_out(ready: ExportModel, split: str, samples: int | None) -> Held:
 
 
 def inside(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """Pictures of `size` whose middle, which is what `Preprocess` sees, are the pictures `x`, scaled; their border goes
-    on outwards.
-    """
+    """Return images of `size` with `x`, scaled, in the centre that `Preprocess` crops; borders repeat."""
     ratio = min(side / own for side, own in zip(size, x.shape[2:], strict=True))
     tall, wide = (min(side, max(1, round(own * ratio))) for side, own in zip(size, x.shape[2:], strict=True))
     top, left = (size[0] - tall) // 2, (size[1] - wide) // 2
@@ -95,7 +92,7 @@ def _rows(item: Any) -> bool:
 
 
 def _counted(batch: Any) -> tuple[Any, ...]:
-    """The batch without rows whose targets do not count."""
+    """Return the batch without rows whose targets are ignored."""
     batch = tuple(batch)
     if len(batch) < 2 or not _rows(batch[1]) or batch[1].is_floating_point() or len(batch[1]) != len(batch[0]):
         return batch
@@ -109,13 +106,15 @@ def _pieces(batch: tuple[Any, ...], most: int) -> list[tuple[Any, ...]]:
 
 
 def most_of(ready: ExportModel) -> int:
-    """Rows of a batch at most."""
+    """Return the largest number of rows of a batch."""
     return max(1, BYTES // ready.example[:1].numel())
 
 
 def odd_inputs(ready: ExportModel) -> list[Tensor]:
-    """Batches of sizes that the file was not traced with, of noise and of the extremes of its type; token ids of other
-    lengths, and pictures of other sizes where the file takes these."""
+    """Return noise and extreme values in batch sizes that were not traced.
+
+    Token ids also have other lengths, and images other sizes if the file accepts them.
+    """
     draw = torch.Generator().manual_seed(0)
     shape = ready.example.shape[1:]
     found = []
@@ -139,8 +138,10 @@ def odd_inputs(ready: ExportModel) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two sets of logits: the largest difference, the largest of the reference's logits, and equal predictions among
-    `n`, None where outputs are values.
+    """The difference of two sets of logits.
+
+    `largest` is the largest difference, `scale` the largest reference logit, and `agreement` the share of equal
+    predictions among `n`, None for values.
     """
 
     largest: float
@@ -155,11 +156,7 @@ class Difference:
 
 @torch.no_grad()
 def answers_of(ready: ExportModel, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """The module's own answers.
-
-    Raises:
-        UserError: they hold nan or inf, with which nothing can be compared.
-    """
+    """Return the module's outputs; raise UserError for nan or inf."""
     found = []
     for x in inputs:
         answer = ready.net(x).float()
@@ -172,11 +169,9 @@ def answers_of(ready: ExportModel, inputs: Sequence[Tensor]) -> list[Tensor]:
 def differences(
     inputs: Sequence[Tensor], answers: Sequence[Tensor], references: Sequence[Tensor], predicts: str = "classes"
 ) -> Difference:
-    """Of a file's answers from the module's own, `references`, which are `predicts`. A nan among the answers makes the
-    difference nan.
+    """Compare a file's outputs with the module's, `references`, which are `predicts`.
 
-    Raises:
-        UserError: an answer has another shape than the module's.
+    A nan makes the difference nan. Raises UserError if an output has another shape.
     """
     meter, scale = AgreementMeter(predicts), 0.0
     for x, answer, reference in zip(inputs, answers, references, strict=True):
@@ -192,11 +187,7 @@ def differences(
 
 
 def answered(command: Sequence[str], job: dict[str, Any], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """What a fresh process, `python -m <command>`, answers to `inputs`.
-
-    Raises:
-        UserError: it ended with a sentence, or did not end.
-    """
+    """Return the outputs of a fresh process, `python -m <command>`; raise UserError if it fails."""
     try:
         with scratch() as folder:
             (folder / "job.json").write_text(json.dumps(job))

@@ -1,5 +1,7 @@
-"""Runs a file of weights alone in a process of its own, in the net that the run's configuration builds: `python -m
-lathe.verbs.export.reload <job folder>`. As `lathe.export.probe`, with `"run"`, the run directory, in job.json.
+"""Run a weights-only file in a separate process, in the net of the run's configuration.
+
+Usage: `python -m lathe.verbs.export.reload <job folder>`, as `lathe.export.probe`, with the run directory as `"run"` in
+job.json.
 """
 
 import json
@@ -17,12 +19,12 @@ from lathe.runs.rundir import open_run
 
 
 def main(job: Path) -> None:
-    """Answers the inputs of a job."""
+    """Compute the outputs of a job."""
     wanted = json.loads((job / "job.json").read_text())
     folder = Path(wanted["folder"])
     manifest = manifests.read(folder)
     net = make_task(open_run(wanted["run"], "run").config, train=False).net
-    export.get(str(manifest["target"])).restore(net, folder / manifest["file"])  # type: ignore[attr-defined]  # of weights alone
+    export.get(str(manifest["target"])).restore(net, folder / manifest["file"])  # type: ignore[attr-defined]  # a weights-only target
     net.eval()
     for number in range(len(list(job.glob("in_*.npy")))):
         with torch.no_grad():

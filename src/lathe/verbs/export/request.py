@@ -1,4 +1,4 @@
-"""What may be asked of an export, told before weights are touched."""
+"""Validate an export request before weights are read."""
 
 import inspect
 from collections.abc import Mapping
@@ -9,34 +9,25 @@ from lathe.errors import require
 from lathe.runs.inference import check_input_spec
 from lathe.runs.rundir import RunDir
 
-# Keys of the group that hold for every target.
+# keys of the group that apply to every target
 SHARED = ("preprocess", "input_size", "split", "samples", "tolerance", "agreement", "max_drop")
 
 
 def targets_of(group: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The nodes of a resolved `target` group that are targets, with their options.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the targets of a resolved `target` group, with their options."""
     found = {name: dict(node) for name, node in group.items() if name not in SHARED and node is not None}
     require(bool(found), f"target is empty: choose one of {', '.join(export.TARGETS)}.")
     return found
 
 
 def taken(function: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the options that the function has arguments for."""
+    """Return the options that the function has parameters for."""
     return {name: value for name, value in options.items() if name in inspect.signature(function).parameters}
 
 
 def check_request(cfg: Mapping[str, Any], run: RunDir) -> None:
-    """What can be told before weights are touched.
-
-    Raises:
-        UserError: a size without the pictures to scale, several devices, a run without the checkpoint, or what
-            `check_input_spec` raises.
-    """
-    check_input_spec(run.config, cfg["request"]["run"])  # before what an export would need
+    """Raise UserError for an invalid request."""
+    check_input_spec(run.config, cfg["request"]["run"])  # before the checks of the export
     target, devices = cfg["request"]["target"], cfg["trainer"]["devices"]
     run.checkpoint(cfg["request"]["checkpoint"], "checkpoint")
     require(

@@ -1,4 +1,4 @@
-"""The verb: exports a run to targets, one after the other, and leaves only files that passed their comparison."""
+"""Export a run to targets; keep only files that pass their comparison."""
 
 import json
 import time
@@ -22,12 +22,12 @@ from lathe.verbs.export.request import check_request, taken, targets_of
 
 
 def ship(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Exports the run of `cfg["request"]` to each of its targets, into the run's exports/<target>, and returns their
-    parity reports by target. Targets after one that fails are still made.
+    """Export the requested run to each target, into the run's exports/<target>; return the parity reports.
+
+    Later targets are still exported after a failure.
 
     Raises:
-        UserError: an unknown target or option, a run without a checkpoint, or a target that failed; of that nothing is
-            left.
+        UserError: an unknown target or option, a missing checkpoint, or a target that failed and was removed.
     """
     configure_logging()
     run = RunDir(cfg["paths"]["run_dir"])
@@ -47,11 +47,7 @@ def ship(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def ship_one(run: RunDir, request: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Exports to one target and returns its parity report.
-
-    Raises:
-        UserError: the target can't be used here, or its file fails.
-    """
+    """Export to one target, and return its parity report."""
     began, shared = time.monotonic(), request["target"]
     ready = ready_for(
         name,
@@ -80,9 +76,11 @@ def ship_one(run: RunDir, request: Mapping[str, Any], name: str, options: Mappin
 
 
 def show(reports: Mapping[str, Any], run: Path, console: Console | None = None) -> None:
-    """Print a line for each target, within 80 columns: the metrics of the run's own net and of the file, the share of
-    predictions that are equal in the file and in the module that was exported, and the largest difference of a logit as
-    a share of the largest."""
+    """Print a line for each target, within 80 columns.
+
+    It has the metrics of the run's own net and of the file, the share of predictions that are equal in the file and in
+    the exported module, and the largest difference of a logit as a share of the largest logit.
+    """
     if not reports:
         return
     first = next(iter(reports.values()))

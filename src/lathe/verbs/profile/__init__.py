@@ -1,4 +1,4 @@
-"""Where a step of a run goes: measured in a few steps of it, and shown on a page."""
+"""Profile a few steps of a run."""
 
 from lathe.verbs.profile.command import profile
 

@@ -1,4 +1,4 @@
-"""Where a training step and an inference batch of a run go: parts, operators, modules, memory; a page and traces."""
+"""Profile a training step and an inference batch of a run: parts, operators, modules and memory."""
 
 import json
 from contextlib import ExitStack
@@ -33,9 +33,9 @@ FRAMES = ("ProfilerStep", MARK)
 
 
 def profile(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Takes some steps of the run in `paths.run_dir`, and some batches through its net, as `cfg["request"]` asks;
-    writes profile.json, profile.html and traces below `profile/` in the run directory, prints what costs most, and
-    returns what profile.json holds. The run itself is only read.
+    """Profile some steps of the run in `paths.run_dir`, and some inference batches; return the report.
+
+    Writes profile.json, profile.html and traces below `profile/` in the run directory, and prints a summary.
 
     Raises:
         UserError: more than one device, or the run can't be built.
@@ -87,7 +87,7 @@ def profile(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def notes(left_out: list[str], compiled: bool, own: bool) -> list[str]:
-    """What a reader should know of these numbers."""
+    """Return notes on the limits of the measurements."""
     found = []
     if left_out:
         found.append(f"A step without what compression={','.join(left_out)} does in it, of the net as it is now.")
@@ -102,10 +102,10 @@ def notes(left_out: list[str], compiled: bool, own: bool) -> list[str]:
 
 
 class Recorder(TorchProfiler):
-    """Of the batches that are recorded: the operators, the modules if they are `told`, and a trace."""
+    """Record operators, modules (unless compiled) and a trace of the active batches."""
 
     file = "training.trace.json"
-    skippable_steps = None  # type: ignore[assignment]  # every step is needed
+    skippable_steps = None  # type: ignore[assignment]  # needs every step
 
     def __init__(self, net: nn.Module, told: bool, folder: Path, wait: int, warmup: int, active: int) -> None:
         super().__init__(wait=wait, warmup=warmup, active=active)
@@ -134,7 +134,7 @@ class Recorder(TorchProfiler):
 
 
 def write_trace(done: torch_profile, path: Path) -> Path:
-    """The trace, for https://ui.perfetto.dev, whole or not at all."""
+    """Write the trace for https://ui.perfetto.dev, atomically."""
     with whole(path) as temporary:
         done.export_chrome_trace(str(temporary))
     return path
@@ -143,7 +143,7 @@ def write_trace(done: torch_profile, path: Path) -> Path:
 def inference(
     cfg: dict[str, Any], task: Task, trainer: Trainer, folder: Path, warmup: int, steps: int, compiled: bool
 ) -> dict[str, Any]:
-    """The same of batches of the validation split through the net in eval mode, in the run's number format."""
+    """Profile validation batches through the net in eval mode, in the run's precision."""
     device, net = trainer.strategy.root_device, task.net
     net.to(device).eval()
     batches = chain.from_iterable(repeat(open_data(cfg, task).eval_loader("val", device)))
@@ -195,7 +195,7 @@ def inference(
 
 
 def show(report: dict[str, Any], folder: Path, top_k: int) -> None:
-    """Prints the parts and the costliest operators."""
+    """Print the parts and the most expensive operators."""
     console = Console()
     for name, part in (("a training step", report["training"]), ("an inference batch", report["inference"])):
         if not part:

@@ -1,4 +1,4 @@
-"""What a step takes of memory: its peak, what lies there at that moment, and how it rises and falls."""
+"""Memory of a step: the peak, its contents, and a timeline."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,11 +14,11 @@ from lathe.files import whole
 from lathe.measure import PeakMemory, SavedActivations, count_state
 
 SNAPSHOT = "memory.pickle"
-ENTRIES = 200_000  # allocations that a snapshot keeps
+ENTRIES = 200_000  # allocations in a snapshot
 
 
 class Timeline(PeakMemory):
-    """Beside the peak, on a CPU: the bytes after each operation, `points`, and the operation of the peak."""
+    """Record, on a CPU, the bytes after each operation in `points`, and the operation of the peak in `at`."""
 
     def __init__(self, device: torch.device, known: Iterable[Tensor] = ()) -> None:
         super().__init__(device, known)
@@ -37,11 +37,13 @@ class Timeline(PeakMemory):
 
 
 class StepMemory(Callback):
-    """Looks at one batch, number `batch` of the fit: `found` has bytes of the peak, of what lasts from step to step and
-    of what the forward pass keeps for the backward pass; on a GPU the allocator's own record goes to `folder`.
+    """Measure batch number `batch` of the fit.
+
+    `found` has the bytes of the peak, of persistent tensors and of saved activations. On a GPU the allocator's snapshot
+    is written to `folder`.
     """
 
-    skippable_steps = None  # every step is needed
+    skippable_steps = None  # needs every step
 
     def __init__(self, batch: int, folder: Path) -> None:
         self.batch, self.folder, self.found = batch, folder, dict[str, Any]()
@@ -89,7 +91,7 @@ class StepMemory(Callback):
 
 
 def write_snapshot(folder: Path) -> str:
-    """The record of the GPU's allocator, for https://pytorch.org/memory_viz; its file's name."""
+    """Write the GPU allocator's snapshot for https://pytorch.org/memory_viz, and return its file name."""
     try:
         with whole(folder / SNAPSHOT) as temporary:
             torch.cuda.memory._dump_snapshot(str(temporary))
@@ -99,7 +101,7 @@ def write_snapshot(folder: Path) -> str:
 
 
 def thinned(points: list[int], most: int = 400) -> list[tuple[int, int]]:
-    """(operation, bytes) of at most `most` operations: the highest of each stretch, so that the peak is one of them."""
+    """Return (operation, bytes) of at most `most` operations: the maximum of each interval."""
     size = -(-len(points) // most)
     stretches = [range(first, min(first + size, len(points))) for first in range(0, len(points), size)]
     return [(at := max(stretch, key=lambda index: points[index]), points[at]) for stretch in stretches]

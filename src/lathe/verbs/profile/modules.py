@@ -1,4 +1,4 @@
-"""What each module of a net takes of the recorded steps, forward and backward."""
+"""Forward and backward time of each module of a net."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ BACKWARD = "autograd::engine::evaluate_function"
 
 
 class ModuleTime(NamedTuple):
-    """Milliseconds of a step that a module takes, without the modules in it."""
+    """Milliseconds per step of a module, without its submodules."""
 
     name: str
     kind: str
@@ -23,7 +23,7 @@ class ModuleTime(NamedTuple):
 
 @contextmanager
 def marked(net: nn.Module) -> Iterator[None]:
-    """Each call of a module below `net` is a range of the trace, by its name."""
+    """Record each module call below `net` as a range of the trace, named after the module."""
     handles = []
     for name, module in net.named_modules():
         frames: list[Any] = []
@@ -44,10 +44,10 @@ def marked(net: nn.Module) -> Iterator[None]:
 
 
 def module_times(events: Any, net: nn.Module, on_gpu: bool, steps: int) -> list[ModuleTime]:
-    """Times of all modules that were called, the costliest first, from the events of `steps` recorded steps.
+    """Return the times of all modules that were called, the slowest first.
 
-    An operation of the backward pass has the number of the forward operation that it belongs to, and so its module. A
-    forward pass that is repeated in the backward pass counts there.
+    A backward operation has the sequence number of its forward operation, which gives its module. Recomputed forward
+    passes count as backward.
     """
 
     def took(event: Any) -> float:
@@ -77,7 +77,7 @@ def module_times(events: Any, net: nn.Module, on_gpu: bool, steps: int) -> list[
 
 
 def _owner(event: Any) -> tuple[str | None, bool]:
-    """The module within which an event lies, and whether that is within the backward pass."""
+    """Return the module that contains an event, and whether the event is in the backward pass."""
     parent, owner = event.cpu_parent, None
     while parent is not None:
         if parent.name.startswith(BACKWARD):

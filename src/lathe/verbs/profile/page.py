@@ -1,4 +1,4 @@
-"""The page of a profile, one HTML file: time by part, operator and module, and memory."""
+"""The HTML page of a profile: time by part, operator and module, and memory."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +23,7 @@ HELP = {
 
 
 def page_of(report: Mapping[str, Any]) -> str:
-    """The page of profile.json."""
+    """Return the page of profile.json."""
     facts = [
         str(report["run"]),
         f"{report['checkpoint']}.ckpt",

@@ -1,4 +1,4 @@
-"""The parts of a training step, timed without a profiler: data, forward, loss, backward, optimizer."""
+"""Time the parts of a training step without a profiler: data, forward, loss, backward, optimizer."""
 
 import time
 from typing import Any
@@ -13,14 +13,14 @@ ORDER = ("data", "loop", "forward", "loss", "forward and loss", "backward", "opt
 
 
 class Clock:
-    """Seconds since the last look, for which a GPU is waited for."""
+    """A stopwatch that synchronizes with the GPU."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.last = device, 0.0
         self.take()
 
     def take(self) -> float:
-        """Seconds since the last look."""
+        """Return the seconds since the last call."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.perf_counter()
@@ -29,14 +29,13 @@ class Clock:
 
 
 class Parts(Callback):
-    """The seconds of each part in `steps` optimizer steps, after `warmup` of them. What comes after a step belongs to
-    the next one's data: fetching and moving a batch, with the loop around it.
+    """Time each part of `steps` optimizer steps, after `warmup` steps.
 
-    The forward pass of a net that is compiled, or of a LightningModule that is driven as it is, can't be told from its
-    loss.
+    The time after a step counts as the next step's data: fetching and moving a batch, and the loop. The forward pass
+    and the loss of a compiled net or of a user's LightningModule are timed as one part.
     """
 
-    skippable_steps = None  # every step is needed
+    skippable_steps = None  # needs every step
 
     def __init__(self, net: nn.Module, warmup: int, steps: int, divides: bool) -> None:
         self.net, self.warmup, self.steps, self.divides = net, warmup, steps, divides
@@ -45,7 +44,7 @@ class Parts(Callback):
         self._clock: Clock | None = None
         self._handles: list[Any] = []
         self._steps = 0
-        self._lost = False  # whether the batch's loss is there
+        self._lost = False  # whether the batch's loss has been computed
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clock = Clock(trainer.strategy.root_device)
@@ -68,14 +67,14 @@ class Parts(Callback):
         self._lost = True
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
-        # a batch whose gradients are added to others' has no zero_grad
+        # an accumulated batch has no zero_grad
         self._mark("optimizer" if self._lost else "loss" if self.divides else "forward and loss")
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._mark("backward")
 
     def on_whole_step(self, trainer: Trainer, pl_module: LightningModule, loss: Any) -> None:
-        """All of a step that is one compiled function."""
+        """Time a step that is one compiled function."""
         self._mark(WHOLE)
 
     def on_train_batch_end(
@@ -83,7 +82,7 @@ class Parts(Callback):
     ) -> None:
         self._mark("loop" if WHOLE in self._now else "optimizer")
         if trainer.global_step == self._steps:
-            return  # gradients are being added up
+            return  # gradients are being accumulated
         self._steps = trainer.global_step
         self.found.append(self._now)
         self._now = {}
@@ -99,14 +98,14 @@ class Parts(Callback):
             handle.remove()
 
     def medians(self) -> dict[str, float]:
-        """Milliseconds of each part, and of the whole `step`."""
+        """Return the milliseconds of each part, and of the whole `step`."""
         return medians(self.found[self.warmup : self.warmup + self.steps])
 
 
 def medians(found: list[dict[str, float]]) -> dict[str, float]:
-    """Milliseconds of each part, in the order of a step, and of the whole `step`, which they add up to: those of the
-    step whose time is the median, the lower of two. Medians of each part need not add up: what disturbs a step falls
-    into another part each time.
+    """Return the milliseconds of each part, in order, and of the whole `step`, of the median step.
+
+    Medians of each part would not add up to a step, since a disturbance affects a different part each time.
     """
     times = sorted(found, key=lambda step: sum(step.values()))[(len(found) - 1) // 2]
     parts = {part: 1e3 * times[part] for part in sorted(times, key=ORDER.index)}

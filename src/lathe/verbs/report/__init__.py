@@ -1,6 +1,4 @@
-"""Runs side by side: what differs between them, means with intervals, what the differences are worth, and a page that
-draws it.
-"""
+"""Compare runs: their differences, means with intervals, paired tests, and a page of plots."""
 
 from lathe.verbs.report.make import report
 

@@ -1,4 +1,4 @@
-"""A whole report as objects: collected, grouped and compared, before anything is written."""
+"""Assemble a report from collected, grouped and compared runs, before anything is written."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,9 +21,12 @@ SINGLE = "Each row is one run, so nothing here is evidence of a difference: add 
 
 @dataclass(frozen=True)
 class Report:
-    """What a report says. `metrics` are those that it is about, the first of them foremost, and `directions` says for
-    each whether max or min is better, `notes` which of both nobody has chosen, and what a search has; `waiting` counts
-    a sweep's jobs that have not begun. Rows of a `search`, and of single runs, are ordered by the first metric."""
+    """The contents of a report.
+
+    `metrics` are its metrics, the main one first, and `directions` max or min for each. `notes` name those of both that
+    were guessed, and the result of a search. `waiting` counts the sweep's jobs that have not begun. Groups of a
+    `search`, and of single runs, are ordered by the first metric.
+    """
 
     title: str
     runs: list[Run]
@@ -48,34 +51,33 @@ class Report:
 
     @property
     def factors(self) -> list[str]:
-        """The keys that tell groups apart."""
+        """The keys that distinguish the groups."""
         return list(self.groups[0].factors)
 
     @cached_property
     def marks(self) -> list[str]:
-        """What makes runs less comparable than they look."""
+        """Caveats: reasons why the runs are less comparable than they seem."""
         single = [SINGLE] if self.single else []
         comparisons = sum(pair.told.p is not None for pairs in self.pairs.values() for pair in pairs)
         return [*self.notes, *single, *marks.marks(self.runs, self.differences, self.metrics, comparisons)]
 
     @cached_property
     def single(self) -> bool:
-        """Whether there are several groups, and none has two runs that count."""
+        """True if there are several groups, and none has two complete runs."""
         return len(self.groups) > 1 and all(len(group.units) < 2 for group in self.groups)
 
     @cached_property
     def listed(self) -> list[Group]:
-        """The groups that tables have rows of: of single runs and of a search those with a complete run, which come
-        first."""
+        """The groups with a row in the tables; for single runs and a search only those with a complete run."""
         complete = [group for group in self.groups if group.units]
         return complete if complete and (self.single or self.search) else self.groups
 
 
 def assemble(request: Mapping[str, Any]) -> Report:
-    """The report that the keys of configs/report.yaml ask for.
+    """Build the report that the keys of configs/report.yaml request.
 
     Raises:
-        UserError: a key names what is not there.
+        UserError: a key names something that does not exist.
     """
     named, by = _list(request["runs"]) or [], _list(request["by"])
     runs, waiting = collect(named)
@@ -118,7 +120,7 @@ def _columns(asked: list[str] | None, factors: list[str]) -> list[str] | None:
 
 
 def _rank(group: Group, metric: str, direction: str) -> tuple[bool, bool, float]:
-    """The order of groups, best mean first; those without the metric, and last those without a complete run."""
+    """Return a sort key: best mean first, then no metric, then no complete run."""
     mean = group.mean_of(metric)
     return not group.units, mean is None, (mean or 0.0) * (-1 if direction == "max" else 1)
 

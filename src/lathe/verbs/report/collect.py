@@ -1,4 +1,4 @@
-"""The runs of a report as plain data: what each has saved, and how it ended. Builds nothing and imports no torch."""
+"""Collect the runs of a report as plain data, without importing torch."""
 
 import math
 import os
@@ -19,19 +19,19 @@ from lathe.runs.run_status import read_status, status_without_run
 from lathe.runs.rundir import RunDir, display_path
 from lathe.verbs.report.find import find_places
 
-# Numbers of result.json that say how long a run was, not how good.
+# numbers of result.json that are not metrics
 COUNTS = ("seed", "steps", "epochs", "best_step", "devices", "pruned")
 SEEDS = ("seed", "data.fold")
-LARGEST = 1e150  # a larger number has a square that is none
+LARGEST = 1e150  # a larger number's square is infinite
 
 
 def harmless(text: str) -> str:
-    """Words of a stranger's file as they may stand on a terminal and on one line of a file."""
+    """Escape unprintable text of an untrusted file, for a terminal or one line of a file."""
     return text if text.isprintable() else ascii(text)[1:-1]
 
 
 def finite(value: Any) -> float | None:
-    """A number that can be counted with; None for anything else."""
+    """Return a finite number of at most LARGEST; None for anything else."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or abs(value) > LARGEST:
         return None
     return value if math.isfinite(value) else None
@@ -39,10 +39,12 @@ def finite(value: Any) -> float | None:
 
 @dataclass
 class Run:
-    """A run, or a job of a sweep without a run directory: `path` is None then, and `file` its page. `gone` is a job
-    that has ended and whose run directory is no longer there. `leaves` is its configuration by dotted key, empty where
-    it can't be read; `sentence` says why it did not come to an end; `told` is what the directory `sweep` says of it as
-    its job."""
+    """A run, or a sweep's job without a run directory.
+
+    A job has `path` None and `file`, its file; its state is `gone` if it ended and the run directory no longer exists.
+    `leaves` is the configuration by dotted key, empty if it can't be read; `sentence` the reason why the run is not
+    complete; `told` its record as a job of `sweep`.
+    """
 
     path: Path | None
     state: str
@@ -57,7 +59,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What a reader finds it by: of a job without a run directory its file, as scripts/runs.py lists it."""
+        """The name in reports; of a job without a run directory its file, as scripts/runs.py lists it."""
         if self.path is not None:
             return harmless(f"{self.path.parent.name}/{self.path.name}")
         return f"job {self.job}" if self.file is None else harmless(display_path(self.file))
@@ -71,20 +73,20 @@ class Run:
         return self._told("data.fold")
 
     def _told(self, key: str) -> Any:
-        """A key as it stands in the configuration, or in the words of a job that has none."""
+        """Return a key from the configuration, or from the overrides of a job without one."""
         typed = [word.partition("=")[2] for word in self.words if key_of(word) == key]
         value = self.leaves.get(key, typed[-1] if typed else None)
         return harmless(value) if isinstance(value, str) else value
 
     @cached_property
     def metrics(self) -> dict[str, float]:
-        """What its result.json has measured: finite numbers, by name."""
+        """The finite numbers of result.json, by name."""
         found = {harmless(name): finite(value) for name, value in self.result.items() if name not in COUNTS}
         return {name: value for name, value in found.items() if value is not None}
 
     @cached_property
     def environment(self) -> dict[str, Any]:
-        """What it was started from; empty where that can't be read."""
+        """The contents of environment.json; empty if it can't be read."""
         try:
             return {} if self.path is None else RunDir(self.path).environment
         except (UserError, OSError):
@@ -92,7 +94,7 @@ class Run:
 
     @cached_property
     def receipt(self) -> dict[str, Any]:
-        """What its receipt says; empty where it has none that can be read."""
+        """The receipt; empty if there is none that can be read."""
         try:
             there = self.path is not None and (self.path / "receipt.json").is_file()
             return RunDir(self.path).receipt if there and self.path is not None else {}
@@ -100,7 +102,7 @@ class Run:
             return {}
 
     def command(self, seeds: Sequence[Any] = (), folds: Sequence[Any] = ()) -> str:
-        """What to type for this run again, or for several `seeds` and `folds` of it."""
+        """Return the command that repeats this run, or several `seeds` and `folds` of it."""
         words = rerun_overrides(self.words, self.leaves)
         swept = [(key, values) for key, values in zip(SEEDS, (seeds, folds), strict=True) if len(values) > 1]
         words = drop_overrides(words, *(key for key, _ in swept))
@@ -109,7 +111,7 @@ class Run:
 
     @property
     def chosen_by(self) -> str | None:
-        """The metric that its best checkpoint was chosen by, or that a sweep is to optimise."""
+        """The metric that selects its best checkpoint, or that a sweep optimizes."""
         name = self.leaves.get("objective") or self.result.get("monitor")
         return name if isinstance(name, str) else None
 
@@ -121,11 +123,7 @@ class Run:
 
 
 def collect(named: list[str]) -> tuple[list[Run], int]:
-    """The runs below the paths or patterns that `runs` names, and how many jobs of their sweeps still wait.
-
-    Raises:
-        UserError: a path leads nowhere, there is no run below it, or the runs are of several tasks.
-    """
+    """Return the runs below the paths or patterns `named`, and the number of jobs still waiting."""
     found = find_places(named)
     begun = [place for place in found if place.path is not None or place.job.get("state") != "waiting"]
     known: dict[str, Any] = {}
@@ -133,8 +131,10 @@ def collect(named: list[str]) -> tuple[list[Run], int]:
 
 
 def read_run(place: RunEntry, known: dict[str, Any] | None = None) -> Run:
-    """What lies there; what can't be read is told in the run's `sentence`, so that a report goes on with the others.
-    `known` keeps what configurations have in common (RunDir.plain)."""
+    """Read a run; `sentence` reports an unreadable file, so that the report continues without it.
+
+    `known` caches what configurations have in common (RunDir.plain).
+    """
     job = place.job
     typed = job.get("overrides")
     words = [str(word) for word in typed] if isinstance(typed, list) else []
@@ -153,7 +153,7 @@ def read_run(place: RunEntry, known: dict[str, Any] | None = None) -> Run:
     if stands.config is not None:
         run.leaves = {harmless(key): value for key, value in flatten(stands.config).items()}
     if run.state == "unfinished" and directory.last.exists():
-        # without what it would have to trust, which the refusal names: a report is no reason to
+        # without `trusted`, which the error of that command names
         run.sentence = f"{run_command('train.py', 'resume', place.path, {})} goes on with it."
     return run
 
@@ -167,7 +167,7 @@ def _job(job: dict[str, Any]) -> int | None:
 
 
 def check_tasks(runs: Sequence[Run], by: Sequence[str] | None) -> None:
-    """Raises UserError where the runs learn different things, unless `by` says that they are to be compared so."""
+    """Raise UserError if the runs have different tasks, unless `by` compares them."""
     if by is not None and {"task", "task._target_"} & set(by):
         return
     tasks = Counter(str(run.leaves["task._target_"]) for run in runs if "task._target_" in run.leaves)

@@ -1,4 +1,4 @@
-"""What a run costs: seconds and parameters of its result, bytes, MACs and latency of its receipt."""
+"""The cost of a run: seconds and parameters of its result; bytes, MACs and latency of its receipt."""
 
 from typing import Any
 
@@ -8,19 +8,19 @@ from lathe.verbs.report.groups import Group
 
 
 def cost(run: Run) -> dict[str, float | None]:
-    """As lathe.runs.metric_names says it of the run's receipt."""
+    """Return the costs in a run's receipt."""
     return cost_of(run.receipt)
 
 
 def mean_cost(group: Group) -> dict[str, float | None]:
-    """The means of what the group's runs cost, each over those that know it."""
+    """Return the mean of each cost over the group's runs that have it."""
     told = [cost(run) for run in group.units.values()]
     known = {name: [one[name] for one in told if one[name] is not None] for name in COSTS}
     return {name: sum(filter(None, values)) / len(values) if values else None for name, values in known.items()}
 
 
 def short(run: Run) -> dict[str, Any] | None:
-    """The few lines of a receipt that a page shows; None where there is none."""
+    """Return the keys of a receipt that the page shows; None without a receipt."""
     if not run.receipt:
         return None
     kept = ("compression", "baseline", "ships", "bytes_share", "findings", "warnings")

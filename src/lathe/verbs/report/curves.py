@@ -1,28 +1,31 @@
-"""Learning curves in few bytes: steps that runs share once, values as differences of whole numbers."""
+"""Compress learning curves: shared steps are stored once, values as integer differences."""
 
 import math
 from array import array
 from dataclasses import dataclass
 from typing import Any
 
-NO_NUMBER = -32768  # a difference that says: here the curve is nan or infinite
+NO_NUMBER = -32768  # marks a value that is nan or infinite
 
 
 @dataclass(frozen=True)
 class Form:
-    """How fine curves are kept: `points` at most, and `levels` between a curve's 10th and 90th percentile."""
+    """The resolution of curves: at most `points`, and `levels` between the 10th and 90th percentile."""
 
     points: int
     levels: int
 
 
-# from the finest, which a plot of 400 pixels can't tell from the original, to what is left of thousands of runs
+# from the finest, which looks like the original in a plot of 400 pixels, to the one for thousands of runs
 FORMS = (Form(100, 400), Form(100, 200), Form(50, 200), Form(25, 100), Form(10, 50))
 
 
 def packed(data: dict[str, Any], form: Form) -> tuple[dict[str, Any], bytes]:
-    """`data` with each curve as [index into data["steps"], first value, value of one level, offset], and the
-    differences of all curves in levels: 16 bits each, all low bytes before all high ones, which compresses better."""
+    """Return `data` with compressed curves, and the differences of all curves as bytes.
+
+    A curve is [index into data["steps"], first value, value of one level, offset]. A difference has 16 bits; all low
+    bytes precede all high ones, which compresses better.
+    """
     steps: dict[tuple[Any, ...], int] = {}
     points = array("h")
     runs = [{**run, "curves": _curves(run.get("curves") or {}, form, steps, points)} for run in data["runs"]]
@@ -52,14 +55,14 @@ def _curves(
 
 
 def _kept(length: int, most: int) -> list[int]:
-    """Indices of at most `most` of `length` points, evenly apart, with both ends."""
+    """Return the indices of at most `most` of `length` points, evenly spaced, with both ends."""
     if length <= most:
         return list(range(length))
     return sorted({round(i * (length - 1) / (most - 1)) for i in range(most)})
 
 
 def _levels(values: list[float | None], levels: int) -> tuple[float, float, list[int]]:
-    """The first value, the size of a level, and the differences in levels."""
+    """Return the first value, the size of a level, and the differences in levels."""
     known = sorted(value for value in values if value is not None and math.isfinite(value))
     if not known:
         return 0.0, 0.0, [NO_NUMBER] * len(values)

@@ -1,4 +1,4 @@
-"""A report as plain data, for its page: nothing in it is an object of Lathe's, and all of it is JSON."""
+"""The report of the page as plain JSON data."""
 
 import csv
 import math
@@ -21,13 +21,13 @@ from lathe.verbs.report.groups import Group, group_of
 from lathe.verbs.report.marks import against, counts, left_out
 from lathe.verbs.report.metrics import available
 
-POINTS = 100  # of a curve at most
-MOST = 8  # curves of a run whose names say no split
+POINTS = 100  # at most, of a curve
+MOST = 8  # curves of a run whose metric names have no split
 Curve = tuple[list[int], list[float]]
 
 
 def page_data(report: Report, folder: Path = Path()) -> dict[str, Any]:
-    """The report of its first metric with every run's curves, which are read here. Links lead from `folder`."""
+    """Return the report of the first metric, with every run's curves and links relative to `folder`."""
     metric = report.metrics[0]
     waiting = left_out([], report.waiting)
     return {
@@ -112,7 +112,7 @@ def _run(run: Run, report: Report, folder: Path) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """A value of a configuration as JSON has it: what is not finite, a date, and keys that are no words, as text."""
+    """Return a value of a configuration as JSON; non-finite numbers, dates and other keys become text."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -122,7 +122,7 @@ def plain(value: Any) -> Any:
 
 
 def _near(path: Path) -> str:
-    """A path as it is typed from here, if it lies below this folder."""
+    """Return a path relative to the working directory if it is below it, else absolute."""
     return os.path.relpath(path) if path.absolute().is_relative_to(Path.cwd()) else str(path.absolute())
 
 
@@ -139,14 +139,16 @@ def _environment(run: Run) -> dict[str, Any]:
 
 
 def _samples(run: Run, folder: Path) -> str | None:
-    """The page of single predictions, as a link from `folder`."""
+    """Return the link from `folder` to the page of single predictions."""
     pages = sorted((run.path / "samples").glob("*.html")) if run.path is not None else []
     return Path(os.path.relpath(pages[0], folder)).as_posix() if pages else None
 
 
 def curves(path: Path) -> dict[str, Curve]:
-    """The metrics of the validation split and the training loss in a metrics.csv as steps and values, thinned; where it
-    has neither, every metric, the first `MOST` of them. {} where it can't be read."""
+    """Return the validation metrics and the training loss of a metrics.csv as thinned steps and values.
+
+    Without either, the first `MOST` metrics; {} if the file can't be read.
+    """
     found: dict[str, Curve] = {}
     with suppress(OSError, UnicodeDecodeError, csv.Error), open_plain(path, newline="", encoding="utf-8-sig") as file:
         lines = csv.reader(file)
@@ -161,7 +163,7 @@ def curves(path: Path) -> dict[str, Curve]:
 
 
 def _drawn(names: Sequence[str]) -> list[str]:
-    losses = ("loss", "loss_step")  # the latter of what Lightning logs in steps and epochs
+    losses = ("loss", "loss_step")  # `loss_step` if Lightning logs both steps and epochs
     usual = [
         name
         for name in names
@@ -182,7 +184,7 @@ def _add(found: dict[str, Curve], wanted: Sequence[tuple[int, str]], line: Seque
 
 
 def _thinned(steps: list[int], values: list[float]) -> Curve:
-    """At most POINTS of them, the first and the last among them."""
+    """Return at most POINTS points, with both ends."""
     if len(steps) <= POINTS:
         return steps, values
     kept = [round(number * (len(steps) - 1) / (POINTS - 1)) for number in range(POINTS)]

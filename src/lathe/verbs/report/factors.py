@@ -1,4 +1,4 @@
-"""What differs between runs: the keys of an experiment, found from configurations and from what was typed."""
+"""Find the keys that differ between runs, from their configurations and overrides."""
 
 import re
 from collections import Counter
@@ -14,8 +14,8 @@ from lathe.errors import did_you_mean, require
 from lathe.runs.rundir import NOT_THE_EXPERIMENT
 from lathe.verbs.report.collect import SEEDS, Run, finite, harmless
 
-ABSENT = "absent"  # the value of a key that a run has not
-# What changes a run's name, place or print-out, and no number.
+ABSENT = "absent"  # the value of a key that a run lacks
+# keys that change a run's name, directory or output, but no result
 _PRINTS = ("progress_bar", "model_summary", "lr_monitor", "device_stats", "alerts", "samples")
 LEFT_OUT = (
     *NOT_THE_EXPERIMENT,
@@ -27,7 +27,7 @@ LEFT_OUT = (
     *(f"callbacks.{name}" for name in _PRINTS),
 )
 _LONG = re.compile(r"-?\d+\.\d{13,}(e[+-]?\d+)?")
-# Groups that lead to other keys, and are none themselves in a resolved configuration.
+# groups that set other keys and don't appear in a resolved configuration
 RECIPES = ("experiment", "debug")
 _CLASS = ("_target_", ".path")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
@@ -35,8 +35,10 @@ _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 
 @dataclass(frozen=True)
 class Factor:
-    """A key of the experiment with its value in each run, in the order of the runs. The key alone says which factor it
-    is: values may be lists, which have no hash."""
+    """A key of the experiment with its value in each run, in the order of the runs.
+
+    Compared by the key: values may be lists, which have no hash.
+    """
 
     key: str
     values: tuple[Any, ...] = field(compare=False)
@@ -51,24 +53,24 @@ class Factor:
         return dict(zip(named, short_names(named), strict=True))
 
     def brief(self, value: Any) -> Any:
-        """One of the values as it is; of a class as few of its last parts as tell it from the others."""
+        """Return a value; a class path is shortened to the last parts that make it unique."""
         named = isinstance(value, str) and _DOTTED.fullmatch(value) is not None
         return self._classes.get(value, value) if named else value
 
 
 def code(value: Any) -> str:
-    """The same for values that mean the same: 1 and 1.0."""
+    """Return the same text for equal values, such as 1 and 1.0."""
     number = finite(value)
     return repr(value if number is None else float(number))
 
 
 def below(key: str, names: Iterable[str]) -> bool:
-    """Whether `key` is one of `names`, or lies below one."""
+    """Return whether `key` is one of `names`, or below one."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def value_text(value: Any) -> str:
-    """A value as one would type it. Safe on a terminal, whatever it holds."""
+    """Return a value as an override spells it, safe on a terminal."""
     if isinstance(value, list):
         return f"[{','.join(map(value_text, value))}]"
     plain = isinstance(value, str) and (value == ABSENT or "," in value)
@@ -76,18 +78,18 @@ def value_text(value: Any) -> str:
 
 
 def without_noise(text: str) -> str:
-    """A number as it was meant, without what floating-point sums leave in its last digits: 0.3 of 0.1 + 0.2."""
+    """Return a number without floating-point noise: 0.3 for 0.1 + 0.2."""
     return f"{float(text):.12g}" if _LONG.fullmatch(text) else text
 
 
 def titles(keys: Sequence[str]) -> list[str]:
-    """The keys' short names, of a class that of the part that it makes: `loss` for `task.loss._target_`."""
+    """Return the keys' short names; `loss` for `task.loss._target_`."""
     parts = [key.removesuffix("._target_") for key in keys]
     return short_names([part if part not in keys else key for part, key in zip(parts, keys, strict=True)])
 
 
 def label(texts: Mapping[str, str]) -> str:
-    """A group's name, in overrides."""
+    """Return a group's name as overrides."""
     return ", ".join(f"{key}={text}" for key, text in texts.items()) or "all runs"
 
 
@@ -95,7 +97,7 @@ _UNUSED = {code(ABSENT), code(None)}
 
 
 class Differences:
-    """The keys in which `runs`, which have a configuration each, are not all alike."""
+    """The keys that differ between `runs`, which have a configuration each."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
@@ -107,7 +109,7 @@ class Differences:
             if not below(key, LEFT_OUT) and key not in SEEDS:
                 factor = Factor(key, self._values(key))
                 codes = factor.codes
-                # data.seed follows seed; a key that came with a later version is null where it is not used
+                # data.seed follows seed; a key of a later version is null if unused
                 if len(set(codes)) > 1 and codes not in seeds and set(codes) != _UNUSED:
                     self._found[key] = factor
 
@@ -120,16 +122,15 @@ class Differences:
         return list(self._found)
 
     def factors(self) -> list[Factor]:
-        """The fewest keys that tell all configurations apart, and whatever differs and was typed."""
+        """Return the overrides that differ, and the fewest other keys that distinguish all configurations."""
         typed = list(dict.fromkeys(key_of(word) for run in self.runs for word in run.words))
         chosen = [*self._groups(typed), *(self._found[key] for key in typed if key in self._found)]
         return [*chosen, *self._needed(chosen)]
 
     def chosen(self, by: Sequence[str]) -> list[Factor]:
-        """The factors that `by` names.
+        """Return the factors that `by` names.
 
-        Raises:
-            UserError: no run has such a key, or all have one value.
+        Raises UserError if no run has such a key, or all have the same value.
         """
         found = {factor.key: factor for factor in self.factors()} | self._found
         factors = []
@@ -150,12 +151,14 @@ class Differences:
         return f"what differs is {', '.join(keys[:10])}." if keys else "nothing differs between them but the seed."
 
     def others(self, factors: Sequence[Factor]) -> list[Factor]:
-        """What else tells configurations apart that are alike in `factors`."""
+        """Return the other factors that distinguish configurations with equal `factors`."""
         return [factor for factor in self.factors() if factor not in factors and self._splits(factors, factor)]
 
     def beside(self, factors: Sequence[Factor]) -> list[Factor]:
-        """What differs between the groups of `factors` and in none of them, and so may be what makes the difference.
-        Without what follows a choice among them: keys below it, and keys that have the value of another one."""
+        """Return possible confounders: keys that differ between the groups of `factors` but within none.
+
+        Omits keys that follow a factor: keys below its choice, and keys with the value of another one.
+        """
         typed, told = self.factors(), list(factors)
         for factor in dict.fromkeys([*typed, *self._found.values()]):
             follows = _of_one_choice(factor, told) and (factor not in typed or ABSENT in factor.values)
@@ -171,7 +174,7 @@ class Differences:
         return len(set(zip(together, factor.codes, strict=True))) > len(set(together))
 
     def _needed(self, chosen: Sequence[Factor]) -> list[Factor]:
-        """Untyped keys without which two configurations would look the same: classes first."""
+        """Return the other keys that are needed to distinguish the configurations, classes first."""
         kept: list[Factor] = []
         for factor in sorted(self._found.values(), key=lambda factor: not factor.key.endswith("_target_")):
             if self._splits([*chosen, *kept], factor):
@@ -179,7 +182,7 @@ class Differences:
         return kept
 
     def _groups(self, typed: Sequence[str]) -> list[Factor]:
-        """Choices of groups (model=mlp) whose word says which of the configurations it is."""
+        """Return the group choices (model=mlp) that determine which of the configurations a run has."""
         groups = [key for key in typed if "." not in key and "/" not in key and key not in self.known]
         groups = [key for key in groups if key in RECIPES or any(below(known, [key]) for known in self._found)]
         signatures = [tuple(factor.codes[at] for factor in self._found.values()) for at in range(len(self.runs))]
@@ -193,7 +196,7 @@ class Differences:
         return found
 
     def _settles(self, group: str, words: Sequence[Any]) -> bool:
-        """Whether runs with the same word have the same classes in that group."""
+        """Return whether runs with the same choice have the same classes in that group."""
         own = [factor.codes for key, factor in self._found.items() if below(key, [group]) and key.endswith("_target_")]
         classes = list(zip(*own, strict=True)) or [()] * len(words)
         return len(set(zip(words, classes, strict=True))) == len(set(words))
@@ -205,7 +208,7 @@ class Differences:
 
 
 def _of_one_choice(factor: Factor, told: Sequence[Factor]) -> bool:
-    """Whether a choice of a group or a class among `told` chooses the node of this key."""
+    """Return whether one of the factors determines the node of this key."""
     return below(factor.key, [other.key.removesuffix("._target_") for other in told])
 
 
@@ -215,7 +218,7 @@ def _most_common(values: Sequence[Any]) -> Any:
 
 
 def _choice(run: Run, group: str, recipes: bool) -> str | None:
-    """The word that a run was given for a group; else the default, which a recipe may have changed: None then."""
+    """Return a run's choice of a group, or the default; None if a recipe may have changed it."""
     typed = [word.partition("=")[2] for word in run.words if key_of(word) == group]
     if typed:
         return typed[-1].strip("'\"")

@@ -1,4 +1,4 @@
-"""Where the runs of a report lie: run directories, folders of them, and sweeps with their jobs."""
+"""Find the runs of a report: run directories, folders of them, and sweeps with their jobs."""
 
 import glob
 import json
@@ -14,11 +14,7 @@ FOREIGN = ("lightning_logs", "mlruns", "wandb", ".hydra", "hparams.yaml", "train
 
 
 def find_places(named: list[str]) -> list[RunEntry]:
-    """Every run below the paths or patterns that `runs` names, each once, in the order of their names.
-
-    Raises:
-        UserError: a path leads nowhere, or there is no run below it.
-    """
+    """Return every run below the paths or patterns `named` once, sorted by name."""
     found: dict[Path, RunEntry] = {}
     for text in named:
         places = [place for folder in _folders(text) for place in runs_below(folder)]
@@ -33,7 +29,7 @@ def find_places(named: list[str]) -> list[RunEntry]:
 
 
 def _add_jobs(places: Collection[RunEntry]) -> None:
-    """What the sweeps beside runs say of them: how one ended that has no result."""
+    """Add the sweep's records of jobs, which show how a run without a result ended."""
     log_dirs = {place.path.resolve().parent.parent for place in places if place.path is not None}
     told = {run: job for log_dir in log_dirs for run, job in jobs_by_run(log_dir).items()}
     for place in places:
@@ -43,7 +39,7 @@ def _add_jobs(places: Collection[RunEntry]) -> None:
 
 
 def common_folder(named: list[str]) -> Path:
-    """The folder that holds all that `runs` names and is no run directory itself."""
+    """Return the folder that contains all of `named` and is not a run directory."""
     folders = [folder.resolve() for text in named for folder in _folders(text)]
     return Path(os.path.commonpath([path.parent if is_run(path) else path for path in folders]))
 
@@ -66,7 +62,7 @@ def _folders(text: str) -> list[Path]:
 def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
-    except OSError:  # not ours to read
+    except OSError:  # not readable
         return []
 
 

@@ -1,4 +1,4 @@
-"""Runs of one configuration over seeds and folds, and the differences between such groups."""
+"""Group runs by configuration over seeds and folds, and compare the groups."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,15 +13,17 @@ from lathe.verbs.report.statistics import Interval, Paired, Summary, compare, su
 from lathe.verbs.runs.table import many
 
 EVIDENCE = 0.05
-BESIDE = 6  # keys that are told one by one
-Unit = tuple[Any, ...]  # what two runs share that are compared: seed, fold, and what else is mixed in a group
+BESIDE = 6  # keys that are listed by name
+Unit = tuple[Any, ...]  # the key of paired runs: seed, fold, and other keys that are mixed in a group
 
 
 @dataclass
 class Group:
-    """Runs that are alike in the factors, in `brief` with classes in short. `units` are its complete runs that count:
-    of several with one seed, fold and configuration the newest. `mixed` are the keys, third and later in a unit, that
-    tell its configurations apart, and `beside` what else all of it has that other groups have not."""
+    """Runs with the same `factors`; `brief` has them with short class names.
+
+    `units` are the complete runs that count: the newest of those with equal seed, fold and configuration. `mixed` are
+    the keys that distinguish its configurations, third and later in a unit; `beside` are its values of confounders.
+    """
 
     factors: dict[str, Any]
     brief: dict[str, Any]
@@ -33,7 +35,7 @@ class Group:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """The values as one would type them."""
+        """The values as overrides spell them."""
         return {key: value_text(value) for key, value in self.brief.items()}
 
     @cached_property
@@ -41,7 +43,7 @@ class Group:
         return label(self.texts)
 
     def values(self, metric: str) -> dict[Unit, float]:
-        """The metric of each unit that has it."""
+        """Return the metric of each unit that has it."""
         return {unit: run.metrics[metric] for unit, run in self.units.items() if metric in run.metrics}
 
     def summary(self, metric: str, how: Interval) -> Summary:
@@ -52,19 +54,19 @@ class Group:
         return (max if direction == "max" else min)(values) if values else None
 
     def mean_of(self, name: str) -> float | None:
-        """The mean of a number such as seconds over the units that have it."""
+        """Return the mean of a number such as seconds over the units that have it."""
         values = list(self.values(name).values())
         return sum(values) / len(values) if values else None
 
     @property
     def steps(self) -> float | None:
-        """The mean of the optimizer steps of its units."""
+        """The mean number of optimizer steps of its units."""
         counts = [steps for run in self.units.values() if (steps := finite(run.result.get("steps"))) is not None]
         return sum(counts) / len(counts) if counts else None
 
     @property
     def commands(self) -> list[str]:
-        """What to type for all of it again: a command for each configuration that it mixes."""
+        """The commands that repeat it, one for each configuration."""
         units = self.units or {(at,): run for at, run in enumerate(self.runs[:1])}
         configurations: dict[Unit, list[Run]] = {}
         for unit, run in units.items():
@@ -73,7 +75,7 @@ class Group:
 
     @property
     def command(self) -> str:
-        """The commands as one line of a shell."""
+        """The commands as one shell line."""
         return " && ".join(self.commands)
 
 
@@ -85,7 +87,7 @@ def _command(runs: Sequence[Run]) -> str:
 
 @dataclass(frozen=True)
 class Pair:
-    """Group `a` beside the baseline `b`, by their numbers; `says` is what may be concluded."""
+    """Group `a` compared with the baseline `b`; `says` is the conclusion."""
 
     a: int
     b: int
@@ -94,11 +96,9 @@ class Pair:
 
 
 def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str] | None) -> list[Group]:
-    """The groups of the runs that have a configuration, in the order of their values; `runs` without one, a sweep's
-    failed jobs, join the group that their words name.
+    """Return the groups of the runs that have a configuration, sorted by their values.
 
-    Raises:
-        UserError: as `Differences.chosen`.
+    `runs` without one, a sweep's failed jobs, join the group that their overrides name.
     """
     factors = differences.factors() if by is None else differences.chosen(by)
     others = [] if by is None else differences.others(factors)
@@ -126,7 +126,7 @@ def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str]
 
 
 def group_of(groups: Sequence[Group], run: Run) -> int | None:
-    """Which group a run is in; None for a job without a configuration whose words name none."""
+    """Return the index of a run's group; None for a job that belongs to none."""
     return next((at for at, group in enumerate(groups) if any(run is other for other in group.runs)), None)
 
 
@@ -141,7 +141,7 @@ def _count(group: Group, run: Run, others: tuple[str, ...]) -> None:
 
 
 def _rank(value: Any) -> tuple[int, float, str]:
-    """The order of a factor's values: absent, numbers, words."""
+    """Return a sort key of a factor's value: absent, numbers, text."""
     number = finite(value)
     if number is not None:
         return 1, float(number), ""
@@ -160,7 +160,7 @@ def _mixed(group: Group, others: Sequence[Factor], runs: Sequence[Run]) -> list[
 
 
 def _dependent(group: Group) -> list[str]:
-    """What the intervals of a group are worth that holds several configurations."""
+    """Return a caveat on the intervals of a group with several configurations."""
     count, configurations = len(group.units), len({unit[len(SEEDS) :] for unit in group.units})
     if configurations < 2:
         return []
@@ -188,12 +188,12 @@ def _left_out(group: Group) -> list[str]:
 
 
 def find_baseline(groups: Sequence[Group], asked: Any) -> int:
-    """The group that `baseline` names, by its label or by overrides that hold of it alone; else the one with most of
-    the values that are most common among the runs (of several values the one that chooses least, as `default` beside
-    `[default,ema]`), and the first of several. One without a complete run comes last.
+    """Return the index of the group that `baseline` names by its label or by overrides that only it has.
 
-    Raises:
-        UserError: no group is meant, or several are.
+    By default the group with a complete run and the most values that are most common among the runs (of equally common
+    values, the one with the fewest commas: `default` rather than `[default,ema]`).
+
+    Raises UserError if no group or several groups match.
     """
     if asked is None:
         common = {key: _usual(groups, key) for key in groups[0].factors}
@@ -231,8 +231,7 @@ def _holds(group: Group, word: str) -> bool:
 
 
 def make_pairs(groups: Sequence[Group], baseline: int, metric: str, direction: str, how: Interval) -> list[Pair]:
-    """Every other group beside the baseline, over the seeds and folds that both have; of groups that mix
-    configurations each pair is alike in these as well."""
+    """Compare every other group with the baseline, over the units that both have."""
     theirs = groups[baseline].values(metric)
     pairs = []
     for at, group in enumerate(groups):
@@ -250,7 +249,7 @@ def make_pairs(groups: Sequence[Group], baseline: int, metric: str, direction: s
 
 
 def _unpaired(group: Group, mine: Sequence[Unit], theirs: Sequence[Unit]) -> str:
-    """Why no run of one group has its like in the other."""
+    """Return the reason why two groups have no units in common."""
     seeds = len(SEEDS)
     if not {unit[:seeds] for unit in mine} & {unit[:seeds] for unit in theirs}:
         return "no seed and fold in common: nothing to pair; run both with the same seeds"
@@ -263,7 +262,7 @@ def _unpaired(group: Group, mine: Sequence[Unit], theirs: Sequence[Unit]) -> str
 
 
 def _alike(group: Group, pairs: int, mine: int, theirs: int) -> list[str]:
-    """Which runs a difference is of, where it need not be that of the two means."""
+    """Describe the paired runs, if the difference need not be that of the two means."""
     if not pairs or (not group.mixed and pairs == mine == theirs):
         return []
     keys = ", ".join(["seed and fold", *group.mixed])
@@ -274,7 +273,7 @@ def _alike(group: Group, pairs: int, mine: int, theirs: int) -> list[str]:
 
 
 def _beside(group: Group, baseline: Group) -> list[str]:
-    """What may make the difference in place of the factors."""
+    """Return a caveat that names the confounders."""
     pairs = [(key, value, baseline.beside[key]) for key, value in group.beside.items()]
     said = [f"{key} ({value_text(a)} against {value_text(b)})" for key, a, b in pairs if code(a) != code(b)]
     more = [f"{len(said) - BESIDE} more keys"] if len(said) > BESIDE else []

@@ -1,21 +1,21 @@
-"""Which factors of a sweep matter: the share of the variance of the runs' ranks that each explains alone."""
+"""The importance of factors in a sweep: the share of the variance of ranks that each explains."""
 
 from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
-MINIMUM = 20  # complete runs, of which chance gives a factor of two levels 18 % one time in twenty; of ten 37 %
-CUT = 4  # numbers of more values than this are cut into as many parts
-WAY = 0.3  # rank correlation from which a direction is told
+MINIMUM = 20  # complete runs: in 1 of 20 cases chance gives a factor of two levels 18 %; with ten runs 37 %
+CUT = 4  # numeric factors with more values are cut into this many bins
+WAY = 0.3  # rank correlation from which a direction is reported
 
 
 def importance(data: dict[str, Any]) -> dict[str, Any]:
-    """Rows of factor, share (0 to 1), levels and direction, greatest share first; or `why` there are none.
+    """Return rows of factor, share (0 to 1), levels and direction; or `why` there are none.
 
-    The share is epsilon squared of Kruskal and Wallis's test (Kelley, 1935; Tomczak and Tomczak, 2014): the part of the
-    variance of ranks that lies between a factor's levels, corrected for what as many levels explain by chance, at
-    least 0. Numbers of more than `CUT` values are cut into `CUT` parts of about equal size, so that an optimum in the
-    middle counts. The direction is Spearman's rank correlation of numbers, None where it is weaker than `WAY`.
+    The share is epsilon squared of the Kruskal-Wallis test (Kelley, 1935; Tomczak and Tomczak, 2014): the variance of
+    ranks between a factor's levels, corrected for chance, at least 0. Numeric factors with more than `CUT` values are
+    cut into `CUT` bins of about equal size, so that an optimum in the middle counts. The direction is Spearman's rank
+    correlation of numbers, None if it is weaker than `WAY`.
     """
     runs = [run for run in data["runs"] if run["state"] == "complete" and _number(_metric(data, run))]
     found: dict[str, Any] = {"rows": [], "why": None, "n": len(runs), "cut": CUT}
@@ -64,12 +64,12 @@ def _row(factor: str, values: Sequence[Any], ranks: Sequence[float]) -> dict[str
 
 
 def _parts(values: Sequence[float]) -> list[int]:
-    """The part, of `CUT` of about equal size, that each value is in; equal values are in one."""
+    """Return the bin of each value, of `CUT` of about equal size; equal values share a bin."""
     return [min(CUT - 1, int(CUT * (rank - 0.5) / len(values))) for rank in _ranks(values)]
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1; equal values share the mean of theirs."""
+    """Return ranks from 1; equal values share their mean rank."""
     order = sorted(range(len(values)), key=lambda i: values[i])
     ranks, begin = [0.0] * len(values), 0
     while begin < len(order):

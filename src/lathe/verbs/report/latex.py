@@ -1,4 +1,4 @@
-"""A report as LaTeX: a table for each metric, for \\usepackage{booktabs}, ready to be taken in with \\input."""
+"""A report as LaTeX: a table for each metric, for \\usepackage{booktabs} and \\input."""
 
 import re
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ _MARKS = {
 
 
 def latex(report: Report) -> str:
-    """A table for each metric; the command of each row stands behind it as a comment."""
+    """Return a table for each metric, with the command of each row as a comment."""
     head = ["% \\usepackage{booktabs}", f"% {_comment(found(report))}"]
     head += [f"% {_comment(mark)}" for mark in report.marks]
     return "\n".join([*head, *("\n" + _metric(report, metric) for metric in report.metrics)]) + "\n"
 
 
 def escaped(text: str) -> str:
-    """Words as LaTeX prints them."""
+    """Escape text for LaTeX."""
     return "".join(_MARKS.get(letter, letter) for letter in text).replace("±", r"$\pm$")
 
 
@@ -50,7 +50,7 @@ def _metric(report: Report, metric: str) -> str:
 
 
 def _bold(report: Report, metric: str) -> set[int]:
-    """The rows with the best mean."""
+    """Return the rows with the best mean."""
     means = {at: row.told.mean for at, row in enumerate(rows(report, metric)) if row.told.mean is not None}
     if len(means) < 2:
         return set()
@@ -72,14 +72,14 @@ def _value(column: Column, text: str, bold: bool) -> str:
 
 
 def _number(text: str) -> str:
-    """With the minus and the powers of mathematics; a hyphen is shorter than a minus."""
+    """Format a number with a math minus and powers; a hyphen is shorter than a minus."""
     text = re.sub(r"(\d)e([+-]?)0*(\d+)", lambda found: f"{found[1]}\0{found[2].strip('+')}{found[3]}\1", text)
     text = re.sub(r"(?<![\w\0])-(?=\d)", "\2", _cell(text))
     return text.replace("\2", "$-$").replace("\0", r"$\cdot 10^{").replace("\1", "}$")
 
 
 def _cell(text: str) -> str:
-    """A cell that begins with a bracket would be read as an argument of the line's end before it."""
+    """Escape a cell; one that begins with a bracket would be an argument of the preceding line end."""
     return f"{{{escaped(text)}}}" if text.startswith(("[", "*")) else escaped(text)
 
 

@@ -1,4 +1,4 @@
-"""The report that a command asks for: found, written to files and shown."""
+"""Make a report: collect the runs, write the files and print it."""
 
 import os
 from collections.abc import Mapping
@@ -26,11 +26,10 @@ TEXTS = {
 
 
 def report(settings: Mapping[str, Any]) -> Report:
-    """Collects, compares, writes and prints what the keys of configs/report.yaml ask for.
+    """Build, write and print the report that the keys of configs/report.yaml request.
 
     Raises:
-        UserError: a package is not installed, a key names what is not there, or the output can't be a folder. Nothing
-            is written then.
+        UserError: a package is missing, a key names something that does not exist, or `output` is invalid.
     """
     formats = settings["formats"]
     lacking = uninstalled("report", "scipy", *(["plotly"] if "html" in formats else []))
@@ -52,7 +51,7 @@ def report(settings: Mapping[str, Any]) -> Report:
 
 
 def _folder(output: str | None, named: list[str]) -> Path:
-    """Where the files go: by default the folder `report` in the one that holds all the runs."""
+    """Return the output folder, by default `report` in the folder that contains all runs."""
     folder = common_folder(named) / "report" if output is None else Path(output)
     place = f"output={folder}"
     require(not folder.exists() or folder.is_dir(), f"{place} is a file: name a folder.")

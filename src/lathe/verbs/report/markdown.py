@@ -1,4 +1,4 @@
-"""A report as Markdown: tables, what to know of each row, and the command of each."""
+"""A report as Markdown: tables, remarks and commands."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from lathe.verbs.runs.table import many
 
 
 def markdown(report: Report) -> str:
-    """The whole report as one page."""
+    """Return the whole report as one page."""
     parts = [f"# {_text(report.title)}", found(report), *_list(report.marks)]
     for metric in report.metrics:
         kept = columns(report, metric)
@@ -25,7 +25,7 @@ def markdown(report: Report) -> str:
 
 
 def found(report: Report) -> str:
-    """How many runs there are in each state, and what their intervals are."""
+    """Describe the number of runs in each state, and the intervals."""
     states = ", ".join(f"{count} {state}" for state, count in counts(report.runs).items() if count)
     kind = "Student's t" if report.how.kind == "t" else "bootstrap percentiles"
     over = f"{len(report.groups)} groups over seeds and folds" if len(report.groups) > 1 else "one group"
@@ -38,7 +38,7 @@ def found(report: Report) -> str:
 
 
 def better(report: Report, metric: str) -> str:
-    """Which way a metric is read, in words."""
+    """Describe the direction of a metric."""
     return "higher is better" if report.directions[metric] == "max" else "lower is better"
 
 
@@ -55,7 +55,7 @@ def _list(lines: Sequence[str] | Iterator[str]) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """Words that Markdown leaves as they are."""
+    """Escape text for Markdown."""
     for mark in "\\`*_<>[]|":
         text = text.replace(mark, f"\\{mark}")
     return text

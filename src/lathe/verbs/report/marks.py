@@ -1,4 +1,4 @@
-"""What a reader should know before believing a table: runs of different code, data or devices, and runs left out."""
+"""Caveats of a report: runs of different code, data or devices, and runs that are left out."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from lathe.verbs.runs.table import many
 
 
 def counts(runs: Sequence[Run]) -> dict[str, int]:
-    """How many runs are in each state."""
+    """Return the number of runs in each state."""
     found = Counter(run.state for run in runs)
     return {state: found[state] for state in STATES}
 
 
 def left_out(runs: Sequence[Run], waiting: int) -> list[str]:
-    """A line for each run that is not in the tables, with the reason and the way on."""
+    """Return a line for each run that is not in the tables, with the reason."""
     lines = [
         f"{run.state}: {run.name}" + (f": {run.sentence}" if run.sentence else "")
         for run in runs
@@ -29,7 +29,7 @@ def left_out(runs: Sequence[Run], waiting: int) -> list[str]:
 
 
 def marks(runs: Sequence[Run], differences: Differences, metrics: Sequence[str], comparisons: int) -> list[str]:
-    """A sentence for each thing that makes runs less comparable than they look."""
+    """Return a caveat for each reason why the runs are less comparable than they seem."""
     complete = [run for run in runs if run.state == "complete"]
     return [
         *_versions(complete),
@@ -62,7 +62,7 @@ def _packages(run: Run) -> dict[str, Any]:
 
 
 def _code(environment: dict[str, Any]) -> tuple[str, str]:
-    """The commit as it is told, and the change that was not committed, which tells states of one commit apart."""
+    """Return the commit as displayed, and the uncommitted diff, which distinguishes states of one commit."""
     commit, change = environment.get("git_commit"), str(environment.get("git_diff") or "")
     return f"{str(commit)[:7] if commit else 'no commit'}{' and changes' if change else ''}", change
 
@@ -113,7 +113,7 @@ def _comparisons(count: int) -> list[str]:
 
 
 def against(run: Run, usual: dict[str, Any]) -> dict[str, Any]:
-    """The keys in which a run differs from the most common configuration, with its values."""
+    """Return the keys in which a run differs from the most common configuration, with its values."""
     return {
         key: run.leaves.get(key, ABSENT)
         for key, value in usual.items()

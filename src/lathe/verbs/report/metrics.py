@@ -1,4 +1,4 @@
-"""Which metrics a report is about, and which way is better."""
+"""The metrics of a report, and their directions."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -14,9 +14,8 @@ _ORDER = ("test", "val", "objective", None, "train", "cost")
 
 
 def available(runs: Sequence[Run]) -> list[str]:
-    """The metrics that some run has measured: those of the test split first, then of val, then objective, and last what
-    runs cost."""
-    names = {name for run in runs if run.leaves for name in run.metrics}  # one that can't be read is in no table
+    """Return the metrics that any run has: test, val, objective, others, train, and cost last."""
+    names = {name for run in runs if run.leaves for name in run.metrics}  # unreadable runs are in no table
     return sorted(names, key=lambda name: (_ORDER.index(_kind(name)), name))
 
 
@@ -25,11 +24,9 @@ def _kind(name: str) -> str | None:
 
 
 def chosen(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
-    """The metrics that were asked for, or the one by which the runs chose their best checkpoint, as it is on the test
-    split if that was measured.
+    """Return the requested metrics, or the one that selected the best checkpoints, on test if available.
 
-    Raises:
-        UserError: no run has such a metric, or any at all.
+    Raises UserError if no run has such a metric, or any.
     """
     names = available(runs)
     if not names:
@@ -44,7 +41,7 @@ def chosen(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
 
 
 def _why_none(runs: Sequence[Run]) -> UserError:
-    """Why there is nothing to compare: what runs have failed of, or can't be read for, and whether others go on."""
+    """Return the error for runs without metrics: why they failed, and whether others are in progress."""
     none = f"none of the {len(runs)} runs has a metric" if len(runs) > 1 else "the only run has no metric"
     lost = [
         run.sentence.rstrip(".") for run in runs if (run.state in ("failed", "gone") or not run.leaves) and run.sentence
@@ -66,18 +63,18 @@ def _options(runs: Sequence[Run]) -> list[str]:
 
 
 def chosen_by(runs: Sequence[Run]) -> str | None:
-    """What most of the runs that say so chose their best checkpoint by."""
+    """Return the metric that selected the best checkpoint of most runs."""
     names = Counter(run.chosen_by for run in runs if run.metrics and run.chosen_by is not None)
     return names.most_common(1)[0][0] if names else None
 
 
 def direction(name: str, runs: Sequence[Run], asked: str | None) -> str:
-    """max or min: as it was asked for, as the runs have written it down, or as its name says."""
+    """Return max or min: as requested, as recorded by the runs, or guessed from the name."""
     return asked or _told(name, runs) or ("min" if lower_is_better(_meant(name, runs)) else "max")
 
 
 def doubts(runs: Sequence[Run], wanted: Sequence[str], metric: Sequence[str] | None, way: str | None) -> Iterator[str]:
-    """A sentence for each choice of a metric or a direction that no run and no key has made."""
+    """Yield a note for each metric or direction that was guessed."""
     if not metric and wanted[0] not in _options(runs):
         name = chosen_by(runs)
         reason = "No run says by which metric it chose its best checkpoint"
@@ -95,7 +92,7 @@ def doubts(runs: Sequence[Run], wanted: Sequence[str], metric: Sequence[str] | N
 
 
 def _told(name: str, runs: Sequence[Run]) -> str | None:
-    """What most runs say of a metric's direction; of what every run measures of itself it is known."""
+    """Return the direction that most runs recorded; that of a cost is known."""
     if is_cost(name):
         return "min" if lower_is_better(name) else "max"
     ways = _ways(name, runs)
@@ -113,6 +110,6 @@ def _meant(name: str, runs: Sequence[Run]) -> str:
 
 
 def _configured(name: str, run: Run) -> str | None:
-    """The mode of the run's checkpoint, where it was set and is of the same metric."""
+    """Return the mode of the run's checkpoint callback if it is set, and its monitor is the same metric."""
     mode, monitor = (run.leaves.get(f"callbacks.checkpoint.{key}") for key in ("mode", "monitor"))
     return str(mode) if mode in ("min", "max") and without_split(str(monitor)) == without_split(name) else None

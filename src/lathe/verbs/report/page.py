@@ -1,7 +1,7 @@
-"""The report as one HTML file that opens offline: what it may do stands in its own policy, and it asks no network.
+"""The report as one HTML file that works offline, with a content security policy.
 
-Plotly's script (4.8 MB) and the data lie in it compressed, and the browser inflates them. Names and values of runs are
-a stranger's: they travel as base64, so nothing of theirs is HTML, and the page's script shows them as text alone.
+Plotly's script (4.8 MB) and the data are embedded compressed, and the browser inflates them. Names and values of runs
+are untrusted: they are embedded as base64, and the page's script shows them as text.
 """
 
 import base64
@@ -22,9 +22,9 @@ from lathe.html_page import style_sheet
 from lathe.verbs.report.curves import FORMS, packed
 from lathe.verbs.report.importance import importance
 
-LIMIT = 2_990_000  # bytes of the page, of which Plotly takes 1.96 million; curves get coarser where more runs ask it
+LIMIT = 2_990_000  # bytes of the page, 1.96 million of them Plotly; curves get coarser with many runs
 SCRIPTS = ("base.js", "filter.js", "table.js", "drawer.js", "plots.js", "sweep.js", "page.js")
-# Plotly sets style attributes, which have no hash. Styles can load nothing here.
+# Plotly sets style attributes, which can't be hashed; styles can't load anything here
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
     "form-action 'none'"
@@ -32,20 +32,14 @@ POLICY = (
 
 
 def write_page(data: dict[str, Any], path: Path) -> None:
-    """Writes the page of `data` to `path`, whole or not at all.
-
-    Raises UserError where plotly is not installed.
-    """
+    """Write the page of `data` to `path` atomically; raise UserError if plotly is not installed."""
     text = page(data)
     with whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def page(data: dict[str, Any]) -> str:
-    """The page, as HTML. `data` is described in docs/report.md.
-
-    Raises UserError where plotly is not installed.
-    """
+    """Return the page as HTML; docs/report.md describes `data`. Raise UserError without plotly."""
     missing = uninstalled("report", "plotly")
     require(missing is None, f"the report's page: {missing}")
     from plotly.offline import get_plotlyjs
@@ -60,12 +54,13 @@ def page(data: dict[str, Any]) -> str:
     }
     template = _file("page.html")
     parts |= _fitting(data, LIMIT - len(template) - sum(len(part.encode()) for part in parts.values()))
-    return re.sub("__([A-Z]+)__", lambda mark: parts[mark[1]], template)  # once: a title may look like a mark
+    return re.sub(
+        "__([A-Z]+)__", lambda mark: parts[mark[1]], template
+    )  # in one pass: a title may contain a placeholder
 
 
 def _fitting(data: dict[str, Any], room: int) -> dict[str, str]:
-    """The data and the points of their curves, in the finest form of which `room` bytes are enough, else the
-    coarsest."""
+    """Return the data and curves in the finest form that fits into `room` bytes, else the coarsest."""
     found = {}
     shared = {**data, "importance": importance(data)}
     for form in FORMS:
@@ -78,7 +73,7 @@ def _fitting(data: dict[str, Any], room: int) -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """The same with numbers that JSON has not as words: inf, -inf, nan."""
+    """Return a value with inf, -inf and nan as text, which JSON lacks."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -88,7 +83,7 @@ def _plain(value: Any) -> Any:
 
 @functools.cache
 def _packed_library() -> str:
-    """Which takes longer to pack than all else that a page takes."""
+    """Compress Plotly's script, the slowest part of the page."""
     from plotly.offline import get_plotlyjs
 
     return _packed(get_plotlyjs().encode())
@@ -103,5 +98,5 @@ def _file(name: str) -> str:
 
 
 def _hash(script: str) -> str:
-    """The policy's expression for a script of exactly that text."""
+    """Return the policy's expression for a script of exactly that text."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

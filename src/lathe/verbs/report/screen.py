@@ -1,4 +1,4 @@
-"""A report on the terminal."""
+"""Print a report on the terminal."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -14,11 +14,11 @@ from lathe.verbs.report.marks import left_out
 from lathe.verbs.report.tables import columns, remarks
 
 WIDE = 200  # characters
-MOST = 30  # rows of a table, and half as many lines of a list: the files have all
+MOST = 30  # rows of a table; lists have half as many lines
 
 
 def show(report: Report, console: Console | None = None) -> None:
-    """Prints the tables, what to know of their rows, and what is not in them."""
+    """Print the tables, remarks, caveats and commands."""
     console = console or terminal()
     _say(console, found(report))
     for metric in report.metrics:
@@ -43,13 +43,13 @@ def show(report: Report, console: Console | None = None) -> None:
 
 
 def terminal() -> Console:
-    """Where to print: into a file or a pipe as wide as the tables are."""
+    """Return the console; a file or a pipe gets the width of the tables."""
     console = Console()
     return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDE)
 
 
 def _best(report: Report, metric: str) -> list[int]:
-    """The rows that are shown, in their order."""
+    """Return the rows that are shown, in order."""
     if len(report.listed) <= MOST:
         return list(range(len(report.listed)))
     sign = -1 if report.directions[metric] == "max" else 1
@@ -69,11 +69,11 @@ def _some(console: Console, before: str, lines: Sequence[str], title: str | None
 
 
 def tell_files(paths: Iterable[str], console: Console | None = None) -> None:
-    """Prints where a report was written."""
+    """Print the paths of the report's files."""
     listed = ", ".join(paths)
     if listed:
         _say(console or terminal(), f"Written: {listed}")
 
 
 def _say(console: Console, text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)  # whole, to be copied
+    console.print(text, soft_wrap=True, highlight=False, markup=False)  # not wrapped, so that it can be copied

@@ -1,4 +1,4 @@
-"""What a search has chosen, told with the report of its runs: by which objective, and which trial."""
+"""Describe a search in the report of its runs: its objectives and the best trial."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from lathe.verbs.report.collect import Run, finite, harmless
 from lathe.verbs.report.factors import without_noise
 from lathe.verbs.report.metrics import chosen_by, direction
 
-FRONT = 8  # trials that are named one by one
+FRONT = 8  # trials that are listed by number
 
 
 def options_of(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """`sweep` of the one search whose jobs all the runs are; None where they are no such jobs."""
+    """Return `sweep` of the one search whose jobs all runs are; None otherwise."""
     folders = {run.sweep for run in runs}
     folder = folders.pop() if len(folders) == 1 else None
     options = None if folder is None else _facts(folder).get("sweep")
@@ -33,8 +33,10 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def tell(runs: Sequence[Run], options: Mapping[str, Any], metric: str) -> str:
-    """The search in a sentence: its objectives, and the trial that it chose, or with several those that none beats.
-    Rows are ordered by `metric`."""
+    """Describe the search: its objectives, and the best trial or the Pareto front.
+
+    `metric` is the order of the rows.
+    """
     names = _names(runs, options)
     ways = _ways(names, runs, options.get("directions"))
     trials = _reached(runs, len(names))
@@ -69,7 +71,7 @@ def _trial(run: Run) -> Any:
 
 
 def _reached(runs: Sequence[Run], count: int) -> dict[Any, list[float]]:
-    """What each complete trial was told to have reached: means over its runs, of which all are complete."""
+    """Return the objectives of each complete trial, as means over its runs."""
     found: dict[Any, list[list[float]]] = {}
     for run in sorted(runs, key=lambda run: run.job or 0):
         told = run.told.get("values")
@@ -83,8 +85,7 @@ def _reached(runs: Sequence[Run], count: int) -> dict[Any, list[float]]:
 
 
 def _front(trials: Mapping[Any, Sequence[float]]) -> list[Any]:
-    """The trials that no other is at least as good as in everything, and better in something, of what is to be large;
-    with one number the first of the best."""
+    """Return the Pareto front of values to maximize; with one objective the first of the best."""
     better = [
         number
         for number, own in trials.items()

@@ -1,19 +1,22 @@
-"""Means, intervals and paired differences of a few numbers: one for each seed or fold."""
+"""Means, intervals and paired differences of a few numbers, one for each seed or fold."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-RESAMPLES = 10_000  # of a bootstrap
-ROUNDING = 1e-12  # of the values: differences below are of floating-point sums
-FEW = 5  # with fewer numbers an interval is told to be wide
+RESAMPLES = 10_000  # of the bootstrap
+ROUNDING = 1e-12  # relative: smaller differences are floating-point errors
+FEW = 5  # with fewer numbers an interval is reported as wide
 
 
 @dataclass(frozen=True)
 class Interval:
-    """How an interval is made: `kind` is t (Student's, of normal errors) or bootstrap (percentiles of resampled means,
-    drawn with `seed`); `share` is how often such an interval holds the true mean."""
+    """The kind of interval.
+
+    `kind` is t (Student's, for normal errors) or bootstrap (percentiles of resampled means, drawn with `seed`); `share`
+    is the confidence.
+    """
 
     kind: str = "t"
     share: float = 0.95
@@ -21,13 +24,13 @@ class Interval:
 
     @property
     def percent(self) -> str:
-        """The share in words."""
+        """The confidence as text."""
         return f"{100 * self.share:g} %"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Of n numbers; `std` divides by n - 1. `why` says what is missing or to be doubted."""
+    """A summary of n numbers; `std` divides by n - 1, `why` is a caveat on the interval."""
 
     n: int
     mean: float | None
@@ -47,11 +50,11 @@ class Paired:
 
 
 def summarise(values: Sequence[float], how: Interval) -> Summary:
-    """The mean of numbers that were drawn independently of each other, with its interval."""
+    """Return the mean of independent numbers, with its interval."""
     return _summarised(tuple(values), how)
 
 
-@lru_cache(maxsize=100_000)  # each file of a report asks for the same, and a bootstrap takes its time
+@lru_cache(maxsize=100_000)  # every file of a report needs it, and a bootstrap is slow
 def _summarised(values: tuple[float, ...], how: Interval) -> Summary:
     n = len(values)
     if not n:
@@ -69,7 +72,7 @@ def _summarised(values: tuple[float, ...], how: Interval) -> Summary:
 
 
 def compare(a: Sequence[float], b: Sequence[float], how: Interval) -> Paired:
-    """`a` - `b`, whose numbers belong together one by one."""
+    """Return the paired difference `a` - `b`."""
     differences = [mine - theirs for mine, theirs in zip(a, b, strict=True)]
     told = summarise(differences, how)
     if told.interval is None or told.mean is None or told.std is None:
@@ -80,7 +83,7 @@ def compare(a: Sequence[float], b: Sequence[float], how: Interval) -> Paired:
 def _interval(values: Sequence[float], mean: float, std: float, how: Interval) -> tuple[float, float]:
     if how.kind == "bootstrap":
         return _bootstrap(values, how)
-    from scipy.special import stdtrit  # here: only a report needs it
+    from scipy.special import stdtrit  # imported here, since only a report needs it
 
     half = float(stdtrit(len(values) - 1, 0.5 + how.share / 2)) * std / math.sqrt(len(values))
     return mean - half, mean + half

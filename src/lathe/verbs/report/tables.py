@@ -1,4 +1,4 @@
-"""The tables of a report: numbers once, as each kind of file spells them."""
+"""The tables of a report, independent of the file format."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from lathe.verbs.report.groups import Group, Pair, group_of
 from lathe.verbs.report.metrics import available
 from lathe.verbs.report.statistics import Summary
 
-ALONE = "n = 1: no interval"  # which of single runs is told once
+ALONE = "n = 1: no interval"  # for single runs reported once
 DIFFERENCES = {"difference": "difference", "difference_interval": "its interval", "p": "p"}
 TITLES = {"bytes": "bytes", "macs": "MACs", "latency_ms": "latency (ms)"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A group under one metric; `pair` is None for the baseline itself."""
+    """A group under one metric; `pair` is None for the baseline."""
 
     group: Group
     told: Summary
@@ -30,7 +30,7 @@ class Row:
 
 
 def rows(report: Report, metric: str) -> list[Row]:
-    """A row for each group, in their order."""
+    """Return a row for each listed group, in order."""
     pairs = {pair.a: pair for pair in report.pairs[metric]}
     return [
         Row(
@@ -45,7 +45,7 @@ def rows(report: Report, metric: str) -> list[Row]:
 
 
 def number(value: float | None) -> str:
-    """As people read it: four decimals, fewer where it is large."""
+    """Format a number with four decimals, fewer if it is large."""
     if value is None:
         return ""
     if float(value).is_integer() and abs(value) < 1e15:
@@ -54,13 +54,13 @@ def number(value: float | None) -> str:
 
 
 def span(interval: Sequence[float] | None) -> str:
-    """An interval, or nothing."""
+    """Format an interval."""
     return "" if interval is None else f"[{number(interval[0])}, {number(interval[1])}]"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a metric's table with a cell for each row; `name` is what the key `columns` calls it."""
+    """A column of a metric's table, with a cell for each row; `name` is its name in the key `columns`."""
 
     name: str
     title: str
@@ -69,7 +69,7 @@ class Column:
 
 
 def columns(report: Report, metric: str) -> list[Column]:
-    """The columns that were asked for, in that order; else all that say something."""
+    """Return the requested columns in that order; by default all that are informative."""
     there = _columns(report, metric)
     if report.columns is None:
         return [column for column in there if not column.number or (any(column.cells) and not _idle(report, column))]
@@ -78,7 +78,7 @@ def columns(report: Report, metric: str) -> list[Column]:
 
 
 def _idle(report: Report, column: Column) -> bool:
-    """Whether it says nothing: it repeats another, as the best of single runs does, or all have the same steps."""
+    """Return whether a column is redundant: the best of single runs, or steps that are all equal."""
     return report.single if column.name == "best" else column.name == "steps" and len(set(column.cells)) == 1
 
 
@@ -111,7 +111,7 @@ def _columns(report: Report, metric: str) -> list[Column]:
 
 
 def three_digits(value: float | None) -> str:
-    """A time, whose fourth digit says nothing."""
+    """Format a time with three digits."""
     return "" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -128,8 +128,7 @@ def _difference(row: Row) -> list[str]:
 
 
 def remarks(report: Report, metric: str, kept: Sequence[int] | None = None) -> Iterator[str]:
-    """What has to be said of each row, or of those `kept`, a line each: why it has no interval, what its difference is
-    worth, and what was left out of it."""
+    """Yield a line for each row, or those `kept`: its missing interval, its difference and its caveats."""
     told = rows(report, metric)
     for row in told if kept is None else [told[at] for at in kept]:
         said = [row.told.why or "", row.pair.says if row.pair else "", *row.group.marks]
@@ -139,7 +138,7 @@ def remarks(report: Report, metric: str, kept: Sequence[int] | None = None) -> I
 
 
 def groups_csv(report: Report) -> str:
-    """A line for each metric and group, numbers as they are."""
+    """Return a CSV line for each metric and group, with unrounded numbers."""
     lines = [_group(report, metric, row) for metric in report.metrics for row in rows(report, metric)]
     return _csv(lines)
 
@@ -173,7 +172,7 @@ def _group(report: Report, metric: str, row: Row) -> dict[str, Any]:
 
 
 def runs_csv(report: Report) -> str:
-    """A line for each run, whatever became of it, with all that it has measured."""
+    """Return a CSV line for each run in any state, with all its metrics."""
     return _csv([_run(report, run) for run in report.runs])
 
 

@@ -1,1 +1,1 @@
-"""A finished run made once more, and whether it is the same bit for bit."""
+"""Repeat a finished run, and compare the results bit for bit."""

@@ -1,6 +1,4 @@
-"""The code that a run was made with: the commit and the diff that its environment.json records, in a folder of its own.
-Imports no torch.
-"""
+"""Check out the commit and diff of a run's environment.json in a temporary folder. Imports no torch."""
 
 import os
 import subprocess
@@ -17,7 +15,7 @@ from lathe.runs.environment import describe_environment
 
 @dataclass(frozen=True)
 class Code:
-    """A project's `folder`, the state that it is in, in words, and what may be missing from it."""
+    """A project's `folder`, its state in words, and notes on what may be missing from it."""
 
     folder: Path
     commit: str | None
@@ -27,11 +25,7 @@ class Code:
 
 
 def project(script: str) -> Path:
-    """This project's root, which train.py lies in, for a `script` that needs it.
-
-    Raises:
-        UserError: Lathe is installed without it.
-    """
+    """Return this project's root; raise UserError if Lathe is installed without train.py."""
     folder = Path(__file__).resolve().parents[4]
     require((folder / "train.py").is_file(), f"{script} needs a clone of the project, with its train.py.")
     return folder
@@ -39,11 +33,10 @@ def project(script: str) -> Path:
 
 @contextmanager
 def code_of(environment: dict[str, Any], choice: str, where: str) -> Iterator[Code]:
-    """The recorded code, or with `choice` current the code as it is here. A folder that was made for it goes at the
-    end.
+    """Yield the recorded code, or with `choice` current the present code.
 
-    Raises:
-        UserError: the code was not recorded, or can't be had here; the sentence begins with `where`.
+    A checkout is removed at the end. Raises UserError, with `where` as its beginning, if the code was not recorded or
+    is not available.
     """
     root, here = project("reproduce.py"), describe_environment()
     commit, diff = environment.get("git_commit"), environment.get("git_diff")

@@ -1,4 +1,4 @@
-"""What `python scripts/reproduce.py` does. Imports torch only when there is a run to be made again."""
+"""The command `python scripts/reproduce.py`. Imports torch only when a run is repeated."""
 
 import json
 import os
@@ -22,15 +22,14 @@ from lathe.verbs.runs.places import differing_environments
 from lathe.verbs.runs.table import printable
 
 ENDS = ("trainer.max_epochs", "trainer.max_steps")
-DIFFERENT = 3  # exit code of a run that came out otherwise; 1 is a mistake, as everywhere
+DIFFERENT = 3  # exit code for different results; 1 is an error, as in all commands
 
 
 def reproduce(request: dict[str, Any]) -> int:
-    """Makes the run `run` once more with its recorded code, and says whether weights and metrics are the same; returns
-    the exit code.
+    """Repeat the run `run` with its recorded code, compare weights and metrics, and return the exit code.
 
     Raises:
-        UserError: the run can't be made once more, or did not come to its end.
+        UserError: the run can't be repeated, or did not complete.
     """
     trusted = list(request.get("trusted") or [])
     run = rundir.open_run(request["run"], "run", trusted)
@@ -39,7 +38,7 @@ def reproduce(request: dict[str, Any]) -> int:
         folder = Path(request["output"]).resolve().parent
         require(folder.is_dir(), f"output={request['output']}: its folder does not exist.")
         require(not Path(request["output"]).is_dir(), f"output={request['output']} is a folder: name a file.")
-        # before everything is trained again
+        # before training
         require(os.access(folder, os.W_OK), f"output={request['output']}: its folder can't be written to.")
         files.require_file(Path(request["output"]))
     _check_checkpoints(run)
@@ -55,14 +54,14 @@ def reproduce(request: dict[str, Any]) -> int:
 
 
 def check(run: RunDir, where: str) -> None:
-    """Raises UserError where there is nothing to compare with, or one machine can't do what several did."""
+    """Raise UserError for a run that can't be compared, or that one machine can't repeat."""
     require(run.complete, f"{where} is not complete, so there is nothing to compare with: resume={run.path} ends it.")
     config = run.config
     require(
         "pruned" not in run.result,
         f"{where} was ended early by its search, which a run by itself does not know of: take a complete one.",
     )
-    read_lines(run.path / "metrics.csv")  # damage is told here, not after training
+    read_lines(run.path / "metrics.csv")  # reports damage before training
     nodes = config["trainer"].get("num_nodes", 1)
     require(nodes == 1, f"{where} was trained on {nodes} machines (trainer.num_nodes), and this is one.")
     for key, path in _started_from(config):
@@ -70,14 +69,14 @@ def check(run: RunDir, where: str) -> None:
 
 
 def _check_checkpoints(run: RunDir) -> None:
-    """Raises UserError where a checkpoint is damaged: told here, not after training."""
-    from lathe.verbs.reproduce import compared  # here: it imports torch, and what is wrong so far needs none
+    """Raise UserError for a damaged checkpoint, before training."""
+    from lathe.verbs.reproduce import compared  # imports torch, which earlier errors don't need
 
     compared.checkpoints(run)
 
 
 def _started_from(config: dict[str, Any]) -> list[tuple[str, str]]:
-    """Files and runs that a run began with or learned from, by key."""
+    """Return the files and runs that a run started from or was distilled from, by key."""
     found = [("ckpt_path", config.get("ckpt_path")), ("model.pretrained", config["model"].get("pretrained"))]
     for name, node in methods(config.get("compression") or {}).items():
         teachers = node.get("teacher")
@@ -88,8 +87,8 @@ def _started_from(config: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def begin(run: RunDir, request: dict[str, Any], code: Code) -> RunDir:
-    """A fresh run directory with the run's own resolved configuration."""
-    config = run.plain("config.yaml")  # as it was written: older code knows no later names
+    """Create a run directory with the run's own resolved configuration."""
+    config = run.plain("config.yaml")  # as written: older code does not know newer names
     log_dir = Path(request["paths"]["log_dir"]).absolute()
     config["paths"]["log_dir"] = str(log_dir)
     set_data_folder(config, request["data"]["folder"])
@@ -101,11 +100,7 @@ def begin(run: RunDir, request: dict[str, Any], code: Code) -> RunDir:
 
 
 def train(again: RunDir, code: Code, trusted: list[str], recorded: dict[str, Any]) -> None:
-    """Trains the run in a process of its own, with the threads of the first time.
-
-    Raises:
-        UserError: it ended on an error, which it has told.
-    """
+    """Train the run in a subprocess, with the recorded thread counts; raise UserError if it fails."""
     words = [f"resume={as_typed(str(again.path))}", *([f"trusted={as_typed(trusted)}"] if trusted else [])]
     paths = [str(code.folder / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = recorded.get("threads")
@@ -118,7 +113,7 @@ def train(again: RunDir, code: Code, trusted: list[str], recorded: dict[str, Any
         before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         try:
             ended = process.wait()
-        except KeyboardInterrupt:  # the terminal has told it too
+        except KeyboardInterrupt:  # the terminal has interrupted the subprocess too
             process.wait()
             raise
         finally:
@@ -133,8 +128,8 @@ def train(again: RunDir, code: Code, trusted: list[str], recorded: dict[str, Any
 
 
 def report(run: RunDir, again: RunDir, code: Code) -> dict[str, Any]:
-    """What is the same and what is not, as plain data."""
-    from lathe.verbs.reproduce import compared  # here: it imports torch
+    """Return the equal and the different results as plain data."""
+    from lathe.verbs.reproduce import compared  # imports torch
 
     weights, unlike = compared.weights(run, again), compared.metrics(run, again)
     first = compared.first_difference(run, again)
@@ -156,7 +151,7 @@ def report(run: RunDir, again: RunDir, code: Code) -> dict[str, Any]:
 
 
 def reasons(run: RunDir, moved: bool) -> list[str]:
-    """What may have made a run come out otherwise, as far as its configuration tells."""
+    """Return possible reasons for a different result, from the run's configuration."""
     config = run.known_config
     trainer, found = config["trainer"], []
     if moved:
@@ -179,7 +174,7 @@ def reasons(run: RunDir, moved: bool) -> list[str]:
 
 
 def show(found: dict[str, Any]) -> str:
-    """The report as text."""
+    """Return the report as text."""
     title = "Reproduced: weights and metrics are the same bit for bit." if found["reproduced"] else "Not reproduced."
     lines = [title, f"run          {found['run']}", f"again        {found['again']}", f"code         {found['code']}"]
     for name, part in found["weights"].items():

@@ -1,4 +1,4 @@
-"""Whether two runs of one configuration are the same, and where they part."""
+"""Compare two runs of one configuration: weights, results and metrics."""
 
 import itertools
 from typing import Any
@@ -14,18 +14,16 @@ NOT_METRICS = ("tags", "notes", "directions")
 
 
 def checkpoints(run: RunDir) -> dict[str, dict[str, Any]]:
-    """What best.ckpt and last.ckpt of a run hold, those that it has.
-
-    Raises:
-        UserError: one is damaged.
-    """
+    """Return the contents of a run's best.ckpt and last.ckpt; raise UserError if one is damaged."""
     paths = {name: run.path / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")}
     return {name: read_checkpoint(path, name) for name, path in paths.items() if path.exists()}
 
 
 def weights(run: RunDir, again: RunDir) -> dict[str, dict[str, Any]]:
-    """What is the same of best.ckpt and last.ckpt: how many tensors there are, how many differ, and by how much at
-    most. `missing` names the run that has no such checkpoint."""
+    """Compare best.ckpt and last.ckpt: number of tensors, number that differ, and largest difference.
+
+    `missing` is the run that lacks the checkpoint.
+    """
     mine, theirs = checkpoints(run), checkpoints(again)
     found: dict[str, dict[str, Any]] = {}
     for name in ("best", "last"):
@@ -44,7 +42,7 @@ def _tensors(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, An
 
 
 def _equal(a: Tensor | None, b: Tensor | None) -> bool:
-    """Bit by bit, but for signs of zero; what is no number equals itself."""
+    """Return whether tensors are equal, NaN with NaN; the sign of zero is ignored."""
     if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
         return False
     return bool(torch.equal(a, b)) or bool(((a == b) | ((a != a) & (b != b))).all())
@@ -57,7 +55,7 @@ def _gap(a: Tensor, b: Tensor) -> float:
 
 
 def metrics(run: RunDir, again: RunDir) -> dict[str, tuple[Any, Any]]:
-    """Entries of result.json that differ, without what a clock says."""
+    """Return the entries of result.json that differ, without times."""
     mine, theirs = run.result, again.result
     names = [key for key in sorted(mine.keys() | theirs.keys()) if key not in NOT_METRICS]
     return {
@@ -68,7 +66,7 @@ def metrics(run: RunDir, again: RunDir) -> dict[str, tuple[Any, Any]]:
 
 
 def first_difference(run: RunDir, again: RunDir) -> dict[str, Any] | None:
-    """The first line of metrics.csv that is not the same: its step, and the columns that differ with both values."""
+    """Return the step and the differing columns of the first differing line of metrics.csv."""
     if not (run.path / "metrics.csv").is_file():
         return None
     nothing: dict[str, str] = {}

@@ -1,1 +1,1 @@
-"""Runs in the plural: listed, chosen, compared, tagged, archived, deleted. Imports no torch."""
+"""List, filter, compare, tag, archive and delete runs. Imports no torch."""

@@ -1,4 +1,4 @@
-"""Runs tagged, moved and removed. Each is held by its lock meanwhile: no process that trains can be at it."""
+"""Tag, move and remove runs, each under its lock, which excludes training processes."""
 
 import json
 import os
@@ -15,15 +15,14 @@ from lathe.verbs.runs import table
 from lathe.verbs.runs.listed import Listed
 from lathe.verbs.runs.table import many, printable, size
 
-NAMED = 10  # runs that are told one by one before they are removed
+NAMED = 10  # runs that are listed before they are removed
 
 
 def tag(runs: Sequence[Listed], log_dir: Path, words: Sequence[str], without: Sequence[str]) -> None:
-    """Gives runs these tags and takes others from them: in config.yaml, which a continued run goes by, and in
-    result.json, which reports read.
+    """Add and remove tags, in config.yaml (for a resumed run) and in result.json (for reports).
 
     Raises:
-        UserError: one is running, or can't be read or written to. Nothing is changed then.
+        UserError: a run is running, unreadable or not writable. Nothing is changed then.
     """
     refuse([*_in_the_way(runs, log_dir), *(run.standing.unread for run in runs if run.standing.unread is not None)])
     both = sorted({*words} & {*without})
@@ -56,10 +55,10 @@ def _named(tags: list[str]) -> dict[str, list[str]]:
 
 
 def archive(runs: Sequence[Listed], log_dir: Path, folder: str) -> None:
-    """Moves runs to `<folder>/<name>/<run>`, where they are run directories as before.
+    """Move runs to `<folder>/<name>/<run>`, where they remain run directories.
 
     Raises:
-        UserError: one is running, or is needed where it is; or something stands there already. Nothing is moved then.
+        UserError: a run is running or needed by another one, or its target exists. Nothing is moved then.
     """
     goal = Path(folder).resolve()
     places = [(run, goal / run.name / run.run.path.name) for run in runs]
@@ -87,11 +86,10 @@ def archive(runs: Sequence[Listed], log_dir: Path, folder: str) -> None:
 
 
 def delete(runs: Sequence[Listed], log_dir: Path, state: str, sure: bool) -> None:
-    """Removes those of the runs that are in this state, after asking. Runs that can't be read stay: what they are is
-    not known.
+    """Remove the runs in this state, after confirmation; keep unreadable ones, whose state is not certain.
 
     Raises:
-        UserError: there is nobody to ask, or one is needed by a run that can go on, or may not be removed.
+        UserError: confirmation without a terminal, or a run that is needed by an unfinished one or can't be removed.
     """
     gone = [run for run in runs if run.state == state and run.path is not None and run.standing.unread is None]
     lost = table.unread([run for run in runs if run.state == state])
@@ -124,7 +122,7 @@ def delete(runs: Sequence[Listed], log_dir: Path, state: str, sure: bool) -> Non
 
 
 def _without_directory(jobs: Sequence[Listed], state: str) -> str:
-    """Why nothing of these jobs can be removed, and where they are explained."""
+    """Return the message about jobs without a run directory."""
     if len(jobs) == 1:
         has, why = "has", f"it is {state} stands in {jobs[0].where}"
     else:
@@ -141,7 +139,7 @@ def _agreed(question: str) -> bool:
 
 
 def _deleted(run: Listed, state: str) -> bool:
-    """Removes a run, unless it has changed its state since it was shown."""
+    """Remove a run, unless its state has changed since it was listed."""
     assert run.path is not None
     again = Listed(run.path, run.job)
     try:
@@ -160,11 +158,7 @@ def _deleted(run: Listed, state: str) -> bool:
 
 @contextmanager
 def held(run: Listed) -> Iterator[None]:
-    """Holds a run's lock.
-
-    Raises:
-        UserError: another process does, or the directory belongs to somebody else.
-    """
+    """Lock a run; raise UserError if another process or user has it."""
     with ExitStack() as stack:
         try:
             stack.enter_context(run.run.locked())
@@ -174,7 +168,7 @@ def held(run: Listed) -> Iterator[None]:
 
 
 def _in_the_way(runs: Sequence[Listed], log_dir: Path) -> Iterator[str]:
-    """A sentence for each run that may not be changed."""
+    """Yield an error for each run that may not be changed."""
     for run in runs:
         if run.path is None:
             yield f"{run.where} is a job without a run directory: add where=[state!={run.state}]."
@@ -188,7 +182,7 @@ def _in_the_way(runs: Sequence[Listed], log_dir: Path) -> Iterator[str]:
 
 
 def _needed(runs: Sequence[Listed], log_dir: Path) -> Iterator[str]:
-    """A sentence for each run that one that is not complete names, as its teacher say: it could not go on."""
+    """Yield an error for each run that an incomplete run needs, for example as a teacher."""
     from lathe.verbs.runs.find import find
 
     names = {run.run.path.name: run for run in runs}
@@ -203,7 +197,7 @@ def _needed(runs: Sequence[Listed], log_dir: Path) -> Iterator[str]:
 
 
 def _note_in_sweep(log_dir: Path, old: Path, new: Path) -> None:
-    """Where a sweep says that the run lies."""
+    """Update the run's path in the records of sweeps."""
     for sweep in subfolders(log_dir / "sweeps"):
         for path, job in read_jobs(sweep):
             if isinstance(job.get("run_dir"), str) and os.path.realpath(job["run_dir"]) == str(old):
@@ -211,7 +205,7 @@ def _note_in_sweep(log_dir: Path, old: Path, new: Path) -> None:
 
 
 def _mend_latest(log_dir: Path) -> None:
-    """Lets logs/latest lead to the newest run that is there, or takes it away, if its run is gone."""
+    """Point a dangling logs/latest to the newest run, or remove it."""
     from lathe.verbs.runs.find import find
 
     latest = log_dir / "latest"

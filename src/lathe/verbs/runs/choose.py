@@ -1,4 +1,4 @@
-"""Conditions on runs, and their order."""
+"""Filter and sort runs."""
 
 import fnmatch
 import operator
@@ -25,12 +25,12 @@ ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
 }
 KEY = re.compile(r"[+~]*")
-LISTED = tuple(state for state in STATES if state != "gone")  # which has no row
+LISTED = tuple(state for state in STATES if state != "gone")  # a `gone` run has no row
 
 
 @dataclass(frozen=True)
 class Condition:
-    """`key` compared with `value`, as `text` was typed."""
+    """A comparison of `key` with `value`; `text` is the original."""
 
     key: str
     sign: str
@@ -38,7 +38,7 @@ class Condition:
     text: str
 
     def holds(self, run: Listed) -> bool:
-        """Whether the run is one of those that are meant."""
+        """Return whether the run fulfils the condition."""
         found = run.value(self.key)
         if self.sign in ORDERS:
             wanted = _number(self.value)
@@ -48,11 +48,7 @@ class Condition:
 
 
 def conditions(where: Sequence[str]) -> list[Condition]:
-    """What each word of `where` asks.
-
-    Raises:
-        UserError: a word is no condition, or asks for what can't be.
-    """
+    """Parse `where`; raise UserError for an invalid condition."""
     found = []
     for text in where:
         parts = CONDITION.fullmatch(text.strip())
@@ -68,10 +64,10 @@ def conditions(where: Sequence[str]) -> list[Condition]:
 
 
 def chosen(runs: list[Listed], where: Sequence[str], since: str | None) -> list[Listed]:
-    """The runs of which everything in `where` holds and that have begun `since`.
+    """Return the runs that fulfil `where` and began `since`.
 
     Raises:
-        UserError: `since` is no time, or `where` names what no run has.
+        UserError: `since` is not a time, or `where` names a key that no run has.
     """
     if since is not None:
         begin = begun_since(since)
@@ -84,7 +80,7 @@ def chosen(runs: list[Listed], where: Sequence[str], since: str | None) -> list[
 
 
 def check_key(runs: Sequence[Listed], key: str, said: str) -> None:
-    """Raises UserError, whose sentence begins with what was `said`, if none of the runs has anything at `key`."""
+    """Raise UserError, with `said` as its beginning, if no run has a value at `key`."""
     if runs and all(run.value(key) is None for run in runs):
         known = set(chain.from_iterable(run.keys() for run in runs))
         hint = did_you_mean(key, known, "python scripts/runs.py compare=[<run>,<run>] prints what two runs have.")
@@ -93,7 +89,7 @@ def check_key(runs: Sequence[Listed], key: str, said: str) -> None:
 
 
 def ordered(runs: list[Listed], sort: str) -> list[Listed]:
-    """By the value at a key, the largest last, or with `-` before it the smallest; runs without one come first."""
+    """Sort by the value at a key, largest last (smallest last with `-`); runs without one come first."""
     key = sort.removeprefix("-")
     check_key(runs, key, f"sort={sort}")
 
@@ -121,7 +117,7 @@ def _read(text: str) -> Any:
     except yaml.YAMLError:
         return text
     try:
-        return float(found) if isinstance(found, str) else found  # 1e-3, which YAML 1.1 takes for a word
+        return float(found) if isinstance(found, str) else found  # 1e-3 is a string in YAML 1.1
     except ValueError:
         return found
 
@@ -135,11 +131,7 @@ def _is_number(value: Any) -> bool:
 
 
 def begun_since(since: str) -> datetime:
-    """The time that `since` means.
-
-    Raises:
-        UserError: it is none.
-    """
+    """Parse `since`, a date or an age; raise UserError if it is neither."""
     age = AGE.fullmatch(since.strip())
     try:
         if age is not None:

@@ -1,4 +1,4 @@
-"""What `python scripts/runs.py` does."""
+"""The command `python scripts/runs.py`."""
 
 import json
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from lathe.verbs.runs.choose import begun_since, check_key, chosen, conditions, 
 from lathe.verbs.runs.find import count_gone, find
 
 ACTIONS = ("compare", "tag", "archive", "delete")
-# Keys that say how one of them is done, with what configs/runs.yaml has; and of which. The list is that of no action.
+# options: the default in configs/runs.yaml, and the actions that use it (without an action, runs are listed)
 PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
     "runs": (None, ("the list", "tag", "archive", "delete")),
     "where": ([], ("the list", "tag", "archive", "delete")),
@@ -29,11 +29,10 @@ PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
 
 
 def runs(request: dict[str, Any]) -> None:
-    """Lists the runs that `request`, the configuration of configs/runs.yaml, chooses; or compares, tags, archives or
-    deletes them.
+    """List the selected runs, or compare, tag, archive or delete them.
 
     Raises:
-        UserError: it asks for what can't be, or for what would harm a run. Nothing is changed then.
+        UserError: an invalid request, or one that would damage a run. Nothing is changed then.
     """
     request["tag both"] = bool(request["tag"] or request["untag"])
     asked = [name for name in ACTIONS if request["tag both" if name == "tag" else name]]
@@ -50,7 +49,7 @@ def runs(request: dict[str, Any]) -> None:
         return
     log_dir = Path(request["paths"]["log_dir"]).resolve()
     every = find(request["runs"], log_dir)
-    if not asked:  # names that no run has at all; which of them those that are chosen lack is told later
+    if not asked:  # keys that no run has; those that only the selected runs lack are reported later
         collect_errors(
             *(partial(chosen, every, [word], None) for word in request["where"]),
             *(partial(check_key, every, key, f"columns=[{key}]") for key in request["columns"] or ()),
@@ -78,7 +77,7 @@ def runs(request: dict[str, Any]) -> None:
 
 
 def _of_others(request: dict[str, Any], action: str) -> Iterator[str]:
-    """A sentence for each key that was typed and that this action does not look at."""
+    """Yield an error for each key that was set and that this action does not use."""
     for key, (usual, takes) in PARTS.items():
         if request[key] != usual and action not in takes:
             way = "name the runs themselves" if action == "compare" else "choose runs by runs, where or since"
@@ -87,7 +86,7 @@ def _of_others(request: dict[str, Any], action: str) -> Iterator[str]:
 
 
 def show_comparison(request: dict[str, Any]) -> None:
-    """Prints what differs between two runs, and writes it where that is asked for."""
+    """Print the differences between two runs, and write them to `output`."""
     found = compare.compare(request["compare"], request["columns"], request["points"])
     print(compare.show(found))
     if request["output"] is not None:
@@ -95,7 +94,7 @@ def show_comparison(request: dict[str, Any]) -> None:
 
 
 def show_list(request: dict[str, Any], found: list[Any]) -> None:
-    """Prints the last rows, and writes all of them where that is asked for."""
+    """Print the last rows, and write all of them to `output`."""
     if not found:
         print(f"No run below {request['paths']['log_dir']} is chosen by these words.")
     for key in request["columns"] or ():

@@ -1,4 +1,4 @@
-"""Two runs side by side: what they were made of, where they ran, what came out, and how they got there."""
+"""Compare two runs: configuration, environment, metrics and curves."""
 
 import csv
 import math
@@ -20,12 +20,13 @@ LOSSES = tuple(f"{split}{mark}loss" for split in ("train", "val", "test") for ma
 
 
 def compare(words: Sequence[str], columns: Sequence[str] | None, points: int) -> dict[str, Any]:
-    """What differs between two runs: words `typed` for one of them, `configuration`, `environment`, `metrics` and, by
-    metric, `curves` at `points` equal steps, and why metrics are `apart`, whose values measure different things.
-    `columns` are the metrics that are compared; null: all.
+    """Return the differences between two runs.
+
+    `typed` has the overrides of only one of them, `curves` each metric at `points` equal steps, and `apart` the metrics
+    that measure different things, with the reason. `columns` are the metrics to compare; None: all.
 
     Raises:
-        UserError: one is no run directory, or both are the same.
+        UserError: one is not a run directory, or both are the same.
     """
     runs = [open_run(word, "compare", look=True) for word in words]
     require(runs[0].path != runs[1].path, f"compare=[{words[0]},{words[1]}]: both are {runs[0].path}; give two runs.")
@@ -61,15 +62,14 @@ def compare(words: Sequence[str], columns: Sequence[str] | None, points: int) ->
 
 
 def _apart(results: Sequence[dict[str, Any]], keys: Sequence[str]) -> dict[str, str]:
-    """Why a difference of a metric says nothing, by its name: both runs mean something else by it."""
+    """Return the metrics whose meaning differs between the runs, with the reason."""
     monitors = [str(result.get("monitor")) for result in results]
     found = {"objective": f"{monitors[0]} and {monitors[1]}"} if all(results) and len({*monitors}) > 1 else {}
     return found | (dict.fromkeys(LOSSES, f"different {', '.join(keys)}") if keys else {})
 
 
 def curves(runs: Sequence[RunDir], points: int) -> dict[str, list[tuple[int, float, float]]]:
-    """(step, value, value) of each metric that both runs have logged, at up to `points` of the steps at which both
-    have."""
+    """Return (step, value, value) of each common metric, at up to `points` of the common steps."""
     ours, theirs = (_logged(run.path) for run in runs)
     found = {}
     for name in ours:
@@ -82,7 +82,7 @@ def curves(runs: Sequence[RunDir], points: int) -> dict[str, list[tuple[int, flo
 
 
 def show(found: dict[str, Any]) -> str:
-    """The comparison as text."""
+    """Return the comparison as text."""
     names = ["a", "b"]
     lines = []
     for name, path, typed, complete in zip(names, found["runs"], found["typed"], found["complete"], strict=True):
@@ -112,7 +112,7 @@ def _not_shared(words: list[list[str]]) -> list[list[str]]:
 
 
 def _logged(path: Path) -> dict[str, dict[int, float]]:
-    """The values of metrics.csv by column and step."""
+    """Return the values of metrics.csv by column and step."""
     found: dict[str, dict[int, float]] = {}
     if not (path / "metrics.csv").is_file():
         return found
@@ -122,13 +122,13 @@ def _logged(path: Path) -> dict[str, dict[int, float]]:
                 if name and text and isinstance(text, str) and is_curve(name):
                     try:
                         found.setdefault(name, {})[int(row["step"])] = float(text)
-                    except (ValueError, KeyError, TypeError):  # a line that a kill has cut, or words
+                    except (ValueError, KeyError, TypeError):  # a truncated line, or text
                         continue
     return found
 
 
 def _whole(rows: Iterator[dict[str, str]]) -> Iterator[dict[str, str]]:
-    """The rows as far as they can be read."""
+    """Yield the rows up to the first unreadable one."""
     with suppress(csv.Error):
         yield from rows
 

@@ -1,4 +1,4 @@
-"""Which runs a command is about: all below a folder, a sweep's, or those that it names."""
+"""Find the runs of a command: all below a folder, a sweep's, or named ones."""
 
 import glob
 import os
@@ -11,15 +11,16 @@ from lathe.runs.run_discovery import RunEntry, is_sweep, jobs_by_run, runs_below
 from lathe.runs.run_status import status_without_run
 from lathe.verbs.runs.listed import Listed
 
-NOT_NAMES = ("latest", "benchmark", "slurm")  # folders below log_dir that hold no runs to choose from
+NOT_NAMES = ("latest", "benchmark", "slurm")  # folders below log_dir without runs
 
 
 def find(runs: str | list[str] | None, log_dir: Path) -> list[Listed]:
-    """The runs that `runs` names, each once; null: all below `log_dir`. Links are followed where the user has named
-    them, and nowhere below.
+    """Return the runs that `runs` names once each; None: all below `log_dir`.
+
+    Links are followed only if the user names them.
 
     Raises:
-        UserError: something named is not there, or holds no run.
+        UserError: a path does not exist, or has no run.
     """
     jobs = jobs_by_run(log_dir)
     found: dict[str, Listed] = {}
@@ -32,7 +33,7 @@ def find(runs: str | list[str] | None, log_dir: Path) -> list[Listed]:
 
 
 def count_gone(runs: str | list[str] | None) -> int:
-    """How many jobs of the sweeps that `runs` names had a run directory where nothing is now."""
+    """Return the number of jobs in the sweeps of `runs` whose run directory no longer exists."""
     places = [place for word in _words(runs or []) for path in _checked(word) for place in runs_below(path)]
     return len({place.path for place in places if _gone(place)})
 
@@ -56,7 +57,7 @@ def _listed(places: Iterator[RunEntry], jobs: dict[Path, RunEntry], known: dict[
 
 
 def _checked(word: str) -> Iterator[Path]:
-    """Places that a word of `runs` names, if runs are in them."""
+    """Yield the paths that `word` names; raise UserError for one without runs."""
     for place in _places(word):
         empty = place == Path(word).resolve() and not is_sweep(place) and next(runs_below(place), None) is None
         require(not empty, f"runs={word}: there is no run directory in it; logs/<name>/ holds the runs of a name.")

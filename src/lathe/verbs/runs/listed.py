@@ -1,4 +1,4 @@
-"""A run as a list shows it: read piece by piece, when it is asked for, so that a thousand runs list at once."""
+"""A row of the list of runs, read lazily, so that a thousand runs are listed quickly."""
 
 import csv
 import math
@@ -18,8 +18,7 @@ from lathe.runs.rundir import RunDir, display_path
 
 
 class Listed:
-    """A run directory; or a sweep's job that has none, which is `job` alone. `known` keeps what configurations have in
-    common (RunDir.plain)."""
+    """A run directory, or a sweep's `job` without one; `known` caches configurations (RunDir.plain)."""
 
     def __init__(
         self,
@@ -34,7 +33,7 @@ class Listed:
 
     @property
     def where(self) -> str:
-        """Where it lies, from the working directory if it is below that; of a job without a run, its file."""
+        """Its path, relative to the working directory if below it; for a job without a run, its file."""
         return display_path(Path(str(self._where)))
 
     @property
@@ -44,7 +43,7 @@ class Listed:
 
     @cached_property
     def started(self) -> datetime:
-        """When it began; of a job without a run, when its file was last written."""
+        """The start time; for a job without a run, the time of its file."""
         if self.path is not None:
             return self.run.started
         with suppress(OSError):
@@ -53,12 +52,12 @@ class Listed:
 
     @property
     def date(self) -> str:
-        """When it began, in this machine's time, as 2026-11-20 18:00:00."""
+        """The start in local time, as 2026-11-20 18:00:00."""
         return f"{self.started.astimezone():%Y-%m-%d %H:%M:%S}"
 
     @cached_property
     def standing(self) -> RunStatus:
-        """How it stands, and what its files say: nothing that they name is built or judged."""
+        """Its status and the contents of its files, from which nothing is built."""
         return status_without_run(None, self.job) if self.path is None else read_status(self.run, self.job, self._known)
 
     @property
@@ -68,24 +67,24 @@ class Listed:
 
     @property
     def result(self) -> Mapping[str, Any]:
-        """What result.json says; empty without one that can be read."""
+        """The contents of result.json; empty if it can't be read."""
         return self.standing.result or {}
 
     @property
     def busy(self) -> bool:
-        """Whether a live process is at it, or is about to be."""
+        """True if a live process has the run, or is about to."""
         assert self.path is not None
         return is_locked(self.path) or (not self.run.complete and is_busy(self.path))
 
     @property
     def age(self) -> float:
-        """Seconds since something in the run directory was last written."""
+        """Seconds since the last write in the run directory."""
         assert self.path is not None
         return seconds_since_write(self.path)
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """The configuration, to look at alone. Empty if it can't be read."""
+        """The configuration, not to be built; empty if it can't be read."""
         return self.standing.config or {}
 
     @cached_property
@@ -101,18 +100,18 @@ class Listed:
 
     @cached_property
     def tags(self) -> list[str]:
-        """Its words to be found by."""
+        """The tags."""
         found = self.result.get("tags", []) if self.result else self.config.get("tags")
         return [str(word) for word in found] if isinstance(found, list) else []
 
     @property
     def seed(self) -> Any:
-        """What its random numbers follow from."""
+        """The seed."""
         return self.result["seed"] if "seed" in self.result else self.config.get("seed")
 
     @cached_property
     def objective(self) -> tuple[str, float | None]:
-        """The name of the metric that the run is judged by, and its value."""
+        """The name and value of the objective."""
         value = self.result.get("objective", self.job.get("objective"))
         return objective_name(self.result, self.typed), value if isinstance(value, (int, float)) and math.isfinite(
             value
@@ -120,7 +119,7 @@ class Listed:
 
     @cached_property
     def steps(self) -> int | None:
-        """Optimizer steps that it has taken, as far as it has written them down."""
+        """The number of optimizer steps that are recorded."""
         found = self.result.get("steps")
         return found if isinstance(found, int) else self._last_step
 
@@ -141,7 +140,7 @@ class Listed:
         return _bytes_in(str(self.path)) if self.path is not None else 0
 
     def value(self, key: str) -> Any:
-        """What it has at `key`: of the list, of its metrics, of its configuration; None if it has nothing there."""
+        """Return the column, metric or configuration value at `key`; None if there is none."""
         if key in COLUMNS:
             found = getattr(self, key)
             return found[1] if key == "objective" else found
@@ -151,7 +150,7 @@ class Listed:
         return self.leaves.get(key, found)
 
     def keys(self) -> Iterator[str]:
-        """Everything that `value` knows."""
+        """Yield every key that `value` accepts."""
         yield from COLUMNS
         yield from self.result
         yield from self.leaves

@@ -1,12 +1,14 @@
-"""What differs between the places that two runs were made in: versions, hardware, code."""
+"""Compare the environments of two runs: versions, hardware, code."""
 
 import hashlib
 from typing import Any
 
 
 def differing_environments(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Pairs of what environment.json says, by name, where they differ. A diff that was not committed is told by its
-    length and the beginning of its SHA-256."""
+    """Return the differing entries of environment.json, as pairs by name.
+
+    An uncommitted diff is given by its length and the beginning of its SHA-256.
+    """
     mine, theirs = _facts(a), _facts(b)
     return {
         key: (mine.get(key, "absent"), theirs.get(key, "absent"))

@@ -16,7 +16,7 @@ from lathe.runs.run_status import STATES
 from lathe.verbs.runs.listed import Listed
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
-NAMED = 5  # runs that can't be read and are told one by one
+NAMED = 5  # unreadable runs that are listed
 NOT_SHOWN = (
     "name",
     "paths",
@@ -26,12 +26,12 @@ NOT_SHOWN = (
     "resume",
     "seed",
     "tags",
-)  # have a column, or change no result
-NUMBERS = ("seed", "steps", "size")  # columns that end at the right
+)  # have a column, or don't change results
+NUMBERS = ("seed", "steps", "size")  # right-aligned columns
 
 
 def rows(runs: Sequence[Listed], columns: Sequence[str] | None) -> list[dict[str, Any]]:
-    """What a list shows of each run: where it lies, its state, and so on; values as they are."""
+    """Return the row of each run with unformatted values."""
     found = []
     for run in runs:
         row: dict[str, Any] = {"run": run.where, "name": run.name, "date": run.date, "state": run.state}
@@ -45,8 +45,10 @@ def rows(runs: Sequence[Listed], columns: Sequence[str] | None) -> list[dict[str
 
 
 def show(runs: Sequence[Listed], columns: Sequence[str] | None) -> str:
-    """A line for each run: its state, its metric, and the overrides that differ, or the `columns` that were asked for.
-    A star marks the best value. On a terminal, lines are cut at its edge."""
+    """Return a line for each run: state, metric, and differing overrides or the requested `columns`.
+
+    A star marks the best value. On a terminal, lines are truncated.
+    """
     found, differ = rows(runs, columns), differing(runs) if columns is None else {}
     for at, row in enumerate(found):
         row |= {key: values[at] for key, values in differ.items() if key not in row}
@@ -81,14 +83,14 @@ def show(runs: Sequence[Listed], columns: Sequence[str] | None) -> str:
 
 
 def differing(runs: Sequence[Listed]) -> dict[str, list[Any]]:
-    """The values of each key that was typed for a run and differs between runs, the most typed first."""
+    """Return the values of each override that differs between runs, the most frequent first."""
     typed = Counter(key for run in runs for key in {key_of(word): None for word in run.typed} if _is_setting(key))
     values = {key: [run.value(key) for run in runs] for key, _ in typed.most_common()}
     return {key: some for key, some in values.items() if any(value != some[0] for value in some)}
 
 
 def shared(runs: Sequence[Listed]) -> str | None:
-    """The overrides that every run was started with; None if there are none."""
+    """Return the overrides that all runs have in common; None if there are none."""
     words = [word for word in runs[0].typed if _is_setting(word) and all(word in run.typed for run in runs)]
     return printable(f"Overrides of {'every' if len(runs) > 1 else 'this'} run: {' '.join(words)}") if words else None
 
@@ -98,7 +100,7 @@ def _is_setting(word: str) -> bool:
 
 
 def summary(runs: Sequence[Listed], shown: int) -> str:
-    """The number of runs by state, and their size."""
+    """Return the number of runs by state, and their size."""
     states = Counter(run.state for run in runs)
     parts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     last = "the last is shown" if shown == 1 else f"the last {shown} are shown"
@@ -109,14 +111,14 @@ def summary(runs: Sequence[Listed], shown: int) -> str:
 
 
 def unread(runs: Sequence[Listed]) -> str | None:
-    """Which runs can't be read and why; None if all can."""
+    """Return the message about unreadable runs; None if there are none."""
     said = [run.standing.unread.rstrip(".") for run in runs if run.standing.unread is not None]
     more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
     return printable(f"{many(len(said), 'run')} can't be read: {'; '.join(said[:NAMED])}{more}.") if said else None
 
 
 def write(output: str, found: list[dict[str, Any]]) -> None:
-    """Writes rows as .csv or .json."""
+    """Write rows as .csv or .json."""
     path = check_output(output, (".csv", ".json"))
     place = files.followed(path)
     if path.suffix == ".json":
@@ -129,11 +131,7 @@ def write(output: str, found: list[dict[str, Any]]) -> None:
 
 
 def check_output(output: str, suffixes: Sequence[str]) -> Path:
-    """The file that `output` names.
-
-    Raises:
-        UserError: it is of another kind, or its folder is not there.
-    """
+    """Return the path of `output`; raise UserError for another suffix or a missing folder."""
     path = Path(output)
     require(path.suffix in suffixes, f"output={output}: name a file that ends in {' or '.join(suffixes)}.")
     require(path.resolve().parent.is_dir(), f"output={output}: its folder does not exist.")
@@ -142,7 +140,7 @@ def check_output(output: str, suffixes: Sequence[str]) -> Path:
 
 
 def cell(row: dict[str, Any], key: str) -> str:
-    """A value as it may stand on a terminal: one line, without anything that would command it."""
+    """Return a value as one printable line."""
     value = row[key]
     if key == "size":
         return size(value)
@@ -153,19 +151,19 @@ def cell(row: dict[str, Any], key: str) -> str:
 
 
 def printable(text: str) -> str:
-    """`text` without characters that a terminal would obey."""
+    """Replace unprintable characters, which could control a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def size(count: float) -> str:
-    """Bytes in words, by thousands."""
+    """Format bytes with decimal units."""
     power = next((power for power in range(len(UNITS) - 1) if count < 1000 ** (power + 1)), len(UNITS) - 1)
     scaled = count / 1000**power
     return f"{scaled:.0f} {UNITS[power]}" if power == 0 or scaled >= 100 else f"{scaled:.1f} {UNITS[power]}"
 
 
 def many(count: int, noun: str) -> str:
-    """A number of things."""
+    """Return a count with its noun."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
