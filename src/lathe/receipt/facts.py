@@ -1,4 +1,4 @@
-"""What a receipt says without a clock: what compression has changed, sizes, arithmetic, metrics and agreement."""
+"""The contents of a receipt except latency: structure, sizes, MACs, metrics and agreement."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,29 +18,31 @@ from lathe.runs.metric_names import ENERGY
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
 
-NOTHING = 1e-3  # a share of zeros below this is no pruning: single weights may be zero in any net
-KEPT = 2**24  # logits of the dense net that are kept instead of computed again for each back end: 64 MiB
+NOTHING = 1e-3  # a smaller share of zeros is not pruning: any net may have a few
+KEPT = 2**24  # logits of the dense net to cache for all back ends: 64 MiB
 
 
 def kinds_of(cfg: Mapping[str, Any]) -> dict[str, str]:
-    """The methods of a run's `compression` and their kinds; empty for a run without."""
+    """Return the kinds of a run's compression methods, by name."""
     return {name: node["kind"] for name, node in methods(cfg.get("compression") or {}).items()}
 
 
 def energy(run: RunDir | None) -> dict[str, float]:
-    """Joules that the run's training took, by what was counted (energy_gpu_j, energy_cpu_j): where
-    callbacks=[default,device_stats] could read them; empty for a run that has not come to its end."""
+    """Return the joules of the run's training (energy_gpu_j, energy_cpu_j); empty if it is not complete.
+
+    callbacks=[default,device_stats] records them.
+    """
     result = run.result if run is not None and (run.path / "result.json").is_file() else {}
     return {name: result[name] for name in ENERGY if isinstance(result.get(name), float)}
 
 
 def is_quantized(net: nn.Module) -> bool:
-    """Whether `net` has layers that are to become integers."""
+    """Return whether `net` has quantized layers."""
     return "quantization" in structure_of(net)
 
 
 def weight_sparsity(net: nn.Module) -> float:
-    """Share of zeros among the weights of layers: what masks can reach."""
+    """Return the share of zeros among the maskable weights: those of at least two dimensions."""
     weights = [p for _, p in _weights(net)]
     total = sum(w.numel() for w in weights)
     return sum(w.numel() - int(w.detach().count_nonzero()) for w in weights) / total if total else 0.0
@@ -54,9 +56,7 @@ def _weights(net: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def changed_nothing(kinds: Mapping[str, str], net: nn.Module) -> list[str]:
-    """A sentence for each method of compression that has left no trace in `net`. Distillation is meant to leave
-    none.
-    """
+    """Return a warning for each method that has left `net` unchanged; distillation is exempt."""
     structure, sentences = structure_of(net), []
     for name, kind in kinds.items():
         if kind == "structure" and "channels" not in structure:
@@ -77,14 +77,16 @@ def _none_of(share: float) -> str:
 
 
 def sizes(net: nn.Module, sample: Tensor) -> dict[str, int]:
-    """Parameters and MACs; `sample` is a batch of one."""
+    """Return the number of parameters and MACs; `sample` is a batch of one."""
     count, macs = count_parameters(net), count_macs(net, sample)
     return {"parameters": count.total, "non_zero": count.non_zero, "macs": macs.dense, "effective_macs": macs.effective}
 
 
 def layers(net: nn.Module, sample: Tensor) -> list[dict[str, Any]]:
-    """For each weight of a layer its shape, zeros and MACs; `integer_sparsity` are the zeros among the integers that
-    ship, with those that rounding has made."""
+    """Return shape, sparsity and MACs of each layer's weight.
+
+    `integer_sparsity` is the share of zeros among the exported integers, including those of rounding.
+    """
     macs = count_macs(net, sample).layers
     quantized = quantization.quantized_layers(net) if is_quantized(net) else {}
     found = []
@@ -108,8 +110,10 @@ def _zeros(tensor: Tensor) -> float:
 
 
 def peak_memory(net: nn.Module, x: Tensor) -> int:
-    """Bytes of tensors at the fullest moment of an eager forward pass on `x`, the net's own included; a GPU's are those
-    beyond what it held before."""
+    """Return the peak bytes of tensors in an eager forward pass on `x`, including the net's.
+
+    On a GPU, tensors that existed before are not counted.
+    """
     device = next(net.parameters()).device
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     own = sum(t.numel() * t.element_size() for t in [*net.parameters(), *net.buffers()]) if device.type == "cuda" else 0
@@ -120,7 +124,7 @@ def peak_memory(net: nn.Module, x: Tensor) -> int:
 
 
 class _Watched:
-    """Batches that remember which of them is under way."""
+    """Iterate over batches, and remember the current one."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
         self.batches, self.number = batches, -1
@@ -133,7 +137,7 @@ class _Watched:
 
 
 class Reference:
-    """The dense net's logits, by batch; kept from one back end to the next where they are few."""
+    """The dense net's logits by batch, cached for all back ends if they are few."""
 
     def __init__(self, forward: Callable[[Tensor], Tensor]) -> None:
         self.forward = forward
@@ -141,7 +145,7 @@ class Reference:
         self._numbers = 0
 
     def __call__(self, number: int, x: Tensor) -> Tensor:
-        """Logits for `x`, which is batch `number`."""
+        """Return the logits for `x`, which is batch `number`."""
         found = self._kept.get(number)
         if found is None:
             found = self.forward(x)
@@ -154,11 +158,9 @@ class Reference:
 def scored(
     task: Task, forward: Forward, batches: Iterable[Any], reference: Reference | None = None
 ) -> tuple[dict[str, float], Agreement | None]:
-    """The task's metrics of `forward` over `batches`, and how far it agrees with `reference`; targets of -100 do not
-    count.
+    """Return the metrics of `forward` over `batches`, and its agreement with `reference`.
 
-    Raises:
-        UserError: the reference answers in another shape.
+    Targets of -100 are ignored. Raises UserError if the reference's outputs have another shape.
     """
     watched, meter = _Watched(batches), AgreementMeter(task.predicts)
 
@@ -179,5 +181,5 @@ def scored(
 
 
 def moved(net: nn.Module, device: torch.device) -> nn.Module:
-    """A copy of `net` on `device`."""
+    """Return a copy of `net` on `device`."""
     return copy.deepcopy(net).to(device)

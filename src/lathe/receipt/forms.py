@@ -1,4 +1,4 @@
-"""The ways in which a net is run to be measured: eager, compiled, and as the file of each export target."""
+"""The forms of a net that are measured: eager, compiled, and the file of each export target."""
 
 import copy
 import logging
@@ -20,32 +20,30 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Opened:
-    """A form that is ready for batches of one size. `call` runs the batch that it was opened for, `forward` any batch
-    on the CPU.
-    """
+    """A form that is ready to run: `call` runs its own batch, `forward` any batch on the CPU."""
 
     call: Callable[[], Any]
     forward: Callable[[Tensor], Tensor]
 
 
 class Form:
-    """A net in one way of running it: `of` says whose net, "this" or "dense", `backend` what runs it."""
+    """A net in one runtime: `of` is "this" or "dense", `backend` the runtime."""
 
     def __init__(self, of: str, backend: str, device: torch.device = CPU) -> None:
         self.of, self.backend, self.device = of, backend, device
 
     @property
     def name(self) -> str:
-        """Unlike that of any other form on its device."""
+        """The name, unique on its device."""
         return f"{self.of} {self.backend}"
 
     def open(self, x: Tensor, threads: int) -> Opened:
-        """Makes it ready for `x` [batch, ...] on the CPU and as many threads."""
+        """Prepare it for the batch `x` [batch, ...] on the CPU and this number of threads."""
         raise NotImplementedError
 
 
 class Eager(Form):
-    """The module itself, in float32, or with `dtype` bfloat16 under autocast."""
+    """The module in float32, or with `dtype` bfloat16 under autocast."""
 
     def __init__(self, of: str, net: nn.Module, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> None:
         super().__init__(of, {torch.float32: "eager", torch.bfloat16: "eager_bf16"}[dtype], device)
@@ -58,8 +56,10 @@ class Eager(Form):
 
 
 class Compiled(Form):
-    """The module through `torch.compile` with inductor and frozen weights, for one batch size. `dtype` bfloat16
-    computes under autocast: what anybody gets for a line of code, without compressing anything."""
+    """The module compiled with inductor and frozen weights for one batch size.
+
+    `dtype` bfloat16 runs under autocast: the speed-up that is available without compression.
+    """
 
     def __init__(self, of: str, net: nn.Module, dtype: torch.dtype, device: torch.device = CPU) -> None:
         super().__init__(of, {torch.float32: "compiled_fp32", torch.bfloat16: "compiled_bf16"}[dtype], device)
@@ -67,10 +67,10 @@ class Compiled(Form):
 
     def open(self, x: Tensor, threads: int) -> Opened:
         inner = _Autocast(copy.deepcopy(self.net).to(self.device), self.device.type, self.dtype)
-        # Only for these shapes, as a server would compile it; the limit is an error, since beyond it torch goes on
-        # eagerly without a word.
+        # For these shapes only, as on a server. Exceeding the recompile limit is an error: torch would silently run
+        # eagerly.
         with warnings.catch_warnings(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-            warnings.simplefilter("ignore", DeprecationWarning)  # of inductor's own imports
+            warnings.simplefilter("ignore", DeprecationWarning)  # from inductor's imports
             net = torch.compile(inner, dynamic=False, options={"freezing": True})
             inside, size = x.to(self.device), len(x)
             net(inside)
@@ -88,9 +88,7 @@ class Compiled(Form):
 
 
 class _Autocast(nn.Module):
-    """Its own class, and autocast inside the compiled region: entering it outside would weigh on every call of a small
-    net.
-    """
+    """Autocast inside the compiled region: outside, it would slow every call of a small net."""
 
     def __init__(self, net: nn.Module, device_type: str, dtype: torch.dtype) -> None:
         super().__init__()
@@ -102,9 +100,7 @@ class _Autocast(nn.Module):
 
 
 class Target(Form):
-    """A file that an export target has written, run by that target's own runtime on the device that it was made for,
-    from arrays of the host and back.
-    """
+    """The file of an export target in its own runtime and device, from and to host arrays."""
 
     def __init__(self, of: str, target: str, path: Path, device: torch.device = CPU) -> None:
         super().__init__(of, target, device)
@@ -117,10 +113,9 @@ class Target(Form):
 
 
 def export_to(target: str, net: nn.Module, example: Tensor, folder: Path, **options: Any) -> Path:
-    """The file of `net` for `target` with these options, in a folder of the target's name below `folder`.
+    """Export `net` to `target` with these options, below `folder`, and return the file.
 
-    Raises:
-        UserError: the target can't be used here, or the net can't be exported to it.
+    Raises UserError if the target is not available, or does not support the net.
     """
     module = export.get(target)
     missing = module.available(**options)
@@ -129,7 +124,7 @@ def export_to(target: str, net: nn.Module, example: Tensor, folder: Path, **opti
     path = folder / target / f"model{module.suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
     quiet = logging.root.manager.disable
-    logging.disable(max(quiet, logging.INFO))  # under Hydra exporters would tell of every pass over the graph
+    logging.disable(max(quiet, logging.INFO))  # exporters log every pass over the graph
     try:
         module.export(copy.deepcopy(net), example, path, **options)
     finally:
@@ -138,6 +133,6 @@ def export_to(target: str, net: nn.Module, example: Tensor, folder: Path, **opti
 
 
 def reason(error: BaseException) -> str:
-    """The first line of what went wrong, with its kind where that is no sentence for users."""
+    """Return the first line of an error, with its class unless it is a UserError."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     return lines[0] if isinstance(error, UserError) else f"{type(error).__name__}: {lines[0]}"

@@ -1,4 +1,4 @@
-"""A receipt on disk, and what another measurement adds to it: the comparison of runtimes under `inference`."""
+"""Read and write receipts, with the comparison of runtimes that a benchmark adds under `inference`."""
 
 import json
 import re
@@ -19,14 +19,12 @@ FIGURE = re.compile(r"[A-Za-z0-9_-]+\.svg")
 
 
 def fingerprint(run: RunDir) -> dict[str, Any]:
-    """The optimizer step and the SHA-256 of the run's best checkpoint; of a folder, that of its files' hashes."""
+    """Return the optimizer step and the SHA-256 of the run's best checkpoint, a file or a folder."""
     return {"step": int(read_checkpoint(run.best)["global_step"]), "sha256": checkpoint_hash(run.best)}
 
 
 def still_true(run: RunDir) -> dict[str, Any] | None:
-    """The comparison in the run's receipt if it measured the weights that the run has now, which a new receipt measures
-    as well.
-    """
+    """Return the comparison in the run's receipt if it measured the current weights; else None."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
         section = run.receipt[SECTION]
         if section["checkpoint"] == fingerprint(run):
@@ -35,18 +33,20 @@ def still_true(run: RunDir) -> dict[str, Any] | None:
 
 
 def check_places(run: RunDir) -> None:
-    """Raises OSError where one of a receipt's files can't be written, before anything is measured for them."""
+    """Raise OSError if a file of the receipt can't be written, before measuring."""
     for name in ("receipt.svg", "receipt.md", "receipt.json"):
         require_plain(run.path / name)
 
 
 def put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Writes receipt.svg, receipt.md and, last, receipt.json, each whole or not at all; returns what it holds. Of a
-    comparison that `receipt` has, only `section` stays."""
+    """Write receipt.svg, receipt.md and then receipt.json atomically, and return its contents.
+
+    `section` replaces the comparison of `receipt`.
+    """
     found = {key: value for key, value in receipt.items() if key != SECTION}
     if section is not None:
         found[SECTION] = dict(section)
-    if not FIGURE.fullmatch(found["figure"]):  # of a receipt from elsewhere: it would write over another file
+    if not FIGURE.fullmatch(found["figure"]):  # from an untrusted receipt: it could overwrite another file
         raise ValueError(f"a figure named {found['figure']!a}")
     texts = {
         found["figure"]: page.figure(found),
@@ -59,8 +59,7 @@ def put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | No
 
 
 def feed(run: RunDir, section: Mapping[str, Any]) -> bool:
-    """Puts a comparison into the run's receipt, in place of one that is there, and leaves the rest; False if the run
-    has no receipt.
+    """Replace the comparison in the run's receipt; return False if the run has no receipt.
 
     Raises:
         UserError: the receipt can't be read.

@@ -1,4 +1,4 @@
-"""A run's receipt from its directory alone: measured, and written to receipt.json, receipt.md and receipt.svg."""
+"""Measure a run's receipt from its directory, and write receipt.json, receipt.md and receipt.svg."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -29,9 +29,12 @@ from lathe.tasks import Task
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: at these batch sizes, with one thread or also all cores, compiled forms of this net and of
-    the dense one in float32 too, for these targets besides those that are always made; at most so many timed calls, or
-    seconds, of each cell."""
+    """The extent of the measurement.
+
+    `batches` are the batch sizes; `all_cores` adds all cores to one thread; `compiled` adds compiled forms of this net
+    and of the dense one in float32; `targets` are additional export targets; `repeats` and `seconds` limit the calls of
+    a cell.
+    """
 
     batches: tuple[int, ...] = (1, 32)
     all_cores: bool = False
@@ -40,7 +43,7 @@ class Effort:
     repeats: int = 50
     warmup: int = 5
     seconds: float = 6.0
-    about: str = "60 s"  # that the whole receipt of a small net takes
+    about: str = "60 s"  # time for the whole receipt of a small net
 
 
 EFFORTS = {
@@ -52,16 +55,14 @@ EFFORTS = {
 
 
 def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) -> dict[str, Any]:
-    """Measures `run`'s best checkpoint beside the dense net and writes the receipt; for one process. Files that are
-    exported to be measured are not kept: what ships, behind its preprocessing and compared with the module, is made by
-    scripts/export.py.
+    """Measure `run`'s best checkpoint and the dense net, in one process, and write the receipt.
 
-    The dense net is that of the run directory `baseline`, by default of the one that the run's `ckpt_path` names;
-    without either, the configured net as it is before compression, with random weights: enough for time and size, while
-    metrics have no dense one beside.
+    The dense net is that of the run directory `baseline`, by default of the run in `ckpt_path`. Without either it is
+    the configured net before compression with random weights, which has time and size, but no metrics. Exported files
+    are not kept, since scripts/export.py adds preprocessing and a comparison with the module.
 
     Raises:
-        UserError: the baseline is no run, or does not fit the data.
+        UserError: the baseline is not a run, or does not fit the data.
     """
     if not run.best.exists():
         rank_zero_warn(
@@ -84,15 +85,15 @@ def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) 
 
 
 def _started_from(run: RunDir) -> Path | None:
-    """The run directory that `ckpt_path` names, by itself or by one of its checkpoints, if it is still there."""
+    """Return the run directory of `ckpt_path`, which may be one of its checkpoints, if it still exists."""
     path = Path(run.config.get("ckpt_path") or "")
     places = [path, path.parent.parent] if path.name else []
-    own = run.path.resolve()  # where logs/latest leads by now, if that was typed
+    own = run.path.resolve()  # ckpt_path=logs/latest may point to this run by now
     return next((place for place in places if (place / "config.yaml").is_file() and place.resolve() != own), None)
 
 
 class _Receipt:
-    """The parts of one receipt, in the order in which they are found."""
+    """The parts of a receipt, in order."""
 
     def __init__(self, run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str, bar: Progress) -> None:
         self.run, self.effort, self.baseline, self.bar = run, EFFORTS[effort], baseline, bar
@@ -100,17 +101,17 @@ class _Receipt:
         self.net: nn.Module = self.task.net
         self.dense, self.notes = self._open_dense(baseline)
         self.quantized = facts.is_quantized(self.net)
-        self.split = "test" if self.cfg["test"] else "val"  # test=false: the test split is still to be kept unseen
+        self.split = "test" if self.cfg["test"] else "val"  # test=false keeps the test split unseen
         gpu = cfg["trainer"]["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
         self.devices = [CPU, torch.device("cuda")] if gpu else [CPU]
-        if data_folder_of(cfg) != data_folder_of(self.cfg):  # moved since, as the command says
+        if data_folder_of(cfg) != data_folder_of(self.cfg):  # the command has another folder, since they have moved
             set_data_folder(self.cfg, data_folder_of(cfg))
         self.data = open_data(self.cfg, self.task)
         self.first: Tensor = next(iter(self.data.eval_loader(self.split)))[0].clone()
         self.left_out: list[dict[str, str]] = []
         try:
             self.dense.net(self.sample(1))
-        except RuntimeError as error:  # torch's word for shapes that do not fit
+        except RuntimeError as error:  # raised by torch for shapes that don't fit
             if baseline is None:
                 raise
             raise UserError(
@@ -135,7 +136,7 @@ class _Receipt:
         return task, notes
 
     def sample(self, n: int) -> Tensor:
-        """A batch of `n` of the split's first inputs, again and again where they are fewer."""
+        """Return a batch of `n` of the split's first inputs, repeated if they are fewer."""
         return self.first[torch.arange(n) % len(self.first)].clone()
 
     def step(self, now: str) -> None:
@@ -143,7 +144,7 @@ class _Receipt:
         self.bar.update(self.bar.task_ids[0], advance=1, now=now, refresh=True)
 
     def measured(self) -> dict[str, Any]:
-        """The whole receipt as plain data."""
+        """Return the whole receipt as plain data."""
         cells = [
             (where, batch, n) for where in self.devices for n in self._threads(where) for batch in self.effort.batches
         ]
@@ -153,7 +154,7 @@ class _Receipt:
         kinds = facts.kinds_of(self.cfg)
         sample = self.sample(1)
         size = {"this": facts.sizes(self.net, sample), "dense": facts.sizes(self.dense.net, sample)}
-        if self.baseline is None:  # random weights: what happens to be zero among them says nothing
+        if self.baseline is None:  # random weights, whose zeros are meaningless
             size["dense"] |= {"non_zero": size["dense"]["parameters"], "effective_macs": size["dense"]["macs"]}
         found: dict[str, Any] = {
             "name": self.run.path.name,
@@ -181,7 +182,7 @@ class _Receipt:
             found["ships"] = ships["target"] if ships else None
             found["bytes_share"] = (
                 ships["share"] if ships else None
-            )  # what travels, over the dense net's file as it lies on disk
+            )  # gzipped, relative to the dense net's uncompressed file
             found["figures"] = self._metrics(forms)
             found["latency"] = time_forms(forms, cells, self.sample, self.effort, self.left_out, step=self.step)
         found["left_out"] = self.left_out
@@ -211,7 +212,7 @@ class _Receipt:
         return rows
 
     def _forms(self, folder: Path) -> tuple[list[Form], list[dict[str, Any]]]:
-        """Everything that is timed, and a row for each file; what can't be exported is noted as left out."""
+        """Return all forms to be timed, and a row for each file; failed exports are left out."""
         forms: list[Form] = []
         for device in self.devices:
             forms += [Eager("this", self.net, device), Eager("dense", self.dense.net, device)]
@@ -226,7 +227,7 @@ class _Receipt:
                 self.step(f"{of} {target}, export")
                 try:
                     path = export_to(target, net, self.sample(2), folder / of)
-                except Exception as error:  # a back end that fails must not take the rest of the receipt with it
+                except Exception as error:  # a failing back end must not stop the rest of the receipt
                     self.left_out.append({"form": f"{of} {target}", "reason": reason(error)})
                     continue
                 files[of, target] = measure.file_size(path)
@@ -236,7 +237,7 @@ class _Receipt:
         return forms, [self._file_row(of, target, size, files) for (of, target), size in files.items()]
 
     def _on_gpus(self, folder: Path) -> list[Form]:
-        """What is compiled for a GPU ahead of time, which is timed and is no file of the receipt."""
+        """Return the AOTInductor forms for a GPU, which are timed, but are not files of the receipt."""
         forms: list[Form] = []
         for device in self.devices[1:] if "aot_inductor" in self.effort.targets else []:
             for of, net in (("this", self.net), ("dense", self.dense.net)):
@@ -265,7 +266,7 @@ class _Receipt:
         }
 
     def _metrics(self, forms: Sequence[Form]) -> list[dict[str, Any]]:
-        """Of the module on both splits, of each back end of this net, and of the dense net if it is trained."""
+        """Return metrics of the module on both splits, of each back end, and of a trained dense net."""
         reference = None
         if self.baseline is not None:
             reference = facts.Reference(

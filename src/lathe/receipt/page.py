@@ -1,4 +1,4 @@
-"""A receipt to read: as Markdown, as tables in the terminal, and as a figure."""
+"""A receipt as Markdown, as tables in the terminal, and as a figure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ NETS = ("this net", "dense")
 
 
 def markdown(receipt: Mapping[str, Any]) -> str:
-    """The whole receipt as one page."""
+    """Return the whole receipt as one page."""
     parts = [f"# Receipt: {receipt['name']}", *(f"**Warning: {text}**" for text in receipt["warnings"])]
     parts += [
         "\n".join(f"- {text}" for text in receipt["findings"]),
@@ -44,8 +44,9 @@ def markdown(receipt: Mapping[str, Any]) -> str:
 
 @contextmanager
 def progress(about: str) -> Iterator[Progress]:
-    """A bar that is drawn between measurements only: a thread that draws would disturb them. Without a terminal it is a
-    line.
+    """Yield a progress bar without a drawing thread, which would disturb measurements.
+
+    Without a terminal it is a line.
     """
     text, terminal = f"Measuring the receipt (about {about})", Console().is_terminal
     if not terminal:
@@ -57,7 +58,7 @@ def progress(about: str) -> Iterator[Progress]:
 
 
 def show(receipt: Mapping[str, Any], run: Path, console: Console | None = None) -> None:
-    """Print a short table, the verdict, and where the whole receipt of `run` is."""
+    """Print a short table, the verdict, and the path of the receipt of `run`."""
     console = console or Console()
     table = Table(title="Receipt", title_justify="left")
     dense = "dense net" if receipt["dense"]["trained"] else "dense net, untrained"
@@ -79,7 +80,7 @@ def show(receipt: Mapping[str, Any], run: Path, console: Console | None = None) 
 
 
 def _short(receipt: Mapping[str, Any]) -> Iterator[Sequence[str]]:
-    """Rows for the screen: the metric, the file that ships, sizes that differ, and the fastest form of each cell."""
+    """Yield rows for the screen: metric, exported file, changed sizes, and the fastest form per cell."""
     split, metric, size = receipt["split"], receipt["metric"], receipt["size"]
     scores = {(row["of"], row["backend"]): row for row in receipt["figures"] if row["split"] == split}
     own, dense = scores.get(("this", "eager")), scores.get(("dense", "eager"))
@@ -114,7 +115,7 @@ def _bytes(count: float) -> str:
 
 
 def sections(receipt: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]]:
-    """Titles, headers and rows of the receipt's tables; a table without rows is left out."""
+    """Return titles, headers and rows of the receipt's tables that have rows."""
     found = [
         _metrics(receipt),
         _latency(receipt["latency"]),
@@ -223,7 +224,7 @@ def _hardware(hardware: Mapping[str, Any]) -> Rows:
 
 
 def figure(receipt: Mapping[str, Any]) -> str:
-    """Two plots in one SVG: the metric against latency at the smallest batch, and against bytes of the file."""
+    """Return two plots as SVG: the metric against latency at the smallest batch, and against file size."""
     metric, split = receipt["metric"], receipt["split"]
     scores = {
         (row["of"], row["backend"]): row["figures"].get(metric) for row in receipt["figures"] if row["split"] == split
@@ -259,9 +260,7 @@ def _of(row: Mapping[str, Any]) -> str:
 
 
 def _score(scores: Mapping[tuple[str, str], float | None], of: str, backend: str) -> float:
-    """Of that back end, or of the module where the back end's own outputs were not scored; nan, which no plot shows,
-    for none.
-    """
+    """Return the score of a back end, else of the module, else nan, which is not drawn."""
     found = scores.get((of, backend))
     found = scores.get((of, "eager")) if found is None else found
     return float("nan") if found is None else found

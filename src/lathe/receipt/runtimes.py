@@ -1,9 +1,7 @@
-"""The comparison of runtimes as a table and in sentences: which is the fastest at each batch size and number of
-threads, if any is.
+"""The comparison of runtimes as a table and in sentences: the fastest in each cell, if any is.
 
-A comparison is plain data: `rows` as `timing.time_forms` gives them, each with its `arithmetic`, `samples_per_s`, and
-`bytes` (None for the module, which is no file); `left_out`, `notes`, `hardware`, `versions`, the `checkpoint` that was
-measured, and when.
+A comparison is plain data: `rows` of `timing.time_forms`, each with `arithmetic`, `samples_per_s`, and `bytes` (None
+for the module); `left_out`, `notes`, `hardware`, `versions`, the `checkpoint` that was measured, and the time.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +16,7 @@ Row = Mapping[str, Any]
 
 
 def table(rows: Iterable[Row]) -> tuple[Sequence[str], list[Sequence[str]]]:
-    """Header and lines, cell by cell, the fastest first."""
+    """Return the header and the rows, the fastest first."""
     header = (
         "runtime",
         "arithmetic",
@@ -56,8 +54,11 @@ def table(rows: Iterable[Row]) -> tuple[Sequence[str], list[Sequence[str]]]:
 
 
 def winners(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """For each batch size and number of threads the `fastest` row's name; `winner`, the same, or None where others are
-    the same within noise (`same`); `file`, the fastest of those that ship; and the `sentence` that says so."""
+    """Return the `fastest` row's name for each batch size and number of threads.
+
+    `winner` is the same, or None if others are equal within noise (`same`); `file` is the fastest exported file, and
+    `sentence` the summary.
+    """
     found = []
     for (batch, threads), cell in groupby(sorted(rows, key=_cell), _cell):
         some = sorted(cell, key=lambda row: float(row["median_ms"]))
@@ -93,13 +94,13 @@ def winners(rows: Iterable[Row]) -> list[dict[str, Any]]:
 
 
 def sentences(section: Mapping[str, Any]) -> list[str]:
-    """Winners first, then what a reader should know about the measurement, then what is missing and why."""
+    """Return the winners, the notes, and what was not measured with the reason."""
     missing = [f"Not measured: {entry['form']}: {entry['reason']}" for entry in section["left_out"]]
     return [*(winner["sentence"] for winner in section["winners"]), *section["notes"], *missing]
 
 
 def figure(rows: Sequence[Row]) -> str:
-    """An SVG of speed over eager's against the batch size, one plot for each number of threads."""
+    """Return an SVG of the speed relative to eager by batch size, one plot for each number of threads."""
     return beside(
         [
             lines(

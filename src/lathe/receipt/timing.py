@@ -1,6 +1,4 @@
-"""Latency of all forms of a net beside each other, cell by cell: a cell is a device, a batch size and a number of
-threads.
-"""
+"""Time all forms of a net, interleaved, in each cell: a device, a batch size and a number of threads."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -14,15 +12,15 @@ from lathe.receipt.forms import Form, Opened, reason
 
 UNCLEAR = "within noise"
 Cell = tuple[torch.device, int, int]
-BESIDE = {"eager": "dense eager", "bf16": "dense compiled_bf16"}  # what every row is held against
+BESIDE = {"eager": "dense eager", "bf16": "dense compiled_bf16"}  # the references of every row
 FLOAT_TWIN = {
     "onnx_int8": "onnx",
     "aot_inductor": "compiled_fp32",
-}  # the dense net in the same runtime, where it has another name
+}  # the same runtime of the dense net, if it has another name
 
 
 class Limits(Protocol):
-    """How long a cell is measured."""
+    """The limits of measuring a cell."""
 
     @property
     def repeats(self) -> int: ...
@@ -33,8 +31,8 @@ class Limits(Protocol):
 
 
 def beside_dense(form: Form) -> dict[str, str]:
-    """Names of the forms that a row is held against, by what its columns call them."""
-    # What is gained beside the twin is owed to compression, not to the runtime.
+    """Return the names of the forms that a row is compared with, by column."""
+    # the gain over the twin is due to compression, not to the runtime
     return {**BESIDE, "twin": f"dense {FLOAT_TWIN.get(form.backend, form.backend)}"}
 
 
@@ -48,9 +46,11 @@ def time_forms(
     check: Callable[[Form, Opened], None] | None = None,
     step: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:
-    """A row for each form in each cell; `sample` makes a batch of a size. What can't be opened, or fails `check` by an
-    exception, goes to `left_out` with its reason. `step` is called before each form is opened, and before calls are
-    timed."""
+    """Return a row for each form in each cell; `sample` makes a batch of a given size.
+
+    Forms that can't be opened, or for which `check` raises, go to `left_out` with the reason. `step` is called before
+    each form is opened, and before calls are timed.
+    """
     rows: list[dict[str, Any]] = []
     for device, batch, threads in cells:
         torch.set_num_threads(threads)
@@ -63,7 +63,7 @@ def time_forms(
                 opened[form.name].call()
                 if check is not None:
                     check(form, opened[form.name])
-            except Exception as error:  # one back end that fails must not hide the others
+            except Exception as error:  # a failing back end must not hide the others
                 opened.pop(form.name, None)
                 where = f"{form.name}, {device.type}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
                 left_out.append({"form": where, "reason": reason(error)})
@@ -72,13 +72,15 @@ def time_forms(
         times = interleaved(calls, limits.repeats, limits.warmup, limits.seconds, device)
         rows += [_row(form, times, beside(form), device, batch, threads) for form in there if form.name in times]
         opened.clear()
-        torch.compiler.reset()  # the next cell compiles anew: entries of former cells would count towards torch's limit
+        torch.compiler.reset()  # earlier cells' graphs would count towards torch's recompile limit
     return rows
 
 
 def told_verdict(row: Mapping[str, Any], key: str) -> str:
-    """The verdict on a row beside form `key`, in words: medians that differ while their ranges overlap are not the same
-    to a reader. Empty where there is none."""
+    """Return the verdict on a row compared with form `key`; empty if there is none.
+
+    It is "within noise" if medians differ, but their ranges overlap.
+    """
     found = row[f"beside_{key}"] or ""
     return UNCLEAR if found == "same" and abs(row[f"over_{key}"] - 1) > MARGIN else str(found)
 

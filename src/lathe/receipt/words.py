@@ -1,4 +1,4 @@
-"""The sentences of a receipt: the verdict, the findings, and how they were measured."""
+"""The sentences of a receipt: the verdict, the findings, and the method of measurement."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -8,15 +8,15 @@ from lathe.receipt.facts import NOTHING
 from lathe.receipt.timing import FLOAT_TWIN, UNCLEAR, told_verdict
 
 Row = Mapping[str, Any]
-WIDE = 1.5  # p90 over p10 of one and the same call: above this, other processes took part in the measurement
-PACKED = 0.9  # a file of weights that is below this share of the file that ships is worth a sentence
-SHIPS = ("onnx_int8", "onnx", "aot_inductor", "weights")  # the first that was made is called the file that ships
+WIDE = 1.5  # p90 / p10 of the same call: above this, other processes disturbed the measurement
+PACKED = 0.9  # a weights file below this share of the exported file is reported
+SHIPS = ("onnx_int8", "onnx", "aot_inductor", "weights")  # the first that exists is the file that ships
 REFERENCES = {"eager": "PyTorch eager", "bf16": "the dense net compiled in bf16"}
 TWINS = {"onnx": "the dense ONNX file", "aot_inductor": "the dense AOTInductor file"}
 
 
 def findings(receipt: Mapping[str, Any]) -> list[str]:
-    """The verdict, then a sentence for each result, bad news included."""
+    """Return the verdict, then a sentence for each result."""
     found = [
         verdict(receipt),
         _chosen(receipt),
@@ -39,7 +39,7 @@ def findings(receipt: Mapping[str, Any]) -> list[str]:
 
 
 def verdict(receipt: Mapping[str, Any]) -> str:
-    """One sentence in factors, of the fastest form at the smallest batch and of the file that ships."""
+    """Return one sentence on the fastest form at the smallest batch and on the file that ships."""
     row, file = next(iter(fastest(receipt)), None), shipped(receipt["files"])
     parts = [] if row is None else [f"{row['backend']} at batch {row['batch']} is {_compared(row, 'eager', 'twin')}"]
     if file is not None and file["ratio"] is not None:
@@ -48,7 +48,7 @@ def verdict(receipt: Mapping[str, Any]) -> str:
 
 
 def fastest(receipt: Mapping[str, Any]) -> list[Row]:
-    """The fastest form of this net for each device, batch size and number of threads, in the order of measurement."""
+    """Return the fastest form of this net in each cell, in the order of measurement."""
     cells: dict[tuple[Any, ...], list[Row]] = {}
     for row in receipt["latency"]:
         if row["of"] == "this":
@@ -57,13 +57,13 @@ def fastest(receipt: Mapping[str, Any]) -> list[Row]:
 
 
 def twin_of(backend: str) -> str:
-    """The dense net in the runtime of `backend`."""
+    """Describe the dense net in the runtime of `backend`."""
     runtime = FLOAT_TWIN.get(backend, backend)
     return TWINS.get(backend) or TWINS.get(runtime) or f"the dense net in {runtime}"
 
 
 def sped(row: Row, key: str) -> str:
-    """The time of a row as a factor of that of the form `key`: 2.6x faster, 1.9x slower, equal; empty without it."""
+    """Describe a row's time relative to form `key`: 2.6x faster, 1.9x slower, equal; empty without it."""
     word = told_verdict(row, key)
     if word in ("faster", "slower"):
         return f"{_times(row[f'over_{key}'])} {word}"
@@ -71,7 +71,7 @@ def sped(row: Row, key: str) -> str:
 
 
 def resized(ratio: float) -> str:
-    """A ratio of sizes in words: 3.5x smaller, 1.2x larger, the same size."""
+    """Describe a ratio of sizes: 3.5x smaller, 1.2x larger, the same size."""
     if abs(ratio - 1) <= MARGIN:
         return "the same size"
     return f"{_times(ratio)} {'smaller' if ratio < 1 else 'larger'}"
@@ -84,7 +84,7 @@ def _times(ratio: float) -> str:
 
 def _compared(row: Row, *keys: str) -> str:
     names = {**REFERENCES, "twin": twin_of(row["backend"])}
-    if row["backend"] == "eager":  # its twin is eager too
+    if row["backend"] == "eager":  # its twin is also eager
         names.pop("twin")
     texts = []
     for key in keys or names:
@@ -151,7 +151,7 @@ def _file(receipt: Mapping[str, Any]) -> list[str]:
 
 
 def shipped(files: Iterable[Row]) -> Row | None:
-    """The row of the file that ships."""
+    """Return the row of the file that ships."""
     own = {row["target"]: row for row in files if row["of"] == "this"}
     return next((own[target] for target in SHIPS if target in own), None)
 
@@ -159,9 +159,7 @@ def shipped(files: Iterable[Row]) -> Row | None:
 def busy(
     rows: Iterable[Row], of: str = "dense", again: str = "python scripts/receipt.py run=<run directory>"
 ) -> list[str]:
-    """A sentence if calls of one and the same net, `of` in eager, differ too much; `again` is the command that measures
-    again.
-    """
+    """Return a warning if eager calls of net `of` vary too much; `again` is the command to repeat."""
     wide = max(
         (row["p90_ms"] / row["p10_ms"] for row in rows if (row["of"], row["backend"]) == (of, "eager")), default=1.0
     )
@@ -191,7 +189,7 @@ def _integers_beside_bf16(rows: Iterable[Row]) -> list[str]:
 
 
 def _zeros(receipt: Mapping[str, Any]) -> str:
-    """Zeros save bytes of a gzipped file, and no time."""
+    """Describe the effect of zeros, which save bytes of a gzipped file, but no time."""
     file = shipped(receipt["files"])
     text = f"{receipt['size']['sparsity']:.1%} of the layers' weights are zero, which saves no time by itself"
     if file is not None and file["gzipped_ratio"] is not None:
@@ -200,7 +198,7 @@ def _zeros(receipt: Mapping[str, Any]) -> str:
 
 
 def method(receipt: Mapping[str, Any], warmup: int) -> list[str]:
-    """How the metrics were made, and what decides a verdict."""
+    """Describe how the metrics were measured, and the criteria of a verdict."""
     dense = f"the trained net of {receipt['baseline']}"
     if not receipt["baseline"]:
         dense = "the configured net before compression, with random weights"
