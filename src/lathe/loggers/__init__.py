@@ -1,6 +1,4 @@
-"""Where metrics go. Each function takes the run directory and the optimizer step that the run starts at, and returns a
-Lightning logger.
-"""
+"""Loggers: each function takes the run directory and the first optimizer step, and returns a logger."""
 
 import os
 import sys
@@ -42,12 +40,12 @@ __all__ = [
 
 
 def csv(run_dir: Path, start_step: int) -> Logger:
-    """metrics.csv; lines after `start_step`, which an interrupted run left and will write again, are dropped."""
+    """metrics.csv, without the lines after `start_step` of an interrupted run, which will be repeated."""
     return CSVLogger(run_dir / "metrics.csv", start_step)
 
 
 def tensorboard(run_dir: Path, start_step: int) -> Logger:
-    """Event files under tensorboard/; points after `start_step` are hidden, as they will be written again."""
+    """Event files under tensorboard/; points after `start_step`, which will be repeated, are hidden."""
     again = (run_dir / "tensorboard").exists()
     return TensorBoardLogger(
         str(run_dir),
@@ -70,8 +68,9 @@ def wandb(
     entity: Name | None = None,
     log_model: bool = False,
 ) -> Logger:
-    """Weights & Biases, files under wandb/ in the run directory. A continued run goes on under the same id. With
-    `log_model`, best.ckpt becomes an artifact of the run at its end.
+    """Weights & Biases, with files under wandb/ in the run directory.
+
+    A resumed run continues under the same id. With `log_model`, best.ckpt becomes an artifact at the end of the run.
 
     Raises:
         UserError: wandb is not installed.
@@ -83,8 +82,8 @@ def wandb(
     from lightning.pytorch.loggers import WandbLogger
 
     if package.run is not None and package.run.id != run_dir.name:
-        package.finish()  # of an earlier job of a sweep in this process: the logger would go on in it
-    # W&B names a part's folder by the second it begins in: one that follows within it would write over the first
+        package.finish()  # an earlier job of a sweep in this process, which the logger would continue
+    # W&B names folders by the second: another one within the same second would overwrite the first
     while any(run_dir.glob(f"wandb/*run-{datetime.now():%Y%m%d_%H%M%S}-*")):
         time.sleep(0.05)
     settings = package.Settings(console="off", silent=True)
@@ -96,21 +95,23 @@ def wandb(
     logger = WandbLogger(
         name=name or run_dir.name, project=project, save_dir=str(run_dir), id=run_dir.name, offline=offline, **options
     )
-    # Lightning's own log_model knows its ModelCheckpoint alone, and refuses to stage files offline.
+    # Lightning's log_model supports only its ModelCheckpoint, and not offline.
     setattr(logger, "ships_model", log_model)  # noqa: B010
     return logger
 
 
 @contextmanager
 def ended_on_error(run_dir: Path) -> Iterator[None]:
-    """Ends the W&B run that a failed run leaves open in this process, and marks it as failed: its directory may go, and
-    the next run of a sweep has its own."""
+    """End the W&B run that a failed run leaves open in this process, and mark it as failed.
+
+    Its directory may be removed, and the next run of a sweep has its own W&B run.
+    """
     try:
         yield
     except BaseException:
         package = sys.modules.get("wandb")
         if package is not None and package.run is not None and package.run.id == run_dir.name:
-            with suppress(Exception):  # the run's own error is told
+            with suppress(Exception):  # the run's own error is raised
                 package.finish(exit_code=1)
         raise
 
@@ -123,8 +124,10 @@ def mlflow(
     tracking_uri: Name | None = None,
     run_name: Name | None = None,
 ) -> Logger:
-    """MLflow. A continued run goes on in the MLflow run that carries its directory's name. Without a `tracking_uri`,
-    MLflow's own choice holds: the variable MLFLOW_TRACKING_URI, or sqlite:///mlflow.db where the command runs.
+    """MLflow; a resumed run continues the MLflow run that is tagged with its directory's name.
+
+    Without a `tracking_uri` it is MLflow's default: MLFLOW_TRACKING_URI, or sqlite:///mlflow.db in the working
+    directory.
 
     Raises:
         UserError: mlflow is not installed, or its address can't be used.
@@ -135,7 +138,7 @@ def mlflow(
         raise UserError("logger=mlflow needs the mlflow package: pip install -e '.[mlflow]'.") from error
     from lightning.pytorch.loggers import MLFlowLogger
 
-    # Lightning's own choice is a folder, which MLflow refuses; an earlier logger's address stays set in this process
+    # Lightning's default is a folder, which MLflow rejects; an earlier logger's address stays set in this process
     tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     if getattr(rank_zero_only, "rank", 0) == 0:
         _check_address(tracking_uri, experiment_name)
@@ -159,7 +162,7 @@ def mlflow(
 
 
 def _check_address(tracking_uri: str, experiment_name: str) -> None:
-    """Asks MLflow once, without the minutes in which it would try again, before data and devices are ready."""
+    """Query MLflow once, without its minutes of retries, before data and devices are ready."""
     from mlflow import MlflowClient
 
     retries = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"

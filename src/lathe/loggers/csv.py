@@ -1,4 +1,4 @@
-"""metrics.csv: one line per logged step, and the same lines whether or not the run was interrupted."""
+"""metrics.csv: one line per logged step, the same lines whether or not the run was interrupted."""
 
 import csv
 import io
@@ -16,15 +16,15 @@ from lathe.errors import UserError, naming
 from lathe.files import open_plain, require_plain, whole
 from lathe.loggers.lines import Lines, read_lines
 
-PERIOD = 0.2  # seconds between two writes of a run that logs without pause
+PERIOD = 0.2  # least seconds between two writes
 
 
 class NoWriterError(UserError, AttributeError):
-    """What a logger's `experiment` has elsewhere is not there; `hasattr` says so too."""
+    """An attribute of `experiment` that metrics.csv lacks; an AttributeError, so that `hasattr` is False."""
 
 
 class NumbersAlone:
-    """What metrics.csv has in the place of an `experiment`: nothing to write images or texts with."""
+    """The `experiment` of metrics.csv, which can't write images or text."""
 
     def __getattr__(self, name: str) -> Any:
         raise NoWriterError(
@@ -34,18 +34,17 @@ class NumbersAlone:
 
 
 class CSVLogger(Logger):
-    """Writes metrics to `path`: a column `step`, counted in optimizer steps, and one for each metric; metrics of one
-    step share a line.
+    """Write metrics to `path`: a column `step` in optimizer steps, and one for each metric.
 
-    The line of the newest step stays open for more metrics, and is written over if more come. `save` (which a
-    checkpoint calls) brings all lines to disk; without it they come there a few times a second. A new metric adds a
-    column, for which the file is written anew beside itself and swapped in, as it is for metrics of an earlier step:
-    they go into that step's line. `start_step` is where a continued run starts: later lines are dropped, since they
-    will be written again. The lines that are there are read at once, so that damage is told before anything is trained.
+    Metrics of a step share a line; that of the newest step is rewritten if more follow. `save` (called by a checkpoint)
+    writes all lines to disk; otherwise they are written a few times a second. For a new metric, which adds a column,
+    and for metrics of an earlier step, a new file replaces the old one. `start_step` is the start of a resumed run:
+    later lines are dropped, since they will be repeated. Existing lines are read at once, to report damage before
+    training.
 
     Raises:
-        UserError: a line is none that a run has written.
-        NotPlain: no plain file stands at `path`.
+        UserError: a line can't be read.
+        NotPlain: `path` is not a plain file.
     """
 
     def __init__(self, path: Path, start_step: int = 0) -> None:
@@ -54,9 +53,9 @@ class CSVLogger(Logger):
         self._start_step = start_step
         self._columns = ["step"]
         self._open: dict[str, str] = {}  # the newest step's metrics
-        self._offset = 0  # where its line starts in the file, in bytes
+        self._offset = 0  # byte offset of its line in the file
         self._begun = False
-        self._closed: list[dict[str, str]] = []  # lines before it that are not on disk
+        self._closed: list[dict[str, str]] = []  # earlier lines that are not on disk
         self._saved = -math.inf
         self._kept = self._look()
 
@@ -70,7 +69,7 @@ class CSVLogger(Logger):
 
     @property
     def experiment(self) -> Any:
-        """Lightning's name for what a logger writes with."""
+        """Lightning's name for the writer of a logger."""
         return NumbersAlone()
 
     @property
@@ -83,11 +82,11 @@ class CSVLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Nothing: config.yaml beside the file holds them."""
+        """Do nothing: config.yaml has the hyperparameters."""
 
     @rank_zero_only
     def begin(self) -> None:
-        """Creates the file, or takes over the lines up to `start_step` of the one that is there."""
+        """Create the file, or keep the lines up to `start_step` of an existing one."""
         if self._begun:
             return
         self._begun = True
@@ -105,7 +104,7 @@ class CSVLogger(Logger):
 
     @rank_zero_only
     def _look(self) -> Lines | None:
-        """The lines that a continued run finds; None where the run begins."""
+        """Return the lines of a resumed run; None for a new run."""
         if self._start_step:
             return read_lines(self._path)
         require_plain(self._path)
@@ -145,7 +144,7 @@ class CSVLogger(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Brings all lines to disk."""
+        """Write all lines to disk."""
         self._saved = monotonic()
         if not self._closed and not self._open:
             return
@@ -160,8 +159,9 @@ class CSVLogger(Logger):
         self._offset, self._closed = opens, []
 
     def _put(self, data: bytes) -> None:
-        """Lets the file go on with `data` where the open line is. A line that a checkpoint has counted on is in it at
-        every moment, whenever the process is killed: it is continued, or a whole new file takes its place.
+        """Write `data` at the open line; a kill at any time keeps the lines that a checkpoint relies on.
+
+        The open line is extended, or a new file replaces the old one.
         """
         with open_plain(self._path, "r+b", buffering=0) as file:
             file.seek(self._offset)
@@ -169,7 +169,7 @@ class CSVLogger(Logger):
             if data.startswith(old):
                 rest = data[len(old) :]
                 try:
-                    while rest:  # of a disk that fills up, a part may be taken before it is told
+                    while rest:  # a disk that fills up may accept a part before the error
                         rest = rest[file.write(rest) :]
                 except OSError:
                     file.truncate(self._offset + len(old))
@@ -191,7 +191,7 @@ class CSVLogger(Logger):
         return lines.rows
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
-        """Writes all lines; the last stays open."""
+        """Write all lines; the last stays open."""
         with whole(self._path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns, restval="")
             writer.writeheader()

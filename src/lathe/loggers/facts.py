@@ -1,4 +1,4 @@
-"""Run metadata for loggers: the chosen groups, the typed overrides, the resolved configuration, tags."""
+"""Run metadata for loggers: group choices, overrides, the resolved configuration, tags."""
 
 import os
 import re
@@ -10,34 +10,38 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lathe.config.override_parsing import key_of
 
-# The groups whose choices describe a run, the most important first.
+# groups whose choices describe a run, the most important first
 GROUPS = [
     *("experiment", "model", "data", "task", "optimizer", "scheduler", "compression"),
     *("strategy", "precision", "compile", "performance", "trainer", "callbacks", "debug"),
 ]
-ALWAYS = ("seed", "optimizer.lr", "data.batch_size", "trainer.max_epochs")  # also where they were not typed
-WHERE = ("paths", "launch", "logger")  # keys of where a run is kept and started
+ALWAYS = ("seed", "optimizer.lr", "data.batch_size", "trainer.max_epochs")  # also without an override
+WHERE = ("paths", "launch", "logger")  # keys of the directory and the launch
 HIDDEN = "hidden"
-LEFT_OUT = ("hydra", "resume", "trusted")  # of the command, not of the run
+LEFT_OUT = ("hydra", "resume", "trusted")  # keys of the command, not of the run
 SECRET = {"token", "password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey"}
 SECRET_KEYS = ("api_key", "access_key", "private_key", "secret_key", "auth_key")
-ADDRESS = re.compile(r"callbacks\.[^.]+\.url")  # who knows it may post there
+ADDRESS = re.compile(r"callbacks\.[^.]+\.url")  # the address is a secret
 LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-SHORTEST = 6  # characters of a value from the environment that is compared: shorter ones are words like "true"
-CHUNK = 100  # parameters that MLflow takes at once
+SHORTEST = 6  # least characters of a secret in the environment: shorter values are words like "true"
+CHUNK = 100  # parameters in one MLflow request
 
 
 def run_facts(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """A configuration's `leaves`, by their dotted keys, but for those of the command alone. Hidden are the values of
-    keys that are called like a secret (token, password, api_key), values that a variable of the environment with such a
-    name has, addresses that callbacks post to, and logins in addresses."""
+    """Return a configuration's `leaves` without the command's keys, and with secrets hidden.
+
+    Secrets are the values of keys named like one (token, password, api_key), the values of environment variables with
+    such a name, addresses that callbacks post to, and logins in addresses.
+    """
     secrets = _of_environment(environment)
     return {key: _shown(key, value, secrets) for key, value in leaves.items() if key.partition(".")[0] not in LEFT_OUT}
 
 
 def main_facts(facts: Mapping[str, Any], choices: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
-    """The few of `facts` in which runs differ: the chosen groups, `ALWAYS`, what the overrides `typed` set, and the run
-    directory. `choices` are those of Hydra; of a node that was typed in full, only that it was."""
+    """Return the `facts` in which runs differ: group choices, `ALWAYS`, overrides, and the run directory.
+
+    `choices` are Hydra's; a group whose node was written out in full is "custom".
+    """
     words = {key_of(word): word.partition("=")[2] for word in typed}
     chosen = {group: str(words.get(group, choices.get(group) or "null")) for group in GROUPS}
     keys = [key for key in words if key not in GROUPS and key.partition(".")[0] not in WHERE]
@@ -50,7 +54,7 @@ def main_facts(facts: Mapping[str, Any], choices: Mapping[str, Any], typed: Sequ
 
 
 def secrets_in(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> set[str]:
-    """The values that `run_facts` hides, but for logins in addresses."""
+    """Return the values that `run_facts` hides, except logins in addresses."""
     typed = {str(value) for key, value in leaves.items() if value is not None and _hidden(key)}
     return _of_environment(environment) | {value for value in typed if len(value) >= SHORTEST}
 
@@ -89,13 +93,15 @@ def log_facts(
     start_step: int,
     metric: str | None,
 ) -> None:
-    """Logs the `main` facts first, then all `facts`: nested under `config`; in MLflow as flat parameters; in
-    TensorBoard not at all, as config.yaml has them. A resumed run, which starts at `start_step`, logs nothing twice.
-    `metric` is shown by TensorBoard's table of runs."""
+    """Log the `main` facts first, then all `facts`, once per run.
+
+    They are nested under `config`, flat parameters in MLflow, and omitted in TensorBoard. A resumed run, which starts
+    at `start_step`, logs nothing twice. `metric` is the one in TensorBoard's table of runs.
+    """
     if isinstance(logger, MLFlowLogger):
         _to_mlflow(logger, {**main, **facts}, tags)
     elif isinstance(logger, TensorBoardLogger):
-        if start_step == 0:  # its files are added to, and hold what the run began with
+        if start_step == 0:  # a resumed run's files have them already
             _to_tensorboard(logger, main, metric)
     else:
         logger.log_hyperparams({**main, "config": dict(facts)})
@@ -114,9 +120,7 @@ def _to_tensorboard(logger: TensorBoardLogger, facts: Mapping[str, Any], metric:
 
 
 def _to_mlflow(logger: MLFlowLogger, facts: Mapping[str, Any], tags: Sequence[str]) -> None:
-    """MLflow keeps a parameter for good: what a continuation has changed (a longer `trainer.max_epochs`) becomes a tag
-    beside it.
-    """
+    """Log to MLflow, which never changes a parameter: values that a resumed run has changed become tags."""
     from mlflow.entities import Param
     from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH, MAX_TAG_VAL_LENGTH
 

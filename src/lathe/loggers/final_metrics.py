@@ -14,8 +14,9 @@ PREFIX = "result/"  # result/val/accuracy is the best epoch's, val/accuracy that
 
 @rank_zero_only
 def log_result(logger: Logger, result: Mapping[str, Any], best: Path) -> None:
-    """Log the numbers of result.json, which are those of the checkpoint `best`. A W&B run ends here, with it as an
-    artifact if its `log_model` is set.
+    """Log the numbers of result.json, which are those of the checkpoint `best`.
+
+    A W&B run ends here, with `best` as an artifact if its `log_model` is set.
     """
     if isinstance(logger, CSVLogger):
         return  # the run directory has result.json
@@ -28,7 +29,7 @@ def log_result(logger: Logger, result: Mapping[str, Any], best: Path) -> None:
         _to_wandb(logger, numbers, best)
         return
     logger.log_metrics(numbers, step=int(result["steps"]))
-    if not isinstance(logger, MLFlowLogger):  # its run has ended already
+    if not isinstance(logger, MLFlowLogger):  # its run has already ended
         logger.finalize("success")
 
 

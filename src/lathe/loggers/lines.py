@@ -12,7 +12,7 @@ from lathe.files import open_plain
 
 @dataclass
 class Lines:
-    """`text` is what was read, `rows` its lines by column; all are empty where the file is missing or empty."""
+    """The `text` of a metrics.csv and its `rows` by column; all empty if the file is missing or empty."""
 
     text: str = ""
     columns: list[str] = field(default_factory=list)
@@ -20,8 +20,7 @@ class Lines:
 
 
 def read_lines(path: Path) -> Lines:
-    """Read a metrics.csv, without a line that a kill cut, null bytes that a loss of power left at the end, and a byte
-    order mark.
+    """Read a metrics.csv, without a truncated last line, trailing null bytes and a byte order mark.
 
     Raises:
         UserError: the text is not UTF-8 or not CSV, or a line has no step.
@@ -45,10 +44,9 @@ def read_lines(path: Path) -> Lines:
 
 
 def numbers(path: Path, lines: Lines) -> list[dict[str, float]]:
-    """Return the rows of `lines`, which were read from `path`, as numbers, without metrics that a step has not logged.
+    """Return the rows of `lines`, read from `path`, as numbers, without metrics that a step did not log.
 
-    Raises:
-        UserError: a value is not a number.
+    Raises UserError if a value is not a number.
     """
     found: list[dict[str, float]] = []
     for row in lines.rows:

@@ -1,4 +1,4 @@
-"""run.log: what `logging` and warnings said during a run, beside what they do elsewhere."""
+"""run.log: the records of `logging` and the warnings of a run."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ NAME = "run.log"
 
 
 class _Plain(logging.Formatter):
-    """One record as text, without the values that are secrets."""
+    """Format a record as text, with secrets hidden."""
 
     def __init__(self, hidden: set[str]) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -32,7 +32,7 @@ class _Plain(logging.Formatter):
 
 
 class _Appended(logging.FileHandler):
-    """A file that may lie there already, and is no way out of its folder. A disk that takes no more is told once."""
+    """Append to a file, which must be a plain one; report a write error once."""
 
     told = False
 
@@ -45,15 +45,17 @@ class _Appended(logging.FileHandler):
             print(f"Note: {self.baseFilename} can't be written ({sys.exception()}): it ends here.", file=sys.stderr)
 
     def close(self) -> None:
-        with suppress(OSError):  # of a disk that has not taken the last record
+        with suppress(OSError):  # the disk may be full
             super().close()
 
 
 @contextmanager
 def run_log(run_dir: Path, leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Iterator[None]:
-    """Appends to run.log, in rank 0, until the run ends: records of `logging` (from INFO on, where nobody has chosen
-    another level), warnings, and the error that ends it. `leaves` is the flat configuration, whose secrets are hidden
-    as they are from loggers, like those of the `environment`."""
+    """Append to run.log in rank 0, until the run ends.
+
+    It has records of `logging` (from INFO on, unless another level is set), warnings, and the error that ends the run.
+    Secrets of `leaves`, the flat configuration, and of the `environment` are hidden, as in loggers.
+    """
     if getattr(rank_zero_only, "rank", 0) != 0:
         yield
         return
@@ -63,7 +65,7 @@ def run_log(run_dir: Path, leaves: Mapping[str, Any], environment: Mapping[str, 
     names = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.profilers")
     silent = [logging.getLogger(name) for name in names]
     homes = [root, *(logger for logger in silent if not logger.propagate)]
-    # Without handlers logging shows warnings by this one; a file would take its place.
+    # without handlers logging prints warnings with this one, which a file handler would replace
     shown = [] if root.handlers or logging.lastResort is None else [logging.lastResort]
     level, before = root.level, warnings.showwarning
 
@@ -81,7 +83,7 @@ def run_log(run_dir: Path, leaves: Mapping[str, Any], environment: Mapping[str, 
         home.addHandler(file)
     for handler in shown:
         root.addHandler(handler)
-    if shown and level > logging.INFO:  # nobody has chosen it
+    if shown and level > logging.INFO:  # the default level
         root.setLevel(logging.INFO)
     warnings.showwarning = show
     try:

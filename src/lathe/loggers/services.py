@@ -1,4 +1,4 @@
-"""Loggers of packages that Lathe neither installs nor is tested with in full: Comet and Aim."""
+"""Loggers for Comet and Aim, which Lathe neither installs nor tests in full."""
 
 import hashlib
 from pathlib import Path
@@ -18,8 +18,9 @@ def comet(
     project: Name = "lathe",
     workspace: Name | None = None,
 ) -> Logger:
-    """Comet, online: Lightning's logger keeps nothing of an offline experiment. A continued run goes on in the same
-    experiment. The key is read from COMET_API_KEY or Comet's own file.
+    """Comet, online, since Lightning's logger does not keep offline experiments.
+
+    A resumed run continues the same experiment. The key is read from COMET_API_KEY or Comet's own file.
 
     Raises:
         UserError: comet-ml is not installed.
@@ -38,8 +39,7 @@ def comet(
 
 @validated
 def aim(run_dir: Path, start_step: int, repo: Name = "logs", experiment: Name = "lathe") -> Logger:
-    """Aim, in a repository on this machine or a server. A continued run goes on in the Aim run that carries its
-    directory's name.
+    """Aim, in a local repository or on a server; a resumed run continues the Aim run with its name.
 
     Raises:
         UserError: aim is not installed.
@@ -62,7 +62,7 @@ def aim(run_dir: Path, start_step: int, repo: Name = "logs", experiment: Name = 
         run_name=run_dir.name,
         run_hash=found,
         system_tracking_interval=None,
-        log_system_params=False,  # reads the installed packages through a module that setuptools has dropped
+        log_system_params=False,  # needs a module that setuptools has removed
         capture_terminal_logs=False,
         context_prefixes={"subset": {name: f"{name}/" for name in ("train", "val", "test")}},
     )

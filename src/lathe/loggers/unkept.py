@@ -1,4 +1,4 @@
-"""The logger of a command that keeps none."""
+"""The logger of commands that log nothing."""
 
 from typing import Any
 
@@ -7,8 +7,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 
 class Unkept(DummyLogger):
-    """Takes what a module logs and keeps nothing: one that gives images to `self.logger.experiment` in its
-    validation_step is evaluated as it was trained. The first time that it does, a line says so.
+    """Discard what a module logs, and print a note once if it uses `experiment`.
+
+    So a module that logs images in its validation_step can be evaluated.
     """
 
     def __init__(self) -> None:
