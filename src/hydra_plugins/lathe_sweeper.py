@@ -1,5 +1,7 @@
-"""Hydra finds plug-ins in this package alone: `hydra/sweeper=lathe`, which is what -m of train.py goes through. Every
-command of an environment imports this file, so it imports nothing else before there is a sweep.
+"""The sweeper plug-in of Hydra, `hydra/sweeper=lathe`, which train.py uses for -m.
+
+Hydra finds plug-ins only in this package. Every command imports this file, so it imports nothing else until a sweep
+runs.
 """
 
 from collections.abc import Sequence
@@ -12,10 +14,10 @@ from omegaconf import DictConfig
 
 
 class LatheSweeper(Sweeper):
-    """The jobs of a sweep, each in a process of its own: see lathe.launch.sweep.
+    """Run each job of a sweep in a separate process (lathe.launch.sweep).
 
     Args:
-        params: values by key, beside those that are typed, as Hydra's own sweeper takes them: {seed: "1,2,3"}.
+        params: values by key, added to the overrides, as for Hydra's own sweeper: {seed: "1,2,3"}.
     """
 
     def __init__(self, params: dict[str, Any] | None = None) -> None:
