@@ -1,7 +1,4 @@
-"""Find the largest batch that fits into memory.
-
-Each size is tried by a few optimizer steps in a separate process, which frees its memory when it ends.
-"""
+"""Find the largest batch that fits into memory; a process per size frees its memory."""
 
 import inspect
 import json
@@ -41,10 +38,7 @@ SQRT = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adafactor", "RMSprop", "LA
 def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
     """Find the largest batch that fits, and the learning rate for it.
 
-    Prints both, writes all tries to `find.output`, and returns the result.
-
-    Raises:
-        UserError: no batch fits, or no memory limit is known.
+    Prints both, writes all tries to `find.output`, and returns the result. Raises UserError if no batch fits.
     """
     find, device = cfg["find"], device_type(cfg["trainer"]["accelerator"])
     key, was = size_of(cfg["data"])
@@ -86,10 +80,7 @@ def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def search(attempt: Callable[[int], Try], start: int, most: int | None) -> list[Try]:
-    """Return all tries: double from `start` up to `most` while sizes fit, then bisect.
-
-    The bisection ends at a sixteenth of the largest size that fits.
-    """
+    """Return all tries: double from `start` up to `most` while sizes fit, then bisect to a sixteenth."""
     tries: list[Try] = []
 
     def fits(size: int) -> bool:
@@ -109,10 +100,7 @@ def search(attempt: Callable[[int], Try], start: int, most: int | None) -> list[
 
 
 def size_of(data: dict[str, Any]) -> tuple[str, int | None]:
-    """Return the key of the batch size and its current value, None if unknown.
-
-    Raises UserError for data that take no batch size.
-    """
+    """Return the key of the batch size and its current value, None if unknown."""
     require(
         "max_tokens" not in data,
         "data.max_tokens bounds the batches of these data, whose documents have different lengths, so there is no one "
@@ -132,10 +120,9 @@ def size_of(data: dict[str, Any]) -> tuple[str, int | None]:
 
 
 def implied(cfg: dict[str, Any], was: int | None, size: int, own: list[Any] | None = None) -> dict[str, Any]:
-    """Return the learning rate for a batch of `size` instead of `was`, and a sentence about it.
+    """Return the learning rate for `size` instead of `was`, None without a rule, and a sentence about it.
 
-    The rate is None without a rule for the optimizer. `own` has the class and rate of each optimizer that a user's
-    module makes itself.
+    `own` has the class and rate of each optimizer that a user's module makes itself.
     """
     options, key = cfg["optimizer"], "optimizer.lr"
     if own is not None:
@@ -239,9 +226,9 @@ def measured(cfg: dict[str, Any], size: int, device: str) -> Try:
 
 
 class Clock(Callback):
-    """Record in `least` the seconds of the fastest optimizer step, so that warm-up does not count.
+    """Record the `least` seconds of an optimizer step, without warm-up.
 
-    With a `size`, raise UserError if the first batch of a user's data doesn't have it.
+    Raises UserError if the first batch of a user's data ignores `size`.
     """
 
     skippable_steps = None  # needs every step

@@ -1,7 +1,4 @@
-"""Compress a finished run without training, into a new run directory with a receipt.
-
-For methods that act on the weights as they are: quantization after training, and pruning in one step.
-"""
+"""Compress a finished run without training: quantization, or pruning in one step."""
 
 import copy
 import os
@@ -41,9 +38,8 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     """Apply the requested compression methods in order, write a new run, and return its result.
 
     The metrics of the new net are under `val/` and `test/`, those of the source under `source/val/` and `source/test/`.
-
-    Raises:
-        UserError: no method, one that has to train, or a run that is quantized already. Nothing is written.
+    Raises UserError, before anything is written, for methods that have to train and for a run that is quantized
+    already.
     """
     configure_logging()
     began = time.monotonic()
@@ -173,10 +169,7 @@ def make_steps(group: dict[str, Any]) -> list[Step]:
 
 
 def prune_once(method: Any, net: Any, datamodule: Any) -> Metrics:
-    """Mask the weights at the final sparsity in one step, and re-estimate the BatchNorm statistics.
-
-    Raises UserError for a criterion that observes training, or if there is nothing to mask.
-    """
+    """Mask the weights at the final sparsity in one step, and re-estimate the BatchNorm statistics."""
     key = f"compression.{method.name}"
     require(
         method.criterion in ("magnitude", "random", "batchnorm"),
@@ -208,10 +201,7 @@ def prune_once(method: Any, net: Any, datamodule: Any) -> Metrics:
 
 
 def remove_channels_once(method: Any, net: Any, datamodule: Any) -> Metrics:
-    """Remove channels down to the method's budget in one step, and re-estimate the BatchNorm statistics.
-
-    Raises UserError for an importance that needs gradients, a net that can't be traced, or a budget that can't be met.
-    """
+    """Remove channels down to the budget in one step, and re-estimate the BatchNorm statistics."""
     require(
         method.options.importance != "taylor",
         "compression.prune_channels.importance=taylor needs gradients: choose another here, or prune in train.py.",
@@ -238,10 +228,7 @@ def _home(source: RunDir) -> Path:
 
 
 def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str, Any]) -> RunDir:
-    """Create a run next to `source`: its configuration with the new `compression`, and best.ckpt.
-
-    Raises UserError, and removes the directory, if the disk is full or not writable.
-    """
+    """Create a run next to `source`: its configuration with the new `compression`, and best.ckpt."""
     config = copy.deepcopy(source.config)
     set_data_folder(config, request["data"]["folder"])
     config |= {

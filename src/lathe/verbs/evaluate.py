@@ -36,13 +36,7 @@ FORMATS = (
 
 
 def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
-    """Build the task with the weights of the requested checkpoint, and a Trainer for it.
-
-    Only the run directory is read, since the data may have moved.
-
-    Raises:
-        UserError: the checkpoint is missing, damaged, or does not fit the configuration.
-    """
+    """Build the task with the requested checkpoint, and a Trainer, without the data, which may have moved."""
     configure_logging()
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     path = run.checkpoint(request["checkpoint"], "checkpoint")
@@ -70,10 +64,7 @@ def check_request(request: dict[str, Any]) -> None:
 
 
 def check_output(output: Path, run: Path, source: str | None) -> None:
-    """Raise UserError if `output` would replace a file that is read or belongs to the run.
-
-    Also for the suffix of another format. A device or a pipe raises OSError.
-    """
+    """Raise UserError if `output` would replace an input or a file of the run, or has a wrong suffix."""
     place = output.resolve()
     require_file(output)
     if source is not None:
@@ -103,11 +94,7 @@ class _OpenedToFit(Callback):
 
 
 def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
-    """Return the metrics of a split, keyed by `split/metric`; rank 0 prints and writes them.
-
-    Raises:
-        UserError: the data lack this split, a metric is NaN, or `check_request` or `rebuild` raised it.
-    """
+    """Return the metrics of a split, keyed by `split/metric`; rank 0 prints and writes them."""
     request = cfg["request"]
     split = request["split"]
     check_request(request)

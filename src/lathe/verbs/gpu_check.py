@@ -88,11 +88,7 @@ class Line:
 
 
 def gpu_check(request: dict[str, Any]) -> int:
-    """Run the lines of `request`, print and write the table; return 0 if no line failed or timed out.
-
-    Raises:
-        UserError: no GPU is available, or a line is unknown.
-    """
+    """Run the lines of `request`, print and write the table; return 0 if no line failed or timed out."""
     root, names = project("gpu_check.py"), [*TRAINED, *ON_A_RUN]
     for name in request["only"] or []:
         require(name in names, f"only=[{name}]: {did_you_mean(name, names)}")
@@ -183,10 +179,7 @@ def figures(result: dict[str, Any]) -> str:
 
 
 def found_hardware(accelerator: str) -> tuple[str, int]:
-    """Return a description of the hardware, and the number of devices: 2 processes on a CPU.
-
-    Raises UserError if no GPU is visible.
-    """
+    """Return a description of the hardware, and the number of devices: 2 processes on a CPU."""
     import torch  # slow: imported after the keys are checked
 
     versions = f"torch {torch.__version__}"

@@ -20,10 +20,7 @@ def train_inside(cfg: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def same_numbers() -> Iterator[None]:
-    """Restore the random states of Python, NumPy and torch on exit.
-
-    Lightning's isolate_rng does not do so after an error.
-    """
+    """Restore random states on exit, also after an error, which Lightning's isolate_rng does not."""
     states = _collect_rng_states()
     try:
         yield
@@ -50,7 +47,7 @@ def _settings() -> Iterator[None]:
 
 @contextmanager
 def _loaders() -> Iterator[None]:
-    """Remove Lightning 2.6's patches of torch's loaders, which it leaves after an error in a data module.
+    """Remove Lightning 2.6's patches of torch's loaders, which it leaves after an error.
 
     With them, later loaders that pass `batch_size` by position fail.
     """

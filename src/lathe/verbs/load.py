@@ -97,9 +97,9 @@ def restore(net: nn.Module, checkpoint: str | Path, strict: bool = True, key: st
 class Predictions:
     """The predictions of a net for `n` samples.
 
-    Float32 `logits` `[n, classes]` (of the last position for token ids) and float64 `probabilities` of the same shape.
-    For each sample the likeliest class: its index `prediction` `[n]`, its `probability` `[n]`, and its name in
-    `classes`, None if the data name no classes.
+    Float32 `logits` `[n, classes]` (of the last position for token ids) and float64 `probabilities` of the same shape;
+    of the likeliest class its index `prediction` `[n]`, its `probability` `[n]`, and its name in `classes`, if there
+    are names.
     """
 
     logits: Array
@@ -120,7 +120,7 @@ class Run:
     """A run directory, with everything in it built on access.
 
     `dir` is its path, `config` the resolved configuration, `result` the final metrics (empty while it is unfinished),
-    and `metrics` every logged step. `net`, `task` and `datamodule` are those of the run.
+    and `metrics` every logged step.
     """
 
     def __init__(self, run: RunDir, checkpoint: str = "best") -> None:
@@ -149,10 +149,7 @@ class Run:
 
     @property
     def metrics(self) -> Any:
-        """metrics.csv, a row for each logged optimizer step.
-
-        A pandas DataFrame if pandas is installed, else a list of dicts, which lack the metrics that a step did not log.
-        """
+        """metrics.csv: a pandas DataFrame if pandas is installed, else a list of dicts without missing values."""
         path = self.dir / "metrics.csv"
         require(path.is_file(), f"{self.dir} has no metrics.csv: it has not begun to train.")
         lines = read_lines(path)
@@ -162,11 +159,7 @@ class Run:
 
     @property
     def task(self) -> LightningModule:
-        """The trained LightningModule, with the checkpoint's weights and structure, on the CPU in eval mode.
-
-        Raises:
-            UserError: the checkpoint is missing or damaged.
-        """
+        """The trained LightningModule, with the checkpoint's weights and structure, on the CPU in eval mode."""
         return self._opened.driven
 
     @cached_property
@@ -225,10 +218,7 @@ class Run:
 
     @cached_property
     def _answering(self) -> tuple[Task, Any]:
-        """The task and Trainer that predict.
-
-        Not `task`, whose net must not change: a Trainer moves it, and a precision changes its weights.
-        """
+        """The task and Trainer that predict; not `task`, whose net must keep its device and weights."""
         cfg = self.config_dict
         cfg["trainer"] = {**cfg["trainer"], **HERE}
         return rebuild({**cfg, "strategy": AUTO, "request": {"checkpoint": self.checkpoint}})

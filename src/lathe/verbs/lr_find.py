@@ -1,7 +1,7 @@
 """The learning-rate range test (Smith 2017, arXiv:1506.01186).
 
-Lightning's finder gives every parameter group the same rate. Here the groups keep their ratios (roles, layer_decay),
-and the steps are those of a run: its strategy, precision, clipping and accumulated batches.
+Unlike in Lightning's finder, parameter groups keep their ratios (roles, layer_decay), and the steps are those of a run:
+its strategy, precision, clipping and accumulated batches.
 """
 
 import inspect
@@ -26,11 +26,7 @@ _RATE = re.compile(r"(.*_)?(lr|learning_rate)")  # names of a module's learning-
 
 
 def lr_find(cfg: dict[str, Any]) -> dict[str, Any] | None:
-    """Train `find.steps` optimizer steps with a rising rate; print, write and return the result.
-
-    Raises:
-        UserError: the run can't be built, no rate can be set, or the loss does not fall.
-    """
+    """Train `find.steps` optimizer steps with a rising rate; print, write and return the result."""
     find = cfg["find"]
     ordered = (
         f"find.min_lr={find['min_lr']:g} is not below find.max_lr={find['max_lr']:g}: the rate rises from the first."
@@ -59,10 +55,8 @@ class Rising(Callback):
     """Raise the rate from `low` to `high` by equal ratios, and record the loss of each optimizer step.
 
     The run ends when the loss is `stop` times the lowest. `base` is the configured rate, to which each parameter group
-    keeps its ratio; None is the highest rate of a group. If a group has a scheduler, its rate is the one that the
+    keeps its ratio; None is the highest rate of a group. The rate of a group with a scheduler is the one that the
     scheduler starts from or rises to.
-
-    Raises UserError if the optimizer has no rate, or a step no loss.
     """
 
     skippable_steps = None  # needs every step
@@ -183,10 +177,7 @@ def write(folder: Path, found: dict[str, Any]) -> None:
 
 
 def told(cfg: dict[str, Any], module: LightningModule, now: float, rate: float) -> str:
-    """Return the override that sets this rate.
-
-    For an optimizer that the module makes itself, the argument of the module that holds the rate, or where to look.
-    """
+    """Return the override that sets this rate, or where a module's own optimizer sets it."""
     if cfg["optimizer"]:
         plus = "" if "lr" in cfg["optimizer"] else "+"
         return f"{plus}optimizer.lr={rate:g} (now {now:g})"

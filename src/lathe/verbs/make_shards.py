@@ -10,11 +10,7 @@ from lathe.runs.instantiate import instantiate
 
 
 def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
-    """Write or index shards as `settings` requests, and return the folder and the index.
-
-    Raises:
-        UserError: two sources are requested, or writing or indexing raised it.
-    """
+    """Write or index shards as `settings` requests, and return the folder and the index."""
     images, tars = settings["images"], settings["tars"]
     both = images["folder"] is not None and tars["folder"] is not None
     require(not both, f"images.folder={images['folder']} and tars.folder={tars['folder']} are both set: choose one.")

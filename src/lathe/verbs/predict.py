@@ -38,10 +38,7 @@ Write = Callable[[Array], None]
 def predict(cfg: dict[str, Any]) -> int:
     """Write a line for each image of `input` to the CSV file `output`, and return the number of images.
 
-    The file appears only when it is complete. Images are read batch by batch, since a folder may exceed the memory.
-
-    Raises:
-        UserError: images that can't be read or don't fit the net, a missing export, or an error of `rebuild`.
+    The file is written atomically. Images are read batch by batch, since a folder may exceed the memory.
     """
     request, facts = cfg["request"], cfg["data"]
     devices, target = cfg["trainer"]["devices"], request["export"] or MODULE
@@ -115,13 +112,10 @@ def bar(shown: bool) -> Progress:
 
 
 class Images:
-    """Iterate over uint8 batches `[batch, channels, height, width]` of images.
+    """Iterate over uint8 batches `[batch, channels, height, width]` of images of `size`.
 
-    Images have `size`; if that is None, each keeps its own, and a batch ends where the size changes. `resize` scales
-    others to `size`: the centre crop, or the whole image with `squash`. `names` has the names of the images yielded,
-    for the consumer to pop.
-
-    Raises UserError if an image has another size without `resize`, or more files are unreadable than `left_out` allows.
+    If `size` is None, images keep theirs, and a batch ends where it changes. `resize` scales others to `size`: the
+    centre crop, or the whole image with `squash`. The consumer pops the names of yielded images from `names`.
     """
 
     def __init__(
@@ -203,10 +197,7 @@ class Written(Callback):
 
 
 def check_export(cfg: dict[str, Any]) -> tuple[int, int] | None:
-    """Return the height and width of the images that the run's export takes; None for any.
-
-    Raises UserError if the export is missing or stale, or the request has options that only the module supports.
-    """
+    """Return the height and width of the images that the run's export takes; None for any."""
     request, target = cfg["request"], cfg["request"]["export"]
     require(
         target in export.TARGETS,

@@ -9,11 +9,7 @@ from lathe.runs.rundir import RunDir
 
 
 def receipt(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Measure the requested run, and return the receipt.
-
-    Raises:
-        UserError: the run is in progress, has no best checkpoint, or the baseline is not a run.
-    """
+    """Measure the requested run, and return the receipt."""
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     require(
         cfg["trainer"]["devices"] in (1, "auto"),

@@ -1,10 +1,7 @@
-"""Write configs/schema.json, the options of every key.
+"""Write configs/schema.json from signatures, config/commands.py and the comments in configs/.
 
-It is read from signatures, config/commands.py and the comments in configs/.
-
-Editors complete and check the YAML files with it, the launch validates with it, and `--help` and the reference are
-built from it. Two keywords are Lathe's: `needs`, keys that a whole configuration has, and `own`, the options that
-`build_optimizer` does not pass on.
+Editors, the launch, `--help` and the reference use it. Two keywords are Lathe's: `needs`, keys that a whole
+configuration has, and `own`, the options that `build_optimizer` does not pass on.
 """
 
 import importlib

@@ -27,11 +27,7 @@ from lathe.tasks import Task
 def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     """Measure the requested changes, print the table, and return the contents of sensitivity.json.
 
-    Writes sensitivity.json, a plot for each kind of change and, with a budget for bits, override.txt below
-    `sensitivity/` in the run directory.
-
-    Raises:
-        UserError: an invalid request, or a run whose weights are quantized already.
+    Writes sensitivity.json, plots and, with a budget for bits, override.txt below `sensitivity/` in the run directory.
     """
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     check_request(request)
@@ -213,8 +209,7 @@ def _uniform(bench: _Bench, kind: str, options: dict[str, list[Option]], budget:
 def _override(kind: str, best: Allocation, net: nn.Module) -> str | None:
     """Return the overrides that train with the chosen bits; None without any.
 
-    Includes layers that share the weight of a chosen one, such as a tied head. Quotes protect the braces from the
-    shell.
+    Layers that share a chosen weight, such as a tied head, are included. Quotes protect the braces from the shell.
     """
     if kind != "bits":
         return None

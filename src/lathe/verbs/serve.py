@@ -7,11 +7,7 @@ from lathe.errors import UserError
 
 
 def serve(cfg: dict[str, Any]) -> None:
-    """Start `lathe.serving.server.serve`.
-
-    Raises:
-        UserError: a package that it needs is not installed.
-    """
+    """Start `lathe.serving.server.serve`, if its packages are installed."""
     missing = [name for name in ("starlette", "uvicorn", "httptools", "prometheus_client") if find_spec(name) is None]
     if missing:
         raise UserError(f"scripts/serve.py needs {', '.join(missing)}: pip install -e '.[serve]'.")

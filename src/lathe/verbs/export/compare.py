@@ -29,11 +29,8 @@ def compared(
 ) -> dict[str, Any]:
     """Return the parity report of target `name` in `folder`; `shared` are the keys common to all targets.
 
-    If the run's data can't be opened, the file is compared on noise only, with a warning; `held_out` and `figures` are
-    then None.
-
-    Raises:
-        UserError: the file is outside its tolerance.
+    If the run's data can't be opened, a warning says that only noise is compared, and `held_out` and `figures` are
+    None. Raises UserError if the file is outside its tolerance.
     """
     held = _held_out(ready, name, shared)
     odd = parity.odd_inputs(ready)
@@ -84,10 +81,7 @@ def _held_out(ready: ExportModel, name: str, shared: Mapping[str, Any]) -> parit
 
 
 def arithmetic_of(ready: ExportModel, options: Mapping[str, Any]) -> str:
-    """Return the arithmetic of the file; `half` is the option of targets that support float16.
-
-    Weight-only integers are dequantized to floats, without rounding.
-    """
+    """Return the arithmetic of the file; weight-only integers are dequantized to floats."""
     if ready.activation_bits is not None:
         return "int8"
     return "float16" if options.get("half") else "float32"
@@ -147,8 +141,7 @@ def drop_of(
 ) -> dict[str, Any]:
     """Return the metrics, the one that is checked, and its relative drop from the run's net to the file.
 
-    The drop is the cost of calibration and of other arithmetic than in training; it is not checked for another input
-    size. Raises UserError if it exceeds `most`; None allows any.
+    The drop is the cost of calibration and of other arithmetic; it is checked unless the file has another input size.
     """
     metric = ready.task.monitor.rpartition("/")[2]
     if metric == "loss" and "perplexity" in ready.task.computed:

@@ -16,12 +16,9 @@ SPARE = 2**20  # bytes: with less free space the disk counts as full, whatever t
 
 @contextmanager
 def fresh_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `path` at the end; after an error or a signal it is removed.
+    """Yield a temporary folder that replaces `path` at the end, or is removed after an error or a signal.
 
-    Also removes those of killed processes.
-
-    Raises:
-        UserError: the disk is full or not writable, or `path` is not an export.
+    Raises UserError if the disk is full or not writable, or `path` is not an export.
     """
     foreign = path.is_file() or (path.is_dir() and any(path.iterdir()) and not (path / NAME).is_file())
     require(not foreign, f"{path} is there, and no export that Lathe has written: move it elsewhere.")

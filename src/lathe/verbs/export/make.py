@@ -27,11 +27,7 @@ def ready_for(
     eval_batch_size: int | None = None,
     data_folder: str | None = None,
 ) -> ExportModel:
-    """Build the module that target `name` exports: integer or float, with preprocessing.
-
-    Raises:
-        UserError: the target is not available, or the run can't be opened.
-    """
+    """Build the module that target `name` exports: integer or float, with preprocessing."""
     target = export.get(name)
     missing = target.available(**taken(target.available, options))
     require(missing is None, str(missing))
@@ -51,11 +47,7 @@ def ready_for(
 
 
 def make(ready: ExportModel, name: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Write the file of target `name` and its manifest into `folder`, and return the manifest.
-
-    Raises:
-        UserError: the target does not support this net, or the file can't be written.
-    """
+    """Write the file of target `name` and its manifest into `folder`, and return the manifest."""
     target = export.get(name)
     file = f"model{target.suffix}"
     facts = {

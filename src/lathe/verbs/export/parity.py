@@ -42,10 +42,7 @@ class Held:
 def held_out(ready: ExportModel, split: str, samples: int | None) -> Held:
     """Return the first `samples` of a split, or as many as `LOGITS` and `INPUTS` allow.
 
-    Without padding rows of a batch; images are scaled to the input size of the file.
-
-    Raises:
-        UserError: the data are not pixels normalized by the run's mean and std.
+    Padding rows are left out, and images are scaled to the input size of the file.
     """
     held = Held([], [])
     size, logits, inputs = ready.other_size, 0, 0
@@ -111,10 +108,7 @@ def most_of(ready: ExportModel) -> int:
 
 
 def odd_inputs(ready: ExportModel) -> list[Tensor]:
-    """Return noise and extreme values in batch sizes that were not traced.
-
-    Token ids also have other lengths, and images other sizes if the file accepts them.
-    """
+    """Return noise and extreme values in batch sizes that were not traced, and in other lengths or sizes."""
     draw = torch.Generator().manual_seed(0)
     shape = ready.example.shape[1:]
     found = []
@@ -138,10 +132,9 @@ def odd_inputs(ready: ExportModel) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of two sets of logits.
+    """The largest difference of two sets of logits, and the largest logit of the reference (`scale`).
 
-    `largest` is the largest difference, `scale` the largest reference logit, and `agreement` the share of equal
-    predictions among `n`, None for values.
+    `agreement` is the share of equal predictions among `n`, None for values.
     """
 
     largest: float
@@ -169,9 +162,9 @@ def answers_of(ready: ExportModel, inputs: Sequence[Tensor]) -> list[Tensor]:
 def differences(
     inputs: Sequence[Tensor], answers: Sequence[Tensor], references: Sequence[Tensor], predicts: str = "classes"
 ) -> Difference:
-    """Compare a file's outputs with the module's, `references`, which are `predicts`.
+    """Compare a file's outputs with the module's, `references`; a nan makes the difference nan.
 
-    A nan makes the difference nan. Raises UserError if an output has another shape.
+    Raises UserError if an output has another shape.
     """
     meter, scale = AgreementMeter(predicts), 0.0
     for x, answer, reference in zip(inputs, answers, references, strict=True):

@@ -1,7 +1,6 @@
-"""Run a weights-only file in a separate process, in the net of the run's configuration.
+"""Run a weights-only file in the run's net: `python -m lathe.verbs.export.reload <job folder>`.
 
-Usage: `python -m lathe.verbs.export.reload <job folder>`, as `lathe.export.probe`, with the run directory as `"run"` in
-job.json.
+As `lathe.export.probe`, with the run directory as `"run"` in job.json.
 """
 
 import json

@@ -24,10 +24,7 @@ from lathe.verbs.export.request import check_request, taken, targets_of
 def ship(cfg: dict[str, Any]) -> dict[str, Any]:
     """Export the requested run to each target, into the run's exports/<target>; return the parity reports.
 
-    Later targets are still exported after a failure.
-
-    Raises:
-        UserError: an unknown target or option, a missing checkpoint, or a target that failed and was removed.
+    After a failure the other targets are still exported; then UserError is raised.
     """
     configure_logging()
     run = RunDir(cfg["paths"]["run_dir"])
@@ -78,8 +75,7 @@ def ship_one(run: RunDir, request: Mapping[str, Any], name: str, options: Mappin
 def show(reports: Mapping[str, Any], run: Path, console: Console | None = None) -> None:
     """Print a line for each target, within 80 columns.
 
-    It has the metrics of the run's own net and of the file, the share of predictions that are equal in the file and in
-    the exported module, and the largest difference of a logit as a share of the largest logit.
+    `differ by` is the largest difference of a logit as a share of the largest logit.
     """
     if not reports:
         return

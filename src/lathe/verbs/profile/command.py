@@ -36,9 +36,6 @@ def profile(cfg: dict[str, Any]) -> dict[str, Any]:
     """Profile some steps of the run in `paths.run_dir`, and some inference batches; return the report.
 
     Writes profile.json, profile.html and traces below `profile/` in the run directory, and prints a summary.
-
-    Raises:
-        UserError: more than one device, or the run can't be built.
     """
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     devices = request["trainer"]["devices"]

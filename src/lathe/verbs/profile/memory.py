@@ -37,10 +37,9 @@ class Timeline(PeakMemory):
 
 
 class StepMemory(Callback):
-    """Measure batch number `batch` of the fit.
+    """Measure batch `batch` of the fit: bytes of the peak, of persistent tensors and of activations.
 
-    `found` has the bytes of the peak, of persistent tensors and of saved activations. On a GPU the allocator's snapshot
-    is written to `folder`.
+    On a GPU the allocator's snapshot is written to `folder`.
     """
 
     skippable_steps = None  # needs every step

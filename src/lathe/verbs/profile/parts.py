@@ -105,7 +105,7 @@ class Parts(Callback):
 def medians(found: list[dict[str, float]]) -> dict[str, float]:
     """Return the milliseconds of each part, in order, and of the whole `step`, of the median step.
 
-    Medians of each part would not add up to a step, since a disturbance affects a different part each time.
+    Medians of each part would not add up to a step.
     """
     times = sorted(found, key=lambda step: sum(step.values()))[(len(found) - 1) // 2]
     parts = {part: 1e3 * times[part] for part in sorted(times, key=ORDER.index)}

@@ -23,9 +23,9 @@ SINGLE = "Each row is one run, so nothing here is evidence of a difference: add 
 class Report:
     """The contents of a report.
 
-    `metrics` are its metrics, the main one first, and `directions` max or min for each. `notes` name those of both that
-    were guessed, and the result of a search. `waiting` counts the sweep's jobs that have not begun. Groups of a
-    `search`, and of single runs, are ordered by the first metric.
+    `metrics` has the main one first; `directions` is max or min for each. `notes` name those of both that were guessed,
+    and the result of a search. `waiting` counts the jobs that have not begun. Groups of a `search`, and of single runs,
+    are ordered by the first metric.
     """
 
     title: str
@@ -74,11 +74,7 @@ class Report:
 
 
 def assemble(request: Mapping[str, Any]) -> Report:
-    """Build the report that the keys of configs/report.yaml request.
-
-    Raises:
-        UserError: a key names something that does not exist.
-    """
+    """Build the report that the keys of configs/report.yaml request."""
     named, by = _list(request["runs"]) or [], _list(request["by"])
     runs, waiting = collect(named)
     check_tasks(runs, by)

@@ -22,7 +22,7 @@ from lathe.verbs.report.find import find_places
 # numbers of result.json that are not metrics
 COUNTS = ("seed", "steps", "epochs", "best_step", "devices", "pruned")
 SEEDS = ("seed", "data.fold")
-LARGEST = 1e150  # a larger number's square is infinite
+LARGEST = 1e150  # squares of larger numbers may overflow
 
 
 def harmless(text: str) -> str:
@@ -131,10 +131,7 @@ def collect(named: list[str]) -> tuple[list[Run], int]:
 
 
 def read_run(place: RunEntry, known: dict[str, Any] | None = None) -> Run:
-    """Read a run; `sentence` reports an unreadable file, so that the report continues without it.
-
-    `known` caches what configurations have in common (RunDir.plain).
-    """
+    """Read a run; `sentence` reports an unreadable file. `known` caches configurations (RunDir.plain)."""
     job = place.job
     typed = job.get("overrides")
     words = [str(word) for word in typed] if isinstance(typed, list) else []

@@ -35,10 +35,7 @@ _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 
 @dataclass(frozen=True)
 class Factor:
-    """A key of the experiment with its value in each run, in the order of the runs.
-
-    Compared by the key: values may be lists, which have no hash.
-    """
+    """A key with its value in each run; compared by the key, since values may be lists without a hash."""
 
     key: str
     values: tuple[Any, ...] = field(compare=False)
@@ -128,10 +125,7 @@ class Differences:
         return [*chosen, *self._needed(chosen)]
 
     def chosen(self, by: Sequence[str]) -> list[Factor]:
-        """Return the factors that `by` names.
-
-        Raises UserError if no run has such a key, or all have the same value.
-        """
+        """Return the factors that `by` names; raise UserError for a key that is unknown or does not differ."""
         found = {factor.key: factor for factor in self.factors()} | self._found
         factors = []
         for key in by:

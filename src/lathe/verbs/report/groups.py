@@ -96,9 +96,9 @@ class Pair:
 
 
 def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str] | None) -> list[Group]:
-    """Return the groups of the runs that have a configuration, sorted by their values.
+    """Return the groups of the runs, sorted by their values.
 
-    `runs` without one, a sweep's failed jobs, join the group that their overrides name.
+    `runs` without a configuration, a sweep's failed jobs, join the group that their overrides name.
     """
     factors = differences.factors() if by is None else differences.chosen(by)
     others = [] if by is None else differences.others(factors)
@@ -192,8 +192,6 @@ def find_baseline(groups: Sequence[Group], asked: Any) -> int:
 
     By default the group with a complete run and the most values that are most common among the runs (of equally common
     values, the one with the fewest commas: `default` rather than `[default,ema]`).
-
-    Raises UserError if no group or several groups match.
     """
     if asked is None:
         common = {key: _usual(groups, key) for key in groups[0].factors}

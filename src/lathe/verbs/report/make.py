@@ -26,11 +26,7 @@ TEXTS = {
 
 
 def report(settings: Mapping[str, Any]) -> Report:
-    """Build, write and print the report that the keys of configs/report.yaml request.
-
-    Raises:
-        UserError: a package is missing, a key names something that does not exist, or `output` is invalid.
-    """
+    """Build, write and print the report that the keys of configs/report.yaml request."""
     formats = settings["formats"]
     lacking = uninstalled("report", "scipy", *(["plotly"] if "html" in formats else []))
     require(lacking is None, str(lacking))

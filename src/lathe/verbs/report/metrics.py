@@ -24,10 +24,7 @@ def _kind(name: str) -> str | None:
 
 
 def chosen(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
-    """Return the requested metrics, or the one that selected the best checkpoints, on test if available.
-
-    Raises UserError if no run has such a metric, or any.
-    """
+    """Return the requested metrics, or the one that selected the best checkpoints, on test if available."""
     names = available(runs)
     if not names:
         raise _why_none(runs)

@@ -60,7 +60,7 @@ def page(data: dict[str, Any]) -> str:
 
 
 def _fitting(data: dict[str, Any], room: int) -> dict[str, str]:
-    """Return the data and curves in the finest form that fits into `room` bytes, else the coarsest."""
+    """Return the data and curves in the finest form of at most `room` bytes, else the coarsest."""
     found = {}
     shared = {**data, "importance": importance(data)}
     for form in FORMS:

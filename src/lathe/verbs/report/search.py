@@ -33,10 +33,7 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def tell(runs: Sequence[Run], options: Mapping[str, Any], metric: str) -> str:
-    """Describe the search: its objectives, and the best trial or the Pareto front.
-
-    `metric` is the order of the rows.
-    """
+    """Describe a search: objectives, best trial or Pareto front, and `metric`, the order of the rows."""
     names = _names(runs, options)
     ways = _ways(names, runs, options.get("directions"))
     trials = _reached(runs, len(names))

@@ -12,11 +12,7 @@ FEW = 5  # with fewer numbers an interval is reported as wide
 
 @dataclass(frozen=True)
 class Interval:
-    """The kind of interval.
-
-    `kind` is t (Student's, for normal errors) or bootstrap (percentiles of resampled means, drawn with `seed`); `share`
-    is the confidence.
-    """
+    """An interval: `kind` is t (normal errors) or bootstrap (percentiles), `share` the confidence."""
 
     kind: str = "t"
     share: float = 0.95

@@ -33,10 +33,9 @@ def project(script: str) -> Path:
 
 @contextmanager
 def code_of(environment: dict[str, Any], choice: str, where: str) -> Iterator[Code]:
-    """Yield the recorded code, or with `choice` current the present code.
+    """Yield the recorded code in a temporary checkout, or with `choice` current the present code.
 
-    A checkout is removed at the end. Raises UserError, with `where` as its beginning, if the code was not recorded or
-    is not available.
+    Raises UserError, with `where` as its beginning, if the code is not recorded or not available.
     """
     root, here = project("reproduce.py"), describe_environment()
     commit, diff = environment.get("git_commit"), environment.get("git_diff")

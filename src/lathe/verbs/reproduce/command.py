@@ -26,11 +26,7 @@ DIFFERENT = 3  # exit code for different results; 1 is an error, as in all comma
 
 
 def reproduce(request: dict[str, Any]) -> int:
-    """Repeat the run `run` with its recorded code, compare weights and metrics, and return the exit code.
-
-    Raises:
-        UserError: the run can't be repeated, or did not complete.
-    """
+    """Repeat the run with its recorded code, compare weights and metrics, and return the exit code."""
     trusted = list(request.get("trusted") or [])
     run = rundir.open_run(request["run"], "run", trusted)
     check(run, f"run={request['run']}")

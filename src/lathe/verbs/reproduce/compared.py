@@ -20,10 +20,7 @@ def checkpoints(run: RunDir) -> dict[str, dict[str, Any]]:
 
 
 def weights(run: RunDir, again: RunDir) -> dict[str, dict[str, Any]]:
-    """Compare best.ckpt and last.ckpt: number of tensors, number that differ, and largest difference.
-
-    `missing` is the run that lacks the checkpoint.
-    """
+    """Compare best.ckpt and last.ckpt tensor by tensor; `missing` is the run that lacks one."""
     mine, theirs = checkpoints(run), checkpoints(again)
     found: dict[str, dict[str, Any]] = {}
     for name in ("best", "last"):

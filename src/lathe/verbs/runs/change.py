@@ -21,8 +21,7 @@ NAMED = 10  # runs that are listed before they are removed
 def tag(runs: Sequence[Listed], log_dir: Path, words: Sequence[str], without: Sequence[str]) -> None:
     """Add and remove tags, in config.yaml (for a resumed run) and in result.json (for reports).
 
-    Raises:
-        UserError: a run is running, unreadable or not writable. Nothing is changed then.
+    Raises UserError, before anything is changed, if a run is running or unreadable.
     """
     refuse([*_in_the_way(runs, log_dir), *(run.standing.unread for run in runs if run.standing.unread is not None)])
     both = sorted({*words} & {*without})
@@ -55,11 +54,7 @@ def _named(tags: list[str]) -> dict[str, list[str]]:
 
 
 def archive(runs: Sequence[Listed], log_dir: Path, folder: str) -> None:
-    """Move runs to `<folder>/<name>/<run>`, where they remain run directories.
-
-    Raises:
-        UserError: a run is running or needed by another one, or its target exists. Nothing is moved then.
-    """
+    """Move runs to `<folder>/<name>/<run>`; raise UserError, and move none, if one can't be moved."""
     goal = Path(folder).resolve()
     places = [(run, goal / run.name / run.run.path.name) for run in runs]
     inside = [run for run in runs if run.path is not None and goal.is_relative_to(run.path)]
@@ -86,11 +81,7 @@ def archive(runs: Sequence[Listed], log_dir: Path, folder: str) -> None:
 
 
 def delete(runs: Sequence[Listed], log_dir: Path, state: str, sure: bool) -> None:
-    """Remove the runs in this state, after confirmation; keep unreadable ones, whose state is not certain.
-
-    Raises:
-        UserError: confirmation without a terminal, or a run that is needed by an unfinished one or can't be removed.
-    """
+    """Remove the runs in this state, after confirmation; keep unreadable ones, whose state is not certain."""
     gone = [run for run in runs if run.state == state and run.path is not None and run.standing.unread is None]
     lost = table.unread([run for run in runs if run.state == state])
     if lost is not None:

@@ -64,11 +64,7 @@ def conditions(where: Sequence[str]) -> list[Condition]:
 
 
 def chosen(runs: list[Listed], where: Sequence[str], since: str | None) -> list[Listed]:
-    """Return the runs that fulfil `where` and began `since`.
-
-    Raises:
-        UserError: `since` is not a time, or `where` names a key that no run has.
-    """
+    """Return the runs that fulfil `where` and began `since`."""
     if since is not None:
         begin = begun_since(since)
         runs = [run for run in runs if run.started >= begin]

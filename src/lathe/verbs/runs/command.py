@@ -31,8 +31,7 @@ PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
 def runs(request: dict[str, Any]) -> None:
     """List the selected runs, or compare, tag, archive or delete them.
 
-    Raises:
-        UserError: an invalid request, or one that would damage a run. Nothing is changed then.
+    Raises UserError, before anything is changed, for an invalid request or one that would damage a run.
     """
     request["tag both"] = bool(request["tag"] or request["untag"])
     asked = [name for name in ACTIONS if request["tag both" if name == "tag" else name]]

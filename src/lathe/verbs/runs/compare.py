@@ -24,9 +24,6 @@ def compare(words: Sequence[str], columns: Sequence[str] | None, points: int) ->
 
     `typed` has the overrides of only one of them, `curves` each metric at `points` equal steps, and `apart` the metrics
     that measure different things, with the reason. `columns` are the metrics to compare; None: all.
-
-    Raises:
-        UserError: one is not a run directory, or both are the same.
     """
     runs = [open_run(word, "compare", look=True) for word in words]
     require(runs[0].path != runs[1].path, f"compare=[{words[0]},{words[1]}]: both are {runs[0].path}; give two runs.")

@@ -15,13 +15,7 @@ NOT_NAMES = ("latest", "benchmark", "slurm")  # folders below log_dir without ru
 
 
 def find(runs: str | list[str] | None, log_dir: Path) -> list[Listed]:
-    """Return the runs that `runs` names once each; None: all below `log_dir`.
-
-    Links are followed only if the user names them.
-
-    Raises:
-        UserError: a path does not exist, or has no run.
-    """
+    """Return the runs that `runs` names; None: all below `log_dir`. Follows only links that are named."""
     jobs = jobs_by_run(log_dir)
     found: dict[str, Listed] = {}
     known: dict[str, Any] = {}

@@ -5,10 +5,7 @@ from typing import Any
 
 
 def differing_environments(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Return the differing entries of environment.json, as pairs by name.
-
-    An uncommitted diff is given by its length and the beginning of its SHA-256.
-    """
+    """Return the differing entries of environment.json by name; a diff is given by length and SHA-256."""
     mine, theirs = _facts(a), _facts(b)
     return {
         key: (mine.get(key, "absent"), theirs.get(key, "absent"))

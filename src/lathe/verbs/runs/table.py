@@ -47,7 +47,7 @@ def rows(runs: Sequence[Listed], columns: Sequence[str] | None) -> list[dict[str
 def show(runs: Sequence[Listed], columns: Sequence[str] | None) -> str:
     """Return a line for each run: state, metric, and differing overrides or the requested `columns`.
 
-    A star marks the best value. On a terminal, lines are truncated.
+    A star marks the best value.
     """
     found, differ = rows(runs, columns), differing(runs) if columns is None else {}
     for at, row in enumerate(found):
