@@ -160,7 +160,7 @@ def scored(
 ) -> tuple[dict[str, float], Agreement | None]:
     """Return the metrics of `forward` over `batches`, and its agreement with `reference`.
 
-    Targets of -100 are ignored. Raises UserError if the reference's outputs have another shape.
+    Targets of -100 are ignored.
     """
     watched, meter = _Watched(batches), AgreementMeter(task.predicts)
 

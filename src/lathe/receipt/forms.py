@@ -113,10 +113,7 @@ class Target(Form):
 
 
 def export_to(target: str, net: nn.Module, example: Tensor, folder: Path, **options: Any) -> Path:
-    """Export `net` to `target` with these options, below `folder`, and return the file.
-
-    Raises UserError if the target is not available, or does not support the net.
-    """
+    """Export `net` to `target` with these options, below `folder`, and return the file."""
     module = export.get(target)
     missing = module.available(**options)
     if missing is not None:

@@ -39,10 +39,7 @@ def check_places(run: RunDir) -> None:
 
 
 def put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Write receipt.svg, receipt.md and then receipt.json atomically, and return its contents.
-
-    `section` replaces the comparison of `receipt`.
-    """
+    """Write receipt.svg, receipt.md and last receipt.json; `section` replaces the comparison."""
     found = {key: value for key, value in receipt.items() if key != SECTION}
     if section is not None:
         found[SECTION] = dict(section)
@@ -59,11 +56,7 @@ def put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | No
 
 
 def feed(run: RunDir, section: Mapping[str, Any]) -> bool:
-    """Replace the comparison in the run's receipt; return False if the run has no receipt.
-
-    Raises:
-        UserError: the receipt can't be read.
-    """
+    """Replace the comparison in the run's receipt; return False if the run has no receipt."""
     path = run.path / "receipt.json"
     if not path.is_file():
         return False

@@ -31,9 +31,8 @@ from lathe.tasks import Task
 class Effort:
     """The extent of the measurement.
 
-    `batches` are the batch sizes; `all_cores` adds all cores to one thread; `compiled` adds compiled forms of this net
-    and of the dense one in float32; `targets` are additional export targets; `repeats` and `seconds` limit the calls of
-    a cell.
+    `all_cores` is measured in addition to one thread; `compiled` adds compiled forms of this net and of the dense one
+    in float32; `targets` are additional export targets; `repeats` and `seconds` limit the timed calls of a cell.
     """
 
     batches: tuple[int, ...] = (1, 32)
@@ -60,9 +59,6 @@ def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) 
     The dense net is that of the run directory `baseline`, by default of the run in `ckpt_path`. Without either it is
     the configured net before compression with random weights, which has time and size, but no metrics. Exported files
     are not kept, since scripts/export.py adds preprocessing and a comparison with the module.
-
-    Raises:
-        UserError: the baseline is not a run, or does not fit the data.
     """
     if not run.best.exists():
         rank_zero_warn(

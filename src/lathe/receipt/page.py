@@ -44,10 +44,7 @@ def markdown(receipt: Mapping[str, Any]) -> str:
 
 @contextmanager
 def progress(about: str) -> Iterator[Progress]:
-    """Yield a progress bar without a drawing thread, which would disturb measurements.
-
-    Without a terminal it is a line.
-    """
+    """Yield a progress bar without a drawing thread, which would disturb measurements."""
     text, terminal = f"Measuring the receipt (about {about})", Console().is_terminal
     if not terminal:
         print(text, flush=True)

@@ -56,8 +56,7 @@ def table(rows: Iterable[Row]) -> tuple[Sequence[str], list[Sequence[str]]]:
 def winners(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Return the `fastest` row's name for each batch size and number of threads.
 
-    `winner` is the same, or None if others are equal within noise (`same`); `file` is the fastest exported file, and
-    `sentence` the summary.
+    `winner` is None if others are equal within noise (`same`); `file` is the fastest exported file.
     """
     found = []
     for (batch, threads), cell in groupby(sorted(rows, key=_cell), _cell):

@@ -48,8 +48,8 @@ def time_forms(
 ) -> list[dict[str, Any]]:
     """Return a row for each form in each cell; `sample` makes a batch of a given size.
 
-    Forms that can't be opened, or for which `check` raises, go to `left_out` with the reason. `step` is called before
-    each form is opened, and before calls are timed.
+    Forms that can't be opened, or fail `check`, go to `left_out` with the reason. `step` is called before each form is
+    opened, and before calls are timed.
     """
     rows: list[dict[str, Any]] = []
     for device, batch, threads in cells:
@@ -77,10 +77,7 @@ def time_forms(
 
 
 def told_verdict(row: Mapping[str, Any], key: str) -> str:
-    """Return the verdict on a row compared with form `key`; empty if there is none.
-
-    It is "within noise" if medians differ, but their ranges overlap.
-    """
+    """Return the verdict on a row; "within noise" if medians differ, but their ranges overlap."""
     found = row[f"beside_{key}"] or ""
     return UNCLEAR if found == "same" and abs(row[f"over_{key}"] - 1) > MARGIN else str(found)
 
