@@ -71,9 +71,6 @@ def wandb(
     """Weights & Biases, with files under wandb/ in the run directory.
 
     A resumed run continues under the same id. With `log_model`, best.ckpt becomes an artifact at the end of the run.
-
-    Raises:
-        UserError: wandb is not installed.
     """
     try:
         import wandb as package
@@ -102,10 +99,7 @@ def wandb(
 
 @contextmanager
 def ended_on_error(run_dir: Path) -> Iterator[None]:
-    """End the W&B run that a failed run leaves open in this process, and mark it as failed.
-
-    Its directory may be removed, and the next run of a sweep has its own W&B run.
-    """
+    """End the W&B run that a failed run leaves open in this process, and mark it as failed."""
     try:
         yield
     except BaseException:
@@ -126,11 +120,7 @@ def mlflow(
 ) -> Logger:
     """MLflow; a resumed run continues the MLflow run that is tagged with its directory's name.
 
-    Without a `tracking_uri` it is MLflow's default: MLFLOW_TRACKING_URI, or sqlite:///mlflow.db in the working
-    directory.
-
-    Raises:
-        UserError: mlflow is not installed, or its address can't be used.
+    `tracking_uri` defaults to MLFLOW_TRACKING_URI, else sqlite:///mlflow.db in the working directory.
     """
     try:
         import mlflow as package

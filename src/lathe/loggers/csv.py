@@ -36,15 +36,10 @@ class NumbersAlone:
 class CSVLogger(Logger):
     """Write metrics to `path`: a column `step` in optimizer steps, and one for each metric.
 
-    Metrics of a step share a line; that of the newest step is rewritten if more follow. `save` (called by a checkpoint)
-    writes all lines to disk; otherwise they are written a few times a second. For a new metric, which adds a column,
-    and for metrics of an earlier step, a new file replaces the old one. `start_step` is the start of a resumed run:
-    later lines are dropped, since they will be repeated. Existing lines are read at once, to report damage before
-    training.
-
-    Raises:
-        UserError: a line can't be read.
-        NotPlain: `path` is not a plain file.
+    Metrics of a step share a line; that of the newest step is rewritten if more follow. Lines are written a few times a
+    second, and all of them by `save`, which a checkpoint calls. A new column, or a metric of an earlier step, rewrites
+    the file atomically. `start_step` is the start of a resumed run: later lines are dropped, since they will be
+    repeated. Existing lines are read at once, to report damage (UserError, NotPlain) before training.
     """
 
     def __init__(self, path: Path, start_step: int = 0) -> None:
@@ -159,10 +154,7 @@ class CSVLogger(Logger):
         self._offset, self._closed = opens, []
 
     def _put(self, data: bytes) -> None:
-        """Write `data` at the open line; a kill at any time keeps the lines that a checkpoint relies on.
-
-        The open line is extended, or a new file replaces the old one.
-        """
+        """Write `data` at the open line, by appending or replacing the file, so that a kill loses no line."""
         with open_plain(self._path, "r+b", buffering=0) as file:
             file.seek(self._offset)
             old = file.read()

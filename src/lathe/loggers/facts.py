@@ -40,7 +40,7 @@ def run_facts(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.env
 def main_facts(facts: Mapping[str, Any], choices: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
     """Return the `facts` in which runs differ: group choices, `ALWAYS`, overrides, and the run directory.
 
-    `choices` are Hydra's; a group whose node was written out in full is "custom".
+    A group whose node was written out in full is "custom".
     """
     words = {key_of(word): word.partition("=")[2] for word in typed}
     chosen = {group: str(words.get(group, choices.get(group) or "null")) for group in GROUPS}

@@ -44,10 +44,7 @@ def read_lines(path: Path) -> Lines:
 
 
 def numbers(path: Path, lines: Lines) -> list[dict[str, float]]:
-    """Return the rows of `lines`, read from `path`, as numbers, without metrics that a step did not log.
-
-    Raises UserError if a value is not a number.
-    """
+    """Return the rows of `lines`, read from `path`, as numbers, without metrics that a step did not log."""
     found: list[dict[str, float]] = []
     for row in lines.rows:
         try:

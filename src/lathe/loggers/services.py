@@ -21,9 +21,6 @@ def comet(
     """Comet, online, since Lightning's logger does not keep offline experiments.
 
     A resumed run continues the same experiment. The key is read from COMET_API_KEY or Comet's own file.
-
-    Raises:
-        UserError: comet-ml is not installed.
     """
     try:
         import comet_ml  # noqa: F401
@@ -39,11 +36,7 @@ def comet(
 
 @validated
 def aim(run_dir: Path, start_step: int, repo: Name = "logs", experiment: Name = "lathe") -> Logger:
-    """Aim, in a local repository or on a server; a resumed run continues the Aim run with its name.
-
-    Raises:
-        UserError: aim is not installed.
-    """
+    """Aim, in a local repository or on a server; resumed runs continue the Aim run of the same name."""
     try:
         from aim import Repo
         from aim.pytorch_lightning import AimLogger

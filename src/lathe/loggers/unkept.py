@@ -7,10 +7,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 
 class Unkept(DummyLogger):
-    """Discard what a module logs, and print a note once if it uses `experiment`.
-
-    So a module that logs images in its validation_step can be evaluated.
-    """
+    """Discard what a module logs, also through `experiment`, with a note the first time."""
 
     def __init__(self) -> None:
         super().__init__()
