@@ -1,7 +1,6 @@
-"""The sweeper plug-in of Hydra, `hydra/sweeper=lathe`, which train.py uses for -m.
+"""The Hydra plug-in `hydra/sweeper=lathe`, which -m of train.py uses; Hydra requires this package.
 
-Hydra finds plug-ins only in this package. Every command imports this file, so it imports nothing else until a sweep
-runs.
+Every command imports this file, so other imports wait for a sweep.
 """
 
 from collections.abc import Sequence
@@ -16,8 +15,7 @@ from omegaconf import DictConfig
 class LatheSweeper(Sweeper):
     """Run each job of a sweep in a separate process (lathe.launch.sweep).
 
-    Args:
-        params: values by key, added to the overrides, as for Hydra's own sweeper: {seed: "1,2,3"}.
+    `params` are values by key, added to the overrides as by Hydra's own sweeper: {seed: "1,2,3"}.
     """
 
     def __init__(self, params: dict[str, Any] | None = None) -> None:
