@@ -1,1 +1,1 @@
-"""The commands besides training: scripts/X.py runs lathe/verbs/X.py."""
+"""The commands other than training: scripts/X.py runs lathe/verbs/X.py."""
