@@ -1,6 +1,4 @@
-"""Data: sources of images, batched augmentation, loaders that are exact under any number of devices, and the data
-module.
-"""
+"""Data: sources, batched augmentation, loaders that are exact on any number of devices, data modules."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The two archives in which CIFAR is published, read in memory: nothing is extracted, so no path in them matters."""
+"""The archives of CIFAR, read in memory: nothing is extracted, so paths in them have no effect."""
 
 import pickle
 import tarfile
@@ -17,10 +17,9 @@ PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True)
 class Archive:
-    """A published archive.
+    """A published archive: `members` are the files of each split, in order.
 
-    `members` names the files of each split, in order; `skip` is the number of bytes before the label in a binary
-    record, None for a python archive, whose labels stand under the key `labels`.
+    `skip` is the number of bytes before a binary record's label, None for a python archive with the key `labels`.
     """
 
     file: str
@@ -35,7 +34,7 @@ def _parts(folder: str, train: list[str], test: str) -> dict[str, tuple[str, ...
 
 
 _FIVE = [f"data_batch_{i}" for i in range(1, 6)]
-# the binary archive stands first: it needs no pickle, and is the one that is downloaded
+# the binary archive is first: it is the one to download, and needs no pickle
 ARCHIVES: dict[str, tuple[Archive, ...]] = {
     "cifar10": (
         Archive(
@@ -69,11 +68,7 @@ ARCHIVES: dict[str, tuple[Archive, ...]] = {
 
 
 def read_archive(path: Path, archive: Archive) -> dict[str, Images]:
-    """The records of each split, uint8 [n, 1 + 3072]: the label, then red, green and blue, each row by row.
-
-    Raises:
-        UserError: if the file is not such an archive, is cut short, or names code.
-    """
+    """Return the records of each split, uint8 [n, 1 + 3072]: label, then red, green and blue by rows."""
     try:
         with tarfile.open(path, "r:gz") as tar:
             return {

@@ -1,4 +1,4 @@
-"""Batched augmentation: what to do, the numbers that decide it, and pure functions on tensors that do it."""
+"""Batched augmentation: its settings, its random decisions, and pure functions that apply them."""
 
 from dataclasses import dataclass, fields
 from typing import Literal
@@ -10,31 +10,25 @@ from lathe.config.types import NonNegative, NonNegativeInt
 from lathe.config.validation import validated
 from lathe.data.random import sample_betas, sample_uniforms, to_integers
 
-# Columns of the table of uniforms: each method reads its own, so that switching one on leaves the others' numbers
-# alone.
+# Columns of the table of uniforms. Each method reads its own, so that switching one on does not change the others.
 CROP_Y, CROP_X, FLIP, CUTOUT_Y, CUTOUT_X, MIX_CHOICE, MIX_Y, MIX_X, COLUMNS = range(9)
 
 
 @validated
 @dataclass(frozen=True)
 class Augment:
-    """What is done to training images, in this order: crop, flip, cutout, normalisation, mixup or cutmix.
+    """Augmentation of training images, in this order: crop, flip, cutout, normalization, mixup or cutmix.
 
     Args:
         crop: pixels of padding on each side, from which a window of the original size is cut; 0 is off.
-        crop_fill: what the padding holds: black pixels, or the image mirrored at its edge.
-        flip: left-right. "random" tosses a coin for each sample and epoch; "alternating" tosses one for each sample in
-            epoch 0 and then turns at every epoch, so that two epochs in a row show both sides (K. Jordan,
-            arXiv:2404.00498).
-        cutout: side in pixels of a square at a random centre, cut off at the border, that is set to the mean colour; 0
+        crop_fill: padding with black pixels, or with the mirrored image.
+        flip: left-right. "random" draws for each sample and epoch; "alternating" draws for each sample in epoch 0 and
+            then flips at every epoch, so that two consecutive epochs show both sides (K. Jordan, arXiv:2404.00498).
+        cutout: side in pixels of a square at a random centre, clipped at the border, that is set to the mean colour; 0
             is off (DeVries and Taylor, arXiv:1708.04552).
-        mixup: alpha of the Beta(alpha, alpha) from which each sample's share is drawn; 0 is off (Zhang et al.,
-            arXiv:1710.09412).
+        mixup: alpha of the Beta(alpha, alpha) of each sample's weight; 0 is off (Zhang et al., arXiv:1710.09412).
         cutmix: the same for a box pasted from the partner (Yun et al., arXiv:1905.04899). With both on, each sample
             takes either with probability one half.
-
-    Raises:
-        UserError: for a negative value, a part of a pixel, or an unknown name.
     """
 
     crop: NonNegativeInt = 0
@@ -46,34 +40,34 @@ class Augment:
 
     @property
     def mixes(self) -> bool:
-        """Whether samples are mixed, so that targets are class probabilities."""
+        """Return whether samples are mixed, so that targets are class probabilities."""
         return self.mixup > 0 or self.cutmix > 0
 
 
 @dataclass(frozen=True)
 class Draws:
-    """The decisions for n samples in one epoch; None where a method is off.
+    """The random decisions for n samples in one epoch; None for a method that is off.
 
-    Boxes hold (top, bottom, left, right) in pixels, bottom and right exclusive.
+    Boxes are (top, bottom, left, right) in pixels, bottom and right exclusive.
     """
 
     top: Tensor | None = None  # int64 [n]: the crop's corner in the padded image
     left: Tensor | None = None
     flip: Tensor | None = None  # bool [n]
     cutout: Tensor | None = None  # int64 [n, 4]
-    share: Tensor | None = None  # float32 [n]: mixup's weight of a sample's own pixels, 1 where cutmix is taken
-    paste: Tensor | None = None  # int64 [n, 4]: cutmix's box, empty where mixup is taken
+    share: Tensor | None = None  # float32 [n]: mixup's weight of a sample's own pixels, 1 if cutmix is chosen
+    paste: Tensor | None = None  # int64 [n, 4]: cutmix's box, empty if mixup is chosen
 
     def __getitem__(self, index: Tensor | slice) -> "Draws":
         return Draws(**{f.name: None if (t := getattr(self, f.name)) is None else t[index] for f in fields(self)})
 
     def to(self, device: torch.device) -> "Draws":
-        """The same decisions on another device."""
+        """Return the same decisions on another device."""
         return Draws(**{f.name: None if (t := getattr(self, f.name)) is None else t.to(device) for f in fields(self)})
 
 
 def draw(augment: Augment, seed: int, epoch: int, n: int, height: int, width: int) -> Draws:
-    """The decisions of one epoch for samples 0..n-1, on the CPU; a function of (seed, epoch, sample) alone."""
+    """Draw the decisions of an epoch for samples 0..n-1 on the CPU, by (seed, epoch, sample) only."""
     u = sample_uniforms(seed, epoch, n, COLUMNS)
     found: dict[str, Tensor] = {}
     if augment.crop:
@@ -106,14 +100,14 @@ def draw(augment: Augment, seed: int, epoch: int, n: int, height: int, width: in
 
 
 def boxes(y: Tensor, x: Tensor, tall: Tensor, wide: Tensor, height: int, width: int) -> Tensor:
-    """Boxes of the given sides around the pixels (y, x), cut off at the image's border; int64 [n, 4]."""
+    """Return boxes of the given sides around the pixels (y, x), clipped at the border; int64 [n, 4]."""
     top, left = y - tall // 2, x - wide // 2
     edges = (top.clamp(min=0), (top + tall).clamp(max=height), left.clamp(min=0), (left + wide).clamp(max=width))
     return torch.stack(edges, dim=1)
 
 
 def box_mask(box: Tensor, height: int, width: int) -> Tensor:
-    """True inside each box: bool [n, 1, height, width] from int64 [n, 4]."""
+    """Return a mask of the inside of each box: bool [n, 1, height, width] from int64 [n, 4]."""
     y, x = torch.arange(height, device=box.device), torch.arange(width, device=box.device)
     rows = (y >= box[:, :1]) & (y < box[:, 1:2])
     columns = (x >= box[:, 2:3]) & (x < box[:, 3:])
@@ -121,7 +115,7 @@ def box_mask(box: Tensor, height: int, width: int) -> Tensor:
 
 
 def pad(images: Tensor, padding: int, fill: str) -> Tensor:
-    """[n, channels, height + 2 padding, width + 2 padding]; `fill` is "zero" or "reflect", for any dtype."""
+    """Pad the last two dimensions on each side by `fill`, "zero" or "reflect", for any dtype."""
     if fill == "reflect":
         for dim in (-2, -1):
             size = images.shape[dim]
@@ -132,10 +126,7 @@ def pad(images: Tensor, padding: int, fill: str) -> Tensor:
 
 
 def crop_and_flip(images: Tensor, draws: Draws, padding: int, fill: str) -> Tensor:
-    """Pads each image, turns it left to right where `draws.flip`, and cuts the window at (`draws.top`, `draws.left`).
-
-    [n, channels, height, width] to the same shape and dtype. `lathe.data.bank.Bank` gives the same bits faster.
-    """
+    """Pad each image, flip it if `draws.flip`, and cut the window at (`draws.top`, `draws.left`)."""
     if draws.flip is not None:
         images = torch.where(draws.flip[:, None, None, None], images.flip(-1), images)
     if draws.top is None or draws.left is None:
@@ -149,18 +140,18 @@ def crop_and_flip(images: Tensor, draws: Draws, padding: int, fill: str) -> Tens
 
 
 def cutout(images: Tensor, box: Tensor, fill: Tensor) -> Tensor:
-    """Sets the pixels inside each box to the colour `fill` [channels] (of the images' dtype)."""
+    """Set the pixels inside each box to the colour `fill` [channels] (of the images' dtype)."""
     return torch.where(box_mask(box, images.shape[-2], images.shape[-1]), fill[:, None, None], images)
 
 
 def mix(
     images: Tensor, partners: Tensor, labels: Tensor, partner_labels: Tensor, draws: Draws, classes: int
 ) -> tuple[Tensor, Tensor]:
-    """Mixup and cutmix: float images [n, channels, height, width] and class probabilities [n, classes].
+    """Apply mixup and cutmix: float images [n, channels, height, width], probabilities [n, classes].
 
-    Both are one weighted sum of pixels: mixup's weight is the same everywhere, cutmix's is 0 inside its box and 1
-    outside. A label's weight is the mean weight of its image's pixels, which for a box that the border cuts off is the
-    share that is really seen.
+    Both are one weighted sum of pixels: mixup's weight is uniform, cutmix's is 0 inside its box and 1 outside. A
+    label's weight is the mean weight of its image's pixels, so a box clipped at the border counts with its visible
+    area.
     """
     assert draws.share is not None
     weight, share = draws.share[:, None, None, None], draws.share

@@ -1,4 +1,4 @@
-"""Images that stay on the training device, from which a batch of crops and flips is one index operation."""
+"""Images kept on the training device, from which a batch of crops and flips is one index operation."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,23 +11,22 @@ from lathe.data.augment import Draws, pad
 
 Slabs = np.ndarray[Any, np.dtype[np.void]]
 
-CACHED_BYTES = 2**19  # of slabs that are compacted at once: they must still be in a core's cache
+CACHED_BYTES = 2**19  # of slabs that are compacted at once, small enough to stay in a core's cache
 
 
 class Bank:
-    """Padded originals, and behind them their mirror images, seen through all windows of the original size.
+    """Padded images, followed by their mirror images, viewed through all windows of the original size.
 
-    The view has the shape [images, offsets, offsets, channels, height, width] and costs no memory; picking (image, top,
-    left) from it copies exactly the pixels of the batch. Memory: n x channels x (height + 2 padding) x (width + 2
-    padding) bytes, twice with flips, and four times that with float32.
+    The view [images, offsets, offsets, channels, height, width] takes no memory; indexing it by (image, top, left)
+    copies exactly the pixels of the batch. Memory: n x channels x (height + 2 padding) x (width + 2 padding) bytes,
+    twice with flips, and four times that with float32.
 
     Args:
-        images: [n, channels, height, width], uint8, on the device where batches are wanted.
-        padding: pixels on each side; 0 gives no crops.
+        images: uint8 [n, channels, height, width], on the device of the batches.
+        padding: pixels on each side; 0 for no crops.
         fill: "zero" or "reflect".
-        flips: whether mirror images are wanted.
-        convert: applied to all images, padding included, as [n, channels, height, width]; keeps the shape. None keeps
-            uint8.
+        flips: whether to store mirror images.
+        convert: applied to all images after padding, keeps the shape; None keeps uint8.
     """
 
     def __init__(
@@ -51,9 +50,7 @@ class Bank:
             self.windows = self.slab_windows() if images.device.type == "cpu" else self.strided_windows()
 
     def gather(self, rows: Tensor, draws: Draws) -> Tensor:
-        """Images `rows` (int64 [b]) as `draws` (of b samples) has them cropped and flipped; [b, channels, height,
-        width].
-        """
+        """Return images `rows` (int64 [b]), cropped and flipped by `draws`; [b, channels, height, width]."""
         if draws.flip is not None:
             rows = rows + self.n * draws.flip
         if self.windows is None or draws.top is None or draws.left is None:
@@ -76,18 +73,17 @@ class Bank:
         return picked
 
     def strided_windows(self) -> Tensor:
-        """The view that the class describes, for any device."""
+        """Return the view that the class describes, for any device."""
         offsets = 2 * self.padding + 1
         shape = (len(self.images), offsets, offsets, self.channels, self.height, self.width)
         image, channel, row, pixel = self.images.stride()
         return self.images.as_strided(shape, (image, row, pixel, channel, row, pixel))
 
     def slab_windows(self) -> Slabs:
-        """The same for the CPU, [images, offsets, offsets]: an element is all bytes from a window's first pixel to its
-        last.
+        """Return the view for the CPU, [images, offsets, offsets]: an element spans a window's bytes.
 
-        Out of memory they come in one stretch, and what lies between the rows is left out while they are in the cache:
-        3 times the images/s of an index in torch, which goes pixel by pixel.
+        A slab is read from memory in one stretch, and the bytes between its rows are dropped while it is in the cache:
+        3 times the images/s of torch's indexing, which copies pixel by pixel.
         """
         offsets = 2 * self.padding + 1
         image, channel, row, pixel = (s * self.images.element_size() for s in self.images.stride())

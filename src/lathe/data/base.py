@@ -1,4 +1,4 @@
-"""What data modules share that are exact on any number of devices: splits, loaders, and which process sees what."""
+"""Base of the exact data modules: splits, loaders, and the samples of each process."""
 
 from abc import abstractmethod
 from contextlib import suppress
@@ -20,17 +20,14 @@ SPLITS = ("train", "val", "test")
 
 
 class ExactDataModule(LightningDataModule, Generic[SplitData]):
-    """Train, validation and test loaders that are `EpochLoader`s, equal on one device and on many.
+    """Train, validation and test loaders that are `EpochLoader`s, equal on any number of devices.
 
-    A subclass opens its data (`open`) and makes a loader for a split of it (`build`).
+    A subclass opens its data (`open`) and builds a loader for a split (`build`).
 
     Args:
         batch_size: training samples per step, over all devices together.
-        eval_batch_size: the same for validation and test; None takes `batch_size`.
-        seed: of the order; 0 is a seed.
-
-    Raises:
-        UserError: for a size that is none.
+        eval_batch_size: the same for validation and test; None for `batch_size`.
+        seed: of the order.
     """
 
     def __init__(self, batch_size: int, eval_batch_size: int | None = None, seed: int = 0) -> None:
@@ -40,32 +37,32 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         self.seed = seed
         self.test_split = "test"
         self._workers = Workers(0)
-        self.selection: Selection | None = None  # which training samples an epoch takes; None for all
-        self.fills_up = True  # batches of an evaluation; see EpochLoader
+        self.selection: Selection | None = None  # the training samples of an epoch; None for all
+        self.fills_up = True  # whether evaluation batches are padded; see EpochLoader
         self._splits: dict[str, SplitData] | None = None
         self._train_loader: EpochLoader | None = None
         self._loaders: WeakSet[Any] = WeakSet()
 
     def __str__(self) -> str:
-        """Its name, and the size of each split once they are open; Lightning's own would draw every batch."""
+        """Return its name and the sizes of open splits; Lightning's own would read every batch."""
         sizes = [f"{name}: {size}" for name, size in self.sizes.items()]
         return f"{type(self).__name__}({', '.join(sizes) or 'not set up'})"
 
     @property
     def selects(self) -> bool:
-        """Whether its training loader takes a `selection`."""
+        """Return whether its training loader accepts a `selection`."""
         return False
 
     @abstractmethod
     def open(self) -> dict[str, SplitData]:
-        """Opens "train", "val" and "test" and checks the declared facts; called once in each process."""
+        """Open "train", "val" and "test", and check the declared facts; called once in each process."""
 
     @abstractmethod
     def build(self, split: SplitData, device: torch.device, **order: Any) -> EpochLoader:
-        """A loader over a split; `order` are the settings of `EpochLoader`."""
+        """Return a loader of a split; `order` are the settings of `EpochLoader`."""
 
     def setup(self, stage: str | None = None) -> None:
-        """Opens the data, once; a new fit starts again at epoch 0."""
+        """Open the data once; a new fit starts at epoch 0."""
         if stage in ("fit", None):
             self._train_loader = self.selection = None
         if self._splits is None:
@@ -73,7 +70,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """How many samples each split has that is open and knows it."""
+        """Return the number of samples of each open split that has a length."""
         found = {}
         for name, split in (self._splits or {}).items():
             with suppress(TypeError):  # a stream
@@ -81,48 +78,40 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """`sizes` and the seed, which a checkpoint keeps: whoever goes on from it sees by them that the data are others
-        by now, or that it is another run's."""
+        """Return `sizes` and the seed: a resume detects changed data and other runs' checkpoints by them."""
         return {"sizes": self.sizes, "seed": self.seed} if self.sizes else {}
 
     def teardown(self, stage: str) -> None:
-        """Ends the processes that stay to read (`persistent_workers`): nobody else does before this process ends."""
+        """End persistent workers, which otherwise live as long as this process."""
         for loader in self._loaders:
             loader.close()
 
     def train_dataloader(self) -> EpochLoader:
-        """One loader for a whole fit: its epochs go on counting when Lightning asks for it again."""
+        """Return one loader for a whole fit: its epochs continue when Lightning asks for it again."""
         if self._train_loader is None:
             chosen: dict[str, Any] = {} if self.selection is None else {"selection": self.selection}
             self._train_loader = self._loader(
                 "train",
                 batch_size=self.batch_size,
                 train=True,
-                shuffle=getattr(self.trainer, "overfit_batches", 0)
-                == 0,  # overfitting means the same few samples again and again
+                shuffle=getattr(self.trainer, "overfit_batches", 0) == 0,  # overfitting repeats the same few samples
                 limit=None if self.trainer is None else self.trainer.limit_train_batches,
                 **chosen,
             )
         return self._train_loader
 
     def val_dataloader(self) -> EpochLoader:
-        """Validation data in order."""
+        """Return validation data in order."""
         return self._eval_loader("val")
 
     def test_dataloader(self) -> EpochLoader:
-        """Test data in order; another split if `test_split` names one."""
+        """Return test data in order, or the split that `test_split` names."""
         return self._eval_loader(self.test_split)
 
     def eval_loader(self, split: str, device: torch.device | None = None) -> Transferred:
-        """ "train", "val" or "test" in stored order, after the transfer hooks, every sample once; what only fills up
-        has targets of -100.
+        """Return a split in stored order after the transfer hooks; padding rows have targets of -100.
 
-        Args:
-            split: which one.
-            device: where batches are wanted; None is the trainer's device, or the CPU without a trainer.
-
-        Raises:
-            UserError: for another name, or a batch with fewer samples than devices.
+        `device` None is the trainer's, or the CPU without a trainer.
         """
         return Transferred(self._eval_loader(split, device), self, eval_stage(split), device)
 
@@ -130,10 +119,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         return self._loader(split, device, batch_size=self.eval_batch_size, train=False)
 
     def name_of(self, split: str, number: int) -> str | None:
-        """What people call a sample, such as its file below the folder of images; None where it has no name.
-
-        `split` is "train", "val" or "test", which are open; `number` counts its samples from 0 in stored order.
-        """
+        """Return the display name of sample `number` of a split, such as its file; None if it has none."""
         return None if self._splits is None else getattr(self._splits[split], "name", lambda _: None)(number)
 
     def _loader(self, name: str, device: torch.device | None = None, **order: Any) -> EpochLoader:
@@ -144,21 +130,21 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         assert self._splits is not None
         unmeasured = self._workers.taken is None and self.trainer is not None
         if unmeasured and name != "train" and self.trainer.state.fn == "fit":  # type: ignore[union-attr]
-            self.train_dataloader()  # whose samples say how many workers read
+            self.train_dataloader()  # its samples are used to measure the number of workers
         replicas, rank = replicas_of(self.trainer)
         where = device or (torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device)
         loader = self.build(self._splits[name], where, seed=self.seed, rank=rank, world_size=replicas, **order)
         loader.fills_up = self.fills_up
         if not hasattr(loader, "dataset"):
             vars(loader)["dataset"] = self._splits[name]  # modules read its length
-        if hasattr(loader, "close"):  # others have no processes, or are the user's own
+        if hasattr(loader, "close"):  # a user's own loader may lack it
             self._loaders.add(loader)
         go_ahead(loader, self.trainer, where)
         return loader
 
 
 def replicas_of(trainer: Any) -> tuple[int, int]:
-    """How many processes see different data, and which of them this is; tensor or pipeline ranks share a replica."""
+    """Return the number of replicas with different data, and the index of this process's replica."""
     if trainer is None:
         return 1, 0
     kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None)

@@ -1,4 +1,4 @@
-"""Batches of samples that differ in length, under a budget of padded tokens."""
+"""Batches of samples of different lengths, under a budget of padded tokens."""
 
 from dataclasses import dataclass
 from typing import TypeVar
@@ -15,15 +15,14 @@ Lengths = TypeVar("Lengths", Ints, np.int64)
 
 @dataclass(frozen=True)
 class BucketPlan:
-    """Which places belong to one batch; the samples that stand there are drawn anew for each epoch.
+    """Bucketed batches whose number and sizes are the same in every epoch.
 
-    Samples are sorted by length, the longest first, and cut into buckets. The number of samples of a batch follows from
-    the longest sample of its bucket, not from those that happen to be drawn, so the number of batches and their sizes
-    are the same in every epoch: an epoch only permutes samples within their buckets. The length of an epoch is
-    therefore known before training, as learning-rate schedules need it.
+    Samples are sorted by descending length and divided into buckets. The size of a batch follows from the longest
+    sample of its bucket, not from the samples drawn, and an epoch only permutes samples within their buckets. So the
+    length of an epoch is known before training, as learning-rate schedules need it.
 
-    `order` int64 [samples]: samples by falling length. `bucket` int64 [samples]: the bucket of each place of `order`,
-    rising. `bounds` int64 [batches + 1]: batch k is places bounds[k] to bounds[k + 1]; none reaches over two buckets.
+    `order` int64 [samples]: samples by descending length. `bucket` int64 [samples]: the bucket of each place of
+    `order`, ascending. `bounds` int64 [batches + 1]: batch k is places bounds[k] to bounds[k + 1], within one bucket.
     """
 
     order: Ints
@@ -34,30 +33,30 @@ class BucketPlan:
         return len(self.bounds) - 1
 
     def draw(self, seed: int, epoch: int) -> Ints:
-        """Which sample stands at each place in an epoch: int64 [samples]; a function of (seed, epoch) alone."""
+        """Return the sample at each place in an epoch, int64 [samples], by (seed, epoch) only."""
         generator = torch.Generator().manual_seed(hashed_seed(seed, "buckets", epoch))
         keys = torch.rand(len(self.order), generator=generator, dtype=torch.float64).numpy()
         return self.order[
             np.argsort(self.bucket + keys, kind="stable")
-        ]  # stable: equal keys are in one order on every machine
+        ]  # stable: equal keys have the same order on every machine
 
 
 def round_up(lengths: Lengths, multiple: int) -> Lengths:
-    """Each length raised to a multiple of `multiple`."""
+    """Round each length up to a multiple of `multiple`."""
     return -(-lengths // multiple) * multiple
 
 
 def plan_buckets(lengths: Ints, max_tokens: int, max_batch_size: int, growth: float, multiple: int = 1) -> BucketPlan:
-    """Packs samples so that no batch, padded to its longest sample, holds more than `max_tokens` tokens.
+    """Pack samples so that no batch, padded to its longest sample, exceeds `max_tokens` tokens.
 
-    A bucket holds lengths down to its longest one divided by `growth`, and then the next shorter samples until its
-    batches are full, so only the last batch of all can have fewer samples than fit.
+    A bucket has lengths down to its longest divided by `growth`, and then shorter samples until its batches are full,
+    so only the very last batch can be smaller.
 
     Args:
         lengths: of each sample, at least 1; int64 [samples].
         max_tokens: at least the longest sample, rounded up.
-        max_batch_size: samples of a batch at most.
-        growth: at least 1; infinity makes one bucket of all samples.
+        max_batch_size: most samples of a batch.
+        growth: at least 1; infinity for a single bucket.
         multiple: padded lengths are rounded up to a multiple of this.
     """
     order = np.argsort(-lengths, kind="stable")

@@ -13,15 +13,11 @@ from lathe.errors import ArgumentError, UserError
 
 IMAGE_FACTS = ("channels", "image_size", "mean", "std", "num_classes")
 TOKEN_FACTS = ("length", "vocab_size")
-SHOWN = 5  # names of a long list in a message
+SHOWN = 5  # most names in a message
 
 
 def check_number(key: str, value: object, least: float, most: float | None = None, whole: bool = True) -> None:
-    """Checks a number that must lie from `least` to `most` (None: no bound) and, if asked, be whole.
-
-    Raises:
-        ArgumentError: naming the key, if it is not so.
-    """
+    """Raise ArgumentError if a number is not in [`least`, `most`], or if `whole` not an integer."""
     wanted = Integral if whole else Real
     fits = (
         isinstance(value, wanted)
@@ -35,11 +31,7 @@ def check_number(key: str, value: object, least: float, most: float | None = Non
 
 
 def check_class_names(names: Sequence[str] | None, num_classes: int) -> list[str] | None:
-    """The names as they are; None for none.
-
-    Raises:
-        UserError: they are not `num_classes` different words.
-    """
+    """Return the names; raise UserError if they are not `num_classes` different strings."""
     if names is None:
         return None
     if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
@@ -86,15 +78,13 @@ def warn_missing_classes(
 
 
 def squashed(data: Mapping[str, Any]) -> bool:
-    """Whether the images of a run's `data` were scaled whole to the net's size, whatever their shape, as those have to
-    be that its net is asked about."""
+    """Return whether a run's images were scaled whole, so that images for its net have to be as well."""
     source = data.get("source")
     return isinstance(source, Mapping) and source.get("resize") == "squash"
 
 
 def undeclared(data: Mapping[str, Any]) -> str | None:
-    """What is missing in a run's `data` to know what its net takes, as the end of a sentence; None if nothing is. A
-    data module of the user's own need not declare any of it."""
+    """Return what a run's `data` lacks to know the net's input, as the end of a sentence, or None."""
     images, tokens = ([key for key in keys if data.get(key) is None] for keys in (IMAGE_FACTS, TOKEN_FACTS))
     if not images or not tokens:
         return None
@@ -104,9 +94,7 @@ def undeclared(data: Mapping[str, Any]) -> str | None:
 
 
 def check_declared(data: Mapping[str, Any], run: object) -> None:
-    """Raises UserError naming the facts that the data of `run` does not declare, if what its net takes does not follow
-    from the others.
-    """
+    """Raise UserError if the data of `run` do not declare enough to know the net's input."""
     missing = undeclared(data)
     if missing is not None:
         raise UserError(

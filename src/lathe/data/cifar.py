@@ -15,23 +15,19 @@ BASE_URL = "https://www.cs.toronto.edu/~kriz/"
 
 
 class Cifar(Recorded):
-    """32 x 32 colour images: 50,000 for training, of which `val_size` are kept for validation, and 10,000 for the test.
+    """32 x 32 colour images: 50,000 for training and validation, and 10,000 for the test.
 
-    The archive, downloaded or put there by hand, is checked against its published hash before it is opened, and read
-    once; each split then is one memory-mapped file `<name>-<split>.npy` of uint8 records [n, 1 + 3072], label first.
+    The archive, downloaded or placed by hand, is checked against its published hash and read once. Each split then is a
+    memory-mapped file `<name>-<split>.npy` of uint8 records [n, 1 + 3072], label first.
 
     Args:
         name: which of the two; CIFAR-100 has its 100 fine classes.
         data_dir: folder of archive and `.npy` files.
-        download: whether to fetch the binary archive if no archive is there.
-        val_size: training images kept for validation, stratified.
-        split_seed: draws them; apart from the run's seed.
-        archives: names, hashes and members of the archives; None is the published ones. For tests and mirrors.
-        base_url: folder they are fetched from.
-
-    Raises:
-        UserError: for an unknown name; in `prepare`, without data and network, for an archive with another hash or cut
-            short, and for a folder that cannot be written; in `load`, if `prepare` has not run.
+        download: whether to download the binary archive if neither archive exists.
+        val_size: training images used for validation, stratified.
+        split_seed: of the split; independent of the run's seed.
+        archives: names, hashes and members, for tests and mirrors; None for the published ones.
+        base_url: of the archives.
     """
 
     @validated
@@ -52,7 +48,7 @@ class Cifar(Recorded):
         self.base_url = base_url
 
     def read(self) -> dict[str, Images]:
-        """The records of the archive that is there, or is fetched."""
+        """Return the records of the existing archive, or of a downloaded one."""
         archive = next((a for a in self.archives if (self.data_dir / a.file).exists()), None) or self._fetch()
         path = self.data_dir / archive.file
         check(path, archive.md5)

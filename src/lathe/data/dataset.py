@@ -28,44 +28,39 @@ from lathe.errors import ArgumentError, UserError, require
 
 
 class DatasetDataModule(ExactDataModule[Items]):
-    """Train, validation and test loaders over datasets with `__len__` and `__getitem__`, equal on one device and on
-    many. Samples are (input, target), or whatever a task of the user's own takes.
+    """Train, validation and test loaders over a user's datasets, equal on any number of devices.
+
+    Datasets have `__len__` and `__getitem__`, or are iterable. Samples are (input, target), or any that the task takes.
 
     Args:
-        train: dataset to train on.
-        val: dataset on which an epoch is chosen; None cuts it out of `train`.
-        test: dataset of the test; None cuts it out of `train`.
-        input: name of the input in samples that are dicts, as those of Hugging Face; None leaves samples as they are.
-        target: name of the target in them.
-        transform: function of a training sample's input, whose random draws follow from (seed, epoch, sample).
+        train: training dataset.
+        val: validation dataset; None cuts it out of `train`.
+        test: test dataset; None cuts it out of `train`.
+        input: key of the input in samples that are dicts (Hugging Face); None leaves samples as they are.
+        target: key of the target.
+        transform: function of a training sample's input; its random draws follow from (seed, epoch, sample).
         eval_transform: the same for validation and test.
-        collate_fn: makes a batch of a list of samples; None is torch's default.
-        val_share: of `train` that is cut out where there is no `val`.
-        test_share: the same for `test`.
-        split_seed: draws the cuts, stratified where the dataset has its labels at hand; apart from the run's seed.
-        num_classes: what targets that are class numbers are held against; None leaves targets alone.
-        class_names: in the order of the labels, for people who read answers; None takes those of a Hugging Face
-            dataset's target, or leaves them as numbers.
-        channels: of inputs that are images [channels, height, width], checked; None for others.
+        collate_fn: makes a batch of a list of samples; None for torch's default.
+        val_share: of `train`, for validation if `val` is None.
+        test_share: of `train`, for the test if `test` is None.
+        split_seed: of these splits, stratified if labels are at hand; independent of the run's seed.
+        num_classes: checks targets that are class numbers; None for no check.
+        class_names: in the order of the labels; None takes those of a Hugging Face dataset's target, if any.
+        channels: of images [channels, height, width], checked; None for other inputs.
         image_size: larger side of such images in pixels, checked.
-        mean: of each channel, which the datasets or their transforms have taken off; for whoever answers requests.
-        std: of each channel, by which they have divided.
+        mean: per channel, which the datasets or transforms have subtracted; for serving.
+        std: per channel, that they have divided by.
         batch_size: training samples per step, over all devices together.
-        eval_batch_size: the same for validation and test; None takes `batch_size`.
-        seed: of order and random draws; 0 is a seed.
-        samples: of an epoch, where `train` is iterable; None is its own number, which it may not have.
-        folds: parts into which `train`, less what is cut out for the test, is divided, stratified as the cuts are; None
-            cuts a validation set out instead, or takes `val`.
-        fold: the part that validates; the others train.
-        share: of the training samples, those that are trained on; above 0.
-        num_workers: reading processes; "auto" takes as many as read quickest, see `lathe.data.workers`.
+        eval_batch_size: the same for validation and test; None for `batch_size`.
+        seed: of order and random draws.
+        samples: of an epoch, if `train` is iterable; None for its length.
+        folds: number of stratified folds of `train` without the test; None for a validation set.
+        fold: the fold used for validation.
+        share: of the training samples to train on; above 0.
+        num_workers: reading processes; "auto" measures the fastest number, see `lathe.data.workers`.
         pin_memory: page-locked batches, on a GPU.
-        prefetch_factor: batches each worker reads ahead; None is torch's choice.
+        prefetch_factor: batches that each worker reads ahead; None for torch's default.
         persistent_workers: keep workers between epochs.
-
-    Raises:
-        UserError: for a part that is not of its kind here; in `setup` for datasets whose first samples are not as
-            declared; for batch sizes that do not fit, and while reading, for samples that make no batch.
     """
 
     @validated
@@ -74,7 +69,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         train: Any,
         val: Any = None,
         test: Any = None,
-        input: Name | None = None,  # noqa: A002 (the name that stands in the configuration)
+        input: Name | None = None,  # noqa: A002 (the key in the configuration)
         target: Name | None = None,
         transform: Callable[[Any], Any] | None = None,
         eval_transform: Callable[[Any], Any] | None = None,
@@ -168,7 +163,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         return not is_iterable(self.datasets["train"])
 
     def open(self) -> dict[str, Items]:
-        """The splits, whose first samples have been read and are as declared."""
+        """Return the splits, after checking their first samples."""
         rows = self._rows()
         splits = {}
         for name in SPLITS:
@@ -176,13 +171,13 @@ class DatasetDataModule(ExactDataModule[Items]):
             transform = self.transform if name == "train" else self.eval_transform
             splits[name] = Items(self.datasets[source], f"data.{source}", rows.get(name), self.columns, transform)
         for name, items in splits.items():
-            if not is_iterable(items.dataset):  # what is read of that one is gone
+            if not is_iterable(items.dataset):  # reading a sample of an iterable would consume it
                 self._check_first(name, items)
         self._take_names()
         return splits
 
     def _rows(self) -> dict[str, Labels]:
-        """Which samples of `train` each split has that is cut out of it."""
+        """Return the rows of `train` for each split that is cut out of it."""
         train = self.datasets["train"]
         folded = self.folds is not None and self.fold is not None
         cut = [name for name in ("val", "test") if self.datasets[name] is None and not (folded and name == "val")]
@@ -207,14 +202,14 @@ class DatasetDataModule(ExactDataModule[Items]):
         return rows
 
     def _labels(self) -> Labels:
-        """What the samples of `train` are divided by: their classes, or nothing."""
+        """Return the classes that stratify `train`; all 0 if they are not known."""
         train = self.datasets["train"]
         labels = labels_at_hand(train, self.columns and self.columns[1])
         self._undivided = labels is None and self.num_classes is not None
         return np.zeros(len(train), np.int64) if labels is None else labels
 
     def _classes(self, split: Items) -> Labels | None:
-        """The class numbers of a split's samples where they are at hand, int64 [n]."""
+        """Return the class numbers of a split's samples, int64 [n]; None if they are not known."""
         found = labels_at_hand(split.dataset, self.columns and self.columns[1])
         return found if found is None or split.rows is None else found[split.rows]
 
@@ -237,23 +232,23 @@ class DatasetDataModule(ExactDataModule[Items]):
         check_image(sample, declared, items, name, str(getattr(self.trainer, "precision", "")))
 
     def _take_names(self) -> None:
-        """Classes that were given no names take those of the dataset's own target."""
+        """Take missing class names from the dataset's target."""
         if self.class_names is None and self.num_classes is not None and self.columns is not None:
             feature = (getattr(self.datasets["train"], "features", None) or {}).get(self.columns[1])
             self.class_names = check_class_names(getattr(feature, "names", None), self.num_classes)
 
     def _collate(self, items: Items) -> Collate:
-        # the first samples of a stream are not looked at beforehand
+        # the first samples of a stream are not checked beforehand
         return Collate(items, self.collate_fn, self.num_classes, is_iterable(items.dataset) and self._takes_pairs)
 
     @property
     def _takes_pairs(self) -> bool:
-        """Whether the task of this run takes inputs and targets, and nothing else."""
+        """Return whether the run's task takes exactly inputs and targets."""
         task = getattr(self.trainer, "lightning_module", None)
         return bool(getattr(task, "takes_pairs", False))
 
     def build(self, split: Items, device: torch.device, **order: Any) -> Any:
-        """A loader of batches, which are moved where they are read."""
+        """Return a loader of batches, which are moved to the device later."""
         size, train = order.pop("batch_size"), order.pop("train")
         if is_iterable(split.dataset):
             return self._stream(split, size, train, order)
@@ -283,7 +278,7 @@ class DatasetDataModule(ExactDataModule[Items]):
 
     def _reader(self, split: Items, size: int, train: bool, workers: int, stay: bool = True) -> DataLoader[Any]:
         return DataLoader(
-            split,  # type: ignore[arg-type]  # has what torch asks for
+            split,  # type: ignore[arg-type]  # has the members that torch needs
             batch_size=size,
             drop_last=train,
             collate_fn=self._collate(split),  # type: ignore[arg-type]  # which gets the very list that is read

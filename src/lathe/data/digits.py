@@ -1,4 +1,4 @@
-"""The handwritten digits beside this file: 1,797 real images, no download."""
+"""The handwritten digits in the package: 1,797 real images, no download."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,20 +16,15 @@ DIGITS = Path(__file__).with_name("digits.npz")
 
 
 class Digits:
-    """8 x 8 grey images of the digits 0 to 9, optionally enlarged; pixel values 0..16 are scaled to 0..255.
+    """8 x 8 grey images of the digits 0 to 9, optionally enlarged; values 0..16 are scaled to 0..255.
 
-    Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998 (CC BY 4.0; digits.md has
-    more).
+    Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998 (CC BY 4.0; see digits.md).
 
     Args:
-        image_size: side in pixels; above 8 the images are enlarged bilinearly.
-        val_size: samples kept for validation.
-        test_size: samples kept for the test.
-        split_seed: draws the three stratified splits; apart from the run's seed, so that runs of different seeds
-            compare.
-
-    Raises:
-        UserError: for a side below 8, or sizes that leave nothing to train on.
+        image_size: side in pixels; above 8 images are enlarged bilinearly.
+        val_size: validation samples.
+        test_size: test samples.
+        split_seed: of the stratified splits; independent of the run's seed, so that runs of different seeds compare.
     """
 
     num_classes = 10
@@ -47,10 +42,10 @@ class Digits:
         self.split_seed = split_seed
 
     def prepare(self) -> None:
-        """Nothing to fetch: the images are part of the package."""
+        """Do nothing: the images are part of the package."""
 
     def load(self) -> Splits:
-        """Images uint8 [n, 1, image_size, image_size]."""
+        """Return images uint8 [n, 1, image_size, image_size]."""
         with np.load(DIGITS, allow_pickle=False) as digits:
             pixels, labels = digits["images"], digits["labels"].astype(np.int64)
         scaled = torch.from_numpy(pixels).float()[:, None] * (255 / 16)

@@ -1,4 +1,4 @@
-"""Documents of different lengths as samples: batches under a budget of padded tokens, and their data module."""
+"""Documents as samples: batches under a budget of padded tokens, and their data module."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,16 +18,15 @@ from lathe.data.source import check_members, using
 from lathe.data.tokens import Ids, Tokens
 from lathe.errors import UserError
 
-SCANNED = 2**24  # tokens that are looked through at a time for the ends of documents
+SCANNED = 2**24  # tokens that are searched at a time for the ends of documents
 
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of a split: places `starts` to `stops` (exclusive, the end-of-document token included) of `ids`;
-    int64 [documents].
+    """The documents of a split: `ids` from `starts` to `stops` (exclusive), int64 [documents].
 
-    `end` is the end-of-document token. The one before a document is its first input, so that each of a document's
-    tokens is a target.
+    A document includes its end-of-document token `end`. The token before a document is its first input, so that each of
+    its tokens is a target.
     """
 
     ids: Ids
@@ -37,17 +36,15 @@ class Documents:
 
     @property
     def lengths(self) -> Ints:
-        """Targets of each document, its end included; int64 [documents]."""
+        """Return the number of targets of each document, its end included; int64 [documents]."""
         return self.stops - self.starts
 
     def cut(self, length: int) -> "Documents":
-        """The same documents without what lies behind their first `length` targets."""
+        """Return the documents truncated to their first `length` targets."""
         return Documents(self.ids, self.starts, np.minimum(self.stops, self.starts + length), self.end)
 
     def split(self, length: int) -> "Documents":
-        """Every document in pieces of at most `length` targets; a piece goes on from the last token of the one
-        before.
-        """
+        """Return the documents in pieces of at most `length` targets; each continues the one before."""
         pieces = -(-self.lengths // length)
         first = np.repeat(np.cumsum(pieces) - pieces, pieces)
         starts = np.repeat(self.starts, pieces) + (np.arange(pieces.sum()) - first) * length
@@ -55,35 +52,27 @@ class Documents:
 
 
 class DocumentSource(Protocol):
-    """Where documents come from: a source of token streams that knows which token ends a document. It needs no base
-    class.
-
-    A source of token files has no `end` of its own; it stands in the `meta` that was written with the files.
-    """
+    """Protocol of a token source that knows the end-of-document token; token files have it in `meta`."""
 
     @property
     def vocab_size(self) -> int: ...
 
     @property
     def end(self) -> int:
-        """The end-of-document token."""
+        """Return the end-of-document token."""
         ...
 
     def prepare(self) -> None:
-        """Checks, or puts on disk, what is needed. Runs in one process per machine, before `load`."""
+        """Check or create the data. Runs in one process per machine, before `load`."""
         ...
 
     def load(self) -> dict[str, Tokens]:
-        """Opens "train", "val" and "test". Runs in every process; must give equal arrays in each."""
+        """Open "train", "val" and "test". Runs in every process; must return equal arrays in each."""
         ...
 
 
 def end_of_document(source: Any) -> int:
-    """The token that ends a document of the source.
-
-    Raises:
-        UserError: the source names none.
-    """
+    """Return the token that ends a document of the source, or raise UserError if it has none."""
     end = source.end if hasattr(source, "end") else getattr(source, "meta", {}).get("end")
     if end is None:
         raise UserError(
@@ -94,7 +83,7 @@ def end_of_document(source: Any) -> int:
 
 
 def find_documents(ids: Ids, end: int) -> Documents:
-    """Cuts a stream behind each `end`. What follows the last one is a document too, only without an end."""
+    """Split a stream after each `end`. The rest after the last one is a document without an end."""
     found = [np.flatnonzero(ids[start : start + SCANNED] == end) + start for start in range(0, len(ids), SCANNED)]
     stops = np.concatenate([*found, np.empty(0, dtype=np.int64)]).astype(np.int64) + 1
     if len(ids) and (not len(stops) or stops[-1] != len(ids)):
@@ -105,26 +94,24 @@ def find_documents(ids: Ids, end: int) -> Documents:
 class DocumentLoader(EpochLoader):
     """Batches of whole documents, padded at their ends: (x, y, count) in training, (x, y) in evaluation.
 
-    x and y are int64 [rows, time], y being x one token later; a document's first x is the end-of-document token before
-    it. Padding has the target -100. `time` is the longest document of the *global* batch, so all ranks have the same
-    shape. Row i of the global batch is on rank i modulo the number of ranks; ranks with fewer rows than others are
-    filled up with rows that have no target. `count` (int64, 0-dim) is the number of targets of the global batch: a
-    whole number, which no half-precision format rounds. The data module divides it by the ranks on its way to the task.
+    x and y are int64 [rows, time], y being x one token later; a document's first x is the preceding end-of-document
+    token. Padding has the target -100. `time` is the longest document of the *global* batch, so all ranks have the same
+    shape. Row i of the global batch is on rank i modulo the number of ranks; missing rows of a rank are filled with
+    rows without targets. `count` (int64, 0-dim) is the number of targets of the global batch, an integer, which half
+    precision does not round; the data module divides it by the number of ranks in the transfer.
 
-    The batches of an epoch are a function of (seed, epoch, lengths, budget) alone, see `BucketPlan`; their order is
-    EpochLoader's permutation, to which a batch is a sample. The state is EpochLoader's. No document is left out.
-    Evaluation goes from the longest document to the shortest.
+    The batches of an epoch depend on (seed, epoch, lengths, budget) only, see `BucketPlan`. EpochLoader treats a global
+    batch as one sample, and permutes batches. No document is left out. Evaluation is in descending order of length.
 
     Args:
         documents: at least one.
-        max_tokens: of a global batch, padding included; filled-up rows, of which a rank has one at most for
-            `row_multiple` 1, not.
-        max_batch_size: documents of a global batch at most.
-        growth: of the buckets' lengths, at least 1; None makes one bucket of all lengths.
+        max_tokens: of a global batch with padding, but without filled rows (for `row_multiple` 1 at most one per rank).
+        max_batch_size: most documents of a global batch.
+        growth: of the buckets' lengths, at least 1; None for a single bucket.
         pad_multiple: `time` is a multiple of this.
-        row_multiple: the rows of each rank's batch are filled up to a multiple of this.
-        device: where batches are wanted.
-        train, shuffle, seed, rank, world_size, limit: as `EpochLoader` has them.
+        row_multiple: each rank's rows are filled up to a multiple of this.
+        device: of the batches.
+        train, shuffle, seed, rank, world_size, limit: as in `EpochLoader`.
     """
 
     goes_ahead = True
@@ -148,27 +135,25 @@ class DocumentLoader(EpochLoader):
         self.plan = plan_buckets(self.lengths, max_tokens, max_batch_size, growth or np.inf, pad_multiple)
         self.pad_multiple, self.row_multiple = pad_multiple, row_multiple
         self.device = device or torch.device("cpu")
-        super().__init__(len(self.plan), batch_size=1, **order)  # each global batch is one of its samples
+        super().__init__(len(self.plan), batch_size=1, **order)  # a global batch is one sample of EpochLoader
         self.rank, self.world_size = rank, world_size
 
     def global_batches(self, epoch: int) -> list[Ints]:
-        """The documents of each global batch of an epoch, in order; equal on all ranks."""
+        """Return the documents of each global batch of an epoch, in order; equal on all ranks."""
         samples = self.plan.draw(self.seed, epoch) if self.train and self.shuffle else self.plan.order
         batches = np.split(samples, self.plan.bounds[1:-1])
         return [batches[number] for number in self.rank_rows(epoch)[0].flatten().tolist()]
 
     @property
     def padding(self) -> float:
-        """The share of an epoch's positions that hold no token; filled-up rows are not counted. Of epoch 0: epochs
-        differ little.
-        """
+        """Return the share of padding in epoch 0, without filled rows; other epochs differ little."""
         places = sum(len(batch) * self._time(batch) for batch in self.global_batches(0))
         return 1 - int(self.lengths.sum()) / places
 
     def _time(self, batch: Ints) -> int:
         return int(round_up(self.lengths[batch].max(), self.pad_multiple))
 
-    def _batches(self, epoch: int, first: int) -> Iterator[tuple[Tensor, ...]]:  # type: ignore[override]  # the count is a third part
+    def _batches(self, epoch: int, first: int) -> Iterator[tuple[Tensor, ...]]:  # type: ignore[override]  # also yields the count
         ids, end = self.documents.ids, self.documents.end
         for batch in self.global_batches(epoch)[first:]:
             rows = -(-len(batch) // self.world_size)
@@ -186,28 +171,21 @@ class DocumentLoader(EpochLoader):
 
 
 class DocumentDataModule(ExactDataModule[Documents]):
-    """Train, validation and test loaders over the documents of a source, equal on one device and on many.
+    """Train, validation and test loaders over documents, equal on any number of devices.
 
     Args:
-        source: where the documents come from.
-        vocab_size: declared, and checked against the source, so that a net can be configured before any data is
-            touched.
+        source: of the documents.
+        vocab_size: declared, so that a net can be configured before the data are opened; checked against the source.
         length: the longest sample that the net takes, in tokens.
-        max_tokens: of a batch over all devices together, padding included.
-        max_batch_size: documents of a batch at most, over all devices together.
-        batch_size: another name of `max_batch_size`, under which other groups of the configuration read it; None or
-            equal.
-        eval_batch_size: the same as `max_batch_size` for validation and test; None takes it.
-        long: what happens to a document with more than `length` targets: "refuse" it, "cut" what is over, or "split" it
-            into several.
-        bucket_growth: a bucket's longest length divided by its shortest; None makes one bucket.
-        pad_multiple: batches are padded to a multiple of this many tokens; it divides `length`.
-        row_multiple: the rows of each replica's batch are filled up to a multiple of this.
-        seed: of the order; 0 is a seed.
-
-    Raises:
-        UserError: for a value out of its range here; for facts that the source contradicts, an empty split and a
-            document over `length` or `max_tokens` in `setup`.
+        max_tokens: of a global batch, padding included.
+        max_batch_size: most documents of a global batch.
+        batch_size: another name of `max_batch_size`, which other config groups read; None or equal.
+        eval_batch_size: `max_batch_size` for validation and test; None for the same.
+        long: for a document with more than `length` targets: "refuse", "cut" or "split" it.
+        bucket_growth: a bucket's longest length divided by its shortest; None for a single bucket.
+        pad_multiple: batches are padded to a multiple of this many tokens; divides `length`.
+        row_multiple: each replica's rows are filled up to a multiple of this.
+        seed: of the order.
     """
 
     @validated
@@ -242,20 +220,20 @@ class DocumentDataModule(ExactDataModule[Documents]):
         self.cut_tokens: dict[str, int] = {}
 
     def prepare_data(self) -> None:
-        """Lets the source fetch or check its data; Lightning calls it in one process per machine."""
+        """Let the source download or check its data; called in one process per machine."""
         with using(self.source, "prepared"):
             self.source.prepare()
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """The batch with its share of the global count: a loss that is summed over targets and divided by it is, in the
-        mean over ranks, the mean over all targets of the global batch."""
+        """Move a batch, and divide its count by the replicas.
+
+        So a loss summed over targets and divided by the count averages, over ranks, to the mean of the global batch.
+        """
         x, y, *count = super().transfer_batch_to_device(batch, device, dataloader_idx)
         return (x, y, *(number.float() / replicas_of(self.trainer)[0] for number in count))
 
     def open(self) -> dict[str, Documents]:
-        """The documents of all splits, checked against what was declared; `cut_tokens` says how much `long=cut` took
-        off each.
-        """
+        """Return the documents of all splits, checked; `cut_tokens` counts the tokens that `long=cut` removed."""
         with using(self.source, "loaded"):
             splits = self.source.load()
         if self.source.vocab_size != self.vocab_size:

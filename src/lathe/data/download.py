@@ -1,6 +1,4 @@
-"""Fetching a file over HTTP: a progress bar, continuation of what an earlier try left, and a hash that is checked
-before use.
-"""
+"""Downloads over HTTP, with a progress bar, continuation of partial files, and a hash check."""
 
 import contextlib
 import hashlib
@@ -17,16 +15,12 @@ from lathe.errors import UserError, naming
 from lathe.files import put
 
 BLOCK = 2**20
-TRIES = 3  # connections that may break off before the user is told
+TRIES = 3  # broken connections before an error
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keeps other processes on this file system out until the block ends; the system lifts it from a process that dies.
-    The file of that name is there meanwhile.
-
-    Where locks do not exist (Windows, some network file systems) it does nothing.
-    """
+    """Lock `path` against other processes until the block ends; no lock on Windows and some file systems."""
     try:
         import fcntl
     except ImportError:
@@ -40,7 +34,7 @@ def locked(path: Path) -> Iterator[None]:
                 yield
                 return
             if not _is_at(path, file):
-                continue  # whoever held it has taken the file away
+                continue  # the process that held the lock has deleted the file
             try:
                 yield
             finally:
@@ -55,12 +49,12 @@ def _is_at(path: Path, file: IO[str]) -> bool:
 
 
 def kind_of(expected: str) -> str:
-    """Which hash this is, by its length: the MD5 that older data sets are published with, or SHA-256."""
+    """Return the kind of hash by its length: MD5 (of older data sets) or SHA-256."""
     return "MD5" if len(expected) == 32 else "SHA-256"
 
 
 def hashed(path: Path, kind: str) -> str:
-    """The hash of a file, "MD5" or "SHA-256"; hexadecimal."""
+    """Return the hash of a file, "MD5" or "SHA-256"; hexadecimal."""
     found = hashlib.md5(usedforsecurity=False) if kind == "MD5" else hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK):
@@ -69,11 +63,7 @@ def hashed(path: Path, kind: str) -> str:
 
 
 def check(path: Path, expected: str) -> None:
-    """Compares a file with its published hash, before anything in it is believed.
-
-    Raises:
-        UserError: if they differ.
-    """
+    """Raise UserError if a file differs from its published hash; call this before reading it."""
     kind = kind_of(expected)
     if (found := hashed(path, kind)) != expected:
         raise UserError(
@@ -83,19 +73,19 @@ def check(path: Path, expected: str) -> None:
 
 
 def download(url: str, path: Path, expected: str, by_hand: str) -> None:
-    """Fetches `url` to `path`, which appears whole and checked or not at all.
+    """Download `url` to `path`, which appears complete and checked or not at all.
 
-    What has arrived is kept in `<path>.part`; a later call asks the server for the rest only.
+    Received bytes are kept in `<path>.part`; a later call requests only the rest.
 
     Args:
         url: http or https.
         path: in a folder that exists.
         expected: MD5 or SHA-256 hash, hexadecimal.
-        by_hand: the end of the error's sentence when there is no network: what the user can do.
+        by_hand: end of the error message without a network: what the user can do.
 
     Raises:
-        UserError: without a network or with a server that does not have the file, and for a wrong hash.
-        OSError: if the disk cannot be written.
+        UserError: no network, no such file on the server, or a wrong hash.
+        OSError: the disk can't be written.
     """
     bare = re.sub(r"(?<=//)[^/@]*@", "", url)
     if bare != url:
@@ -114,7 +104,7 @@ def download(url: str, path: Path, expected: str, by_hand: str) -> None:
             return
         if complete:
             part.unlink()
-            if not continued:  # if it was, the earlier piece may have been of another file: once more from the start
+            if not continued:  # a continued download may have begun with another file: download it again
                 raise UserError(f"{url} arrived with another hash than the published {expected}: {by_hand}.")
         elif not left:
             raise UserError(
@@ -124,7 +114,7 @@ def download(url: str, path: Path, expected: str, by_hand: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Why, on one line; the words may be the server's own, in which nothing may reach the terminal but letters."""
+    """Return the error's reason in one line, without the server's unprintable characters."""
     said = " ".join(str(getattr(error, "reason", None) or error).split())
     if "infinite loop" in said or getattr(error, "code", None) in (301, 302, 303, 307, 308):
         return "the server redirects without end"
@@ -132,7 +122,7 @@ def _reason(error: Exception) -> str:
 
 
 def _fetch(url: str, part: Path) -> bool:
-    """Appends to `part` what the server still has; whether that was all of it."""
+    """Append the rest of the file to `part`; return whether it is complete."""
     if not url.startswith(("http://", "https://")):
         raise UserError(f"{url} is not an http or https address.")
     have = part.stat().st_size if part.exists() else 0
@@ -142,11 +132,11 @@ def _fetch(url: str, part: Path) -> bool:
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return True  # nothing left to send; the hash tells whether it is the right file
+            return True  # nothing left to send; the hash is checked later
         raise
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
-            have = 0  # a server that does not continue sends everything again
+            have = 0  # the server sends the whole file again
         length = response.headers.get("Content-Length", "")
         total = have + int(length) if re.fullmatch(r"[0-9]{1,18}", length) else None
         _copy(response, part, have, total)
@@ -163,7 +153,7 @@ def _copy(response: http.client.HTTPResponse, part: Path, have: int, total: int 
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    # a connection that breaks leaves what has arrived; the caller compares the size with the announced one
+    # a broken connection leaves what was received; the caller compares the sizes
     broken = (http.client.IncompleteRead, ConnectionError, TimeoutError)
     with (
         naming(part),

@@ -1,5 +1,4 @@
-"""Fashion-MNIST (H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
-Learning Algorithms", 2017)."""
+"""Fashion-MNIST (H. Xiao, K. Rasul, R. Vollgraf, 2017, arXiv:1708.07747)."""
 
 import hashlib
 import math
@@ -20,8 +19,8 @@ from lathe.errors import UserError
 
 BASE_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 SIDE = 28
-# Images and labels of each split. The MD5 hashes stand in the publishers' README; the SHA-256 hashes are those of the
-# contents of the files that have them.
+# Images and labels of each split. MD5 hashes are those of the publishers' README; SHA-256 hashes are those of the
+# contents of the same files.
 FILES: dict[str, tuple[IdxFile, IdxFile]] = {
     "train": (
         IdxFile(
@@ -55,24 +54,18 @@ FILES: dict[str, tuple[IdxFile, IdxFile]] = {
 
 
 class FashionMnist(Recorded):
-    """28 x 28 grey images of clothes: 60,000 for training, of which `val_size` are kept for validation, and 10,000 for
-    the test.
+    """28 x 28 grey images of clothes: 60,000 for training and validation, and 10,000 for the test.
 
-    Each of the four IDX files, downloaded or put there by hand, is checked against the hash of its published contents,
-    whether it is compressed or not.
+    Each of the four IDX files, downloaded or placed by hand, compressed or not, is checked against its contents' hash.
 
     Args:
-        data_dir: folder of the `.npy` files that are made at the first start, and of the downloads.
-        folder: where the IDX files are, compressed (`.gz`) or not; it may be read-only. None is `data_dir`.
-        download: whether to fetch the files that are not there, if `folder` is None.
-        val_size: training images kept for validation, stratified.
-        split_seed: draws them; apart from the run's seed.
-        files: images and labels of "train" and "test"; None is the published ones. For tests and mirrors.
-        base_url: folder they are fetched from.
-
-    Raises:
-        UserError: in `prepare`, without data and network, for a file with other contents than published, and for a
-            folder that cannot be written; in `load`, if `prepare` has not run.
+        data_dir: folder of the downloads, and of the `.npy` files that are made at the first start.
+        folder: of the IDX files, compressed (`.gz`) or not; may be read-only. None for `data_dir`.
+        download: whether to download missing files, if `folder` is None.
+        val_size: training images used for validation, stratified.
+        split_seed: of the split; independent of the run's seed.
+        files: images and labels of "train" and "test", for tests and mirrors; None for the published ones.
+        base_url: of the files.
     """
 
     num_classes = 10
@@ -95,7 +88,7 @@ class FashionMnist(Recorded):
         self.base_url = base_url
 
     def prepare(self) -> None:
-        """As `Recorded` has it; says where a folder that is not there is not needed either."""
+        """Make the `.npy` files; warn if they exist and the given folder does not."""
         if self.folder is not None and not self.folder.is_dir() and self._ready():
             rank_zero_warn(
                 f"data.source.folder={self.folder} is no folder: the images are those that were read before, in "
@@ -104,10 +97,10 @@ class FashionMnist(Recorded):
         super().prepare()
 
     def read(self) -> dict[str, Images]:
-        """The records of the four files."""
+        """Return the records of the four files."""
         if self.folder is not None and not self.folder.is_dir():
             raise UserError(f"data.source.folder={self.folder} is no folder: give the one that has the IDX files.")
-        found = [self._find(file) for file in self._all()]  # all of them, before any is fetched
+        found = [self._find(file) for file in self._all()]  # all are searched before one is downloaded
         paths = iter(path or self._fetch(file) for path, file in zip(found, self._all(), strict=True))
         records = {}
         for split, (images, labels) in self.files.items():
@@ -121,7 +114,7 @@ class FashionMnist(Recorded):
         return [file for pair in self.files.values() for file in pair]
 
     def _find(self, file: IdxFile) -> Path | None:
-        """Where the file is; None if it has to be fetched."""
+        """Return the file's path; None if it has to be downloaded."""
         folder = self.folder or self.data_dir
         for name in (f"{file.name}.gz", file.name):
             if (folder / name).is_file():
@@ -152,7 +145,7 @@ class FashionMnist(Recorded):
 
 
 def _contents(path: Path, file: IdxFile) -> Images:
-    """The array of a file whose contents are the published ones."""
+    """Return the array of a file, after checking its hash."""
     most = 4 + 4 * len(file.shape) + math.prod(file.shape)
     data = read_bounded(path, most)
     try:

@@ -1,6 +1,4 @@
-"""Cross-validation, the samples that are not the test's in k parts, of which one validates and the others train; and
-learning curves, a share of those that train.
-"""
+"""Cross-validation in k folds, and learning curves over a share of the training samples."""
 
 from collections.abc import Sequence
 
@@ -12,7 +10,7 @@ from lathe.errors import ArgumentError, UserError
 
 
 def check_folds(folds: int | None, fold: int | None) -> None:
-    """Raises ArgumentError if one is given without the other, or there is no such fold."""
+    """Raise ArgumentError if only one is given, or the fold does not exist."""
     if (folds is None) != (fold is None):
         given, lacking = ("folds", "fold") if fold is None else ("fold", "folds")
         value = folds if fold is None else fold
@@ -24,13 +22,10 @@ def check_folds(folds: int | None, fold: int | None) -> None:
 def fold_rows(
     labels: Labels, folds: int, fold: int, seed: int, names: Sequence[str] | None = None
 ) -> tuple[Labels, Labels]:
-    """The places in `labels` [n] that train, and those that validate, both in rising order.
+    """Return the places in `labels` [n] for training and for validation, in ascending order.
 
-    Samples are shuffled within their class, and dealt out class by class: of each class, and of all samples, each fold
-    has as many as any other, or one less. Each sample validates in one fold. `names` are what the classes are called.
-
-    Raises:
-        UserError: a class has fewer samples than there are folds.
+    Samples are shuffled within their class and dealt out class by class, so fold sizes differ by at most one, in each
+    class and in total. Each sample validates in one fold. `names` are the class names.
     """
     rng = np.random.Generator(np.random.Philox(seed))
     shuffled = rng.permutation(len(labels))
@@ -50,11 +45,7 @@ def fold_rows(
 
 
 def refold(splits: Splits, folds: int, fold: int, seed: int, names: Sequence[str] | None = None) -> Splits:
-    """Training and validation images put together and divided anew; the test stays.
-
-    Raises:
-        UserError: the images are no arrays, or as `fold_rows`.
-    """
+    """Combine the training and validation images and divide them by fold; the test is unchanged."""
     train, val = splits.train, splits.val
     if not isinstance(train.images, np.ndarray) or not isinstance(val.images, np.ndarray):
         raise UserError(
@@ -74,15 +65,13 @@ def refold(splits: Splits, folds: int, fold: int, seed: int, names: Sequence[str
 
 
 def share_rows(labels: Labels, share: float, seed: int) -> Labels:
-    """The places in `labels` [n] of a share of the samples, in rising order: each class has nearly this share of its
-    own, and a smaller share is part of a larger.
-    """
+    """Return the places of a share of `labels` [n], stratified, ascending; a smaller share is a subset."""
     count = max(1, round(share * len(labels)))
     return np.sort(stratified_order(labels, seed)[:count])
 
 
 def with_share(splits: Splits, share: float, seed: int) -> Splits:
-    """The same splits with a share of the training images."""
+    """Return the splits with a share of the training images."""
     train = splits.train
     rows = train.rows[share_rows(train.labels[train.rows], share, seed)]
     return Splits(Split(train.images, train.labels, rows, train.names), splits.val, splits.test)

@@ -1,9 +1,8 @@
-"""A plain LightningDataModule: its DataLoaders are made anew so that the number of devices does not change the
-experiment.
+"""Rebuilds a user's DataLoaders so that results do not depend on the number of devices.
 
-A DataLoader's `batch_size` is the global batch. Training follows an order that is a function of (seed, epoch), as with
-Lathe's own data, and the dataset's random draws (`random`, `numpy.random`, `torch`) are a function of (seed, epoch,
-sample). Evaluation sees every sample once, without filling rows, which a user's own task could not tell from samples.
+A DataLoader's `batch_size` is the global batch. The training order depends on (seed, epoch), and the dataset's draws
+(`random`, `numpy.random`, `torch`) on (seed, epoch, sample). Evaluation sees every sample once, without padding rows,
+which a user's task could not recognize.
 """
 
 import functools
@@ -28,13 +27,11 @@ from lathe.data.transfer import Transferred, eval_stage
 from lathe.errors import UserError, require
 
 HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
-READS = ("__iter__", "__len__", "_get_iterator")  # a DataLoader that overrides one of them stays as it is
+READS = ("__iter__", "__len__", "_get_iterator")  # a DataLoader that overrides one of them is left unchanged
 
 
 def share(datamodule: Any, seed: int) -> None:
-    """Makes the hooks of a plain data module return exact loaders, in place; Lathe's own have them. `test_split` then
-    names the split that is tested, and `eval_loader(split, device)` gives a split's batches, as `ExactDataModule` has
-    them."""
+    """Make a plain data module's hooks return exact loaders; add `test_split` and `eval_loader`."""
     if isinstance(datamodule, ExactDataModule):
         return
     hooks = {name: getattr(datamodule, name) for name in HOOKS if is_overridden(name, datamodule, LightningDataModule)}
@@ -65,8 +62,8 @@ def share(datamodule: Any, seed: int) -> None:
         setattr(datamodule, name, functools.wraps(hook)(calls[name]))
     datamodule.test_split = "test"
     told = type(datamodule)
-    # what Lightning says of a data module is read from its loaders, which have to be DataLoaders
-    datamodule.__class__ = type(  # a subclass with another __str__, which Python looks up on the class
+    # Lightning's __str__ reads the loaders, and needs DataLoaders
+    datamodule.__class__ = type(  # a subclass, as Python looks up __str__ on the class
         told.__name__,
         (told,),
         {"__str__": _without_ours, "__module__": told.__module__, "__qualname__": told.__qualname__},
@@ -77,7 +74,7 @@ def share(datamodule: Any, seed: int) -> None:
 
 
 def _without_ours(datamodule: Any) -> str:
-    """What a user's own data module says of itself, with its own loaders."""
+    """Return the user's `str(datamodule)`, computed with the user's own loaders."""
     ours = {name: vars(datamodule).pop(name) for name in HOOKS if name in vars(datamodule)}
     try:
         return str(super(type(datamodule), datamodule).__str__())
@@ -86,7 +83,7 @@ def _without_ours(datamodule: Any) -> str:
 
 
 def _reason(loader: Any) -> str | None:
-    """Why a loader can't be shared out, or None."""
+    """Return the reason why a loader can't be sharded, or None."""
     if not isinstance(loader, DataLoader):
         return f"it is a {type(loader).__name__}: return one torch DataLoader"
     own = [name for name in READS if getattr(type(loader), name) is not getattr(DataLoader, name)]
@@ -130,9 +127,7 @@ def _train_loader(loader: Any, datamodule: Any, seed: int) -> Any:
 
 
 def _check_divided(loader: Any, datamodule: Any, replicas: int) -> None:
-    """Raises UserError where a data module has divided its batch_size by the devices, as other templates do: the
-    global batch would be divided twice.
-    """
+    """Raise UserError if a data module has divided its batch_size by the number of devices itself."""
     hyper = getattr(datamodule, "hparams", None) or {}
     said = getattr(datamodule, "batch_size", hyper.get("batch_size") if hasattr(hyper, "get") else None)
     if replicas > 1 and isinstance(said, int) and said == loader.batch_size * replicas:
@@ -144,7 +139,7 @@ def _check_divided(loader: Any, datamodule: Any, replicas: int) -> None:
 
 
 def _eval_loader(loader: Any, datamodule: Any, name: str) -> Any:
-    """A rank's part of the samples, in as many batches as every other rank has; on one process the loader as it is."""
+    """Return this rank's samples, in equally many batches on each rank; the same loader on one process."""
     replicas, rank = replicas_of(datamodule.trainer)
     if replicas == 1:
         return loader

@@ -1,4 +1,4 @@
-"""What a sample is like: shapes and kinds of numbers."""
+"""Shapes and dtypes of samples."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from lathe.errors import UserError
 
-# What torch can compare and count with; uint16 and wider are for storage alone.
+# Dtypes that torch can compare and count with; uint16 and wider only store.
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def form(sample: Any) -> str:
-    """What a sample is, in short: shapes of arrays, within tuples and dicts."""
+    """Describe a sample in short: shapes of arrays, within tuples and dicts."""
     if isinstance(sample, (Tensor, np.ndarray)):
         return f"{str(sample.dtype).removeprefix('torch.')} {list(sample.shape)}"
     if isinstance(sample, Mapping):
@@ -28,8 +28,7 @@ def form(sample: Any) -> str:
 
 
 def mixed(column: Sequence[Any]) -> bool:
-    """Whether of the arrays or tensors at the same place of samples, which are alike otherwise, some are of floating
-    point and some are not."""
+    """Return whether arrays at the same place of similar samples are partly floating point."""
     first = column[0]
     if isinstance(first, Tensor):
         return len({one.is_floating_point() for one in column}) > 1
@@ -41,7 +40,7 @@ def mixed(column: Sequence[Any]) -> bool:
 
 
 def check_pairs(batch: Any, key: str) -> None:
-    """Raises UserError where a batch is no inputs and their targets; warns where there is more than these."""
+    """Raise UserError if a batch is not inputs and targets; warn if it has more than these."""
     ways = "give (input, target), or write a task of your own for samples like these"
     if isinstance(batch, Mapping):
         names = ", ".join(map(str, batch))

@@ -1,7 +1,4 @@
-"""The three global generators of a process (`random`, `numpy.random`, `torch`): seeded, watched, and put back.
-
-All of it is done for every batch, beside which the plain way to a state, `random.getstate()` above all, is not cheap.
-"""
+"""Save, seed and restore the global generators (`random`, `numpy.random`, `torch`), for every batch."""
 
 import ctypes
 import random
@@ -16,47 +13,43 @@ from numpy.random import mtrand
 from torch import Tensor
 
 T = TypeVar("T")
-_WORDS = 624  # of 32 bits, and a place among them: the state of a Mersenne twister
+_WORDS = 624  # of 32 bits, and a position: the state of a Mersenne twister
 _BYTES = 4 * (_WORDS + 1)
 
 
 class Global(ABC):
-    """A generator that everyone in the process draws from.
-
-    Args:
-        seed: starts it anew from 63 bits, of which it may take fewer; a function, as it is called for every sample.
-    """
+    """A global random generator of the process; the function `seed` uses up to 63 bits."""
 
     def __init__(self, seed: Callable[[int], Any]) -> None:
         self.seed = seed
 
     @abstractmethod
     def take(self) -> Any:
-        """What `moved` and `put_back` are told. Until `put_back` it may be drawn from and seeded."""
+        """Return the state for `moved` and `put_back`; drawing and seeding are allowed until `put_back`."""
 
     @abstractmethod
     def moved(self, taken: Any) -> bool:
-        """Whether anyone has drawn from it, or seeded it, since `take`."""
+        """Return whether it was drawn from or seeded since `take`."""
 
     @abstractmethod
     def put_back(self, taken: Any) -> None:
-        """Leaves it as it was."""
+        """Restore its state."""
 
 
 class Python(Global):
-    """That of `random`, whose state is read where it lies in memory, in a tenth of the time of
-    `random.getstate()`: a place and the words, after what every object begins with. It is written by
-    `random.setstate()` alone. Where they do not lie there, which is looked at first, it is read by `getstate()` too.
+    """The generator of `random`, read in memory in a tenth of the time of `random.getstate()`.
+
+    Position and words follow the object header; if they differ from `getstate()` at the start, that is used.
     """
 
     def __init__(self, in_memory: bool = True) -> None:
         super().__init__(random.seed)
-        self._own: Any = random.seed.__self__  # type: ignore[attr-defined]  # the Random of which the module's functions are methods
+        self._own: Any = random.seed.__self__  # type: ignore[attr-defined]  # the Random instance of the module's functions
         self._place = id(self._own) + object.__basicsize__
         self._in_memory = in_memory and self._own.getstate()[1] == self._words(self._raw())
 
     def take(self) -> Any:
-        # the second one of a pair of normal draws is kept beside the words
+        # the second normal draw of a pair is stored apart
         return (self._raw(), self._own.gauss_next) if self._in_memory else random.getstate()
 
     def moved(self, taken: Any) -> bool:
@@ -71,15 +64,13 @@ class Python(Global):
         return ctypes.string_at(self._place, _BYTES) if room >= _BYTES else b""
 
     def _words(self, raw: bytes) -> tuple[int, ...]:
-        """As `getstate` has them: the place comes last."""
+        """Return the words as `getstate` does, with the position last."""
         found: list[int] = np.frombuffer(raw, np.uint32).tolist()
         return (*found[1:], *found[:1])
 
 
 class NumPy(Global):
-    """That of `numpy.random`. Another one stands in for it meanwhile, so that its state need not be read and written;
-    but of a pair of its normal draws the second is forgotten.
-    """
+    """The generator of `numpy.random`, replaced until `put_back`; half a pair of normal draws is lost."""
 
     def __init__(self) -> None:
         super().__init__(lambda word: np.random.seed(word % 2**32))
@@ -105,7 +96,7 @@ class NumPy(Global):
 
 
 class Torch(Global):
-    """That of `torch` on the CPU, whose state has the second one of a pair of normal draws."""
+    """The CPU generator of `torch`; its state includes the second normal draw of a pair."""
 
     def __init__(self) -> None:
         super().__init__(torch.default_generator.manual_seed)
@@ -120,7 +111,7 @@ class Torch(Global):
         torch.default_generator.set_state(taken)
 
     def _raw(self, state: Tensor) -> bytes:
-        # in less time than torch.equal takes
+        # faster than torch.equal
         return ctypes.string_at(state.data_ptr(), state.nbytes)
 
 
@@ -129,9 +120,7 @@ GENERATORS: tuple[Global, ...] = (Python(), NumPy(), Torch())
 
 @contextmanager
 def put_back() -> Iterator[list[Any]]:
-    """Leaves this process's generators as they were (but that of a pair of NumPy's normal draws the second is
-    forgotten). Gives what each of them is asked with whether it has moved.
-    """
+    """Restore the generators at the end; yield their states. Half a pair of NumPy's normal draws is lost."""
     taken = [generator.take() for generator in GENERATORS]
     try:
         yield taken
@@ -141,18 +130,18 @@ def put_back() -> Iterator[list[Any]]:
 
 
 def seed_all(word: int) -> None:
-    """Seeds all of them."""
+    """Seed all global generators."""
     for generator in GENERATORS:
         generator.seed(word)
 
 
 def seeding(generators: Iterable[Global], words: list[int]) -> Iterator[Any]:
-    """Seeds these generators with the next of the words each time that it is asked to go on."""
+    """Return an iterator that seeds these generators with the next of the words at each step."""
     return zip(*(map(generator.seed, words) for generator in generators), strict=True)
 
 
 def watched(call: Callable[[], T]) -> tuple[T, bool]:
-    """What it returns, and whether it has drawn from a global generator of this process; they are left as they were."""
+    """Return the result, and whether `call` drew from a global generator; the generators are restored."""
     with put_back() as taken:
         found = call()
         return found, any(generator.moved(one) for generator, one in zip(GENERATORS, taken, strict=True))

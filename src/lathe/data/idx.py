@@ -1,4 +1,4 @@
-"""IDX, the format of MNIST and its successors (Y. LeCun): a magic number, the sizes as big-endian int32, the values."""
+"""IDX, the format of MNIST (Y. LeCun): a magic number, the sizes as big-endian int32, the values."""
 
 import gzip
 import math
@@ -12,14 +12,12 @@ import numpy as np
 from lathe.data.splits import Images
 from lathe.errors import UserError
 
-UINT8 = 0x08  # the only type of values that is read
+UINT8 = 0x08  # the only supported type of values
 
 
 @dataclass(frozen=True)
 class IdxFile:
-    """A published file: its name without `.gz`, the MD5 hash of the compressed file as published, the SHA-256 hash of
-    its contents, and the array in it.
-    """
+    """A published file: name without `.gz`, MD5 of the compressed file, SHA-256 of its contents, shape."""
 
     name: str
     md5: str
@@ -28,23 +26,19 @@ class IdxFile:
 
 
 def read_bounded(path: Path, most: int) -> bytes:
-    """The contents of a file, decompressed if its name ends in .gz; never more than `most` + 1 bytes of them.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Read a file, decompressed if its name ends in .gz; at most `most` + 1 bytes."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return file.read(most + 1)  # that the end was met also means that gzip's checksum was compared
+            return file.read(most + 1)  # at the end of the file gzip compares its checksum
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({error}): put the published file there and run again.") from error
 
 
 def parse_idx(data: bytes, shape: tuple[int, ...]) -> Images:
-    """The array, uint8 of that `shape`.
+    """Return the array, uint8 of that `shape`.
 
     Raises:
-        ValueError: it is not IDX, holds another type or shape, or is cut short or too long.
+        ValueError: it is not IDX, has another type or shape, or is too short or too long.
     """
     head = 4 + 4 * len(shape)
     if len(data) < head or data[:2] != b"\0\0":

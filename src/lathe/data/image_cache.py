@@ -1,4 +1,4 @@
-"""Image files that are decoded and brought to one size once, and then kept as one memory-mapped array."""
+"""Image files, decoded and scaled once, and then kept as one memory-mapped array."""
 
 import json
 import os
@@ -23,15 +23,10 @@ BLOCK = 256  # images that are read before they are written
 
 @dataclass(frozen=True)
 class ImageCache:
-    """A folder `<home>/<name>-<digest>` of `images.npy`, uint8 [n, *shape], and `bad.json`, the rows of the files that
-    can't be read, whose images are black, with the reasons. Another digest replaces it.
+    """A folder `<home>/<name>-<digest>` with `images.npy`, uint8 [n, *shape], and `bad.json`.
 
-    Args:
-        home: where it is made.
-        name: of the data and the options that its images depend on.
-        digest: of the files.
-        files: the n files.
-        shape: channels, height, width.
+    `bad.json` has the rows and reasons of unreadable files, whose images are black. `name` is of the data and the
+    options of its images, `digest` of the n `files`; a new digest replaces the folder.
     """
 
     home: Path
@@ -42,22 +37,20 @@ class ImageCache:
 
     @property
     def place(self) -> Path:
-        """Where it lies."""
+        """Return the folder's path."""
         return self.home / f"{self.name}-{self.digest[:16]}"
 
     def make(self, read: Callable[[Path], Images], most_bad: int) -> bool:
-        """Reads all files by `read`, several at a time, unless they have been; whether it did. Of several processes one
-        does so, and the others wait.
+        """Read all files by `read` in threads, unless the cache exists; return whether it did.
 
-        Raises:
-            UserError: more than `most_bad` files can't be read, or `home` can't be written.
+        One process does this while others wait.
         """
         if self.open() is not None:
             return False
         try:
             self.home.mkdir(parents=True, exist_ok=True)
             with locked(self.home / f".{self.name}.lock"):
-                if self.open() is not None:  # another run may have made it meanwhile
+                if self.open() is not None:  # another process may have made it
                     return False
                 with whole(self.place, replace_folder=True) as partial:
                     partial.mkdir()
@@ -74,7 +67,7 @@ class ImageCache:
         return True
 
     def open(self) -> tuple[Images, dict[int, str]] | None:
-        """The images, and why the files of some rows can't be read; None if they are not there or not whole."""
+        """Return the images, and the reasons of unreadable rows; None if the cache is missing or incomplete."""
         try:
             images = np.load(self.place / "images.npy", mmap_mode="r", allow_pickle=False)
             bad = {int(row): str(why) for row, why in json.loads((self.place / "bad.json").read_text()).items()}
@@ -105,7 +98,7 @@ class ImageCache:
 
 
 def check_bad(bad: dict[int, str], files: Sequence[Path], most: int) -> None:
-    """Raises UserError if more than `most` files can't be read."""
+    """Raise UserError if more than `most` files can't be read."""
     told = first_few([f"{files[row]} {why}" for row, why in bad.items()])
     require(
         len(bad) <= most,

@@ -1,4 +1,4 @@
-"""Which files a folder of images has for each split, and their classes."""
+"""The files of an image folder for each split, and their classes."""
 
 import hashlib
 import os
@@ -20,8 +20,7 @@ from lathe.images.pictures import SUFFIXES
 
 @dataclass(frozen=True)
 class ImageFiles:
-    """`names` of n files below a folder, with their `labels` [n], and the rows of those splits that the user has made,
-    `rows`; "train" is one of them. `digest` changes with every file's name, size and time of change."""
+    """`names` of n files, `labels` [n], `rows` of given splits, `digest` of names, sizes and times."""
 
     names: list[str]
     labels: Labels
@@ -30,11 +29,13 @@ class ImageFiles:
 
 
 def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | None]) -> ImageFiles:
-    """The image files of `folder` for each split: those that are `given`, the name of a folder or of a list of files in
-    it, or else train, val and test if the folder is divided so. What is divided in no way is all "train".
+    """Return the image files of `folder` by split.
+
+    `given` splits name a folder or a list of files in it. Without any, the subfolders train, val and test are taken if
+    they exist, else all files are "train".
 
     Raises:
-        UserError: a split has other classes than train, a class has no image, or a file is not there or in two splits.
+        UserError: a split has other classes than train, a class is empty, or a file is missing or in two splits.
     """
     named = {split: name for split, name in given.items() if name is not None}
     if not named:
@@ -71,12 +72,12 @@ def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | N
 
 @cache
 def warn_once(sentence: str) -> None:
-    """Warns on rank 0, of the same thing once in this process, however often the data are opened."""
+    """Warn on rank 0, once per process for the same sentence."""
     rank_zero_warn(sentence)
 
 
 def _below(folder: Path) -> Iterator[str]:
-    """The names of all files in a folder, however deep."""
+    """Yield the names of all files in a folder, recursively."""
     for _, _, files in os.walk(folder):
         yield from files
 
@@ -159,7 +160,7 @@ def _digest(folder: Path, names: Sequence[str]) -> str:
         try:
             told = os.stat(folder / name)
             line = f"{name}\0{told.st_size}\0{told.st_mtime_ns}\n"
-        except OSError:  # a link that leads nowhere; whoever reads the image says so
+        except OSError:  # a broken link; reading the image reports it
             line = f"{name}\0\n"
         found.update(line.encode(errors="surrogateescape"))
     return found.hexdigest()

@@ -1,4 +1,4 @@
-"""Images of any size in a folder for each class."""
+"""Images of any size in a folder per class."""
 
 import hashlib
 import json
@@ -22,27 +22,25 @@ from lathe.images.pictures import scaled
 
 
 class ImageFolder:
-    """Image files `<folder>/<class>/*`, or `<folder>/<split>/<class>/*` with splits train, val and test, or as lists of
-    files say. They are decoded and scaled once, as predictions and requests are (`lathe.images`), and kept as an array.
+    """Image files `<folder>/<class>/*`, `<folder>/<split>/<class>/*` (train, val, test), or from lists.
+
+    They are decoded and scaled once, as predictions and requests are (`lathe.images`), and cached as an array.
 
     Args:
         folder: see above.
-        data_dir: where the array is kept, in `image_folder_cache`.
-        classes: their names in the order of the labels; None are those found, sorted.
-        train: the folder of folders for each class, or the list of files (.txt, .csv) below `folder`, with the images
-            to train on; None are `<folder>/train` if there is one among splits, or all of them.
-        val: the same for validation; None are `<folder>/val`, or `val_share` of train.
-        test: the same for the test; None are `<folder>/test`, or `test_share` of train.
-        channels: 1 makes them grey, 3 RGB.
-        image_size: side in pixels of the square that each image is brought to.
-        resize: "crop" scales the largest square in the middle, "squash" the whole image.
-        val_share: of train, cut out for validation where there is none; stratified.
-        test_share: of train, cut out for the test where there is none; stratified.
-        split_seed: draws both; apart from the run's seed.
-        skip_bad: images that can't be read and may be left out.
-
-    Raises:
-        UserError: here, for a folder without classes; in `prepare`, for files that can't be used as they are.
+        data_dir: the cache is in its folder `image_folder_cache`.
+        classes: names in the order of the labels; None for those found, sorted.
+        train: folder of class folders, or list of files (.txt, .csv), in `folder`; None for `<folder>/train`, or
+            without splits for all images.
+        val: the same for validation; None for `<folder>/val`, or `val_share` of train.
+        test: the same for the test; None for `<folder>/test`, or `test_share` of train.
+        channels: 1 for grey, 3 for RGB.
+        image_size: side in pixels of the scaled square.
+        resize: "crop" scales the largest central square, "squash" the whole image.
+        val_share: of train, stratified, for a missing validation split.
+        test_share: of train, stratified, for a missing test split.
+        split_seed: of both; independent of the run's seed.
+        skip_bad: number of unreadable images that may be left out.
     """
 
     @validated
@@ -84,8 +82,8 @@ class ImageFolder:
         return len(self.class_names)
 
     def prepare(self) -> None:
-        """Reads all images, unless they have been since they changed."""
-        self._divided(np.zeros(0, np.int64))  # before the images are read, which may take long
+        """Read all images, unless they are cached and unchanged."""
+        self._divided(np.zeros(0, np.int64))  # checked before the images are read, which may take long
         if self.num_classes == 1:
             warn_once(
                 f"data.folder={self.folder} has one class, {self.class_names[0]}, as which any net names every image "
@@ -97,7 +95,7 @@ class ImageFolder:
             print(f"data.folder={self.folder}: {self._told(splits)}", flush=True)
 
     def load(self) -> Splits:
-        """Images uint8 [n, channels, image_size, image_size], memory-mapped."""
+        """Return images uint8 [n, channels, image_size, image_size], memory-mapped."""
         opened = self._cache.open()
         if opened is None:
             raise UserError(f"data.folder={self.folder} has not been read yet: call prepare() of its source first.")
@@ -127,7 +125,7 @@ class ImageFolder:
         return scaled(read_image(path, self.shape[0]), self.shape[1:], self.resize == "squash")
 
     def _divided(self, bad: Labels) -> dict[str, Labels]:
-        """The rows of each split; what is not given is cut out of train."""
+        """Return the rows of each split; splits that are not given are cut out of train."""
         rows = {split: np.setdiff1d(own, bad) for split, own in self._files.rows.items()}
         train, labels = rows["train"], self._files.labels
         sizes = {split: max(1, round(len(train) * share)) for split, share in self.shares.items() if split not in rows}
@@ -151,10 +149,10 @@ class ImageFolder:
         return rows
 
     def _in_turn(self, rows: Labels) -> Labels:
-        """The rows in an order whose every beginning has the classes' shares.
+        """Return the rows in an order whose every beginning has the classes' shares.
 
-        Within a class it is that of a hash of the files' names, so that a file which is added or removed leaves the
-        others on their side of a split, but for one or two at its edges.
+        Within a class they are ordered by a hash of the file names, so that adding or removing a file moves at most one
+        or two others to another split.
         """
         names = [self._files.names[row] for row in rows]
         drawn = [
@@ -168,7 +166,7 @@ class ImageFolder:
         return rows[sorted(range(len(rows)), key=lambda at: (place[at], drawn[at]))]
 
     def _told(self, splits: Splits) -> str:
-        """How many images there are, and the mean and standard deviation of those to train on."""
+        """Return the split sizes, and the mean and standard deviation of the training images, as a message."""
         counts = ", ".join(f"{len(getattr(splits, split))} {split}" for split in SPLITS)
         rows, sums = splits.train.rows, np.zeros((2, self.shape[0]))
         for start in range(0, len(rows), 256):

@@ -1,4 +1,4 @@
-"""Samples of a dataset held against what the configuration declares, and labels that need no sample."""
+"""Checks of samples against the configuration, and labels that are read without samples."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from lathe.errors import UserError
 
 
 def check_target(batch: Any, items: Items, num_classes: int) -> None:
-    """Raises UserError where the targets of a batch are no class numbers, and no scores of `num_classes` classes."""
+    """Raise UserError if a batch's targets are neither class numbers nor scores of `num_classes` classes."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         return
     y = batch[1]
@@ -31,9 +31,7 @@ def check_target(batch: Any, items: Items, num_classes: int) -> None:
 
 
 def tell_undivided(batch: Any, items: Items) -> None:
-    """Warns that a split is cut without regard to classes, where targets are a class number each: values and labels
-    have none.
-    """
+    """Warn that a split is not stratified, if targets are class numbers."""
     y = batch[1] if isinstance(batch, (tuple, list)) and len(batch) == 2 else None
     if isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point():
         rank_zero_warn(
@@ -43,9 +41,7 @@ def tell_undivided(batch: Any, items: Items) -> None:
 
 
 def check_image(sample: Any, declared: Mapping[str, int | None], items: Items, split: str, precision: str) -> None:
-    """Raises UserError where the input of a sample, the first of its split, is no image with the `channels` and
-    `image_size` that are `declared`, None for any, or none of floating point as a net of this precision takes it.
-    """
+    """Raise UserError if a split's first sample is not a floating-point image of the `declared` shape."""
     shape = list(getattr(sample[0], "shape", ())) if isinstance(sample, (tuple, list)) else []
     if len(shape) != 3:
         raise UserError(
@@ -62,7 +58,7 @@ def check_image(sample: Any, declared: Mapping[str, int | None], items: Items, s
 
 
 def check_pixels(image: Any, items: Items, transform: str, precision: str) -> None:
-    """Raises UserError where an image is not of floating point as a net of this precision takes it."""
+    """Raise UserError if an image's dtype does not fit the run's precision."""
     dtype = str(image.dtype).removeprefix("torch.")
     others = {"float32": True, "float64": precision.startswith("64")}
     half = dtype in ("float16", "bfloat16") and precision.startswith(("16", "bf16", "transformer"))
@@ -74,9 +70,7 @@ def check_pixels(image: Any, items: Items, transform: str, precision: str) -> No
 
 
 def labels_at_hand(dataset: Any, target: str | None) -> Labels | None:
-    """The class numbers of all samples, int64 [n], where they can be had without reading the samples: the last of a
-    TensorDataset's tensors, a Hugging Face dataset's column `target`, or an attribute `targets` or `labels`. None where
-    there are none of these."""
+    """Return all class numbers, int64 [n], if known without reading samples, else None."""
     n = len(dataset)
     if isinstance(dataset, Subset):
         inner = labels_at_hand(dataset.dataset, target)

@@ -14,13 +14,7 @@ from lathe.errors import UserError
 
 
 class ItemLoader(SharedLoader):
-    """`SharedLoader` whose batches may turn out to be refused.
-
-    Args:
-        loader: as `SharedLoader` has it.
-        labels: of all samples, int64 [n], where they are known.
-        order: as `SharedLoader` has it.
-    """
+    """`SharedLoader` over `Items`, with `labels` int64 [n] if known; raises errors of `Refused` batches."""
 
     def __init__(self, loader: DataLoader[Any], *, labels: Labels | None, **order: Any) -> None:
         super().__init__(loader, **order)
@@ -31,17 +25,7 @@ class ItemLoader(SharedLoader):
 
 
 class InOrder:
-    """A rank's part of the batches of an evaluation: every sample once, none filled in.
-
-    Args:
-        loader: a torch DataLoader in stored order, of the global batch size.
-        seed: of what evaluation draws; every epoch draws the same.
-        rank: this process.
-        world_size: processes that share the batches.
-
-    Raises:
-        UserError: a rank would have no sample.
-    """
+    """A rank's evaluation batches: every sample once, no padding; draws by `seed`, equal in all epochs."""
 
     def __init__(self, loader: DataLoader[Any], seed: int, rank: int, world_size: int) -> None:
         dataset: Any = loader.dataset
@@ -51,7 +35,7 @@ class InOrder:
             raise UserError(f"data.eval_batch_size={loader.batch_size}: {error}, or trainer.devices=1.") from error
         self.rows, self.limit = rows, len(rows)
         self.goes_ahead = collates_apart(loader)
-        self.side: Side | None = None  # on which batches are made ahead
+        self.side: Side | None = None  # where batches are prefetched
         lists: list[Any] = rows if dataset.draws_nothing else [Rows(part, 0) for part in rows]
         self._reader = read_over(loader, dataset if dataset.draws_nothing else seeded(loader, seed), lists)
 
@@ -59,7 +43,7 @@ class InOrder:
         return len(self.rows)
 
     def numbers(self, batch: int) -> list[int]:
-        """This rank's samples of a batch."""
+        """Return this rank's samples of a batch."""
         return list(self.rows[batch])
 
     def __iter__(self) -> Iterator[Any]:

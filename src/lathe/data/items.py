@@ -1,6 +1,4 @@
-"""The samples of a dataset of any kind, as a task wants them: columns, transforms, batches, and what is wrong with
-them.
-"""
+"""The samples of any dataset as a task takes them: columns, transforms, batches, error messages."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +17,14 @@ from lathe.errors import UserError
 
 
 class Items(Reads):
-    """Some rows of a dataset as (input, target), or as they come.
+    """Some rows of a dataset, as (input, target) or unchanged.
 
     Args:
         dataset: with `__len__` and `__getitem__`.
-        key: of the configuration, in messages.
-        rows: which of the dataset's samples; None is all.
-        columns: names of input and target in samples that are dicts; None leaves the samples as they are.
-        transform: of the input; of the whole sample where that is a dict and no columns are named.
+        key: of the configuration, for messages.
+        rows: the dataset's samples to take; None for all.
+        columns: keys of input and target in samples that are dicts; None leaves samples unchanged.
+        transform: of the input; of the whole sample if that is a dict and there are no `columns`.
     """
 
     def __init__(
@@ -40,18 +38,18 @@ class Items(Reads):
         self.dataset, self.key, self.rows = dataset, key, rows
         self.columns, self.transform = columns, transform
         self.draws_nothing = transform is None and draws_nothing(dataset)
-        self.stacked = False  # whether batches are torch's own, so that pairs may be stacked while they are read
-        self._part = FIRST  # samples that are read at a time, as the last batch would have it
+        self.stacked = False  # whether batches are torch's default, so that pairs can be stacked during reading
+        self._part = FIRST  # samples to read at a time, from the last batch
 
     def __len__(self) -> int:
         return len(self.dataset) if self.rows is None else len(self.rows)
 
     def row(self, number: int) -> int:
-        """Which sample of the dataset this one is."""
+        """Return the index of a sample in the dataset."""
         return number if self.rows is None else int(self.rows[number])
 
     def name(self, number: int) -> str:
-        """What the sample is called in messages."""
+        """Return a sample's name for messages."""
         return f"{self.key}: item {self.row(number)}"
 
     def __getitem__(self, number: int) -> Any:
@@ -61,7 +59,7 @@ class Items(Reads):
         return self.read(numbers, None)
 
     def read(self, rows: Sequence[int], steps: Iterator[Any] | None) -> Rowed | Pairs:
-        """The samples for `Collate`; as `Reads` has it."""
+        """Return the samples for `Collate`; see `Reads`."""
         numbers = rows
         rows = numbers if self.rows is None else self.rows[np.asarray(numbers)].tolist()
         if not self.stacked:
@@ -79,25 +77,25 @@ class Items(Reads):
         if steps is None and (isinstance(dataset, Reads) or getattr(dataset, "__getitems__", None)):
             read: Sequence[Any] = fetch(dataset, rows)
             return read if plain else self._each(rows, (self.made(*one) for one in zip(read, numbers, strict=True)))
-        # steps come last: where there is no further row, none is taken
+        # steps come last, so that none is consumed after the last row
         taken = rows if steps is None else (row for row, _ in zip(rows, steps))  # noqa: B905
         if plain:
             return self._each(rows, (dataset[row] for row in taken))
         return self._each(rows, (self.made(dataset[row], number) for row, number in zip(taken, numbers)))  # noqa: B905
 
     def _each(self, rows: Sequence[int], samples: Iterator[Any]) -> list[Any]:
-        """The samples of the rows; one that raises is noted down with what it raises."""
+        """Return the samples of the rows; note the row in an exception."""
         found: list[Any] = []
         try:
             found.extend(samples)
         except Exception as error:
-            if len(found) < len(rows):  # else it is no sample's: there are more of them than were asked for
+            if len(found) < len(rows):  # otherwise no sample raised: there are more than requested
                 error.add_note(f"while reading {self.key}: item {rows[len(found)]}")
             raise
         return found
 
     def made(self, sample: Any, number: int) -> Any:
-        """What the dataset has given, as a task wants it."""
+        """Return a sample of the dataset as a task takes it."""
         if self.columns is not None:
             sample = tuple(self._column(sample, name, number) for name in self.columns)
         if self.transform is None:
@@ -116,26 +114,26 @@ class Items(Reads):
 
 
 def listed(samples: Rowed | Pairs) -> Rowed:
-    """The samples of a batch, one by one."""
+    """Return the samples of a batch, one by one."""
     return Rowed(samples.samples(), samples.rows) if isinstance(samples, Pairs) else samples
 
 
 @dataclass(frozen=True)
 class Refused:
-    """Stands for a batch that can't be made, until the process that can say so has it."""
+    """The error of a batch that can't be made, sent from a worker to the main process."""
 
     sentences: tuple[str, ...]
 
 
 def taken(batch: Any) -> Any:
-    """The batch; raises UserError where it could not be made."""
+    """Return the batch, or raise UserError if it could not be made."""
     if isinstance(batch, Refused):
         raise UserError(*batch.sentences)
     return batch.whole() if isinstance(batch, Sent) else batch
 
 
 def all_taken(batches: Iterator[Any]) -> Iterator[Any]:
-    """Each batch; where one could not be made, it is raised where that was read, and so ends who reads."""
+    """Yield each batch; raise the error of one that could not be made inside the reading generator."""
     for batch in batches:
         try:
             found = taken(batch)
@@ -147,14 +145,7 @@ def all_taken(batches: Iterator[Any]) -> Iterator[Any]:
 
 
 class Collate:
-    """Makes a batch out of samples, and looks at it.
-
-    Args:
-        items: that the samples are of.
-        collate: the user's own; None is torch's default.
-        num_classes: what class numbers are held against; None: targets are not looked at.
-        pairs: whether a batch that is no inputs and targets is refused.
-    """
+    """Makes a batch by `collate` (None: torch's), and checks class numbers, and with `pairs` its form."""
 
     def __init__(
         self,
@@ -189,9 +180,9 @@ class Collate:
         read = listed(samples)
         try:
             made = default_collate(list(read))
-        except Exception as error:  # torch raises of many kinds here
+        except Exception as error:  # torch raises many types here
             raise UserError(self._odd(read, error)) from error
-        if mixed(read):  # whose integers, such as pixels up to 255, torch takes among the others as they are
+        if mixed(read):  # torch would stack integers, such as pixels up to 255, with floats
             raise UserError(self._odd(read, TypeError("floats and integers")))
         return self._checked(made, read)
 
@@ -199,7 +190,7 @@ class Collate:
         return self.num_classes is None or (min(numbers) >= 0 and max(numbers) < self.num_classes)
 
     def _odd(self, samples: Rowed, error: Exception) -> str:
-        """Why torch can't stack the samples."""
+        """Return why torch can't stack the samples."""
         ways = "use data.transform or data.eval_transform to make them alike, or a data.collate_fn"
         first = form(samples[0])
         for sample, number in zip(samples, samples.rows, strict=True):

@@ -1,4 +1,4 @@
-"""Iterable datasets: samples come one after another, so one process reads them, in their own order."""
+"""Iterable datasets, which one process reads in their own order."""
 
 import copy
 from collections.abc import Iterator
@@ -14,15 +14,14 @@ from lathe.errors import UserError
 
 
 def is_iterable(dataset: Any) -> bool:
-    """Whether it gives samples in an order of its own, as torch's IterableDataset and that of Hugging Face do."""
+    """Return whether a dataset has its own order, as torch's and Hugging Face's iterable ones do."""
     return isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and hasattr(dataset, "set_epoch"))
 
 
 def batches(
     items: Items, collate: Collate, size: int, seed: int, epoch: int = 0, first: int = 0, whole: bool = False
 ) -> Iterator[Any]:
-    """The batches of an epoch from batch `first` on, which is where the dataset has to stand; the last one is as large
-    as it comes, or left out if it is not `whole`."""
+    """Yield the batches of an epoch from batch `first` on; `whole` leaves out an incomplete last batch."""
     numbered = enumerate(iter(items.dataset), start=first * size)
     samples = (items.made(sample, number) for number, sample in numbered)
     start = first * size
@@ -34,7 +33,7 @@ def batches(
 
 
 class EvalStream:
-    """Batches of an evaluation, on one process."""
+    """Evaluation batches of an iterable dataset, on one process."""
 
     def __init__(self, items: Items, collate: Collate, size: int, seed: int) -> None:
         self.items, self.collate, self.size, self.seed = items, collate, size, seed
@@ -44,17 +43,10 @@ class EvalStream:
 
 
 class TrainStream(EpochLoader):
-    """Training batches of an iterable dataset, on one process. Each epoch starts the dataset anew, after its
-    `set_epoch(epoch)` if it has one. A dataset with `state_dict` and `load_state_dict` goes on in the middle of one.
+    """Training batches of an iterable dataset, on one process; an epoch has `samples` samples.
 
-    Args:
-        items: over an iterable dataset.
-        collate: makes the batches.
-        samples: of an epoch.
-        order: as `EpochLoader` has it.
-
-    Raises:
-        UserError: while reading, if the dataset ends before the epoch does.
+    Each epoch restarts the dataset, after its `set_epoch(epoch)` if it has one. Resuming within an epoch needs a
+    dataset with `state_dict` and `load_state_dict`.
     """
 
     def __init__(self, items: Items, collate: Collate, samples: int, **order: Any) -> None:
@@ -70,7 +62,7 @@ class TrainStream(EpochLoader):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """As `EpochLoader` has it, and where the dataset stands, if it can say so."""
+        """Return the state of `EpochLoader`, and that of the dataset if it has one."""
         own = {"dataset": copy.deepcopy(self.items.dataset.state_dict())} if self._stateful and self._batch else {}
         return {**super().state_dict(), **own}
 
@@ -89,7 +81,7 @@ class TrainStream(EpochLoader):
             batch = next(found, None)
             if batch is None:
                 if first and kept is None:
-                    return  # it had to start again, and has less than is left
+                    return  # it restarted, and has less than is left
                 raise UserError(
                     f"{self.items.key}: {type(dataset).__name__} ended within batch {number + 1} of an epoch, expected "
                     f"{self.n} samples: set data.samples to as many as it gives."

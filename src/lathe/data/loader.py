@@ -1,4 +1,4 @@
-"""Images that fit in memory: one uint8 tensor on the training device, batches by index."""
+"""Images in the memory of the training device: one uint8 tensor, batches by index."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -13,28 +13,25 @@ from lathe.data.order import IGNORE, Batch, EpochLoader
 from lathe.data.transforms.recipe import Picked, check_folded, recipe
 from lathe.errors import UserError
 
-# Bytes of uint8 images that are picked at once: small batches share the Python cost, and all stays within a core's
-# cache.
+# Bytes of uint8 images that are picked at once: enough to share the Python cost among small batches, few enough for a
+# core's cache.
 CHUNK_BYTES = 2**18
 
 
 class ImageLoader(EpochLoader):
-    """What both image loaders share: the epoch's decisions, and everything after the crop.
+    """Base of the image loaders: the epoch's random decisions, and everything after the crop.
 
     Yields (x, y): x float32 [batch, channels, height, width], y int64 [batch], or float32 class probabilities [batch,
-    classes] when the augmentation mixes samples.
+    classes] if the augmentation mixes samples.
 
     Args:
         image_shape: channels, height, width.
         labels: int64 [n].
-        num_classes: used by mixed targets.
-        normalizer: makes float32 out of uint8; None yields uint8 (and cannot mix).
-        augment: `Augment`, or a list of transforms and functions; None switches all of it off.
-        device: where batches are wanted.
-        order: as `EpochLoader` has it: batch_size, seed, rank, world_size, train, shuffle, limit.
-
-    Raises:
-        UserError: as `EpochLoader`, and for a mirrored padding that is not smaller than the image.
+        num_classes: of mixed targets.
+        normalizer: converts uint8 to float32; None yields uint8 (and cannot mix).
+        augment: `Augment`, or a list of transforms and functions; None for no augmentation.
+        device: of the batches.
+        order: as in `EpochLoader`: batch_size, seed, rank, world_size, train, shuffle, limit.
     """
 
     goes_ahead = True
@@ -63,7 +60,7 @@ class ImageLoader(EpochLoader):
         self.labels = labels
         self.num_classes = num_classes
         self.augment = augment
-        self.folded = False  # whether images are normalised already when they are picked
+        self.folded = False  # whether images are normalized before they are picked
         self.fill = (
             normalizer.fill.to(device) if normalizer else torch.zeros(image_shape[0], dtype=torch.uint8, device=device)
         )
@@ -71,10 +68,9 @@ class ImageLoader(EpochLoader):
         self.normalizer = normalizer.to(device) if normalizer else None
 
     def _plan(self, epoch: int) -> tuple[Tensor, Draws, Tensor]:
-        """For this rank's whole epoch: samples [batches, width] and labels of the same shape, both on the CPU, and
-        their draws.
+        """Return this rank's samples and labels of an epoch, [batches, width], and their flat draws.
 
-        `width` is the local batch, and one more with mixing. Draws are flat, [batches * width], on the device.
+        `width` is the local batch, plus one for mixing. Only the draws are on the device.
         """
         rows, counts = self.rank_rows(epoch, extra=int(self.augment.mixes))
         table = draw(self.augment, self.seed, epoch, self.n, *self.image_shape[1:])
@@ -83,15 +79,13 @@ class ImageLoader(EpochLoader):
     def _finish(
         self, images: Tensor, labels: Tensor, draws: Draws, samples: Tensor, epoch: int, batches: int
     ) -> Iterator[Batch]:
-        """Picked images of whole batches [batches * width, ...] to batches: what else is listed, normalisation,
-        mixing.
-        """
+        """Yield batches of picked images [batches * width, ...], after all that follows the crop."""
         images = self.recipe(images, Picked(self.seed, epoch, samples, draws, self.fill))
         if self.normalizer is not None and not self.folded:
             images = self.normalizer(images)
         if not self.augment.mixes:
             return zip(images.view(batches, -1, *self.image_shape).unbind(), labels.unbind(), strict=True)
-        # each sample's partner is the next one: leave out the last of a batch for the one, the first for the other
+        # a sample's partner is the next one: the own images leave out the last of a batch, the partners the first
         grid = torch.arange(len(images), device=self.device).view(batches, -1)
         own, partner = grid[:, :-1].flatten(), grid[:, 1:].flatten()
         flat = labels.flatten()
@@ -104,17 +98,13 @@ class ImageLoader(EpochLoader):
 
 
 class ResidentLoader(ImageLoader):
-    """Batches out of images that live on the training device, in a few index operations for several batches at a time.
+    """Batches of images in device memory, made several at a time by a few index operations.
 
     Args:
         images: uint8 [n, channels, height, width].
         labels: int64 [n].
-        normalize: "batch" keeps uint8 images and normalises each batch; "folded" normalises once and keeps float32
-            images, which takes four times the memory and spares that step. Same bits.
-        settings: as `ImageLoader` has them.
-
-    Raises:
-        UserError: as `ImageLoader`.
+        normalize: "batch" keeps uint8; "folded" keeps normalized float32, in four times the memory. Same bits.
+        settings: as in `ImageLoader`.
     """
 
     def __init__(
@@ -126,7 +116,7 @@ class ResidentLoader(ImageLoader):
         if folded is not None:
             check_folded(self.recipe)
             self.folded, self.fill = True, folded(self.fill[:, None, None]).flatten()
-        # folded after the padding, so that the padding is black in both forms
+        # folded after the padding, so that padding is black in both forms
         picking = self.recipe.picking
         self.bank = Bank(images.to(self.device), picking.crop, picking.crop_fill, picking.flip != "none", folded)
         self.chunk = max(1, CHUNK_BYTES // (self.local_batch_size * channels * height * width))
@@ -135,8 +125,8 @@ class ResidentLoader(ImageLoader):
         rows, draws, labels = self._plan(epoch)
         width = rows.shape[1]
         flat, labels = rows.flatten().to(self.device), labels.to(self.device)
-        # chunks start at multiples of `chunk` also after a resume: a batch then has the same place in memory, and so
-        # the same rounding # in kernels that look at alignment
+        # chunks start at multiples of `chunk` also after a resume: a batch then has the same alignment in memory, and
+        # so the same rounding in kernels that depend on it
         for start in range(first - first % self.chunk, len(rows), self.chunk):
             stop = min(start + self.chunk, len(rows))
             part = slice(start * width, stop * width)

@@ -25,38 +25,31 @@ from lathe.errors import UserError
 
 
 class ImageDataModule(ExactDataModule[Split]):
-    """Train, validation and test loaders over a source of images, equal on one device and on many.
+    """Train, validation and test loaders over a source of images, equal on any number of devices.
 
     Args:
-        source: where the images come from.
-        num_classes: declared, and checked against the source, so that a net can be configured before any data is
-            touched.
-        channels: likewise.
-        image_size: side in pixels, likewise.
-        mean: of each channel, on a scale from 0 to 1.
-        std: of each channel, on the same scale.
+        source: of the images.
+        num_classes: declared, so that a net can be configured before the data are opened; checked against the source.
+        channels: declared as well.
+        image_size: side in pixels, declared as well.
+        mean: per channel, on a scale from 0 to 1.
+        std: per channel, on the same scale.
         batch_size: training samples per step, over all devices together.
-        eval_batch_size: the same for validation and test; None takes `batch_size`.
-        seed: of order and augmentation; 0 is a seed.
-        augment: of training images: `Augment`, or a list of transforms and functions `(images, rng) -> images`; None is
-            none.
-        normalize: "batch" or "folded", as `ResidentLoader` has it.
+        eval_batch_size: the same for validation and test; None for `batch_size`.
+        seed: of order and augmentation.
+        augment: of training images: `Augment`, or a list of transforms and functions `(images, rng) -> images`.
+        normalize: "batch" or "folded", as in `ResidentLoader`.
         loader: "resident" keeps images on the device; "workers" streams them with the DataLoader settings below.
-        num_workers: reading processes of "workers"; "auto" takes as many as read quickest, see `lathe.data.workers`.
-        pin_memory: page-locked batches of "workers", on a GPU.
-        prefetch_factor: batches each worker reads ahead; None is torch's choice.
+        num_workers: reading processes; "auto" measures the fastest number, see `lathe.data.workers`.
+        pin_memory: page-locked batches, on a GPU.
+        prefetch_factor: batches that each worker reads ahead; None for torch's default.
         persistent_workers: keep workers between epochs.
-        class_names: in the order of the labels, for people who read answers; None leaves them as numbers.
-        folds: parts of equal class shares into which training and validation images together are divided, by the
-            source's `split_seed`; None takes the source's own splits.
-        fold: the part that validates; the others train.
-        share: of the training images, those that are trained on; above 0.
-        folder: declared for a source that reads one, which is to be this; None for others.
-
-    Raises:
-        UserError: for an unknown name, a size that is none, names that are none, another `folder` than the source's, or
-            a wrong `mean` or `std` here; for facts that the source contradicts in `setup`; for batch sizes that do not
-            fit the devices or the data when a loader is asked for.
+        class_names: in the order of the labels; None takes those of the source, if any.
+        folds: number of stratified folds of the training and validation images together, by the source's `split_seed`;
+            None for the source's splits.
+        fold: the fold used for validation.
+        share: of the training images to train on; above 0.
+        folder: that the source has to read; None for sources without one.
     """
 
     @validated
@@ -114,26 +107,26 @@ class ImageDataModule(ExactDataModule[Split]):
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
         }
-        Normalizer(self.mean, self.std, channels)  # a wrong mean or std is told now, not after a download
+        Normalizer(self.mean, self.std, channels)  # raises for a wrong mean or std before a download
 
     @property
     def selects(self) -> bool:
         return True
 
     def prepare_data(self) -> None:
-        """Lets the source fetch its data; Lightning calls it in one process per machine."""
+        """Let the source download its data; called in one process per machine."""
         with using(self.source, "prepared"):
             self.source.prepare()
 
     def setup(self, stage: str | None = None) -> None:
-        """As `ExactDataModule` has it; a fit first tries the functions that augment."""
+        """Open the data; a fit first tests the user's augmentation functions."""
         if stage in ("fit", None):
             device = None if self.trainer is None else self.trainer.strategy.root_device
             try_out(self.augment, (self.channels, self.image_size, self.image_size), device)
         super().setup(stage)
 
     def open(self) -> dict[str, Split]:
-        """The source's splits, whose facts are those declared; classes that were given no names take the source's."""
+        """Return the source's splits, checked; take missing class names from the source."""
         facts = {name: getattr(self, name) for name in ("num_classes", "channels", "image_size")}
         splits = load_splits(self.source, facts)
         if self.class_names is None:
@@ -145,9 +138,7 @@ class ImageDataModule(ExactDataModule[Split]):
         return {"train": splits.train, "val": splits.val, "test": splits.test}
 
     def first_images(self, n: int) -> torch.Tensor:
-        """The first `n` training images in stored order, or all if there are fewer, normalised and not augmented:
-        float32 [n, channels, image_size, image_size].
-        """
+        """Return the first `n` training images, normalized: float32 [n, channels, height, width]."""
         if self._splits is None:
             self.setup()
         assert self._splits is not None
@@ -155,15 +146,13 @@ class ImageDataModule(ExactDataModule[Split]):
         return Normalizer(self.mean, self.std, self.channels)(torch.from_numpy(split.images[split.rows[:n]]))
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Batches are made where they are wanted; any other is moved as Lightning would."""
+        """Return a batch on `device` unchanged; move any other as Lightning does."""
         if isinstance(batch, tuple) and isinstance(batch[0], torch.Tensor) and batch[0].device == device:
             return batch
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def build(self, split: Split, device: torch.device, **order: Any) -> ImageLoader:
-        """The loader that `loader` names; images are augmented in training, unless the trainer overfits a few of
-        them.
-        """
+        """Return the loader that `loader` names; training augments unless the trainer overfits."""
         settings = self.settings(device, order)
         if self.loader == "workers":
             return self.streamed(lambda **reader: StreamLoader(split, **reader, **settings))
@@ -171,9 +160,7 @@ class ImageDataModule(ExactDataModule[Split]):
         return ResidentLoader(torch.from_numpy(images), torch.from_numpy(labels), normalize=self.normalize, **settings)
 
     def streamed(self, make: Callable[..., StreamLoader]) -> StreamLoader:
-        """What `make(num_workers=..., ...)` gives, by as many workers as are to read, which a trainer's first loader
-        measures.
-        """
+        """Call `make` with the number of workers, which a trainer's first loader measures."""
         loader = make(num_workers=self._workers.taken or 0, **self.reader)
         if self._workers.taken is not None or self.trainer is None:
             return loader
@@ -182,7 +169,7 @@ class ImageDataModule(ExactDataModule[Split]):
         return make(num_workers=self._workers.taken, **self.reader)
 
     def settings(self, device: torch.device, order: dict[str, Any]) -> dict[str, Any]:
-        """What every `ImageLoader` is made with, beside those of the `order`."""
+        """Return the arguments of every `ImageLoader`, together with those of `order`."""
         augmented = order["train"] and order.get("shuffle", True)
         return {
             "num_classes": self.num_classes,

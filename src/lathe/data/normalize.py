@@ -1,4 +1,4 @@
-"""From uint8 pixels to what a net wants to see."""
+"""Normalization of uint8 pixels."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,7 @@ from lathe.errors import UserError
 
 
 class Normalizer:
-    """(pixel / 255 - mean) / std for each channel, as one multiplication and one addition.
-
-    Args:
-        mean: of each channel, on a scale from 0 to 1.
-        std: of each channel, on the same scale.
-
-    Raises:
-        UserError: unless both have one value for each channel and every std is above 0.
-    """
+    """(pixel / 255 - mean) / std per channel, on a scale from 0 to 1: one multiplication, one addition."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], channels: int) -> None:
         for name, values in (("mean", mean), ("std", std)):
@@ -35,11 +27,11 @@ class Normalizer:
         self.fill = (mean64 * 255).round().to(torch.uint8)  # the mean colour, uint8 [channels]
 
     def to(self, device: torch.device) -> "Normalizer":
-        """Moves the constants, in place."""
+        """Move the constants, in place."""
         self.scale, self.shift, self.fill = self.scale.to(device), self.shift.to(device), self.fill.to(device)
         return self
 
     def __call__(self, images: Tensor) -> Tensor:
-        """float32 of the same shape, from uint8 [..., channels, height, width] or float32 from 0 to 255."""
-        # three passes, each exactly rounded, so that the result does not depend on how a batch is cut
+        """Normalize uint8 [..., channels, height, width], or float32 from 0 to 255, to float32."""
+        # three passes, each exactly rounded, so that the result does not depend on how batches are split
         return images.to(torch.float32, copy=True).mul_(self.scale).add_(self.shift)

@@ -1,4 +1,4 @@
-"""Which samples are in which batch on which rank, and where in the epoch a loader stands."""
+"""The samples of each batch on each rank, and the resume position."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -17,41 +17,33 @@ IGNORE = -100  # torch's own ignore_index: the label of rows that only fill up a
 
 
 class EpochLoader(ABC):
-    """Iterates over epochs of batches, shared out among ranks; subclasses say how the samples of an epoch are fetched.
+    """Iterates over epochs of batches that are sharded over ranks; subclasses fetch the samples.
 
     Training: global batch k of epoch e is places k*batch_size to (k+1)*batch_size of that epoch's permutation, and a
     rank takes its contiguous part; an incomplete last batch is dropped. Evaluation: samples in order, every batch of
-    the same shape on every rank; rows that fill up the last ones repeat sample 0 under the label -100, so that each
-    sample counts exactly once. For those who know nothing of that label, `fills_up` False leaves these rows out, and a
-    rank's part of a batch is every world_size-th sample, so that each has some of the last, if there are enough.
+    the same shape on every rank; padding rows repeat sample 0 with the label -100, so that each sample counts once.
+    With `fills_up` False, for code that does not know this label, padding rows are left out, and a rank takes every
+    world_size-th sample.
 
-    The state is two integers, equal on all ranks: `epoch`, and `batch`, the batches of it that were yielded. Each
-    iteration starts the next epoch, except the first one, and the first one after `load_state_dict`, which continues
-    where the state says. An iterator that was never asked for a batch has no effect.
-
-    A subclass whose batches draw from no generator that others draw from may say so (`goes_ahead`): they may then be
-    made before they are asked for.
+    The state, equal on all ranks, is `epoch` and `batch`, the number of its batches that were yielded. Each iteration
+    starts the next epoch, except the first one, and the first one after `load_state_dict`, which continues at the
+    state. An iterator has no effect before its first batch. A subclass sets `goes_ahead` if its batches draw from no
+    shared generator, so that they can be prefetched.
 
     Args:
         n: samples.
         batch_size: over all ranks together.
         seed: of the order and the augmentation.
-        rank: this process.
-        world_size: processes that share the batches.
+        rank: of this process.
+        world_size: number of processes.
         train: see above.
         shuffle: False keeps the stored order in training too.
-        limit: where a trainer that ends its epochs early does so, in batches or (a float) as a share, as Lightning
-            reads its `limit_train_batches`; a state that is loaded there continues with the next epoch. None is the
-            whole epoch.
-        selection: which training samples an epoch takes; None is all.
-
-    Raises:
-        UserError: if a training batch does not divide by the ranks or is larger than the training set, or an evaluation
-            batch has fewer samples than there are ranks.
+        limit: as in Lightning's `limit_train_batches`: batches, or share (a float), of an epoch; None for all.
+        selection: the training samples of an epoch; None for all.
     """
 
     goes_ahead = False
-    even = True  # as many samples count on each rank
+    even = True  # equally many samples count on each rank
 
     def __init__(
         self,
@@ -105,25 +97,20 @@ class EpochLoader(ABC):
         self._epoch = 0
         self._batch = 0
         self.fills_up = True
-        self.side: Side | None = None  # on which batches are made ahead
-        self._fresh = True  # the next iteration continues at (epoch, batch) instead of starting the next epoch
+        self.side: Side | None = None  # where batches are prefetched
+        self._fresh = True  # continue at (epoch, batch) instead of starting the next epoch
 
     def __len__(self) -> int:
         return self._length
 
     def state_dict(self) -> dict[str, int]:
-        """{"epoch", "batch"}: the epoch of the last batch that was yielded, and how many of that epoch were."""
+        """Return {"epoch", "batch"}: the epoch of the last yielded batch, and the number of its batches."""
         return {"epoch": self._epoch, "batch": self._batch}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """The next iteration continues after the state's batch; after the epoch's last one (see `limit`), with the next
-        epoch.
-
-        Raises:
-            UserError: it has none, or numbers that no position is of.
-        """
+        """Continue after the state's batch; after the epoch's last one (see `limit`), with the next epoch."""
         found = [state_dict.get(name) for name in ("epoch", "batch")]
-        # an epoch before the first, where none was begun
+        # -1: no epoch was begun
         fits = all(isinstance(value, int) and value >= least for value, least in zip(found, (-1, 0), strict=True))
         require(
             fits,
@@ -133,7 +120,7 @@ class EpochLoader(ABC):
         self._epoch, self._batch, self._fresh = state_dict["epoch"], state_dict["batch"], True
 
     def __iter__(self) -> Iterator[Batch]:
-        # a generator: nothing below runs before the first next()
+        # a generator: the code below does not run before the first next()
         if not self._fresh or self._batch >= self.limit:
             self._epoch, self._batch = self._epoch + 1, 0
         self._fresh = False
@@ -150,30 +137,29 @@ class EpochLoader(ABC):
 
     @abstractmethod
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        """This rank's batches of an epoch, from batch `first` on."""
+        """Yield this rank's batches of an epoch, from batch `first` on."""
 
     def epoch_order(self, epoch: int) -> Tensor:
-        """The samples of a training epoch in their order, all or those selected, int64."""
+        """Return the samples of a training epoch in order, all or those selected, int64."""
         if self.selection is not None:
             return self.selection.order(self.seed, epoch)
         return epoch_permutation(self.seed, epoch, self.n) if self.shuffle else torch.arange(self.n)
 
     def numbers(self, batch: int) -> list[int]:
-        """This rank's samples of a batch of the epoch that is under way."""
+        """Return this rank's samples of a batch in the current epoch."""
         rows, counts = self.rank_rows(self._epoch)
         listed: list[int] = rows[batch][counts[batch]].tolist()
         return listed
 
     def rows(self) -> Tensor:
-        """This rank's samples of the epoch that is under way, int64 [batches, local batch]."""
+        """Return this rank's samples in the current epoch, int64 [batches, local batch]."""
         return self.rank_rows(self._epoch)[0]
 
     def rank_rows(self, epoch: int, extra: int = 0) -> tuple[Tensor, Tensor]:
-        """This rank's samples of an epoch, int64 [batches, local batch + extra], and which of them count, bool of the
-        same shape.
+        """Return this rank's samples, int64 [batches, local batch + extra], and a mask of those that count.
 
-        The `extra` columns go on into the next rank's part, cyclically: with one, each sample's right neighbour in the
-        *global* batch is its mixing partner, whatever the number of ranks.
+        The `extra` columns continue cyclically into the next rank's part: a sample's right neighbour in the *global*
+        batch is its mixing partner, whatever the number of ranks.
         """
         total = self._length * self.global_batch_size
         order = self.epoch_order(epoch)[:total] if self.train else torch.arange(total)
@@ -187,7 +173,7 @@ class EpochLoader(ABC):
 
 
 def counted(batch: Batch) -> Batch:
-    """A batch without the rows that only fill it up: those whose targets are all -100."""
+    """Return a batch without its padding rows, whose targets are all -100."""
     x, y = batch
     rows = (y != IGNORE).flatten(1).any(1) if y.dim() > 1 else y != IGNORE
     return x[rows], y[rows]

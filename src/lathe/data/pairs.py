@@ -9,30 +9,28 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
-# Bytes that are copied at a time: few, so that the samples are still in a core's cache, and their memory serves the
-# next ones; many, so that the call costs little. And samples at first, before it is known how large they are.
+# Bytes that are copied at a time: few enough for samples to stay in a core's cache, and many enough to make calls
+# cheap. FIRST is the number of samples before their size is known.
 PART_BYTES, FIRST = 2**18, 8
 _DTYPE = attrgetter("dtype")
 
 
 class Pairs:
-    """The samples of a batch, of which nothing but their stack is kept as long as they are pairs of a tensor and a
-    class number; where that gains nothing, they are stacked in the end.
+    """The samples `rows` of a dataset, stacked as they arrive if they are (tensor, class number) pairs.
 
-    Args:
-        rows: which of the dataset they are.
+    If early stacking gains nothing, they are stacked at the end.
     """
 
     def __init__(self, rows: Sequence[int]) -> None:
         self.rows = rows
-        self.part = FIRST  # samples that are best added at a time
+        self.part = FIRST  # how many samples to add at a time
         self._stack: Tensor | None = None  # [samples, ...]
-        self._loose: list[Tensor] | None = None  # inputs that lie in the dataset's own memory, or in another order
+        self._loose: list[Tensor] | None = None  # inputs in the dataset's own memory, or not contiguous
         self._numbers: list[int] = []
-        self._others: list[Any] | None = None  # all samples, once one has been of another form
+        self._others: list[Any] | None = None  # all samples, after one of another form
 
     def add(self, samples: Sequence[Any]) -> None:
-        """Takes the next samples."""
+        """Add the next samples."""
         if self._others is None:
             if self._taken(samples):
                 return
@@ -40,7 +38,7 @@ class Pairs:
         self._others.extend(samples)
 
     def samples(self) -> list[Any]:
-        """They all, as the dataset gave them; those that were stacked as views of their stack."""
+        """Return all samples as the dataset gave them; stacked ones are views of the stack."""
         if self._others is not None:
             return self._others
         inputs = (() if self._stack is None else self._stack) if self._loose is None else self._loose
@@ -50,22 +48,22 @@ class Pairs:
         return self.samples()[place]
 
     def batch(self) -> "Sent | None":
-        """What torch's collate makes of them; None for samples that are not all such pairs, or make no batch."""
+        """Return the same batch as torch's collate; None for samples that are not pairs, or don't stack."""
         if self._others is not None or len(self._numbers) != len(self.rows):
             return None
         if self._loose is None:
             return None if self._stack is None else Sent(self._stack, self._numbers)
-        if len({*map(_DTYPE, self._loose)}) > 1:  # `Collate` looks at them
+        if len({*map(_DTYPE, self._loose)}) > 1:  # `Collate` checks these
             return None
         try:
             here = get_worker_info() is None
             return Sent(torch.stack(self._loose) if here else default_collate(self._loose), self._numbers)
-        except RuntimeError:  # of unlike shapes
+        except RuntimeError:  # different shapes
             return None
 
     def _taken(self, samples: Sequence[Any]) -> bool:
-        """Whether these fit the others, and are among them now."""
-        # passes in C: this is done for every sample
+        """Add the samples, and return whether they fit the others."""
+        # passes in C, as this runs for every sample
         if {*map(type, samples)} != {tuple}:
             return False
         try:
@@ -79,14 +77,13 @@ class Pairs:
             elif not self._stacked(inputs):
                 return False
         except (RuntimeError, ValueError):
-            # of other lengths, sparse, on several devices, with a gradient, or more than a dataset's own __getitems__
-            # was asked for
+            # other lengths, sparse, several devices, a gradient, or more samples from __getitems__ than requested
             return False
         self._numbers += numbers
         return True
 
     def _begin(self, first: Tensor) -> None:
-        held = first.untyped_storage().nbytes() > first.nbytes  # by a larger tensor of the dataset: it isn't freed here
+        held = first.untyped_storage().nbytes() > first.nbytes  # a view of a larger tensor, whose memory stays in use
         if held or not first.is_contiguous():
             self._loose, self.part = [], len(self.rows)
         else:
@@ -95,7 +92,7 @@ class Pairs:
     def _stacked(self, inputs: tuple[Tensor, ...]) -> bool:
         stack = self._stack
         assert stack is not None
-        # stack itself sees that the others have the first one's shape, but not that they have its dtype
+        # stack checks the shape of the others, but not their dtype
         if inputs[0].shape != stack.shape[1:] or {*map(_DTYPE, inputs)} != {stack.dtype}:
             return False
         torch.stack(inputs, out=stack.narrow(0, len(self._numbers), len(inputs)))
@@ -103,8 +100,7 @@ class Pairs:
 
 
 def _room(n: int, like: Tensor) -> Tensor:
-    """An uninitialised batch of `n` such samples; in a worker in memory that is shared, as torch's own collate does it,
-    which spares a copy."""
+    """Allocate a batch of `n` samples; in a worker in shared memory, as torch's collate does."""
     if get_worker_info() is None:
         return like.new_empty((n, *like.shape))
     storage = like._typed_storage()._new_shared(n * like.numel(), device=like.device)
@@ -113,17 +109,15 @@ def _room(n: int, like: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Sent:
-    """A batch of pairs on its way out of a worker: class numbers go with the message, where a tensor of them would need
-    shared memory of its own, which takes longer than reading some samples.
-    """
+    """A batch of pairs from a worker; a list of class numbers is faster to send than a tensor."""
 
     inputs: Tensor
     numbers: list[int]
 
     def pin_memory(self) -> list[Tensor]:
-        """As torch's loader asks for it."""
+        """Pin the batch; torch's loader calls this."""
         return [tensor.pin_memory() for tensor in self.whole()]
 
     def whole(self) -> list[Tensor]:
-        """The batch."""
+        """Return the batch."""
         return [self.inputs, torch.tensor(self.numbers)]

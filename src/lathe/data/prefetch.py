@@ -1,7 +1,7 @@
-"""Batches that are made one ahead of the step, on a CUDA stream of their own, `trainer.prefetch_to_device`.
+"""Prefetches one batch on a separate CUDA stream (`trainer.prefetch_to_device`).
 
-What is copied, picked and augmented on the stream that computes waits there for the step before. On another one it is
-done meanwhile. The values are the same, and so is the position in the data: it counts the batches that were taken.
+Copies, picking and augmentation then overlap with the step before. Values do not change, and the position in the data
+counts only batches that were taken.
 """
 
 from collections.abc import Iterator
@@ -20,31 +20,26 @@ KEY = "trainer.prefetch_to_device=true"
 
 
 class Side(Protocol):
-    """Where batches are made beside the step."""
+    """Makes batches concurrently with the step."""
 
     def begin(self) -> None:
-        """Has what is made from here on wait for what the step's stream has done so far."""
+        """Make later work wait for the current work of the step's stream."""
 
     def making(self) -> AbstractContextManager[Any]:
-        """Within it, work goes to the side."""
+        """Return a context whose work runs on the side."""
 
     def moved(self, batch: Any) -> Any:
-        """The batch on the device; called within `making`."""
+        """Return the batch on the device; called within `making`."""
 
     def mark(self) -> Any:
-        """A mark behind all work that the side has been given."""
+        """Return an event after all current work of the side."""
 
     def take(self, batch: Any, mark: Any) -> None:
-        """Has the step's stream wait for that mark, and the batch's memory stay until that stream is done with it."""
+        """Make the step's stream wait for the event, and keep the batch's memory until it is done."""
 
 
 class SideStream:
-    """`Side` on a GPU.
-
-    Args:
-        device: that computes.
-        moves: whether tensors that are elsewhere are copied to it; False leaves them to whoever takes the batch.
-    """
+    """`Side` on the GPU of the step; `moves` copies tensors to it."""
 
     def __init__(self, device: torch.device, moves: bool = True) -> None:
         self.device, self.moves = device, moves
@@ -58,7 +53,7 @@ class SideStream:
         return context
 
     def moved(self, batch: Any) -> Any:
-        """Tensors in tuples, lists and dicts; other objects stay, whose tensors nobody here could find again."""
+        """Move tensors in tuples, lists and dicts; other objects are not searched for tensors."""
         if not self.moves:
             return batch
         return tree_map_only(Tensor, lambda part: part.to(self.device, non_blocking=True), batch)
@@ -71,11 +66,11 @@ class SideStream:
         stream.wait_event(mark)
         for part in tree_leaves(batch):
             if isinstance(part, Tensor) and part.device.type == "cuda":
-                part.record_stream(stream)  # it was allocated for the side, which would use it again
+                part.record_stream(stream)  # the side allocated it, and would reuse its memory
 
 
 class _Made(NamedTuple):
-    """A batch that is under way, or what was raised in its place."""
+    """A batch in progress, or the exception raised instead."""
 
     batch: Any
     mark: Any
@@ -83,9 +78,7 @@ class _Made(NamedTuple):
 
 
 def one_ahead(batches: Iterator[Any], side: Side) -> Iterator[Any]:
-    """The same batches, each of which is given away when the next one is under way already. What is raised while one is
-    made comes in its place, behind those before it.
-    """
+    """Yield each batch after starting the next; exceptions are raised at their batch's place."""
     side.begin()
     ahead = _make(batches, side)
     while ahead is not None:
@@ -98,7 +91,7 @@ def one_ahead(batches: Iterator[Any], side: Side) -> Iterator[Any]:
 
 
 def _make(batches: Iterator[Any], side: Side) -> _Made | None:
-    """The next batch; None behind the last."""
+    """Start the next batch; return None after the last."""
     with side.making():
         try:
             batch = side.moved(next(batches))
@@ -110,10 +103,11 @@ def _make(batches: Iterator[Any], side: Side) -> _Made | None:
 
 
 def go_ahead(loader: Any, trainer: Any, device: torch.device | None = None) -> None:
-    """Has a loader's batches made ahead, where the trainer's `prefetch_to_device` asks for it and the loader can
-    (`goes_ahead`): none can whose batches draw from the generators that the run draws from, or whose position is more
-    than a number. "auto" leaves batches so small that several are made at once (`chunk`) as they are: there is little
-    to gain, and a change of streams costs some microseconds. None for the device takes the trainer's.
+    """Prefetch a loader's batches if `trainer.prefetch_to_device` is set and the loader allows it.
+
+    Loaders without `goes_ahead` draw from the run's generators, or have a position that is more than a number. "auto"
+    leaves out batches so small that several are made at once (`chunk`): the gain is small, and a change of streams
+    takes some microseconds. `device` None is the trainer's.
     """
     wanted: bool | Literal["auto"] = getattr(trainer, "prefetch_to_device", False)
     if not wanted:
@@ -131,12 +125,12 @@ def go_ahead(loader: Any, trainer: Any, device: torch.device | None = None) -> N
 
 
 def tell_no_effect(wanted: bool | Literal["auto"], device: torch.device) -> None:
-    """Warns where batches are asked to be ahead on a device that has no streams."""
+    """Warn if prefetching is requested on a device without streams."""
     if wanted is True and device.type != "cuda":
         rank_zero_warn(f"{KEY} has no effect: it is for NVIDIA GPUs, and this run computes on {device.type}.")
 
 
 def _transfers_itself(trainer: Any) -> bool:
-    """Whether a part of the user's own has a say in how batches come to the device."""
+    """Return whether user code overrides a transfer hook."""
     parts = [part for part in (trainer.lightning_module, trainer.datamodule) if part is not None]
     return any(is_overridden(name, part) and is_own(getattr(part, name)) for part in parts for name in HOOKS)

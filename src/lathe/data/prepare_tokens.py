@@ -1,4 +1,4 @@
-"""From a folder of text to token files: `prepare` is what scripts/prepare_tokens.py runs."""
+"""Converts a folder of text to token files, for scripts/prepare_tokens.py."""
 
 import contextlib
 import hashlib
@@ -15,20 +15,17 @@ from lathe.files import whole
 
 
 def split_of(digest: bytes, seed: int, val_share: float, test_share: float) -> str:
-    """The split of a document: a function of its contents and the seed alone, so that copies never lie on both sides,
-    and documents that are added later leave the others where they are."""
+    """Return the split of a document by contents and seed: copies share it, new documents move no others."""
     number = hashlib.blake2b(digest, key=str(seed).encode(), digest_size=8).digest()
     place = int.from_bytes(number, "little") / 2**64
     return "val" if place < val_share else "test" if place < val_share + test_share else "train"
 
 
 def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Writes the token files that `cfg` (configs/prepare_tokens.yaml) asks for, whole or not at all, and returns their
-    meta.json.
+    """Write the token files of `cfg` (configs/prepare_tokens.yaml), all or nothing; return meta.json.
 
     Raises:
-        UserError: no share left to train on, no text, an output that is there already, or a split that got no
-            document.
+        UserError: there is nothing to train on, no text, an existing output, or a split without documents.
     """
     val, test = cfg["val_share"], cfg["test_share"]
     if val + test >= 1:
@@ -43,7 +40,7 @@ def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
         )
         raise UserError(f"output={output} is there already: {way}.")
     separator = cfg["separator"]
-    if separator is not None:  # a command line has no other way to say a newline
+    if separator is not None:  # a command line cannot contain a newline
         separator = separator.replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t")
     files = find_files(folder, cfg["suffixes"])
     tokenizer = make_tokenizer(cfg["tokenizer"])
@@ -89,7 +86,7 @@ def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def report(cfg: dict[str, Any]) -> None:
-    """Runs `prepare` and prints what was written, and the command that trains on it."""
+    """Run `prepare`, and print what was written and the command that trains on it."""
     meta = prepare(cfg)
     print(
         f"{Path(cfg['paths']['data_dir']) / cfg['output']}: {meta['files']} files, {meta['bytes']:,} bytes, tokenizer "

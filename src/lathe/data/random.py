@@ -1,8 +1,7 @@
-"""Randomness that is a function of what it is for, not of who asks first.
+"""Random numbers that depend only on (seed, epoch, sample).
 
-Every table is drawn on the CPU by a generator that is seeded with a hash of (seed, purpose, epoch) and then indexed by
-sample. A number therefore depends on (seed, epoch, sample) alone: not on rank, worker, device or the order of calls,
-and no global generator moves.
+Tables are drawn on the CPU by a generator seeded with a hash of (seed, purpose, epoch), and then indexed by sample. So
+numbers do not depend on rank, worker, device or the order of calls, and no global generator is used.
 """
 
 import hashlib
@@ -15,13 +14,13 @@ from torch import Tensor
 
 
 def hashed_seed(seed: int, purpose: str, epoch: int = 0) -> int:
-    """A 63-bit seed; any integer is a valid `seed`, 0 and negative ones included."""
+    """Return a 63-bit seed; `seed` may be any integer."""
     digest = hashlib.blake2b(f"{seed}/{purpose}/{epoch}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def sample_seeds(seed: int, rows: Iterable[int], epoch: int) -> list[int]:
-    """`hashed_seed(seed, f"sample {row}", epoch)` of each of the rows, without a call for each."""
+    """Return `hashed_seed(seed, f"sample {row}", epoch)` for each row, in one pass."""
     hashed, end, start = hashlib.blake2b, f"/{epoch}", f"{seed}/sample "
     digests = [hashed(f"{start}{row}{end}".encode(), digest_size=8).digest() for row in rows]
     words: list[int] = (np.frombuffer(b"".join(digests), "<u8") >> np.uint64(1)).tolist()
@@ -33,44 +32,38 @@ def _generator(seed: int, purpose: str, epoch: int) -> torch.Generator:
 
 
 def stream(seed: int, number: int) -> np.random.Generator:
-    """Stream `number` of a source that is made from `seed` alone; any integer is a valid `seed`."""
+    """Return generator `number` of a source made from `seed`, which may be any integer."""
     return np.random.Generator(np.random.Philox(key=[seed % 2**64, number]))
 
 
 def epoch_permutation(seed: int, epoch: int, n: int) -> Tensor:
-    """The order of epoch `epoch`: a permutation of 0..n-1, int64 [n]."""
+    """Return the order of an epoch: a permutation of 0..n-1, int64 [n]."""
     return torch.randperm(n, generator=_generator(seed, "order", epoch))
 
 
 def sample_uniforms(seed: int, epoch: int, n: int, k: int) -> Tensor:
-    """Row i holds the `k` numbers in [0, 1) that sample i uses in this epoch; float32 [n, k]."""
+    """Return `k` numbers in [0, 1) for each sample in this epoch; float32 [n, k]."""
     return torch.rand((n, k), generator=_generator(seed, "uniforms", epoch))
 
 
 def sample_betas(seed: int, epoch: int, n: int, alpha: float, purpose: str) -> Tensor:
-    """Draws of Beta(alpha, alpha), one for each sample; float32 [n]. Tables of different `purpose` are independent."""
+    """Draw Beta(alpha, alpha) for each sample, float32 [n], independently for each `purpose`."""
     draws = np.random.Generator(np.random.Philox(hashed_seed(seed, purpose, epoch))).beta(alpha, alpha, size=n)
     return torch.from_numpy(draws.astype(np.float32))
 
 
 def to_integers(uniforms: Tensor, count: int) -> Tensor:
-    """Maps numbers in [0, 1) to 0..count-1 with equal probability; int64 of the same shape."""
-    # the largest float32 below 1 times `count` rounds up to `count` itself, hence the clamp
+    """Map numbers in [0, 1) to 0..count-1 with equal probability; int64 of the same shape."""
+    # the largest float32 below 1 times `count` rounds up to `count`
     return (uniforms * count).long().clamp_(max=count - 1)
 
 
 class Rng:
-    """Random numbers of the samples of a batch, each a function of (seed, epoch, sample, what it is for) alone.
+    """Random numbers for the samples of a batch, by (seed, epoch, sample, purpose) only.
 
-    Counted, not drawn from a table: a number costs the same whether a batch is one sample of ten or of ten million. A
-    call that follows another one gets other numbers.
-
-    Args:
-        seed: of the run.
-        epoch: of the training.
-        samples: which samples of the data set the batch has, int64 [n], on the device where numbers are wanted.
-        purpose: what they are for; numbers of different purposes are independent.
-        fill: the mean colour of the data set, uint8 [channels]; None for black.
+    They are computed from a counter, not drawn from a table, so the cost does not depend on the size of the data set.
+    Consecutive calls return different numbers. `samples` int64 [n] are on the device of the numbers; `fill` uint8
+    [channels] is the mean colour of the data set, None for black.
     """
 
     def __init__(self, seed: int, epoch: int, samples: Tensor, purpose: str = "", fill: Tensor | None = None) -> None:
@@ -82,30 +75,30 @@ class Rng:
         return len(self.samples)
 
     def bits(self, *shape: int) -> Tensor:
-        """int64 [n, *shape], all 64 bits random: SplitMix64 (Steele et al. 2014), a sequence for each sample."""
+        """Return int64 [n, *shape] of 64 random bits: SplitMix64 (Steele et al. 2014), a sequence per sample."""
         count = math.prod(shape)
         steps = torch.arange(self._used + 1, self._used + count + 1, device=self.samples.device)
         self._used += count
         return _mixed(self._keys[:, None] + steps * _GAMMA).view(-1, *shape)
 
     def uniform(self, *shape: int) -> Tensor:
-        """float32 [n, *shape] in [0, 1)."""
+        """Return float32 [n, *shape] in [0, 1)."""
         return (_shifted(self.bits(*shape), 40)).float() * 2.0**-24
 
     def integers(self, high: int, *shape: int) -> Tensor:
-        """int64 [n, *shape], each of 0..high-1 with equal probability."""
+        """Return int64 [n, *shape], each of 0..high-1 with equal probability."""
         return to_integers(self.uniform(*shape), high)
 
     def normal(self, *shape: int) -> Tensor:
-        """float32 [n, *shape] of mean 0 and standard deviation 1 (Box and Muller 1958)."""
+        """Return float32 [n, *shape], standard normal (Box and Muller 1958)."""
         first, second = self.uniform(2, *shape).unbind(1)
-        # in float64, so that what is left after rounding does not depend on where in the batch a sample stands
+        # in float64, so that the rounded result does not depend on a sample's place in the batch
         first, second = first.double(), second.double()
         return ((-2 * torch.log1p(-first)).sqrt() * torch.cos(2 * math.pi * second)).float()
 
 
 def _wrapped(number: int) -> int:
-    """The same 64 bits as a signed integer."""
+    """Return the same 64 bits as a signed integer."""
     return (number + 2**63) % 2**64 - 2**63
 
 
@@ -114,12 +107,12 @@ _FACTORS = _wrapped(0xBF58476D1CE4E5B9), _wrapped(0x94D049BB133111EB)
 
 
 def _shifted(bits: Tensor, count: int) -> Tensor:
-    """int64 shifted right by `count`, zeros coming in."""
+    """Shift int64 right by `count`, filling with zeros."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
 def _mixed(bits: Tensor) -> Tensor:
-    """SplitMix64's finalizer; integers, so equal on every device."""
+    """Apply SplitMix64's finalizer; integers, so equal on every device."""
     bits = (bits ^ _shifted(bits, 30)) * _FACTORS[0]
     bits = (bits ^ _shifted(bits, 27)) * _FACTORS[1]
     return bits ^ _shifted(bits, 31)

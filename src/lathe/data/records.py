@@ -1,4 +1,4 @@
-"""Labelled images of one size that are read once from what is published and then kept as two memory-mapped files."""
+"""Published images of one size, read once and then kept as two memory-mapped files."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -12,18 +12,16 @@ from lathe.files import whole
 
 
 class Recorded(ABC):
-    """A source whose training and test images are `<name>-train.npy` and `<name>-test.npy` of uint8 records, label
-    first; a subclass says what they are made from (`read`). Validation images are cut out of the training images.
+    """A source of `<name>-train.npy` and `<name>-test.npy`, uint8 records with the label first.
+
+    A subclass reads the published data (`read`). Validation images are cut out of the training images.
 
     Args:
         name: of the data set, in file names and messages.
         shape: channels, height, width.
         data_dir: folder of the `.npy` files.
-        val_size: training images kept for validation, stratified.
-        split_seed: draws them; apart from the run's seed.
-
-    Raises:
-        UserError: in `prepare`, for a folder that cannot be written; in `load`, if `prepare` has not run.
+        val_size: training images used for validation, stratified.
+        split_seed: of the split; independent of the run's seed.
     """
 
     def __init__(self, name: str, shape: tuple[int, int, int], data_dir: str, val_size: int, split_seed: int) -> None:
@@ -35,16 +33,16 @@ class Recorded(ABC):
 
     @abstractmethod
     def read(self) -> dict[str, Images]:
-        """The records of "train" and "test", uint8 [n, 1 + pixels], from what is published, checked."""
+        """Return the published records of "train" and "test", checked; uint8 [n, 1 + pixels]."""
 
     def prepare(self) -> None:
-        """Makes the `.npy` files, unless they are there."""
+        """Make the `.npy` files if they do not exist."""
         if self._ready():
             return
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
             with locked(self.data_dir / f".{self.name}.lock"):
-                if not self._ready():  # another run may have made them meanwhile
+                if not self._ready():  # another run may have made them
                     for split, records in self.read().items():
                         self._save(split, records)
         except OSError as error:
@@ -54,7 +52,7 @@ class Recorded(ABC):
             ) from error
 
     def load(self) -> Splits:
-        """Images uint8 [n, *shape], memory-mapped."""
+        """Return images uint8 [n, *shape], memory-mapped."""
         train, test = self._open("train"), self._open("test")
         if train is None or test is None:
             raise UserError(f"paths.data_dir={self.data_dir} has no {self.name}: call prepare() of its source first.")
@@ -73,7 +71,7 @@ class Recorded(ABC):
         return self.data_dir / f"{self.name}-{split}.npy"
 
     def _open(self, split: str) -> Images | None:
-        """The records of a split, or None if they are not there or not whole, in which case they are made again."""
+        """Return the records of a split; None if the file is missing or incomplete."""
         try:
             records: Images = np.load(self._path(split), mmap_mode="r")
         except (OSError, ValueError, EOFError):

@@ -11,7 +11,7 @@ from lathe.data.random import hashed_seed, sample_seeds
 
 
 class Rows(list[int]):
-    """Samples of a batch, by number, and the epoch in which they are drawn."""
+    """Indices of the samples of a batch, and their epoch."""
 
     def __init__(self, rows: Iterable[int], epoch: int) -> None:
         super().__init__(rows)
@@ -19,7 +19,7 @@ class Rows(list[int]):
 
 
 class Rowed(list[Any]):
-    """The samples of a batch, and which of the dataset they are."""
+    """The samples of a batch, and their indices in the dataset."""
 
     def __init__(self, samples: Sequence[Any], rows: Sequence[int]) -> None:
         super().__init__(samples)
@@ -27,28 +27,24 @@ class Rowed(list[Any]):
 
 
 class Reads(ABC):
-    """A dataset that knows best how to read the samples of a batch of another `dataset`."""
+    """A dataset that reads the samples of a batch from another `dataset` itself."""
 
     dataset: Any
 
     @abstractmethod
     def read(self, rows: Sequence[int], steps: Iterator[Any] | None) -> Any:
-        """What the collate function is given. Where there are `steps`, samples are read one at a time, and each after
-        the next step, which seeds what it draws from.
-        """
+        """Return the input of the collate function; take one of `steps` before each sample, to seed its draws."""
 
 
 def draws_nothing(dataset: Any) -> bool:
-    """Whether a dataset is known to draw nothing: tensors, or some of their rows."""
+    """Return whether a dataset is known to draw nothing, such as a TensorDataset."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return type(dataset) is TensorDataset or getattr(dataset, "draws_nothing", False) is True
 
 
 def fetch(dataset: Any, rows: Sequence[int], steps: Iterator[Any] | None = None) -> Any:
-    """The samples, all at once from a dataset that can (`__getitems__`, as torch's own loader asks for them); one after
-    another where there are `steps`, each after the next of these.
-    """
+    """Return the samples, by `__getitems__` if there is one; with `steps`, one by one after each step."""
     if isinstance(dataset, Reads):
         return dataset.read(rows, steps)
     if steps is not None:
@@ -59,22 +55,16 @@ def fetch(dataset: Any, rows: Sequence[int], steps: Iterator[Any] | None = None)
 
 
 class Seeded(Dataset[Any]):
-    """A dataset that is asked for the samples of an epoch, and whose draws from the global generators follow from
-    (seed, epoch, sample). The generators are left as they were; in a worker, which has nothing else to draw, they
-    follow from the batch afterwards, for a `collate_fn` that draws.
+    """A dataset whose draws from the global generators follow from (seed, epoch, sample).
 
-    Seeding for each sample costs more than many a sample, so only those generators are that are drawn from: a batch is
-    first read without, and read again if another generator has moved than was known.
-
-    Args:
-        dataset: of the user, or one that `Reads`.
-        seed: of the run.
-        collate_draws: whether the `collate_fn` may; False spares the seeding for it.
+    The generators are restored after each batch. In a worker they are seeded by the batch, for a `collate_fn` that
+    draws; `collate_draws` False saves that. Seeding can cost more than reading a sample, so only generators in use are
+    seeded: a batch is read, and read again if it has drawn from another generator.
     """
 
     def __init__(self, dataset: Any, seed: int, collate_draws: bool = True) -> None:
         self.dataset, self.seed, self.collate_draws = dataset, seed, collate_draws
-        self._drawn_from: set[int] = set()  # places in GENERATORS
+        self._drawn_from: set[int] = set()  # indices in GENERATORS
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -98,7 +88,7 @@ class Seeded(Dataset[Any]):
 
 
 def drawn_in_turn(samples: Iterator[Any], numbers: Iterable[int], seed: int, epoch: int) -> list[Any]:
-    """The next samples, one for each of their `numbers`, drawn as (seed, epoch, number) say; fewer at the end."""
+    """Return the next samples, drawn by (seed, epoch, number) for each of `numbers`; fewer at the end."""
     found = []
     with put_back():
         for number in numbers:

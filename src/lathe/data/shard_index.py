@@ -1,9 +1,7 @@
-"""What lies beside the shards of a data set: index.json with the facts and every file's size and hash, and a table of
-samples per split.
+"""The index of a set of shards: index.json with facts, sizes and hashes, and a table per split.
 
-The shards are plain tar files as WebDataset writes and reads them: members `<key>.png` (or .npy, .jpg) and `<key>.cls`
-for each sample. The table says where in which shard the bytes of an image lie, so that any sample can be read without
-what lies before it.
+Shards are uncompressed tar files in WebDataset's format, with members `<key>.png` (or .npy, .jpg) and `<key>.cls` for
+each sample. The table has the place of each image's bytes, so that any sample can be read directly.
 """
 
 import hashlib
@@ -25,20 +23,19 @@ FORMAT, VERSION = "lathe shards", 1
 INDEX = "index.json"
 SPLITS = ("train", "val", "test")
 HOW = "python scripts/make_shards.py"
-PARTS = ("png", "npy", "jpg", "jpeg")  # how an image may be kept
+PARTS = ("png", "npy", "jpg", "jpeg")  # suffixes of images
 
 Table = NDArray[np.int64]  # [samples, 4]: shard, first byte, bytes, label
 
 
 def decode(data: bytes, channels: int | None = None) -> NDArray[np.uint8]:
-    """The image in a member's bytes: uint8 [channels, height, width], as predictions and requests see it
-    (`lathe.images.pictures`). Runs no code of the file: no pickle.
+    """Decode an image: uint8 [channels, height, width], as for predictions (`lathe.images.pictures`).
 
-    `channels` are those that a PNG or JPEG gets; None those that it has, 1 or 3. Shards of other channels have their
-    pixels as they lie.
+    Does not unpickle. `channels` applies to PNG and JPEG; None keeps theirs, 1 or 3. With other numbers of channels,
+    pixels are not converted.
 
     Raises:
-        ValueError, OSError: the bytes are no such image.
+        ValueError, OSError: the bytes are not such an image.
     """
     if data[:6] == b"\x93NUMPY":
         pixels: NDArray[np.uint8] = np.load(io.BytesIO(data), allow_pickle=False)
@@ -50,7 +47,7 @@ def decode(data: bytes, channels: int | None = None) -> NDArray[np.uint8]:
             if channels in COLOURS:
                 return as_seen(image, channels)
             pixels = np.asarray(image)
-        except SyntaxError as error:  # Pillow's word for a damaged PNG
+        except SyntaxError as error:  # Pillow raises it for a damaged PNG
             raise ValueError(str(error)) from error
         pixels = np.moveaxis(pixels, -1, 0) if pixels.ndim == 3 else pixels[None]
     if pixels.dtype != np.uint8 or pixels.ndim != 3:
@@ -59,7 +56,7 @@ def decode(data: bytes, channels: int | None = None) -> NDArray[np.uint8]:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file, read in pieces."""
+    """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         digest = hashlib.sha256()
         while piece := file.read(2**20):
@@ -68,16 +65,12 @@ def file_hash(path: Path) -> str:
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """What the index says of a file: {"file", "bytes", "sha256"}."""
+    """Return a file's entry in the index: {"file", "bytes", "sha256"}."""
     return {"file": path.name, "bytes": path.stat().st_size, "sha256": file_hash(path)}
 
 
 def scan(path: Path, number: int) -> Table:
-    """The rows of shard `number` in the table, in the order in which the samples stand in the tar file.
-
-    Raises:
-        UserError: it is no tar file, or a sample has no image or no class.
-    """
+    """Return the table rows of shard `number`, in the order of the tar file."""
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     try:
@@ -104,12 +97,7 @@ def scan(path: Path, number: int) -> Table:
 
 
 def write_index(folder: Path, shards: dict[str, list[Path]], facts: dict[str, Any]) -> dict[str, Any]:
-    """Writes the tables and, last, index.json into `folder`, where the shards of each split already lie; returns its
-    contents.
-
-    Raises:
-        UserError: as `scan`.
-    """
+    """Write the tables and then index.json for the shards in `folder`; return the index."""
     splits = {}
     for name, paths in shards.items():
         tables = [scan(path, number) for number, path in enumerate(paths)]
@@ -125,11 +113,7 @@ def write_index(folder: Path, shards: dict[str, list[Path]], facts: dict[str, An
 
 
 def read_index(folder: Path, key: str) -> dict[str, Any]:
-    """The contents of index.json. `key` is the key of the configuration that names the folder.
-
-    Raises:
-        UserError: there is none, it is damaged, or of another kind or version.
-    """
+    """Return the contents of index.json; `key` is the configuration's key of the folder."""
     path = folder / INDEX
     if not path.is_file():
         raise UserError(
@@ -156,11 +140,7 @@ def read_index(folder: Path, key: str) -> dict[str, Any]:
 
 
 def check_files(folder: Path, index: dict[str, Any], verify: bool) -> None:
-    """Compares all files with the index: names and sizes, and with `verify` their hashes, which reads every byte.
-
-    Raises:
-        UserError: a file is missing, cut, changed or not of this set.
-    """
+    """Compare all files' names and sizes with the index; `verify` also reads and hashes them."""
     again = f"copy it again, or write the shards again with {HOW}"
     entries = [entry for split in index["splits"].values() for entry in (split["table"], *split["shards"])]
     for entry in entries:

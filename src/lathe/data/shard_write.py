@@ -1,6 +1,4 @@
-"""Writes shards: from any source of images, from a folder of image files, or an index for tar files that are there
-already.
-"""
+"""Writes shards of a source or of a folder of images, or an index for existing tar files."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -19,30 +17,27 @@ from lathe.files import whole
 from lathe.images.files import read_image
 from lathe.images.pictures import COLOURS, SUFFIXES, PictureError, scaled
 
-Sample = tuple[NDArray[np.uint8], int]  # an image [channels, height, width] and its class
+Sample = tuple[NDArray[np.uint8], int]  # image [channels, height, width] and class
 
 
 class FolderSamples:
-    """Image files in one folder for each class: `<folder>/<class>/*`, or `<folder>/<split>/<class>/*` with splits
-    train, val and test, whose folders may be called training, valid, validation and testing too.
+    """Image files `<folder>/<class>/*`, or `<folder>/<split>/<class>/*`, read one at a time.
 
-    Classes are numbered by the order of their folders' names. Of the splits that have no folder, `val_size` and
-    `test_size` images are drawn from those of train, stratified. Images are read one at a time.
+    Splits are train, val and test, or training, valid, validation and testing. Classes are numbered in the order of
+    their folders' names. Splits without a folder are drawn from train, stratified.
 
     Args:
         folder: see above.
-        channels: 1 makes them grey, 3 RGB.
-        image_size: side in pixels of the square that the middle of each image is brought to; None takes images as they
-            are, which must then have one size. Files are read and scaled as predictions and requests are,
-            `lathe.images.pictures`.
-        val_size: images for validation, where the folder has none for it.
-        test_size: images for the test, likewise.
-        split_seed: draws them.
+        channels: 1 for grey, 3 for RGB.
+        image_size: side in pixels of the scaled central square, as for predictions (`lathe.images.pictures`); None for
+            images that have one size.
+        val_size: validation images, if the folder has no such split.
+        test_size: test images, if the folder has no such split.
+        split_seed: of the split.
 
     Raises:
-        ArgumentError: there is no such folder, its splits have other classes than train, or sizes leave nothing to
-            train on.
-        UserError: a class has no images, or a file is no image.
+        ArgumentError: there is no such folder, splits differ in classes, or nothing is left to train on.
+        UserError: a class is empty, or a file is not an image.
     """
 
     def __init__(
@@ -88,7 +83,7 @@ class FolderSamples:
         return files
 
     def samples(self, split: str) -> Iterator[Sample]:
-        """The images of a split, one after the other."""
+        """Yield the images of a split, one by one."""
         for path, label in self.files[split]:
             try:
                 pixels = read_image(path, self.channels)
@@ -98,7 +93,7 @@ class FolderSamples:
 
 
 def source_samples(source: Source) -> dict[str, Iterator[Sample]]:
-    """The splits of a source of images, image by image in stored order."""
+    """Return iterators over the splits of a source, image by image in stored order."""
     check_members(source, "num_classes", "prepare", "load")
     with using(source, "prepared"):
         source.prepare()
@@ -121,22 +116,22 @@ def write_shards(
     overwrite: bool = False,
     class_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
-    """Writes `output`/<split>-<number>.tar and their index, all or nothing; returns the index.
+    """Write `output`/<split>-<number>.tar and their index, all or nothing; return the index.
 
     One image is in memory at a time. Equal input gives equal bytes.
 
     Args:
         output: the folder.
         splits: images and classes of "train", "val" and "test".
-        num_classes: of all of them.
-        shard_size: samples of a shard; the last one of a split may have fewer.
+        num_classes: of all splits.
+        shard_size: samples of a shard; the last of a split may have fewer.
         encoding: "png" (lossless; 1 or 3 channels) or "npy" (raw pixels: larger, and faster to read).
-        overwrite: replace shards that are there; False refuses.
-        class_names: in the order of the classes, for whoever trains on the shards; None for none.
+        overwrite: whether to replace existing shards.
+        class_names: in the order of the classes, for training; None for none.
 
     Raises:
-        UserError: `output` exists, webdataset is missing, images are of different shapes or cannot be encoded, or a
-            split is empty.
+        UserError: `output` exists, webdataset is missing, images differ in shape or can't be encoded, or a split is
+            empty.
     """
     check_number("shard_size", shard_size, 1)
     if encoding not in ("png", "npy"):
@@ -198,14 +193,14 @@ class Statistics:
         self.n, self.total, self.squares = 0, np.zeros(0), np.zeros(0)
 
     def add(self, image: NDArray[np.uint8]) -> None:
-        """Counts the pixels of an image [channels, height, width]."""
+        """Add the pixels of an image [channels, height, width]."""
         pixels = image.reshape(len(image), -1).astype(np.float64) / 255
         self.n += pixels.shape[1]
         self.total = pixels.sum(1) + (self.total if len(self.total) else 0)
         self.squares = (pixels**2).sum(1) + (self.squares if len(self.squares) else 0)
 
     def facts(self) -> dict[str, list[float]]:
-        """{"mean", "std"}, four digits of each channel's."""
+        """Return {"mean", "std"} of each channel, rounded to four digits."""
         mean = self.total / self.n
         std = np.sqrt(np.maximum(self.squares / self.n - mean**2, 0))
         return {"mean": mean.round(4).tolist(), "std": std.round(4).tolist()}
@@ -232,12 +227,7 @@ def _check(
 
 
 def index_tars(folder: Path, num_classes: int) -> dict[str, Any]:
-    """Writes the index beside tar files `<split>-*.tar` that are there already, as other tools write them for
-    WebDataset.
-
-    Raises:
-        UserError: a split has none, a file is not fit (see `scan`), or a class is out of range.
-    """
+    """Write the index for existing tar files `<split>-*.tar` in WebDataset's format."""
     if not folder.is_dir():
         raise UserError(
             f"tars.folder={folder} is no folder: give the one where train-*.tar, val-*.tar and test-*.tar lie."

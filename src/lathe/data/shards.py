@@ -1,6 +1,4 @@
-"""Images streamed from shards: data sets that are larger than memory, exact on any number of devices and after any
-interruption.
-"""
+"""Images streamed from shards: data sets larger than memory, exact on any number of devices."""
 
 import os
 from collections import OrderedDict
@@ -24,21 +22,10 @@ from lathe.errors import UserError
 
 
 class ShardImages:
-    """The images of a split as an array of which only the rows that are asked for are read: uint8 [n, channels, height,
-    width].
+    """The images of a split, uint8 [n, channels, height, width], read row by row on request.
 
-    A row costs one read of its own bytes at its place in its shard, and nothing of it is kept. Safe in worker
-    processes.
-
-    Args:
-        paths: of the shards.
-        sizes: samples of each shard; int64 [shards].
-        table: see `lathe.data.shard_index`; may be memory-mapped.
-        shape: channels, height, width.
-        max_open: shards that are open at the same time in one process.
-
-    Raises:
-        UserError: a row's bytes are no image of that shape.
+    A row is one read of its bytes, and is not cached. Works in worker processes. `sizes` int64 [shards] are the samples
+    of each shard; `table` is as in `lathe.data.shard_index`. At most `max_open` shards are open.
     """
 
     def __init__(
@@ -46,7 +33,7 @@ class ShardImages:
     ) -> None:
         self.paths, self.sizes, self.table, self.max_open = paths, sizes, table, max_open
         self.shape, self.dtype = (len(table), *shape), np.dtype(np.uint8)
-        self._open: OrderedDict[int, int] = OrderedDict()  # file descriptors, the last used one last
+        self._open: OrderedDict[int, int] = OrderedDict()  # file descriptors, the most recently used last
         self._owner = os.getpid()
 
     def __len__(self) -> int:
@@ -55,7 +42,7 @@ class ShardImages:
     def __getitem__(self, rows: Labels) -> Images:
         places = self.table[rows]
         images = np.empty((len(places), *self.shape[1:]), dtype=np.uint8)
-        # in the order of the files: neighbours are read one after the other
+        # in file order, so that neighbours are read consecutively
         for i in np.lexsort((places[:, 1], places[:, 0])):
             images[i] = self._read(*places[i, :3].tolist())
         return images
@@ -68,13 +55,13 @@ class ShardImages:
             self.close()
 
     def close(self) -> None:
-        """Closes the shards that are open."""
+        """Close the open shards."""
         while self._open:
             os.close(self._open.popitem()[1])
 
     @property
     def open_shards(self) -> int:
-        """How many shards this process has open."""
+        """Return the number of shards that this process has open."""
         return len(self._open)
 
     def _read(self, shard: int, start: int, size: int) -> Images:
@@ -104,16 +91,13 @@ class ShardImages:
 
 # empty: name is an absolute path
 class Shards:
-    """The source of images that scripts/make_shards.py wrote; three splits of any size.
+    """The source of images that scripts/make_shards.py wrote.
 
     Args:
         data_dir: folder of data sets.
-        name: the folder in it, or an absolute path, where index.json lies.
-        verify: compare every file with its SHA-256 before training, which reads all of them; sizes are always compared.
-        max_open: shards that a process has open at the same time.
-
-    Raises:
-        UserError: on use, for a file that is missing, cut, changed or foreign.
+        name: the folder of index.json in it, or an absolute path.
+        verify: compare every file with its SHA-256 before training; sizes are always compared.
+        max_open: most open shards in a process.
     """
 
     @validated
@@ -123,27 +107,27 @@ class Shards:
 
     @property
     def index(self) -> dict[str, Any]:
-        """The contents of index.json, read once."""
+        """Return the contents of index.json, read once."""
         if self._index is None:
             self._index = read_index(self.folder, "data.source.name")
         return self._index
 
     @property
     def num_classes(self) -> int:
-        """As index.json has it."""
+        """Return the number of classes in index.json."""
         return int(self.index["num_classes"])
 
     @property
     def class_names(self) -> list[str] | None:
-        """As index.json has them; None where it has none."""
+        """Return the class names in index.json, or None."""
         return self.index.get("class_names")
 
     def prepare(self) -> None:
-        """Checks all files."""
+        """Check all files."""
         check_files(self.folder, self.index, self.verify)
 
     def load(self) -> Splits:
-        """Opens the tables; images are read when they are asked for."""
+        """Open the tables; images are read on request."""
         check_files(self.folder, self.index, verify=False)
         return Splits(**{name: self._split(name) for name in SPLITS})
 
@@ -166,10 +150,10 @@ class Shards:
 
 
 def window_order(seed: int, epoch: int, sizes: Labels, window: int) -> Tensor:
-    """The order of epoch `epoch` over shards of `sizes` samples: a permutation of 0..n-1, int64 [n].
+    """Return the order of an epoch over shards of `sizes` samples: a permutation, int64 [n].
 
-    The shards are shuffled and taken `window` at a time; the samples of those are shuffled among each other. So a
-    stretch of the order touches few shards. With a window of all shards it is the order of data in memory.
+    Shards are shuffled and taken `window` at a time, and the samples of a window are shuffled. So consecutive samples
+    touch few shards. A window of all shards gives the order of data in memory.
     """
     n = int(sizes.sum())
     if window >= len(sizes):
@@ -184,16 +168,10 @@ def window_order(seed: int, epoch: int, sizes: Labels, window: int) -> Tensor:
 
 
 class ShardLoader(StreamLoader):
-    """`StreamLoader` over shards: the same state, ranks and augmentation, in the order of `window_order`.
+    """`StreamLoader` over `ShardImages`, with the same state, ranks and augmentation.
 
-    A process reads the bytes of its own samples only, so a resume reads nothing that was seen, and ranks read nothing
-    twice.
-
-    Args:
-        split: its images are `ShardImages`.
-        sizes: samples of each shard; int64 [shards].
-        window: shards whose samples are shuffled among each other.
-        settings: as `StreamLoader` has them.
+    The order is that of `window_order` for `sizes` int64 [shards] and `window`. A process reads only the bytes of its
+    samples, so a resume and several ranks read nothing twice.
     """
 
     def __init__(self, split: Split, sizes: Labels, window: int, *, shuffle: bool = True, **settings: Any) -> None:
@@ -203,11 +181,11 @@ class ShardLoader(StreamLoader):
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
         try:
             yield from super()._batches(epoch, first)
-        except UserError as error:  # a worker's sentence comes behind its traceback
+        except UserError as error:  # a worker's message follows its traceback
             raise UserError(str(error).rpartition("UserError: ")[2].strip()) from error
 
     def rank_rows(self, epoch: int, extra: int = 0) -> tuple[Tensor, Tensor]:
-        """As `EpochLoader` has it; what it counts are places of the order here."""
+        """Return the samples of `EpochLoader`'s places in the window order."""
         places, counts = super().rank_rows(epoch, extra)
         if not (self.train and self.mixed):
             return places, counts
@@ -219,9 +197,9 @@ class ShardDataModule(ImageDataModule):
 
     Args:
         source: of shards.
-        window: shards whose samples are shuffled among each other in training.
-        settings: as `ImageDataModule` has them; `loader` "workers" streams, "resident" reads all shards into memory, in
-            the order that data in memory has.
+        window: shards whose samples are shuffled together in training.
+        settings: as in `ImageDataModule`; `loader` "workers" streams, "resident" reads all shards into memory, in the
+            order of data in memory.
     """
 
     source: Shards

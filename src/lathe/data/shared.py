@@ -1,6 +1,4 @@
-"""A torch DataLoader whose batches are shared out among ranks in the order of (seed, epoch), and whose dataset draws as
-(seed, epoch, sample) say.
-"""
+"""A torch DataLoader sharded over ranks, with order and draws by (seed, epoch, sample)."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -17,16 +15,14 @@ from lathe.errors import UserError
 
 
 def seeded(loader: DataLoader[Any], seed: int) -> Seeded:
-    """The dataset of the user's DataLoader, whose draws follow from (seed, epoch, sample)."""
+    """Return the dataset of the user's DataLoader, with draws by (seed, epoch, sample)."""
     collate: Any = loader.collate_fn
     drawn = not (collate is default_collate or draws_nothing(collate))
     return Seeded(loader.dataset, seed, collate_draws=drawn)
 
 
 def reader_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Any) -> Reader:
-    """The user's DataLoader over other lists of samples. Its own generator leaves the global one, and so the run,
-    alone.
-    """
+    """Return the user's DataLoader over other batches, with its own generator instead of the global one."""
     return Reader(
         dataset,
         batch_sampler=batches,
@@ -45,31 +41,29 @@ def reader_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Any) ->
 
 
 def _begin_worker(init: Callable[[int], Any] | None, number: int) -> None:
-    """Has `get_worker_info().dataset` be the user's dataset, without what is wrapped around it, and calls the user's
-    `worker_init_fn`."""
+    """Set the worker info's dataset to the user's, without wrappers, and call the user's `worker_init_fn`."""
     info: Any = get_worker_info()
     while isinstance(info.dataset, Seeded | Reads):
-        object.__setattr__(info, "dataset", info.dataset.dataset)  # which is frozen
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # it is frozen
     if init is not None:
         init(number)
 
 
 def read_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Iterable[Any]) -> "Reader | Here":
-    """As `reader_over`; read in this process where the user's DataLoader has no workers, without what torch does for
-    each batch beside reading it."""
+    """Return `reader_over`, or without workers a faster reader in this process."""
     if loader.num_workers or loader.pin_memory:
         return reader_over(loader, dataset, batches)
     return Here(dataset, batches, loader.collate_fn)
 
 
 def collates_apart(loader: DataLoader[Any]) -> bool:
-    """Whether the user's `collate_fn` draws nothing from the generators of this process."""
+    """Return whether the user's `collate_fn` draws nothing from this process's generators."""
     collate: Any = loader.collate_fn
     return loader.num_workers > 0 or collate is default_collate or draws_nothing(collate)
 
 
 class Here:
-    """Batches that are read in this process."""
+    """Reads batches in this process."""
 
     def __init__(self, dataset: Dataset[Any], batches: Iterable[Any], collate: Callable[[Any], Any]) -> None:
         self.dataset, self.batches, self.collate = dataset, batches, collate
@@ -79,21 +73,14 @@ class Here:
             yield self.collate(fetch(self.dataset, rows))
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Do nothing."""
 
 
 def parts_in_order(n: int, size: int, rank: int, replicas: int) -> list[list[int]]:
-    """A rank's samples of an evaluation, in as many batches as every other rank has, none of them empty; together each
-    of `n` samples once.
-
-    Args:
-        n: samples.
-        size: of a batch, over all ranks together.
-        rank: this one.
-        replicas: how many there are.
+    """Return a rank's evaluation samples, in as many batches as on other ranks; each sample is used once.
 
     Raises:
-        ValueError: a rank would have a batch without samples.
+        ValueError: a rank would have an empty batch.
     """
     most = -(-n // replicas)
     batches = -(-most // max(1, size // replicas))
@@ -106,11 +93,9 @@ def parts_in_order(n: int, size: int, rank: int, replicas: int) -> list[list[int
 
 
 class SharedLoader(EpochLoader):
-    """A rank's part of the batches of a user's DataLoader, in the order of (seed, epoch); see `EpochLoader`. An
-    incomplete last batch is kept unless the user's loader drops it.
+    """A rank's part of a user's DataLoader, in the order of (seed, epoch); see `EpochLoader`.
 
-    Raises:
-        UserError: a batch that does not divide by the ranks.
+    An incomplete last batch is kept unless the user's loader drops it.
     """
 
     def __init__(
@@ -162,7 +147,7 @@ class SharedLoader(EpochLoader):
         self._reader = read_over(loader, dataset if self._exact else seeded(loader, seed), _Upcoming(self))
 
     def __getattr__(self, name: str) -> Any:
-        """The rest, such as `dataset` and `batch_size`, as the user's DataLoader has it."""
+        """Return other attributes, such as `dataset` and `batch_size`, from the user's DataLoader."""
         if name == "loader":  # in a copy, which has no attributes yet
             raise AttributeError(name)
         return getattr(self.loader, name)
@@ -173,11 +158,11 @@ class SharedLoader(EpochLoader):
         yield from self._reader
 
     def numbers(self, batch: int) -> list[int]:
-        """As `EpochLoader` has it."""
+        """Return this rank's samples of a batch in the current epoch."""
         return self._parts(self._epoch)[batch]
 
     def _parts(self, epoch: int) -> list[list[int]]:
-        """This rank's samples of each batch."""
+        """Return this rank's samples of each batch."""
         order = self.epoch_order(epoch)
         whole = (self.n // self.global_batch_size) * self.global_batch_size
         mine = order[:whole].view(-1, self.global_batch_size)[:, self.rank * self.local_batch_size :][
@@ -193,7 +178,7 @@ class SharedLoader(EpochLoader):
 
 
 class _Upcoming:
-    """Batch sampler of one DataLoader for all epochs: its loader says which lists come next."""
+    """Batch sampler of one DataLoader for all epochs, whose lists the loader sets."""
 
     def __init__(self, loader: SharedLoader) -> None:
         self.loader = loader

@@ -1,4 +1,4 @@
-"""Whether something is a dataset, and how many samples it has."""
+"""Checks of datasets and their numbers of samples."""
 
 from collections.abc import Sized
 from typing import Any
@@ -8,11 +8,11 @@ from lathe.data.iterable import is_iterable
 from lathe.data.source import using
 from lathe.errors import UserError
 
-MOST = 10**10  # samples; the order of an epoch is a list of them
+MOST = 10**10  # samples, as the order of an epoch lists them
 
 
 def check_kind(name: str, dataset: Any) -> None:
-    """Raises UserError where `data.<name>` is no dataset, or says nothing of its samples' number."""
+    """Raise UserError if `data.<name>` is not a dataset with a length."""
     if is_iterable(dataset):
         return
     if not hasattr(dataset, "__getitem__") or isinstance(dataset, (str, dict)):
@@ -26,9 +26,7 @@ def check_kind(name: str, dataset: Any) -> None:
 
 
 def check_batch(size: int, n: int, replicas: int) -> None:
-    """Raises UserError where a global training batch is not shared out by the replicas, or has more than the `n`
-    samples.
-    """
+    """Raise UserError if a global training batch does not divide by the replicas, or exceeds `n` samples."""
     if size % replicas:
         raise UserError(
             f"data.batch_size={size} is the global batch and does not divide by the {replicas} replicas that "
@@ -39,7 +37,7 @@ def check_batch(size: int, n: int, replicas: int) -> None:
 
 
 def count_samples(name: str, dataset: Sized) -> int:
-    """The samples of `data.<name>`; raises UserError where they are too many."""
+    """Return the number of samples of `data.<name>`; raise UserError if there are too many."""
     with using(dataset, "counted", f"data.{name}"):
         n = len(dataset)
     if n > MOST:

@@ -1,4 +1,4 @@
-"""What a source gives is checked once, where a data module or a writer of shards takes it."""
+"""Checks of a source's data, for data modules and writers of shards."""
 
 import inspect
 import traceback
@@ -20,7 +20,7 @@ IMAGES = "expected a uint8 numpy array [m, channels, height, width]"
 
 
 def check_members(source: object, *names: str) -> None:
-    """Raises UserError if `source` lacks one of `names`; none is called or read."""
+    """Raise UserError if `source` lacks one of `names`, without evaluating any."""
     lacking = [name for name in names if inspect.getattr_static(source, name, None) is None]
     if lacking and not hasattr(type(source), "__getattr__"):
         raise UserError(
@@ -30,12 +30,7 @@ def check_members(source: object, *names: str) -> None:
 
 @contextmanager
 def using(source: object, what: str, key: str = KEY) -> Iterator[None]:
-    """Tells what a source of the user's own raises as one sentence with the line that raised it; `what` was to be done
-    with the source, which stands at `key`. A source of Lathe's own raises what it does.
-
-    Raises:
-        UserError: see above.
-    """
+    """Convert an exception of a user's source, which was to be `what`, to a UserError with its location."""
     try:
         with under(key):
             yield
@@ -51,14 +46,12 @@ def using(source: object, what: str, key: str = KEY) -> Iterator[None]:
 
 
 def load_splits(source: Source, facts: Mapping[str, int] | None = None) -> Splits:
-    """The splits of a source of images, whose labels become int64.
+    """Return the splits of a source of images, with int64 labels, after checking them.
 
-    Args:
-        source: of images.
-        facts: `num_classes`, `channels` and `image_size` as declared under data; None checks them against each other.
+    `facts` are `num_classes`, `channels` and `image_size` as declared under data; None checks the splits only.
 
     Raises:
-        UserError: a sentence for each thing that is not as `Split` and `facts` have it, or what `load` raises.
+        UserError: one message for each mistake, or the error of `load`.
     """
     with using(source, "loaded"):
         given, classes = source.load(), source.num_classes
@@ -84,7 +77,7 @@ def _mistakes(name: str, classes: Any, splits: Mapping[str, Split], facts: Mappi
         wrong.append(f"{KEY}: num_classes of {name} is {classes!r}, expected a whole number.")
     yield from wrong
     if wrong:
-        return  # what follows compares splits that are whole
+        return  # the checks below need valid splits
     _, channels, height, width = splits["train"].images.shape
     found = {"num_classes": classes, "channels": channels, "image_size": max(height, width)}
     for key, value in facts.items():
@@ -108,7 +101,7 @@ def _mistakes(name: str, classes: Any, splits: Mapping[str, Split], facts: Mappi
 
 
 def _of_split(name: str, split: Split, classes: Any) -> Iterator[str]:
-    """What is wrong with one split alone."""
+    """Yield the mistakes of one split."""
     start, images, labels, rows = f"{KEY}: the {name} split's", split.images, split.labels, split.rows
     if getattr(images, "dtype", None) != np.uint8 or len(images.shape) != 4:
         yield f"{start} images are {_kind(images)}, {IMAGES}."
@@ -129,19 +122,19 @@ def _of_split(name: str, split: Split, classes: Any) -> Iterator[str]:
 
 
 def _whole_numbers(array: Any) -> bool:
-    """Whether it is an array [n] of integers, which a mask is not."""
+    """Return whether it is an array [n] of integers, not a mask."""
     return isinstance(array, np.ndarray) and array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
 
 
 def _shared(one: Split, other: Split) -> int:
-    """How many images two splits have in common, by where they lie: copies are not found."""
+    """Return the number of images that two splits share in memory; copies are not found."""
     if one.images is other.images:
         return len(np.intersect1d(one.rows, other.rows))
     return len(np.intersect1d(_addresses(one), _addresses(other)))
 
 
 def _addresses(split: Split) -> Labels:
-    """Where each image of the split lies in memory, int64 [n]; none for what is no array with a place for each."""
+    """Return the memory address of each image, int64 [n]; empty if images are not such an array."""
     images, rows = split.images, split.rows.astype(np.int64)
     if not isinstance(images, np.ndarray) or not images.size or not images.strides[0]:
         return rows[:0]
@@ -155,7 +148,7 @@ def _as_int64(split: Split) -> Split:
 
 
 def _kind(value: object) -> str:
-    """What a value is, for a sentence: an array's type and shape, else its class."""
+    """Describe a value for a message: an array's dtype and shape, else its class."""
     if value is None:
         return "None"
     kind, shape = getattr(value, "dtype", None), getattr(value, "shape", None)

@@ -1,4 +1,4 @@
-"""What a source of images is: three splits of uint8 arrays, and how one labelled set is divided into them."""
+"""The interface of image sources: three splits of uint8 arrays, and stratified splitting."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +18,8 @@ Labels = NDArray[np.int64]
 class Split:
     """Some rows of an array of images.
 
-    `images` [m, channels, height, width] may be memory-mapped and may hold rows of other splits too; `labels` [m];
-    `rows` [n] are the rows that belong to this split, and a sample's number is its place in `rows`. `names` [m] is what
-    people call the images, such as their files; None where they have no names.
+    `images` [m, channels, height, width] may be memory-mapped and shared by splits; `labels` [m]; `rows` [n] are the
+    split's rows, and a sample's number is its place in `rows`. `names` [m] are display names, such as files, or None.
     """
 
     images: Images
@@ -30,26 +29,26 @@ class Split:
 
     @classmethod
     def whole(cls, images: Images, labels: Labels) -> "Split":
-        """Every row, in order."""
+        """Return a split of every row, in order."""
         return cls(images, labels, np.arange(len(labels)))
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def name(self, number: int) -> str | None:
-        """Of a sample, in letters that any file can hold; None where it has none."""
+        """Return a sample's name, with undecodable bytes replaced, or None."""
         if self.names is None:
             return None
         return self.names[int(self.rows[number])].encode(errors="surrogateescape").decode(errors="replace")
 
     def read(self) -> tuple[Images, Labels]:
-        """This split alone, in memory: images [n, channels, height, width] and labels [n]."""
+        """Return this split in memory: images [n, channels, height, width] and labels [n]."""
         return np.ascontiguousarray(self.images[self.rows]), self.labels[self.rows]
 
 
 @dataclass(frozen=True)
 class Splits:
-    """Training data, the validation data on which an epoch is chosen, and the test data that is touched once."""
+    """Training data, validation data that choose an epoch, and test data that are used once."""
 
     train: Split
     val: Split
@@ -57,24 +56,24 @@ class Splits:
 
 
 class Source(Protocol):
-    """Where images come from. A class with these three members is a source; it needs no base class."""
+    """Protocol of a source of images; no base class is needed."""
 
     @property
     def num_classes(self) -> int: ...
 
     def prepare(self) -> None:
-        """Puts the data on disk if it is not there. Runs in one process per machine, before `load`."""
+        """Create the data on disk if missing. Runs in one process per machine, before `load`."""
         ...
 
     def load(self) -> Splits:
-        """Opens the data. Runs in every process; must give equal arrays in each."""
+        """Open the data. Runs in every process; must return equal arrays in each."""
         ...
 
 
 def stratified_order(labels: Labels, seed: int) -> Labels:
-    """An order of all samples in which every contiguous piece has nearly the class shares of the whole; int64 [n].
+    """Return an order in which every contiguous piece has nearly the class shares of the whole; int64 [n].
 
-    Samples are shuffled within their class, and sorted by their relative place in it, so that pieces of any exact size
+    Samples are shuffled within their class and sorted by their relative place in it, so that pieces of any exact size
     can be cut.
     """
     rng = np.random.Generator(np.random.Philox(seed))
@@ -87,11 +86,10 @@ def stratified_order(labels: Labels, seed: int) -> Labels:
 
 
 def stratified_split(labels: Labels, sizes: dict[str, int], seed: int) -> dict[str, Labels]:
-    """Cuts sets of the given sizes out of all samples; what is left is "train". Rows are in rising order.
+    """Return rows of sets of the given sizes, and of the rest as "train", in ascending order.
 
     Raises:
-        ArgumentError: the sizes leave nothing to train on, or an argument is none. The keys of `sizes` are named as
-            `<key>_size`.
+        ArgumentError: nothing is left to train on, or an argument is invalid; keys of `sizes` are named `<key>_size`.
     """
     labels = np.asarray(labels)
     if labels.ndim != 1:

@@ -1,4 +1,4 @@
-"""Images that do not fit in device memory: rows of a memory-mapped array, read ahead by worker processes."""
+"""Images larger than device memory: rows of a memory-mapped array, read ahead by workers."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -24,13 +24,13 @@ class _Rows(Dataset[Tensor]):
         return len(self.split)
 
     def __getitems__(self, samples: list[int]) -> Tensor:
-        # sorted rows are read in the order of the file; the inverse puts them back
+        # sorted rows are read in file order; the inverse restores their order
         rows, back = torch.from_numpy(self.split.rows[samples]).unique(return_inverse=True)
         return torch.from_numpy(self.split.images[rows.numpy()])[back]
 
 
 class _Batches:
-    """Batch sampler of one DataLoader for all epochs: its owner says which lists of samples come next."""
+    """Batch sampler of one DataLoader for all epochs, whose lists its owner sets."""
 
     def __init__(self) -> None:
         self.lists: list[list[int]] = []
@@ -47,21 +47,18 @@ def _as_it_is(images: Any) -> Any:
 
 
 class StreamLoader(ImageLoader):
-    """The batches of `ResidentLoader`, bit for bit, through a DataLoader.
+    """Yields the batches of `ResidentLoader`, bit for bit, through a DataLoader.
 
-    Workers only read uint8 rows; augmentation and normalisation are batched in this process, on its device. The order
-    is a pure function of (seed, epoch), so the state is the same two integers, whatever the workers have read ahead.
+    Workers only read uint8 rows; augmentation and normalization are batched in this process, on its device. The order
+    depends on (seed, epoch) only, so the state does not depend on what workers have read ahead.
 
     Args:
-        split: where the images are.
+        split: of the images.
         num_workers: reading processes; 0 reads in this one.
-        pin_memory: page-locked batches, for faster copies to a GPU; has no meaning, and no effect, on another device.
-        prefetch_factor: batches that each worker reads ahead; None is torch's own choice, 2. Not used without workers.
-        persistent_workers: keeps workers alive between epochs. Not used without workers.
-        settings: as `ImageLoader` has them.
-
-    Raises:
-        UserError: as `ImageLoader`.
+        pin_memory: page-locked batches, for faster copies to a GPU; no effect on other devices.
+        prefetch_factor: batches that each worker reads ahead; None for torch's default.
+        persistent_workers: keep workers between epochs.
+        settings: as in `ImageLoader`.
     """
 
     def __init__(
@@ -82,9 +79,7 @@ class StreamLoader(ImageLoader):
         self._reader = self.read(num_workers, self._ahead, persistent_workers)
 
     def read(self, workers: int, lists: Iterable[list[int]], stay: bool = False) -> Reader:
-        """Raw images, uint8 [samples, channels, height, width], of lists of samples, by so many `workers`, which `stay`
-        for the next lists.
-        """
+        """Return a reader of raw images, uint8 [samples, channels, height, width]; `stay` keeps its `workers`."""
         return Reader(
             _Rows(self.split),
             batch_sampler=lists,
@@ -93,7 +88,7 @@ class StreamLoader(ImageLoader):
             prefetch_factor=self._prefetch_factor if workers else None,
             persistent_workers=stay and workers > 0,
             collate_fn=_as_it_is,
-            # a DataLoader draws a seed at each start; its own generator leaves the global one, and so the run, alone
+            # a DataLoader draws a seed at each start, here not from the global generator
             generator=torch.Generator(),
         )
 

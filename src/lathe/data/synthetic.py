@@ -1,4 +1,4 @@
-"""Images from a generator whose best possible accuracy is known exactly."""
+"""Images from a generator with a known best accuracy."""
 
 from typing import Annotated
 
@@ -12,20 +12,19 @@ from lathe.data.splits import Images, Labels, Split, Splits
 from lathe.errors import UserError
 
 SIGNAL = 64  # half the distance, in pixel values, between a template's dark and bright cells
-CANDIDATES = 64  # templates tried for each class; the one farthest from those already chosen is kept
+CANDIDATES = 64  # templates tried for each class; the one farthest from those chosen before is kept
 
 
 class Synthetic:
-    """One random chequered template for each class, disturbed so that it can always be told from the others, under
-    noisy labels.
+    """One random chequered template per class, disturbed but always identifiable, with noisy labels.
 
-    An image is its class's template on a `grid` x `grid` lattice of dark and bright cells for each channel. Then r
-    random cells are turned over, r = floor(difficulty * floor((d - 1) / 2)), where d is the smallest number of cells in
-    which two templates differ; and each pixel gets uniform noise that is smaller than half the step between dark and
-    bright. By both bounds the nearest template is the image's class *with certainty*, so the only errors left are those
-    of the labels: with probability `noise` a label is drawn anew, uniformly from all C classes. Given the class k of an
-    image, its label is k with probability 1 - noise + noise / C and each other with noise / C, so the Bayes rule is to
-    answer k, and for every split
+    An image is its class's template, a `grid` x `grid` lattice of dark and bright cells for each channel. Then r random
+    cells are inverted, r = floor(difficulty * floor((d - 1) / 2)), where d is the smallest number of cells in which two
+    templates differ; and each pixel gets uniform noise smaller than half the step between dark and bright. By both
+    bounds the nearest template is the image's class *with certainty*, so the only errors left are those of the labels:
+    with probability `noise` a label is redrawn, uniformly from all C classes. Given the class k of an image, its label
+    is k with probability 1 - noise + noise / C and each other with noise / C, so the Bayes rule is to answer k, and for
+    every split
 
         best accuracy = 1 - noise + noise / C
 
@@ -38,12 +37,12 @@ class Synthetic:
         train_size: training samples.
         val_size: validation samples.
         test_size: test samples.
-        noise: probability, from 0 to 1, that a label is drawn anew. Labels of all splits are noisy.
+        noise: probability, from 0 to 1, that a label is redrawn, in all splits.
         difficulty: from 0 (clean templates) to 1 (as disturbed as certainty allows).
-        seed: of templates, images and labels; apart from the run's seed.
+        seed: of templates, images and labels; independent of the run's seed.
 
     Raises:
-        UserError: for values out of these ranges, or more classes than different templates.
+        UserError: there are more classes than different templates.
     """
 
     @validated
@@ -75,14 +74,14 @@ class Synthetic:
 
     @property
     def best_accuracy(self) -> float:
-        """Expected accuracy of the Bayes rule, on any split."""
+        """Return the expected accuracy of the Bayes rule, on any split."""
         return 1 - self.noise + self.noise / self.num_classes
 
     def prepare(self) -> None:
-        """Nothing to fetch: images are drawn by `load`."""
+        """Do nothing: images are drawn by `load`."""
 
     def load(self) -> Splits:
-        """Images uint8 [n, channels, image_size, image_size]."""
+        """Return images uint8 [n, channels, image_size, image_size]."""
         return Splits(
             **{
                 name: Split.whole(*self._draw(size, stream))
@@ -91,7 +90,7 @@ class Synthetic:
         )
 
     def bayes_predict(self, images: Images) -> Labels:
-        """The class of each image, without error: the best possible prediction of its label; int64 [n]."""
+        """Return the class of each image, the best possible prediction of its label; int64 [n]."""
         # mean over the pixels of each cell, then the nearest template
         pooled = np.stack([images[..., self.cell == i].mean(-1) for i in range(self.grid)], axis=-1)
         pooled = np.stack([pooled[:, :, self.cell == i].mean(-2) for i in range(self.grid)], axis=-2)
@@ -99,9 +98,7 @@ class Synthetic:
         return np.argmax(signs @ self.templates.T, axis=1).astype(np.int64)
 
     def _draw_templates(self) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
-        """Cells of -1 and 1, [classes, channels * grid * grid], and the smallest number of cells in which two rows
-        differ.
-        """
+        """Return cells of -1 and 1, [classes, channels * grid * grid], and their smallest distance in cells."""
         rng = random.stream(self.seed, 0)
         cells = self.channels * self.grid**2
         chosen = rng.choice([-1, 1], size=(1, cells))

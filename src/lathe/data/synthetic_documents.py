@@ -1,4 +1,4 @@
-"""Documents of random lengths from a source whose entropy is known exactly."""
+"""Documents of random lengths from a source of known entropy."""
 
 import math
 from typing import Annotated
@@ -15,26 +15,23 @@ from lathe.data.tokens import Tokens
 
 
 class SyntheticDocuments:
-    """Beginnings, of random length, of the sequences of `SyntheticTokens`, each ended by the token `vocab_size - 1`.
+    """Random-length prefixes of the sequences of `SyntheticTokens`, each ended by `vocab_size - 1`.
 
     A document has L tokens before its end, P(L = n) = ln((n + 1) / n) / ln((longest + 1) / shortest) for shortest <= n
-    <= longest: many short ones, few long ones, as text has them. With U = vocab_size - 1 tokens that are no end, and h
-    the entropy of a step of the chain, a document carries H(L) + E[min(L, lag)] ln U + E[max(L - lag, 0)] h nats in
-    E[L] + 1 targets.
+    <= longest: many short ones, few long ones, as in text. With U = vocab_size - 1 tokens other than the end, and h the
+    entropy of a step of the chain, a document carries H(L) + E[min(L, lag)] ln U + E[max(L - lag, 0)] h nats in E[L] +
+    1 targets.
 
     Args:
         vocab_size: tokens, the end included.
-        shortest: tokens of the shortest documents, their end left out; at least 1.
-        longest: of the longest ones.
+        shortest: tokens of the shortest documents, without the end; at least 1.
+        longest: tokens of the longest ones.
         train_size: training documents.
         val_size: validation documents.
         test_size: test documents.
-        noise: probability, from 0 to 1, that a token is drawn anew.
-        lag: how far back the token lies that decides.
-        seed: of the chain and the documents; apart from the run's seed.
-
-    Raises:
-        UserError: for values out of these ranges.
+        noise: probability, from 0 to 1, that a token is redrawn.
+        lag: distance to the token that determines the next.
+        seed: of the chain and the documents; independent of the run's seed.
     """
 
     @validated
@@ -57,7 +54,7 @@ class SyntheticDocuments:
 
     @property
     def entropy(self) -> float:
-        """The lowest expected loss, in nats per target, the ends included."""
+        """Return the lowest expected loss, in nats per target, the ends included."""
         n = np.arange(self.shortest, self.longest + 1)
         odds = np.log((n + 1) / n) / math.log((self.longest + 1) / self.shortest)
         uniform, lag = math.log(self.vocab_size - 1), self.chain.lag
@@ -66,10 +63,10 @@ class SyntheticDocuments:
         return float(nats.sum() / (odds * (n + 1)).sum())
 
     def prepare(self) -> None:
-        """Nothing to fetch: documents are drawn by `load`."""
+        """Do nothing: documents are drawn by `load`."""
 
     def load(self) -> dict[str, Tokens]:
-        """One stream for each split, each document ended by `end`."""
+        """Return one stream for each split, each document ended by `end`."""
         return {
             name: Tokens(self._shorten(tokens, stream))
             for stream, (name, tokens) in enumerate(self.chain.load().items(), 1)

@@ -1,4 +1,4 @@
-"""Tokens from a source whose entropy is known exactly: the best possible loss is a number to compare with."""
+"""Tokens from a source of known entropy, hence with a known best loss."""
 
 import math
 from typing import Annotated, Any
@@ -15,19 +15,19 @@ from lathe.data.tokens import Tokens
 
 
 class SyntheticTokens:
-    """Sequences of a Markov chain: each token follows from the one `lag` places before it, or is drawn anew.
+    """Sequences of a Markov chain: each token follows from the one `lag` places before, or is redrawn.
 
     A fixed random permutation s maps each token to its successor. A sequence starts with `lag` tokens drawn uniformly;
-    from then on the token at place t is s(token at t - lag) with probability 1 - noise, and drawn uniformly from all V
-    tokens else. Each step keeps the uniform distribution, so the chain is stationary from its first token on. Given the
-    past, a token is the successor with probability p = 1 - noise + noise / V and each other one with q = noise / V, so
-    its entropy in nats is
+    then the token at place t is s(token at t - lag) with probability 1 - noise, and drawn uniformly from all V tokens
+    else. Each step keeps the uniform distribution, so the chain is stationary from its first token on. Given the past,
+    a token is the successor with probability p = 1 - noise + noise / V and each other one with q = noise / V, so its
+    entropy in nats is
 
         h = -p ln p - (V - 1) q ln q
 
-    No model can have a lower expected loss, and none a higher accuracy than p. Of the `length` targets of a sequence
-    the first lag - 1 have nothing to follow from (entropy ln V): see `entropy`. With lag 1 a table of pairs of tokens
-    reaches the bound; with more the net must look back.
+    No model can have a lower expected loss, or a higher accuracy than p. The first lag - 1 of a sequence's `length`
+    targets follow from nothing (entropy ln V): see `entropy`. With lag 1 a table of pairs of tokens reaches the bound;
+    with more the net needs context.
 
     Args:
         vocab_size: V.
@@ -35,12 +35,9 @@ class SyntheticTokens:
         train_size: training sequences.
         val_size: validation sequences.
         test_size: test sequences.
-        noise: probability, from 0 to 1, that a token is drawn anew; 0 has the entropy 0, 1 has ln V.
-        lag: how far back the token lies that decides; at most `length`.
-        seed: of permutation and sequences; apart from the run's seed.
-
-    Raises:
-        UserError: for values out of these ranges.
+        noise: probability, from 0 to 1, that a token is redrawn; 0 has the entropy 0, 1 has ln V.
+        lag: distance to the token that determines the next; at most `length`.
+        seed: of permutation and sequences; independent of the run's seed.
     """
 
     @validated
@@ -67,7 +64,7 @@ class SyntheticTokens:
 
     @property
     def entropy(self) -> float:
-        """The lowest expected loss, in nats per target: ((lag - 1) ln V + (length - lag + 1) h) / length."""
+        """Return the lowest expected loss, nats per target: ((lag - 1) ln V + (length - lag + 1) h) / length."""
         others = self.noise / self.vocab_size
         p = 1 - self.noise + others
         h = -p * math.log(p) - (self.vocab_size - 1) * (others * math.log(others) if others else 0.0)
@@ -75,35 +72,32 @@ class SyntheticTokens:
 
     @property
     def best_accuracy(self) -> float:
-        """The highest expected accuracy on sequences of `length` targets."""
+        """Return the highest expected accuracy on sequences of `length` targets."""
         p = 1 - self.noise + self.noise / self.vocab_size
         return ((self.lag - 1) / self.vocab_size + (self.length - self.lag + 1) * p) / self.length
 
     def prepare(self) -> None:
-        """Nothing to fetch: sequences are drawn by `load`."""
+        """Do nothing: sequences are drawn by `load`."""
 
     def load(self) -> dict[str, Tokens]:
-        """Sequences of length + 1 tokens, one after the other."""
+        """Return sequences of length + 1 tokens, concatenated."""
         return {
             name: Tokens(self._draw(size, stream).reshape(-1), sequences=True)
             for stream, (name, size) in enumerate(self.sizes.items(), 1)
         }
 
     def log_probabilities(self, sequences: NDArray[np.integer]) -> NDArray[np.float64]:
-        """What the source itself gives to each target: ln P(token | its past); sequences [n, length + 1], result [n,
-        length].
-        """
+        """Return the source's ln P(token | past), [n, length], of the targets in sequences [n, length + 1]."""
         others = self.noise / self.vocab_size
         follows = sequences[:, self.lag :] == self.successor[sequences[:, : -self.lag]]
-        with np.errstate(divide="ignore"):  # without noise, what does not follow is impossible
+        with np.errstate(divide="ignore"):  # without noise, other tokens are impossible
             known = np.where(follows, math.log(1 - self.noise + others), np.log(np.float64(others)))
         unknown = np.full((len(sequences), self.lag - 1), -math.log(self.vocab_size))
         return np.concatenate([unknown, known], axis=1)
 
     def _draw(self, n: int, stream: int) -> NDArray[np.uint16] | NDArray[np.uint32]:
         rng = random.stream(self.seed, stream)
-        # the tokens that are drawn anew stand here already; the others are overwritten by their successors, place by
-        # place
+        # redrawn tokens; the others are overwritten by their successors, place by place
         tokens: NDArray[Any] = rng.integers(self.vocab_size, size=(n, self.length + 1), dtype=self.dtype)
         follows = rng.random(tokens.shape) >= self.noise
         for place in range(self.lag, self.length + 1):

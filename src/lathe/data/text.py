@@ -1,4 +1,4 @@
-"""Documents in a folder of text files, and what turns them into ids."""
+"""Documents in a folder of text files, and tokenizers."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ PIECE = 2**20  # bytes that are read at a time
 
 @dataclass(frozen=True)
 class Document:
-    """A text: where it stands, the hash of its bytes, and the bytes, in pieces."""
+    """A text: its file, the hash of its bytes, and the bytes in pieces."""
 
     path: Path
     digest: bytes
@@ -24,12 +24,7 @@ class Document:
 
 
 def find_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """Files below `folder` with one of the suffixes (upper case or lower), sorted by their path; hidden files and
-    folders are left out.
-
-    Raises:
-        UserError: there is no such folder, or no such file in it.
-    """
+    """Return files below `folder` with one of the suffixes, in any case, sorted; hidden ones are left out."""
     if not folder.is_dir():
         raise UserError(f"input={folder} is not a folder: name one with text files.")
     wanted = {"." + suffix.lower().lstrip(".") for suffix in suffixes}
@@ -62,9 +57,7 @@ def _divided(path: Path, separator: bytes) -> Iterator[bytes]:
 
 
 def read_documents(path: Path, separator: str | None) -> Iterator[Document]:
-    """The documents of a file that are not empty: the file itself, which may be larger than memory, or what stands
-    between separators.
-    """
+    """Yield the non-empty documents of a file: the file, or the texts between separators."""
     if separator is None:
         digest = hashlib.blake2b(digest_size=16)
         for piece in _pieces(path):
@@ -78,19 +71,19 @@ def read_documents(path: Path, separator: str | None) -> Iterator[Document]:
 
 
 class Tokenizer(Protocol):
-    """What turns text into ids."""
+    """Protocol that converts text to ids."""
 
     name: str
     vocab_size: int
-    end: int  # the id behind each document
+    end: int  # the id after each document
 
     def encode(self, document: Document) -> Iterator[NDArray[np.integer[Any]]]:
-        """The ids of a document in pieces, without the end."""
+        """Yield the ids of a document in pieces, without the end."""
         ...
 
 
 class Bytes:
-    """Each byte is its own id, and 256 ends a document: any file can be read, and nothing is lost."""
+    """Each byte is its id, and 256 ends a document: reads any file without loss."""
 
     name, vocab_size, end = "bytes", 257, 256
 
@@ -100,15 +93,10 @@ class Bytes:
 
 
 class HuggingFace:
-    """A tokenizer of the `tokenizers` package: a tokenizer.json, a folder that has one, or a name on the Hugging Face
-    hub.
+    """A tokenizer of the `tokenizers` package: a tokenizer.json, its folder, or a name on the hub.
 
-    Documents end with the first of `ENDS` that it knows, or with a new id behind its own. A document larger than a
-    piece is encoded in pieces that end at a line's end, so that memory stays bounded; special tokens that stand in a
-    text are read as text.
-
-    Raises:
-        UserError: the package is missing, or there is no such tokenizer.
+    Documents end with the first of `ENDS` in the vocabulary, or with a new id after the last. Documents are encoded in
+    pieces that end at a line's end, so that memory stays bounded. Special tokens in a text are encoded as text.
     """
 
     ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
@@ -157,5 +145,5 @@ class HuggingFace:
 
 
 def make_tokenizer(name: str) -> Tokenizer:
-    """`bytes`, or a Hugging Face tokenizer by path or name."""
+    """Return the tokenizer for `bytes`, or a Hugging Face tokenizer by path or name."""
     return Bytes() if name == "bytes" else HuggingFace(name)

@@ -1,8 +1,8 @@
-"""Token files on disk: a folder with meta.json and one .npy per split, written as a stream and read as a memory map.
+"""Token files: a folder with meta.json and one .npy per split, streamed out and memory-mapped in.
 
 Each .npy (format 1.0, which NumPy reads too) is a header of 128 bytes and then the ids as little-endian uint16, or
-uint32 where the vocabulary needs it. The header follows from the type and the count in meta.json, and must be equal to
-it byte for byte: nothing of a file is ever interpreted.
+uint32 if the vocabulary needs it. The header is compared with that expected by meta.json, byte for byte, so it is never
+parsed.
 """
 
 import hashlib
@@ -26,20 +26,18 @@ HOW = "python scripts/prepare_tokens.py input=<folder of text>"
 
 
 def token_dtype(vocab_size: int) -> str:
-    """The smallest of the two types that holds all ids."""
+    """Return the smaller dtype that can hold all ids."""
     return "<u2" if vocab_size <= 2**16 else "<u4"
 
 
 def header(dtype: str, count: int) -> bytes:
-    """The first 128 bytes of a .npy file of `count` numbers."""
+    """Return the first 128 bytes of a .npy file of `count` numbers."""
     text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({count},), }}".ljust(HEADER - 11) + "\n"
     return b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little") + text.encode("ascii")
 
 
 class TokenWriter:
-    """Writes one split, piece by piece; `close`, once or more often, completes the header and returns what meta.json
-    says of the file.
-    """
+    """Writes one split, piece by piece; `close` (repeatable) completes the header."""
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         self.dtype = token_dtype(vocab_size)
@@ -51,7 +49,7 @@ class TokenWriter:
         self._file.write(header(self.dtype, 0))
 
     def write(self, ids: NDArray[np.integer], ends: bool) -> None:
-        """Appends ids [n]; `ends` says that a document is complete with them."""
+        """Append ids [n]; `ends` if they complete a document."""
         data = ids.astype(self.dtype).tobytes()
         with naming(self.path):
             self._file.write(data)
@@ -60,7 +58,7 @@ class TokenWriter:
         self.documents += ends
 
     def close(self) -> dict[str, Any]:
-        """{"tokens", "documents", "sha256"}, the last of all bytes behind the header."""
+        """Return {"tokens", "documents", "sha256"} for meta.json; the hash leaves out the header."""
         if not self._file.closed:
             with naming(self.path):
                 self._file.seek(0)
@@ -70,7 +68,7 @@ class TokenWriter:
 
 
 def write_meta(folder: Path, vocab_size: int, splits: dict[str, dict[str, Any]], **about: Any) -> dict[str, Any]:
-    """Writes meta.json beside the files and returns its contents. `about` says how the text was made into tokens."""
+    """Write meta.json and return its contents; `about` describes the tokenization."""
     meta = {
         "format": FORMAT,
         "version": VERSION,
@@ -83,11 +81,7 @@ def write_meta(folder: Path, vocab_size: int, splits: dict[str, dict[str, Any]],
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
-    """The contents of meta.json.
-
-    Raises:
-        UserError: there is none, it is not one of these files', it is damaged, or its version is another.
-    """
+    """Return the contents of meta.json."""
     path = folder / "meta.json"
     if not folder.is_dir():
         raise UserError(f"{folder} is not there (data.source.name): write it with {HOW} output={folder.name}.")
@@ -119,11 +113,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def open_split(folder: Path, name: str, meta: dict[str, Any]) -> NDArray[np.uint16] | NDArray[np.uint32]:
-    """The ids of a split, memory-mapped, read-only.
-
-    Raises:
-        UserError: the file is missing, empty, shorter or longer than meta.json says, or of another kind.
-    """
+    """Return the ids of a split, memory-mapped, read-only."""
     path, count, dtype = folder / f"{name}.npy", meta["splits"][name]["tokens"], np.dtype(meta["dtype"])
     if not path.is_file():
         raise UserError(f"{path} is missing: write it again with {HOW}.")
@@ -139,7 +129,7 @@ def open_split(folder: Path, name: str, meta: dict[str, Any]) -> NDArray[np.uint
     with open(path, "rb") as file:
         if file.read(HEADER) != header(meta["dtype"], count):
             raise UserError(f"{path} is not the file that meta.json describes: write it again with {HOW}.")
-    # a plain view: indexing the memmap class itself costs Python calls for every batch
+    # a plain view: indexing the memmap class calls Python code for every batch
     ids: NDArray[np.uint16] = np.asarray(np.memmap(path, dtype, "r", offset=HEADER, shape=(count,)))
     return ids
 
@@ -150,11 +140,7 @@ class TokenFiles:
     Args:
         data_dir: folder of data sets.
         name: the folder in it, or an absolute path.
-        verify: compare every file with its SHA-256 in `prepare`, which reads all of it; sizes and headers are always
-            compared.
-
-    Raises:
-        UserError: on use, for anything that is missing, cut, foreign or of another version.
+        verify: compare every file with its SHA-256 in `prepare`; sizes and headers are always compared.
     """
 
     @validated
@@ -165,18 +151,18 @@ class TokenFiles:
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The contents of meta.json, read once."""
+        """Return the contents of meta.json, read once."""
         if self._meta is None:
             self._meta = read_meta(self.folder)
         return self._meta
 
     @property
     def vocab_size(self) -> int:
-        """How many ids the tokenizer has, the end-of-document one included."""
+        """Return the number of ids, the end-of-document one included."""
         return int(self.meta["vocab_size"])
 
     def prepare(self) -> None:
-        """Checks all files; with `verify`, every byte of them."""
+        """Check all files; with `verify`, every byte."""
         for name, tokens in self.load().items():
             if self.verify:
                 digest = hashlib.sha256()
@@ -188,5 +174,5 @@ class TokenFiles:
                     )
 
     def load(self) -> dict[str, Tokens]:
-        """Maps all splits."""
+        """Memory-map all splits."""
         return {name: Tokens(open_split(self.folder, name, self.meta)) for name in SPLITS}

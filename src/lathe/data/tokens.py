@@ -22,10 +22,10 @@ Ids = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a split, one after the other: ids [n], of any unsigned integer type, possibly memory-mapped.
+    """The tokens of a split: ids [n], of any unsigned integer type, possibly memory-mapped.
 
     `sequences` False: one stream of documents, each ended by its end-of-document token, cut into windows anywhere.
-    True: the ids are independent sequences of `length + 1` tokens each, which are the samples.
+    True: independent sequences of `length + 1` tokens each, which are the samples.
     """
 
     ids: Ids
@@ -33,38 +33,34 @@ class Tokens:
 
 
 class TokenSource(Protocol):
-    """Where tokens come from. A class with these members is a source; it needs no base class."""
+    """Protocol of a source of tokens; no base class is needed."""
 
     @property
     def vocab_size(self) -> int: ...
 
     def prepare(self) -> None:
-        """Checks, or puts on disk, what is needed. Runs in one process per machine, before `load`."""
+        """Check or create the data. Runs in one process per machine, before `load`."""
         ...
 
     def load(self) -> dict[str, Tokens]:
-        """Opens "train", "val" and "test". Runs in every process; must give equal arrays in each."""
+        """Open "train", "val" and "test". Runs in every process; must return equal arrays in each."""
         ...
 
 
 class TokenLoader(EpochLoader):
     """Batches (x, y) of windows of tokens, both int64 [batch, length]: y is x one token later.
 
-    Training on a stream: the stream is a circle, cut into windows of `length` targets from a place on that is drawn
-    anew for each epoch; the order of the windows is EpochLoader's permutation. Each epoch every token is a target once,
-    but for the fewer than `length` that no window is left for, elsewhere on the circle each time, and the incomplete
-    last batch. Place and order depend on (seed, epoch). Evaluation of a stream: consecutive windows from its first
-    token on; every token but the first is a target once. Where the last window, or the last batch, is not full, y is
-    -100.
+    Training on a stream: the stream is a circle, cut into windows of `length` targets from an offset that is drawn for
+    each epoch; the order of the windows is EpochLoader's permutation. In an epoch every token is a target once, except
+    for the fewer than `length` tokens left over, which vary by epoch, and the incomplete last batch. Offset and order
+    depend on (seed, epoch). Evaluation of a stream: consecutive windows from its first token on; every token but the
+    first is a target once. y is -100 where the last window or batch is not full.
 
     Args:
         tokens: at least `length + 1`.
         length: of a window, in targets.
-        device: where batches are wanted.
-        order: as `EpochLoader` has it: batch_size (in windows), seed, rank, world_size, train, shuffle, limit.
-
-    Raises:
-        UserError: as `EpochLoader`.
+        device: of the batches.
+        order: as in `EpochLoader`: batch_size (in windows), seed, rank, world_size, train, shuffle, limit.
     """
 
     goes_ahead = True
@@ -93,28 +89,22 @@ class TokenLoader(EpochLoader):
             x, y = (
                 window[:, :-1].clone(),
                 window[:, 1:].clone(),
-            )  # not contiguous(): with one row both would be the same memory
+            )  # not contiguous(): with one row both would share memory
             if not self.train:
                 y[~(torch.from_numpy(at[:, 1:] < size) & counted[:, None])] = IGNORE
             yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
 
 
 class TokenDataModule(ExactDataModule[Tokens]):
-    """Train, validation and test loaders over a source of tokens, equal on one device and on many.
+    """Train, validation and test loaders over a source of tokens, equal on any number of devices.
 
     Args:
-        source: where the tokens come from.
-        vocab_size: declared, and checked against the source, so that a net can be configured before any data is
-            touched.
-        length: tokens that a net sees at a time, and targets of a sample.
+        source: of the tokens.
+        vocab_size: declared, so that a net can be configured before the data are opened; checked against the source.
+        length: context length in tokens, and targets of a sample.
         batch_size: training samples per step, over all devices together.
-        eval_batch_size: the same for validation and test; None takes `batch_size`.
-        seed: of the order; 0 is a seed.
-
-    Raises:
-        UserError: for a size that is none here; for facts that the source contradicts, and a split shorter than `length
-            + 1` tokens, in `prepare_data` or `setup`; for batch sizes that do not fit the devices or the data when a
-            loader is asked for.
+        eval_batch_size: the same for validation and test; None for `batch_size`.
+        seed: of the order.
     """
 
     @validated
@@ -134,12 +124,12 @@ class TokenDataModule(ExactDataModule[Tokens]):
         self.length = length
 
     def prepare_data(self) -> None:
-        """Lets the source fetch or check its data; Lightning calls it in one process per machine."""
+        """Let the source download or check its data; called in one process per machine."""
         with using(self.source, "prepared"):
             self.source.prepare()
 
     def open(self) -> dict[str, Tokens]:
-        """All splits of the source, checked against what was declared."""
+        """Return all splits of the source, checked against what was declared."""
         with using(self.source, "loaded"):
             splits = self.source.load()
         if self.source.vocab_size != self.vocab_size:

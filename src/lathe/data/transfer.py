@@ -1,6 +1,4 @@
-"""Batches as the steps of a Trainer get them: on a device, after the transfer hooks. Every reader of data
-outside the loops uses this.
-"""
+"""Batches as a Trainer's steps get them, for readers of data outside the loops."""
 
 import logging
 from collections.abc import Iterator
@@ -18,18 +16,19 @@ HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch
 
 
 class Transferred:
-    """A loader's batches on a device, after the transfer hooks of the data module, or of the LightningModule where the
-    data module overrides none, as Lightning chooses them.
+    """A loader's batches on a device, after the transfer hooks.
+
+    The hooks are the data module's, or the LightningModule's if the data module overrides none, as in Lightning.
 
     Args:
-        loader: one loader, or several, read as Lightning does: together in training, else one after another.
-        data: the data module, or a LightningModule that has the loaders.
-        stage: of the Trainer while hooks run, which read `self.trainer.training`.
-        device: None is the Trainer's device, or the CPU without a Trainer.
+        loader: one loader, or several, read as in Lightning: together in training, else one after another.
+        data: the data module, or a LightningModule with loaders.
+        stage: of the Trainer while hooks run, which may read `self.trainer.training`.
+        device: None for the Trainer's device, or the CPU without a Trainer.
     """
 
     def __init__(self, loader: Any, data: Any, stage: RunningStage, device: torch.device | None = None) -> None:
-        plain = not hasattr(data, HOOKS[0])  # an object with loaders alone, each of which may be a list of batches
+        plain = not hasattr(data, HOOKS[0])  # an object with loaders only; a loader may be a list of batches
         data = LightningDataModule() if plain else data
         self.several = isinstance(loader, list | tuple | dict) and not plain
         self.loader, self.stage, trainer = loader, stage, trainer_of(data)
@@ -56,7 +55,7 @@ class Transferred:
 
     @contextmanager
     def _at_stage(self) -> Iterator[None]:
-        """Sets the Trainer's stage, and the Trainer of parts that have none."""
+        """Set the Trainer's stage, and the Trainer of parts that have none."""
         self.trainer = self.trainer or _stand_in()
         state, without = self.trainer.state, [part for part in self.parts if trainer_of(part) is None]
         before, state.stage = state.stage, self.stage
@@ -71,12 +70,12 @@ class Transferred:
 
 
 def _stand_in() -> Trainer:
-    """A Trainer for hooks that read `self.trainer`."""
+    """Return a Trainer for hooks that read `self.trainer`."""
     names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     options: dict[str, Any] = dict.fromkeys(names, False)
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     level = log.level
-    log.setLevel(logging.WARNING)  # it lists the machine's devices
+    log.setLevel(logging.WARNING)  # it logs the machine's devices
     try:
         return Trainer(accelerator="cpu", devices=1, plugins=[LightningEnvironment()], **options)
     finally:
@@ -84,22 +83,22 @@ def _stand_in() -> Trainer:
 
 
 def trainer_of(part: Any) -> Any:
-    """The Trainer of a data module or a LightningModule, or None."""
+    """Return the Trainer of a data module or a LightningModule, or None."""
     return part._trainer if isinstance(part, LightningModule) else part.trainer
 
 
 def is_own(hook: Any) -> bool:
-    """Return True for a transfer hook in the user's code."""
+    """Return whether a transfer hook is user code."""
     return not getattr(hook, "__module__", "").startswith(("lathe.", "lightning."))
 
 
 def train_batches(data: Any, device: torch.device | None = None) -> Transferred:
-    """Training batches of a data module, or of a LightningModule that has the loaders."""
+    """Return training batches of a data module, or of a LightningModule with loaders."""
     return Transferred(data.train_dataloader(), data, RunningStage.TRAINING, device)
 
 
 def val_batches(data: Any, device: torch.device | None = None) -> Transferred:
-    """Validation batches of a new loader; the position of other loaders does not change."""
+    """Return validation batches of a new loader; the position of other loaders does not change."""
     if hasattr(data, "eval_loader"):
         found: Transferred = data.eval_loader("val", device)
         return found
@@ -107,5 +106,5 @@ def val_batches(data: Any, device: torch.device | None = None) -> Transferred:
 
 
 def eval_stage(split: str) -> RunningStage:
-    """The stage in which a split is evaluated."""
+    """Return the stage in which a split is evaluated."""
     return RunningStage.VALIDATING if split == "val" else RunningStage.TESTING

@@ -1,7 +1,7 @@
-"""Reading a pickle of NumPy arrays without running anything that it names."""
+"""Reads a pickle of NumPy arrays without running other code."""
 
 import io
-import pickle  # through a class that resolves three names only
+import pickle  # through a class that resolves a few names only
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +9,13 @@ import numpy as np
 
 
 def _latin1(text: str, encoding: str) -> bytes:
-    """How Python 3 writes bytes in old protocols; any other codec is refused."""
+    """Encode as Python 3 writes bytes in old protocols; raise for any other codec."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"codec {encoding}")
     return text.encode("latin1")
 
 
-# NumPy moved these modules; an array's own reduction gives the function under whatever name it has now
+# NumPy has moved these modules; an array's own reduction has the function under any name
 _RECONSTRUCT: Callable[..., Any] = np.zeros(0).__reduce__()[0]  # type: ignore[assignment]
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
@@ -35,10 +35,10 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def load_arrays(data: bytes) -> Any:
-    """Numbers, bytes, text, lists, dictionaries and arrays; text of Python 2 comes as bytes.
+    """Load numbers, bytes, text, lists, dictionaries and arrays; text of Python 2 becomes bytes.
 
     Raises:
-        pickle.UnpicklingError: if the pickle names anything else than an array's parts, or is damaged.
+        pickle.UnpicklingError: the pickle names anything else, or is damaged.
     """
     try:
         return _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()

@@ -1,4 +1,4 @@
-"""The processes that read data: `data.num_workers`, as many as it says, or as many as were measured to be quickest."""
+"""The number of data workers: `data.num_workers`, given or measured."""
 
 import math
 import os
@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader
 from lathe.config.cpu_count import physical_cores
 from lathe.errors import UserError, worker_message
 
-SECONDS = 2.0  # after which no further number is tried, and what reading a whole run may take that needs no workers
-WINDOW = 0.2  # seconds of reading by which a number is judged
-PIECE = 0.02  # seconds that a read takes at least, in samples, unless a batch takes less
-GAIN = 1.2  # times as fast as fewer workers: less is noise
+SECONDS = 2.0  # after which no further number is tried; reading that takes less in all needs no workers
+WINDOW = 0.2  # seconds of reading that are timed for each number
+PIECE = 0.02  # a timed read has enough samples to take this many seconds, at most a batch
+GAIN = 1.2  # least speedup over fewer workers that is not noise
 
 # batches of these lists of samples, by so many workers
 Read = Callable[[int, Iterable[list[int]]], Iterable[Any]]
@@ -26,31 +26,26 @@ Read = Callable[[int, Iterable[list[int]]], Iterable[Any]]
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds until a number of workers had started, and between two of the pieces that they read."""
+    """Seconds until workers have started, and per piece that they read."""
 
     start: float
     each: float
 
     def of(self, pieces: float) -> float:
-        """Seconds for each of so many pieces, the start included."""
+        """Return the seconds per piece for so many pieces, the start included."""
         return self.each + self.start / pieces
 
 
 class Workers:
-    """How many processes read the data of a data module: `taken`, or None until it is measured.
-
-    Args:
-        asked: a number, or "auto".
-    """
+    """`taken` workers of a data module that `asked` for a number or "auto"; None until measured."""
 
     def __init__(self, asked: int | Literal["auto"]) -> None:
         self.taken = asked if isinstance(asked, int) else None
 
     def measure(self, read: Read, order: Tensor, size: int, batches: float) -> int:
-        """Takes what is quickest here for data that are read in this order, as `quickest` has it; says so in a line.
+        """Choose and report the fastest number of workers; see `quickest`.
 
-        Each process takes its own number, with its share of the machine's cores: the order of samples depends on none,
-        so there is nothing to agree on, and nobody who waits for another.
+        Ranks need not agree: the order of samples does not depend on the number.
         """
         most = max(1, physical_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
         self.taken, why = quickest(read, order, size, batches, most)
@@ -59,15 +54,7 @@ class Workers:
 
 
 def batches_ahead(trainer: Any, batches: int, train: bool, persistent: bool) -> float:
-    """How many batches are read after each start of the workers: those of an epoch, or of the run that is left where
-    workers stay.
-
-    Args:
-        trainer: of the run.
-        batches: of an epoch.
-        train: whether there is more than one.
-        persistent: whether workers stay between epochs.
-    """
+    """Return the batches per worker start: of an epoch, or if `persistent` of the rest of the run."""
     if not (train and persistent):
         return batches
     epochs, steps = trainer.max_epochs, trainer.max_steps
@@ -76,22 +63,22 @@ def batches_ahead(trainer: Any, batches: int, train: bool, persistent: bool) -> 
 
 
 def quickest(read: Read, order: Tensor, size: int, batches: float, most: int) -> tuple[int, str]:
-    """The smallest number of workers than which none is quicker beyond noise, and why it is taken, in words.
+    """Return the smallest number of workers that no other beats beyond noise, and the reason in words.
 
-    Reads some of the samples and keeps none. What reads fast enough without workers for all that is to come, their
-    start reckoned in, gets none. It takes about `SECONDS`, or as long as two samples take.
+    Reads some samples, in about `SECONDS`, or as long as two samples take. Returns 0 if reading without workers is fast
+    enough for the `batches` after a start of the workers.
 
     Args:
         read: batches of lists of samples, by so many workers; 0 reads in this process.
-        order: in which samples will be read, int64 [n]; each number of workers reads others, which are in no cache yet.
+        order: of the samples, int64 [n]; each number of workers reads others, which are not cached.
         size: samples of a batch.
-        batches: how many are read after a start of the workers.
-        most: workers that are tried.
+        batches: number of batches after a start of the workers.
+        most: highest number to try.
     """
     began, upcoming = perf_counter(), _Upcoming(order)
     try:
         piece, seconds = _piece(read, upcoming, size)
-    except Exception:  # of which a user's dataset can raise any; the run meets it at its batch
+    except Exception:  # a user's dataset can raise anything, and raises it again in the run
         return 0, "a sample that was read to measure it could not be, which is told at its batch"
     pieces = batches * size / piece
     if pieces * seconds <= SECONDS:
@@ -104,22 +91,21 @@ def quickest(read: Read, order: Tensor, size: int, batches: float, most: int) ->
             break
         try:
             found[workers] = _timed(read, workers, upcoming.pieces(piece))
-        except Exception as error:  # a worker that is killed, a dataset that can't be sent to one
+        except Exception as error:  # a killed worker, or a dataset that can't be pickled
             failed = f"; reading with {workers} failed ({type(error).__name__})"
             break
         if GAIN * found[workers].of(pieces) <= found[taken].of(pieces):
             taken = workers
-        elif workers > 1:  # a single one reads no faster than this process, two may
+        elif workers > 1:  # one worker may not be faster than this process, but two may be
             break
     rates = [f"{_shown(piece / (size * timed.each))} with {workers}" for workers, timed in found.items()]
     return taken, f"batches/s are {', '.join(rates)}{failed}"
 
 
 class Reader(DataLoader[Any]):
-    """A DataLoader whose workers end where one of them fails, and when it is closed.
+    """A DataLoader that ends its workers if one fails, and when it is closed.
 
-    Those of torch then live until the garbage collector comes by, which has closed the queue through which they would
-    be told to end, and so waits 5 seconds for each, wherever the program is by then.
+    In torch they live until garbage collection, which has closed their queues by then, and so waits 5 seconds for each.
     """
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -135,7 +121,7 @@ class Reader(DataLoader[Any]):
             raise
 
     def close(self) -> None:
-        """Ends workers that stay between iterations; the next one starts new ones."""
+        """End persistent workers; the next iteration starts new ones."""
         batches: Any = self._iterator
         self._iterator = None
         if batches is not None and self.num_workers:
@@ -143,7 +129,7 @@ class Reader(DataLoader[Any]):
 
 
 class _Upcoming:
-    """Samples in their order, from the first again after the last."""
+    """Samples in order, repeated cyclically."""
 
     def __init__(self, order: Tensor) -> None:
         self.order, self._next = order, 0
@@ -160,7 +146,7 @@ class _Upcoming:
 
 
 def _piece(read: Read, upcoming: _Upcoming, size: int) -> tuple[int, float]:
-    """How many samples make a piece of work that is long enough to be timed, a batch at most, and its seconds."""
+    """Return the number of samples that take long enough to be timed, at most a batch, and their seconds."""
     list(read(0, [upcoming.take(1)]))  # opens files and fills caches
     count = 1
     while True:
@@ -173,7 +159,7 @@ def _piece(read: Read, upcoming: _Upcoming, size: int) -> tuple[int, float]:
 
 
 def _timed(read: Read, workers: int, pieces: Iterator[list[int]]) -> Timed:
-    """What reading costs, once what workers read ahead while they started is used up."""
+    """Time reading, after the pieces that workers read ahead during their start are used up."""
     began = perf_counter()
     batches = iter(read(workers, pieces))
     next(batches)
@@ -181,7 +167,7 @@ def _timed(read: Read, workers: int, pieces: Iterator[list[int]]) -> Timed:
     for _ in range(2 * workers):
         next(batches)
     mark, count = perf_counter(), 0
-    # of the pieces that workers begin at the same time all are counted
+    # count all pieces that workers begin at the same time
     while perf_counter() - mark < WINDOW or count < workers:
         next(batches)
         count += 1
@@ -190,7 +176,7 @@ def _timed(read: Read, workers: int, pieces: Iterator[list[int]]) -> Timed:
 
 
 def _ladder(most: int) -> list[int]:
-    """The numbers that are tried: powers of two, and the largest."""
+    """Return the numbers to try: powers of two, and the largest."""
     return sorted({most, *(2**power for power in range(most.bit_length()))})
 
 

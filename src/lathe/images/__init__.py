@@ -1,1 +1,1 @@
-"""Pixels and image files: one way to read them for training, predicting and serving."""
+"""Pixels and image files: the only readers, for training, prediction and serving."""

@@ -1,6 +1,4 @@
-"""Images in a folder or a .npy file: found and checked by their headers at first, read one after the other later.
-Imports no torch.
-"""
+"""Images in a folder or a .npy file, checked by their headers and read one by one. Imports no torch."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,21 +17,18 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ImageFile:
-    """A file with `count` images of one `size`, height and width. `opened` maps `[n, channels, height, width]` on disk,
-    None for files of one image."""
+    """A file with `count` images of one `size` (height, width); `opened` memory-maps a .npy file."""
 
     path: Path
     channels: int
     size: tuple[int, int]
     count: int = 1
-    opened: Callable[[], Array] | None = (
-        None  # a map that is held costs a file descriptor, of which a folder may need too many
-    )
-    numbered: bool = False  # images are called by their number, not by the file
+    opened: Callable[[], Array] | None = None  # an open map costs a file descriptor, and a folder may need too many
+    numbered: bool = False  # images are named by their number, not by the file
 
     @property
     def names(self) -> Iterator[str]:
-        """What the images are called: the file, and which one of it where it has several."""
+        """Return the images' names: the file's, with an index if it has several."""
         if self.numbered:
             return map(str, range(self.count))
         return iter(
@@ -41,10 +36,10 @@ class ImageFile:
         )
 
     def read(self) -> Iterator[Array]:
-        """The images, uint8 `[channels, height, width]` each.
+        """Yield the images, uint8 `[channels, height, width]` each.
 
         Raises:
-            UnreadableError: its pixels are damaged.
+            UnreadableError: the pixels are damaged.
         """
         if self.opened is not None:
             array = self.opened()
@@ -59,18 +54,17 @@ class ImageFile:
 
 
 class UnreadableError(UserError):
-    """A file is no image, or a damaged one."""
+    """A file is not an image, or is damaged."""
 
 
 class LeftOut:
-    """Files that can't be read and are left out, `most` at most, as the option `key` says; and `others`, the names of
-    what lies in the folder besides and is no image."""
+    """At most `most` (option `key`) unreadable files to leave out; `others` are a folder's non-images."""
 
     def __init__(self, most: int = 0, key: str = "") -> None:
         self.most, self.key, self.files, self.others = most, key, list[Path](), list[str]()
 
     def add(self, path: Path, error: UnreadableError) -> None:
-        """Raises `error` where no more may be left out."""
+        """Leave out a file; raise `error` if `most` is reached."""
         if len(self.files) == self.most:
             way = f", or set {self.key} to how many may be left out." if self.key else "."
             raise UnreadableError(str(error).rstrip(".") + way) from error
@@ -78,11 +72,10 @@ class LeftOut:
 
 
 def find_images(path: Path, channels: int, left_out: LeftOut | None = None) -> list[ImageFile]:
-    """The pictures (`SUFFIXES`) and .npy files of a folder by name, a picture alone, or one .npy file whose images are
-    called by their number. Subfolders are not read. What a folder has besides goes to `left_out`.
+    """Return the images and .npy files of a folder by name, or those of a single file.
 
-    Raises:
-        UserError: nothing there, or not images of that many channels.
+    Images of a single .npy file are named by their number. Subfolders are not read. Unreadable files and other entries
+    of a folder go to `left_out`.
     """
     if not path.is_dir():
         require(path.is_file(), f"input={path}: there is no such file or folder.")
@@ -108,11 +101,10 @@ def find_images(path: Path, channels: int, left_out: LeftOut | None = None) -> l
 
 
 def open_image(path: Path, channels: int) -> ImageFile:
-    """An image file, whose header is read.
+    """Read the header of an image file.
 
     Raises:
-        UnreadableError: it is none.
-        UserError: the net takes another number of channels than such files have.
+        UnreadableError: it is not an image.
     """
     named = SUFFIXES.get(path.suffix.lower())
     require(named is not None, f"input={path} is no image by its name: give {', '.join((*SUFFIXES, '.npy'))}.")
@@ -129,10 +121,10 @@ def open_image(path: Path, channels: int) -> ImageFile:
 
 
 def read_image(path: Path, channels: int) -> Array:
-    """The pixels of an image file, uint8 `[channels, height, width]`.
+    """Return the pixels of an image file, uint8 `[channels, height, width]`.
 
     Raises:
-        PictureError: it is none, or is damaged or too large.
+        PictureError: it is not an image, is damaged or too large.
         OSError: it can't be read.
     """
     kind = file_kind(path)
@@ -141,19 +133,15 @@ def read_image(path: Path, channels: int) -> Array:
 
 
 def file_kind(path: Path) -> str:
-    """The kind of an image file as it begins, whatever it is called; where that tells nothing, as it is called."""
-    if path.exists() and not path.is_file():  # to open a pipe is to wait for whoever writes into it
+    """Return the kind of an image file by its first bytes, or else by its name."""
+    if path.exists() and not path.is_file():  # opening a pipe would block
         raise PictureError("is a folder, a pipe or a device, and no file")
     with open(path, "rb") as file:
         return kind_of(file.read(12)) or SUFFIXES[path.suffix.lower()]
 
 
 def open_array(path: Path, channels: int, one: bool | None = None) -> ImageFile:
-    """A .npy file of uint8 images, which stays on disk; `one` as `arranged` has it.
-
-    Raises:
-        UserError: it is none.
-    """
+    """Return a .npy file of uint8 images, which stays on disk; `one` is as in `arranged`."""
     count, _, height, width = _mapped(path, channels, one).shape
     return ImageFile(
         path, channels, (height, width), count, partial(_mapped, path, channels, one), numbered=one is False
@@ -162,7 +150,7 @@ def open_array(path: Path, channels: int, one: bool | None = None) -> ImageFile:
 
 def _mapped(path: Path, channels: int, one: bool | None) -> Array:
     try:
-        if not path.is_file():  # as above
+        if not path.is_file():  # opening a pipe would block
             raise OSError
         array = mapped(path)
     except (ValueError, OSError, EOFError) as error:

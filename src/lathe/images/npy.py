@@ -1,4 +1,4 @@
-"""Headers of .npy files, held against the files: numpy's own readers compute with whatever stands there."""
+"""Headers of .npy files, checked against the file size, which numpy's readers trust."""
 
 import math
 import os
@@ -12,14 +12,14 @@ READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.re
 
 
 def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether it is in Fortran's order, and dtype; `file` stands at the values then.
+    """Return shape, whether it is in Fortran order, and dtype; `file` is left at the values.
 
     Raises:
-        ValueError: it is no .npy file.
+        ValueError: it is not a .npy file.
     """
     try:
         shape, fortran, dtype = READERS[np.lib.format.read_magic(file)](file)
-    except Exception as error:  # the header is a Python literal, whose parser raises much
+    except Exception as error:  # the parser of the header's Python literal raises many types
         raise ValueError("this is no header of a .npy file") from error
     if not all(type(side) is int for side in shape):
         raise ValueError(f"its shape is {shape}")
@@ -27,10 +27,10 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def mapped(path: Path) -> Array:
-    """The array of a .npy file, which stays on disk.
+    """Return the memory-mapped array of a .npy file.
 
     Raises:
-        ValueError: it is none, of objects, or longer than the file.
+        ValueError: it is not a .npy file, has objects, or its shape is larger than the file.
         OSError: it can't be opened.
     """
     with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""Every number that a receipt prints: sizes, arithmetic, time."""
+"""Measurements of a model: size, arithmetic, time, memory and energy."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""How much two nets say the same of the same inputs."""
+"""Agreement between the outputs of two nets on the same inputs."""
 
 from dataclasses import dataclass
 
@@ -8,8 +8,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Agreement:
-    """Over `n` predictions: the share that are equal, None where outputs are values that nothing is predicted from, and
-    the largest difference between two outputs of one place."""
+    """Share of equal predictions (None for "values") and largest difference of outputs."""
 
     share: float | None
     largest: float
@@ -17,10 +16,9 @@ class Agreement:
 
 
 class AgreementMeter:
-    """Adds up agreement batch by batch, so that no more than a batch of outputs is held.
+    """Adds up agreement batch by batch.
 
-    `predicts` says what a prediction is: of "classes" the largest of a row's logits, of "labels" the sign of each, and
-    of "values" there is none.
+    A prediction is the largest logit of a row ("classes") or the sign of an output ("labels"); "values" have none.
     """
 
     def __init__(self, predicts: str = "classes") -> None:
@@ -29,10 +27,12 @@ class AgreementMeter:
         self._equal, self._n, self._largest = 0, 0, 0.0
 
     def add(self, outputs: Tensor, reference: Tensor, counts: Tensor | None = None) -> None:
-        """Takes outputs of both nets in float32: [..., classes], or any shape of labels and values; `counts` says which
-        predictions [...] are compared, None all.
+        """Add the float32 outputs of both nets: [..., classes], or any shape for labels and values.
 
-        Raises ValueError for outputs of different shapes.
+        `counts` is a boolean mask [...] of the predictions to compare, None for all.
+
+        Raises:
+            ValueError: the outputs differ in shape.
         """
         if outputs.shape != reference.shape:
             raise ValueError(f"outputs of shape {list(outputs.shape)} and {list(reference.shape)} can't be compared")
@@ -45,10 +45,10 @@ class AgreementMeter:
         self._equal += int((self._predicted(outputs) == self._predicted(reference)).sum())
         self._n += len(outputs)
         largest = torch.stack((torch.tensor(self._largest), (outputs - reference).abs().max().cpu()))
-        self._largest = float(largest.max())  # of a nan it is nan, unlike Python's own
+        self._largest = float(largest.max())  # keeps a nan, which Python's max may drop
 
     def _table(self, outputs: Tensor) -> Tensor:
-        """A row for each prediction."""
+        """Return the outputs with one row per prediction."""
         table = outputs.detach().float()
         return table.flatten(0, -2) if self._rows else table.reshape(-1, 1)
 
@@ -57,7 +57,7 @@ class AgreementMeter:
 
     @property
     def result(self) -> Agreement:
-        """What was found so far. Raises ValueError if nothing was compared."""
+        """Return the agreement so far. Raise ValueError if nothing was compared."""
         if not self._n:
             raise ValueError("nothing was compared")
         share = None if self._predicts == "values" else self._equal / self._n

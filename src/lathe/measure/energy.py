@@ -1,4 +1,4 @@
-"""Energy that a process's GPUs, and a machine's processors, have taken since it was first looked at."""
+"""Energy used by a process's GPUs and a machine's processors since the first reading."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -9,16 +9,14 @@ from time import monotonic
 from lathe.measure.nvml import Gpu
 
 POWERCAP = Path("/sys/class/powercap")
-PERIOD = 1.0  # seconds between two looks
+PERIOD = 1.0  # seconds between two readings
 
 
 class Rapl:
-    """The counters of a machine's processor packages (Intel's RAPL, which AMD's processors have as well), memory not
-    included: of all processes together. Linux lets root alone read them unless told otherwise.
-    """
+    """Energy counters (RAPL) of a machine's processor packages, without memory; by default root only."""
 
     def __init__(self, root: Path = POWERCAP) -> None:
-        self._last: dict[Path, int] = {}  # a package's counter at the last look, in microjoules
+        self._last: dict[Path, int] = {}  # a package's counter at the last reading, in microjoules
         for path in sorted(root.glob("intel-rapl:*")):
             now = _number(path / "energy_uj") if _word(path / "name").startswith("package") else None
             if now is not None:
@@ -27,12 +25,11 @@ class Rapl:
 
     @property
     def readable(self) -> bool:
-        """Whether there are any that this process may read."""
+        """Return whether this process can read any counter."""
         return bool(self._last)
 
     def joules(self) -> float:
-        """Since it was made. A counter starts again from 0 after minutes to hours, and counts on here if it is looked
-        at more often."""
+        """Return the joules so far; exact if called more often than the counter wraps, after minutes."""
         for path, last in self._last.items():
             now = _number(path / "energy_uj")
             if now is None:
@@ -56,7 +53,7 @@ def _number(path: Path) -> int | None:
 
 
 class _Board:
-    """A GPU's joules: by its counter, or else by its power over time, as a trapezoid between two looks."""
+    """Joules of a GPU: from its energy counter, else its power integrated by the trapezoidal rule."""
 
     def __init__(self, gpu: Gpu, now: float) -> None:
         self.gpu, self.total = gpu, 0.0
@@ -76,11 +73,11 @@ class _Board:
 
 
 class Meter:
-    """Counts joules from `start` to `stop`, by a thread that looks every `PERIOD` seconds.
+    """Counts joules between `start` and `stop`, with a thread that reads every `PERIOD` seconds.
 
     Args:
-        gpus: those of this process.
-        rapl: the machine's processors, for one process of each machine.
+        gpus: of this process.
+        rapl: for one process per machine.
     """
 
     def __init__(self, gpus: Sequence[Gpu], rapl: Rapl | None, clock: Callable[[], float] = monotonic) -> None:
@@ -92,11 +89,11 @@ class Meter:
 
     @property
     def sees(self) -> bool:
-        """Whether there is anything that it can count."""
+        """Return whether there is anything to count."""
         return bool(self._boards) or self._rapl is not None
 
     def start(self) -> None:
-        """Begins to look, in the background."""
+        """Start reading in the background."""
         if self.sees and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="lathe-energy", daemon=True)
             self._thread.start()
@@ -106,7 +103,7 @@ class Meter:
             self.joules()
 
     def stop(self) -> None:
-        """Looks a last time and ends the thread; what was counted stays."""
+        """Read a last time and end the thread; the counts are kept."""
         self.joules()
         self._ended.set()
         if self._thread is not None:
@@ -114,7 +111,7 @@ class Meter:
             self._thread = None
 
     def joules(self) -> dict[str, float]:
-        """So far: `gpu` and `cpu`, each where it can be counted."""
+        """Return the joules so far, for those of `gpu` and `cpu` that can be counted."""
         with self._lock:
             if not self._ended.is_set():
                 now = self._clock()

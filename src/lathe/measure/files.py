@@ -1,4 +1,4 @@
-"""Bytes of what ships, as they lie on disk and as they travel."""
+"""Sizes of exported files, on disk and compressed."""
 
 import gzip
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ CHUNK = 2**20
 
 @dataclass(frozen=True)
 class FileSize:
-    """`bytes` on disk, and after gzip at its default level 6: unstructured zeros show in the second alone."""
+    """`bytes` on disk and after gzip at level 6; only the latter shows unstructured zeros."""
 
     bytes: int
     gzipped: int
 
 
 class _Counter:
-    """A file that keeps nothing but its length."""
+    """A file that keeps only its length."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -29,14 +29,15 @@ class _Counter:
 
 
 def file_size(path: Path) -> FileSize:
-    """Of a file, or of all files in a folder, which are compressed each for itself.
+    """Return the size of a file, or of all files in a folder, each compressed separately.
 
-    Raises FileNotFoundError if there is nothing.
+    Raises:
+        FileNotFoundError: there is nothing at `path`.
     """
     total, zipped = 0, _Counter()
     for file in _files(path):
         total += file.stat().st_size
-        target: IO[bytes] = zipped  # type: ignore[assignment]  # GzipFile asks for no more than write
+        target: IO[bytes] = zipped  # type: ignore[assignment]  # GzipFile needs only write
         with (
             file.open("rb") as source,
             gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=target, mtime=0) as sink,

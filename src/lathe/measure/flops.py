@@ -1,4 +1,4 @@
-"""Floating-point operations: of a net's forward pass, and per second at the peak of a device."""
+"""Floating-point operations of a net's forward pass, and the peak rate of a device."""
 
 import re
 from collections.abc import Iterable
@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 from torch.utils.hooks import RemovableHandle
 
-# Dense peak rates in TFLOP/s, without sparsity, accumulating in float32, from NVIDIA's data sheets and architecture
-# white papers (a data sheet that prints "with sparsity" is halved here). The pattern has to match the whole device
-# name, so that a laptop chip or a MIG slice, which are slower than the card they are named after, stay unknown. name
-# pattern: (float16, bfloat16, tf32, float32)
+# Dense peak rates in TFLOP/s (float16, bfloat16, tf32, float32), accumulating in float32, from NVIDIA's data sheets and
+# architecture white papers; rates printed "with sparsity" are halved. The pattern has to match the whole device name:
+# laptop chips and MIG slices are slower than the card they are named after, and so are unknown.
 _PEAKS: tuple[tuple[str, tuple[float | None, float | None, float | None, float]], ...] = (
     (r"NVIDIA B200", (2250, 2250, 1125, 75)),  # Blackwell architecture technical brief; DGX B200 data sheet, per GPU
     (r"NVIDIA (H200|H100 80GB HBM3|GH200 .*)", (989.4, 989.4, 494.7, 66.9)),  # H100 white paper, SXM5; H200 data sheet
@@ -36,9 +35,7 @@ _COLUMNS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 3}
 
 
 def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    """By shapes, as torch counts attention on GPUs and on the meta device; it leaves out the kernel that a CPU
-    takes.
-    """
+    """Count attention by its shapes, for the CPU kernel that torch's counter leaves out."""
     return int(sdpa_flop_count(query, key, value))
 
 
@@ -46,9 +43,10 @@ ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attent
 
 
 def net_input(batch: Any) -> Tensor:
-    """The tensor of a batch that a net takes: the first one of a tuple, list or dict, or the batch itself.
+    """Return the tensor of a batch that a net takes: the first of a tuple, list or dict, or the batch.
 
-    Raises TypeError where there is none.
+    Raises:
+        TypeError: the batch has no tensor.
     """
     found = batch
     while not isinstance(found, Tensor):
@@ -62,12 +60,11 @@ def net_input(batch: Any) -> Tensor:
 
 
 def count_flops(net: nn.Module, example: Tensor) -> int:
-    """Floating-point operations of one forward pass on `example`, a multiply-add as two: MACs are half of it.
+    """Return the FLOPs of one forward pass on `example`; a multiply-add counts as two.
 
-    Counts matrix products, convolutions and attention, as `torch.utils.flop_counter` does; biases, norms and
-    activations are left out. The net runs eagerly in eval mode, so no statistic moves; modes, gradients and the random
-    state are left as found. A training step costs about three times a forward pass: backward computes two products for
-    each one of forward.
+    Counts matrix products, convolutions and attention, as `torch.utils.flop_counter` does, without biases, norms and
+    activations. The net runs eagerly in eval mode; its modes, gradients and the random state are restored. A training
+    step costs about three times as much, since backward computes two products for each product of forward.
     """
     return run_counted(net, example, FlopCounterMode(display=False, custom_mapping=ATTENTION))
 
@@ -75,12 +72,12 @@ def count_flops(net: nn.Module, example: Tensor) -> int:
 def run_counted(
     net: nn.Module, example: Tensor, counter: FlopCounterMode, hooks: Iterable[RemovableHandle] = ()
 ) -> int:
-    """`count_flops` with a counter that others may read on the way, whose `hooks` are removed in the end."""
+    """Run `count_flops` with a counter that `hooks` read during the pass, and remove the hooks."""
     modes = [(module, module.training) for module in net.modules()]
     devices = [example.device] if example.is_cuda else []
     net.eval()
     try:
-        # A compiled net would run one fused graph that the counter cannot see into.
+        # The counter cannot see into the fused graph of a compiled net.
         with (
             torch.random.fork_rng(devices=devices),
             torch.no_grad(),
@@ -97,11 +94,10 @@ def run_counted(
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """FLOP/s that the data sheet promises for dense matrix products of `dtype`; None where the device is not in the
-    table.
+    """Return the FLOP/s that the data sheet promises for dense matrix products of `dtype`.
 
-    float32 means TF32 where torch may use it for products or convolutions: the higher ceiling, hence the lower
-    utilisation.
+    None if the device is not in the table. float32 means TF32 if torch may use it for products or convolutions, so that
+    utilisation is not overstated.
     """
     if device.type != "cuda":
         return None
@@ -109,11 +105,11 @@ def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
 
 
 def peak_by_name(name: str, dtype: torch.dtype) -> float | None:
-    """As `peak_flops`, for the name that `torch.cuda.get_device_name` returns."""
+    """Return `peak_flops` for a name that `torch.cuda.get_device_name` returns."""
     for pattern, row in _PEAKS:
         if re.fullmatch(pattern, name) and dtype in _COLUMNS:
-            # The older `allow_tf32` flags raise where somebody has used these newer ones.
-            convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # put there at run time
+            # The older `allow_tf32` flags raise if the newer ones were set.
+            convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # set at run time
             allowed = "tf32" in (torch.backends.cuda.matmul.fp32_precision, convolutions.fp32_precision)
             tf32 = row[2] if dtype is torch.float32 and allowed else None
             rate = tf32 or row[_COLUMNS[dtype]]

@@ -1,4 +1,4 @@
-"""What a figure was measured on: the processor and what it can do, the GPU, and the versions of what computed."""
+"""The hardware and package versions of a measurement."""
 
 import os
 import platform
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# What decides how fast small number formats are; names as Linux spells them, x86 first, then ARM.
+# Those that decide the speed of small number formats, by Linux's names: x86 first, then ARM.
 INSTRUCTION_SETS = (
     "avx2",
     "fma",
@@ -46,9 +46,12 @@ PACKAGES = (
 
 
 def describe_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
-    """The processor's `name`, how many `cores` this process may use, its `instruction_sets` of those that matter here,
-    and the highest level that torch's own kernels use (`torch`). Where there is no such file the first two come from
-    Python and the sets are empty."""
+    """Describe the processor.
+
+    `cores` is the number that this process may use, `instruction_sets` the processor's part of `INSTRUCTION_SETS`, and
+    `torch` the highest level that torch's kernels use. Without `cpuinfo`, the name comes from `platform` and the sets
+    are empty.
+    """
     fields: dict[str, str] = {}
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
@@ -64,9 +67,7 @@ def describe_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
 
 
 def describe_gpu(device: torch.device) -> dict[str, Any] | None:
-    """The GPU's `name`, its `compute_capability` and `memory` in bytes, and the versions of CUDA and cuDNN; None for a
-    CPU.
-    """
+    """Describe the GPU (`memory` in bytes) and the versions of CUDA and cuDNN; None for a CPU."""
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -80,14 +81,14 @@ def describe_gpu(device: torch.device) -> dict[str, Any] | None:
 
 
 def usable_cores() -> int:
-    """How many cores the process may run on, which a container or a scheduler may have limited."""
+    """Return the number of cores that the process may run on, which a container or scheduler may limit."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of those packages that are installed and compute."""
+    """Return the versions of Python and of the installed packages among `PACKAGES`."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:

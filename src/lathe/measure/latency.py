@@ -1,6 +1,4 @@
-"""How long calls take, beside each other: one process, one call of each in turn, so that what disturbs the machine
-disturbs all alike.
-"""
+"""Latency of several calls, interleaved in one process so that disturbances affect all of them alike."""
 
 import gc
 import random
@@ -11,13 +9,13 @@ from typing import Any
 
 import torch
 
-MARGIN = 0.03  # medians that differ by less than this share count as the same, however tight their ranges
-CLEAR = 1.5  # medians that differ by this factor count as different, even where their ranges touch
+MARGIN = 0.03  # relative difference up to which medians count as equal, however narrow their ranges
+CLEAR = 1.5  # factor from which medians count as different, even if their ranges overlap
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Seconds of a call: the median of `n` calls, and the 10th and 90th percentile as their spread."""
+    """Seconds of a call: median, 10th and 90th percentile of `n` calls."""
 
     median: float
     p10: float
@@ -32,17 +30,17 @@ def interleaved(
     seconds: float | None = None,
     device: torch.device | None = None,
 ) -> dict[str, Latency]:
-    """Times `calls` in rounds: each round makes one timed call of each, in an order that is drawn anew.
+    """Time `calls` in rounds of one timed call each, in random order.
 
-    Just before its timed call each is called once untimed, so that it finds its own weights in the cache and not
-    another net's, as it would where it serves alone. Garbage is not collected meanwhile.
+    Each timed call follows an untimed one of the same function, so that its weights are in the cache. The garbage
+    collector is off during the rounds.
 
     Args:
-        calls: what is timed, by name.
+        calls: functions to time, by name.
         repeats: timed calls of each.
-        warmup: calls of each before the first round; compilers and allocators are done then.
-        seconds: after this time no further round begins, but five are always made; None sets no limit.
-        device: a GPU is waited for before and after each call; None or a CPU needs no waiting.
+        warmup: calls of each before the first round, for compilers and allocators.
+        seconds: no round begins after this time, but at least five run; None for no limit.
+        device: a GPU is synchronized before and after each call.
     """
     wait = _wait(device)
     for call in calls.values():
@@ -81,9 +79,10 @@ def _wait(device: torch.device | None) -> Callable[[], Any]:
 
 
 def summarised(seconds: list[float]) -> Latency:
-    """Median and percentiles, interpolated linearly between the calls beside them.
+    """Return the median and percentiles, interpolated linearly.
 
-    Raises ValueError for no calls.
+    Raises:
+        ValueError: `seconds` is empty.
     """
     if not seconds:
         raise ValueError("no calls were timed")
@@ -99,10 +98,10 @@ def summarised(seconds: list[float]) -> Latency:
 
 
 def verdict(this: Latency, other: Latency) -> str:
-    """ "faster", "same" or "slower" than `other`.
+    """Return "faster", "same" or "slower", for `this` compared with `other`.
 
-    Different means that the ranges from p10 to p90 lie apart and the medians differ by more than `MARGIN`, or that the
-    medians differ by the factor `CLEAR` and more.
+    They differ if the ranges p10 to p90 are disjoint and the medians differ by more than `MARGIN`, or if the medians
+    differ by the factor `CLEAR` or more.
     """
     ratio = this.median / other.median
     apart = this.p90 < other.p10 or other.p90 < this.p10

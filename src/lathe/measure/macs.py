@@ -1,4 +1,4 @@
-"""Multiply-accumulates of a forward pass: as they are computed, and as they would be if zero weights cost nothing."""
+"""Multiply-accumulates (MACs) of a forward pass, in total and with non-zero weights only."""
 
 from dataclasses import dataclass
 
@@ -17,16 +17,13 @@ class LayerMacs:
 
     @property
     def effective(self) -> int:
-        """MACs with a weight that is not zero. No common hardware leaves the others out where the zeros lie
-        anywhere.
-        """
+        """Return the MACs whose weight is not zero. Common hardware does not skip unstructured zeros."""
         return round(self.dense * self.density)
 
 
 @dataclass(frozen=True)
 class Macs:
-    """`dense` counts every product; `effective` those with non-zero weights. `layers` are the modules with a weight, in
-    the order in which they ran; what is in no layer (attention's products of activations) counts whole in both."""
+    """MACs of all products, and of those with non-zero weights; products outside `layers` count in both."""
 
     dense: int
     effective: int
@@ -34,7 +31,7 @@ class Macs:
 
 
 class _Meter:
-    """Adds up what runs between the start and the end of one module."""
+    """Adds up the FLOPs between the start and the end of one module."""
 
     def __init__(self, counter: FlopCounterMode) -> None:
         self.counter, self.flops, self.begun = counter, 0, [0]
@@ -47,11 +44,7 @@ class _Meter:
 
 
 def count_macs(net: nn.Module, example: Tensor) -> Macs:
-    """MACs of one forward pass on `example`, for the whole batch that it is: matrix products, convolutions and
-    attention, as `count_flops` counts them; biases, norms and activations are left out.
-
-    Modes, gradients and the random state of `net` are left as found.
-    """
+    """Return the MACs of one forward pass on the batch `example`, counted as in `count_flops`."""
     layers = {name: module for name, module in net.named_modules() if _weight(module) is not None}
     counter = FlopCounterMode(display=False, custom_mapping=ATTENTION)
     meters = {name: _Meter(counter) for name in layers}
@@ -72,7 +65,7 @@ def count_macs(net: nn.Module, example: Tensor) -> Macs:
 
 
 def _weight(module: nn.Module) -> Tensor | None:
-    """The matrix or kernel that a module multiplies by; norms have none."""
+    """Return the matrix or kernel that a module multiplies by; None for norms."""
     weight = module._parameters.get("weight")
     return weight if weight is not None and weight.dim() >= 2 else None
 

@@ -1,8 +1,7 @@
-"""Bytes of memory that a training process holds: counted from the tensors that are there, by storage, never from a
-formula.
+"""Memory of a training process in bytes, counted from existing tensors by storage, not by a formula.
 
-A storage counts once, however many tensors view it. A DTensor counts with the shard that this process holds;
-DeepSpeed's partitions count where its optimizer keeps them.
+A storage counts once, however many tensors view it. A DTensor counts with the shard of this process, DeepSpeed's
+partitions where its optimizer keeps them.
 """
 
 import weakref
@@ -18,14 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lathe.measure.shards import is_sharded, local
 
-_WALKED = ("torch.optim", "torch.amp", "deepspeed", "lathe.optim")  # whose objects may hold state
+_WALKED = ("torch.optim", "torch.amp", "deepspeed", "lathe.optim")  # modules whose objects may hold state
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of this process's share of what lasts from step to step; `gradients` are those that exist at the moment of
-    counting.
-    """
+    """Bytes of this process's share of the training state; `gradients` are those that exist when counted."""
 
     parameters: int
     gradients: int
@@ -33,12 +30,12 @@ class StateBytes:
 
     @property
     def model(self) -> int:
-        """Parameters and optimizer state: what sharding is to divide."""
+        """Return the bytes of parameters and optimizer state, which sharding divides."""
         return self.parameters + self.optimizer
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
-    """The storages behind this process's parts of `tensors`, each once, by a key that stays with a storage."""
+    """Return the storages of this process's shards of `tensors`, each once, by a key of the storage."""
     found: dict[int, torch.UntypedStorage] = {}
     for tensor in tensors:
         part = local(tensor)
@@ -48,20 +45,19 @@ def storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the storages behind this process's parts of `tensors`; what several share counts once."""
+    """Return the bytes of this process's shards of `tensors`; a shared storage counts once."""
     return sum(storage.nbytes() for storage in storages(tensors).values())
 
 
 def count_state(net: nn.Module, optimizers: Any = ()) -> StateBytes:
-    """What `net` and `optimizers` (objects that hold tensors at any depth: optimizers, engines, lists of them) hold in
-    this process.
+    """Return the bytes that `net` and `optimizers` hold in this process.
 
-    Parameters include buffers, and the copies that DeepSpeed's partitions are cut from. A tensor below an optimizer
-    counts as a gradient if an attribute on the way to it says so (`grad`, DeepSpeed's `ipg`), else as optimizer state.
-    What is a parameter's memory is neither.
+    `optimizers` may be any objects that hold tensors: optimizers, engines, lists of them. Parameters include buffers
+    and the copies that DeepSpeed cuts its partitions from. A tensor of an optimizer is a gradient if an attribute on
+    its path is named `grad` or `ipg` (DeepSpeed), else optimizer state. Storages of parameters count in neither.
     """
     parameters = storages([*net.parameters(), *net.buffers()])
-    for parameter in net.parameters():  # ZeRO stage 3: the partition, and what is left of the gathered parameter
+    for parameter in net.parameters():  # ZeRO stage 3: the partition, and what remains of the gathered parameter
         parameters |= storages([parameter.data] if hasattr(parameter, "ds_tensor") else [])
     gradients = storages(p.grad for p in net.parameters() if p.grad is not None)
     state: dict[int, torch.UntypedStorage] = {}
@@ -75,7 +71,7 @@ def count_state(net: nn.Module, optimizers: Any = ()) -> StateBytes:
 
 
 def _walk(root: Any) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor below `root`, with the names of the attributes and keys on the way."""
+    """Yield every tensor below `root`, with the path of attributes and keys to it."""
     queue: deque[tuple[str, Any]] = deque([("", root)])
     seen: set[int] = set()
     while queue:
@@ -96,12 +92,11 @@ def _walk(root: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 class SavedActivations:
-    """Counts what autograd keeps for the backward pass, inside `with`, by `torch.autograd.graph.saved_tensors_hooks`.
+    """Counts the tensors that autograd saves for backward, by `torch.autograd.graph.saved_tensors_hooks`.
 
-    `bytes` is what is kept now, `peak` the most that was kept at a moment; storages count once, and the memory of
-    `net`'s parameters and buffers not at all, shards that are gathered for a while included. Segments that are
-    recomputed show with their inputs alone: what the second pass makes for a moment is in `PeakMemory`. `data` (a
-    batch) does not count either.
+    A context manager. `bytes` is what is saved now, `peak` the most so far. A storage counts once; those of `data` (a
+    batch) and of `net`'s parameters and buffers do not count, gathered shards included. Checkpointed segments count
+    with their inputs only: `PeakMemory` includes their recomputation.
     """
 
     def __init__(self, net: nn.Module, data: Iterable[Tensor] = ()) -> None:
@@ -111,15 +106,13 @@ class SavedActivations:
 
     @property
     def bytes(self) -> int:
-        """Bytes kept at this moment. A storage that was emptied meanwhile, as gathered parameters are, counts
-        nothing.
-        """
+        """Return the bytes saved now. Storages emptied since, as gathered parameters are, count as 0."""
         kept = {item.key: item.storage for item in self._kept if item.key not in self._own}
         return sum(storage.nbytes() for storage in kept.values())
 
     def __enter__(self) -> "SavedActivations":
         self._own = set(storages([*self.net.parameters(), *self.net.buffers(), *self.data]))
-        # Registered last, so that it runs when a strategy has gathered the module's parameters.
+        # Registered last, so that it runs after a strategy has gathered the module's parameters.
         self._handles = [module.register_forward_pre_hook(self._note) for module in self.net.modules()]
         self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
         self._hooks.__enter__()
@@ -133,7 +126,7 @@ class SavedActivations:
             handle.remove()
 
     def look(self) -> int:
-        """Bytes kept at this moment, which count for `peak`."""
+        """Return the bytes saved now, and update `peak`."""
         now = self.bytes
         self.peak = max(self.peak, now)
         return now
@@ -149,7 +142,7 @@ class SavedActivations:
 
 
 class _Kept:
-    """A tensor that autograd keeps; it lives as long as autograd wants it."""
+    """A tensor that autograd saves; it lives as long as autograd keeps it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
@@ -162,12 +155,11 @@ def _unpack(kept: _Kept) -> Tensor:
 
 
 class PeakMemory(TorchDispatchMode):
-    """The most bytes that tensors of this process take at a moment, inside `with`, and since the last `reset`.
+    """Measures the peak memory of this process's tensors inside `with`, since the last `reset`.
 
-    On a GPU, what the caching allocator says (`torch.cuda.max_memory_allocated`). A CPU has no such counter: every
-    storage that comes out of an operation is noted, and after each operation those that still live are added up, with
-    their size of that moment. An operation's own workspace, and what is not a tensor, are not in it; neither are
-    storages that were there before (`known` adds those of the given tensors).
+    On a GPU this is `torch.cuda.max_memory_allocated`. A CPU has no such counter: every storage that an operation
+    returns is recorded, and the sizes of the living ones are added up after each operation. This leaves out the
+    workspace of operations, what is not a tensor, and earlier storages except those of `known`.
     """
 
     def __init__(self, device: torch.device, known: Iterable[Tensor] = ()) -> None:
@@ -179,7 +171,7 @@ class PeakMemory(TorchDispatchMode):
 
     @property
     def bytes(self) -> int:
-        """Bytes at this moment."""
+        """Return the bytes in use now."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
         total, gone = 0, []
@@ -195,13 +187,13 @@ class PeakMemory(TorchDispatchMode):
 
     @property
     def peak(self) -> int:
-        """The most since `reset`."""
+        """Return the most bytes since `reset`."""
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return max(self._peak, self.bytes)
 
     def reset(self) -> None:
-        """The peak is sought anew from here on."""
+        """Start a new peak."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._peak = self.bytes
@@ -217,7 +209,7 @@ class PeakMemory(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(hasattr(kind, "__tensor_flatten__") for kind in types if kind is not Tensor):
-            return NotImplemented  # a DTensor: its own operations on shards come here one by one
+            return NotImplemented  # a DTensor: its operations on shards arrive here one by one
         result = func(*args, **(kwargs or {}))
         self._see(torch.utils._pytree.tree_leaves(result))
         self._peak = max(self._peak, self.bytes)

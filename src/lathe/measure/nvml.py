@@ -1,4 +1,4 @@
-"""NVIDIA GPUs by NVML: load, memory, temperature, power and energy. The only place that knows its library."""
+"""Load, memory, temperature, power and energy of NVIDIA GPUs. Only this module uses NVML's library."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,13 +7,12 @@ import torch
 
 
 class NoNvml(Exception):
-    """There is no NVML for a GPU; the message says why."""
+    """NVML is not available for a GPU; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What a GPU says at a moment, None where it does not (a MIG instance has no power of its own): `percent` of its
-    last sampling period in which a kernel ran, `memory` in bytes that all processes hold, `celsius`, `watts`."""
+    """State of a GPU, None if not reported: `percent` of time with a running kernel, `memory` in bytes."""
 
     percent: float | None
     memory: float | None
@@ -22,13 +21,13 @@ class Reading:
 
 
 class Gpu:
-    """One GPU behind NVML's library."""
+    """One GPU, read through NVML."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library, self._handle = library, handle
 
     def read(self) -> Reading:
-        """Its state now; about a tenth of a millisecond."""
+        """Read its state, in about 0.1 ms."""
         load, memory = self._ask("nvmlDeviceGetUtilizationRates"), self._ask("nvmlDeviceGetMemoryInfo")
         milliwatts = self._ask("nvmlDeviceGetPowerUsage")
         return Reading(
@@ -39,17 +38,17 @@ class Gpu:
         )
 
     def celsius(self) -> float | None:
-        """Temperature of the chip."""
+        """Return the temperature of the chip."""
         found = self._ask("nvmlDeviceGetTemperature", self._library.NVML_TEMPERATURE_GPU)
         return None if found is None else float(found)
 
     def watts(self) -> float | None:
-        """Power drawn by the whole board."""
+        """Return the power of the whole board."""
         milliwatts = self._ask("nvmlDeviceGetPowerUsage")
         return None if milliwatts is None else milliwatts / 1e3
 
     def joules(self) -> float | None:
-        """Energy since the driver was loaded, by the board's own counter (Volta and later)."""
+        """Return the energy since the driver was loaded, by the board's counter (Volta and later)."""
         millijoules = self._ask("nvmlDeviceGetTotalEnergyConsumption")
         return None if millijoules is None else millijoules / 1e3
 
@@ -61,7 +60,7 @@ class Gpu:
 
 
 def open_gpu(index: int) -> Gpu:
-    """The GPU that torch calls cuda:`index`, found by its UUID: NVML counts those too that CUDA_VISIBLE_DEVICES hides.
+    """Return the GPU cuda:`index`, found by its UUID, because NVML ignores CUDA_VISIBLE_DEVICES.
 
     Raises:
         NoNvml: the package is not installed, the driver has no NVML, or it does not know the GPU.

@@ -1,4 +1,4 @@
-"""Parameters of a net: how many, how many are trained, how many are not zero, and the bytes they take in memory."""
+"""Number of a net's parameters (total, trainable, non-zero), and their bytes in memory."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ class ParamCount:
     """Counts of a net's parameters; one shared by several modules counts once.
 
     `total`, `trainable` and `non_zero` are numbers of scalars. `bytes` is the memory of parameters and buffers in their
-    present dtype, which is not the size of a file: what ships is measured on disk.
+    present dtype, not the size of a file.
     """
 
     total: int
@@ -22,15 +22,12 @@ class ParamCount:
 
     @property
     def sparsity(self) -> float:
-        """Share of parameters that are exactly zero, from 0 to 1; 0 for a net without parameters."""
+        """Return the share of parameters that are exactly zero; 0 for a net without parameters."""
         return 1 - self.non_zero / self.total if self.total else 0.0
 
 
 def count_parameters(net: nn.Module) -> ParamCount:
-    """Count `net`'s parameters. Waits for the device once per parameter, so it belongs outside the training step.
-
-    A sharded net counts as the whole that it is; every process has to call this then.
-    """
+    """Count `net`'s parameters; a collective if sharded. Synchronizes the device once per parameter."""
     parameters = list(net.parameters())
     held = [*parameters, *net.buffers()]
     return ParamCount(

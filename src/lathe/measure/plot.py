@@ -1,4 +1,4 @@
-"""Plots as SVG files in the colours of style.css, light and dark: no plotting library writes SVG without a browser."""
+"""Plots as SVG files in the light and dark colours of style.css, without a plotting library."""
 
 import math
 import re
@@ -9,16 +9,16 @@ from html import escape
 from lathe.html_page import style_sheet
 
 LEFT, TOP, BOTTOM, ROW = 68, 48, 54, 18
-DOTS = 40  # points of a line up to which each has a dot
-DASHES = ("", "6 3", "2 3", "8 3 2 3")  # more series than colours take other strokes
+DOTS = 40  # most points of a line that are drawn as dots
+DASHES = ("", "6 3", "2 3", "8 3 2 3")  # stroke styles, for more series than colours
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, Liberation Sans, sans-serif"
 
 Scale = Callable[[float], float]
-Point = tuple[float, ...]  # x, y, and where a bar shows them the lowest and the highest y
+Point = tuple[float, ...]  # x, y, and the lowest and highest y of an error bar
 
 
 def _colours() -> dict[str, tuple[str, str]]:
-    """The light and the dark value of each colour in the style sheet."""
+    """Return the light and the dark value of each colour in the style sheet."""
     pairs = re.findall(r"--([\w-]+): light-dark\((#\w+), (#\w+)\)", style_sheet())
     return {name: (light, dark) for name, light, dark in pairs}
 
@@ -29,7 +29,7 @@ COLOURS = tuple(light for name, light in INK.items() if name.startswith("series-
 
 @cache
 def _dark_style() -> str:
-    """Replaces each colour of a plot where the viewer prefers a dark scheme; other viewers keep the light one."""
+    """Return CSS that replaces the colours of a plot if the viewer prefers a dark scheme."""
     names = ("card", "text", "quiet", "line", "grid", "accent")
     pairs = [pair for name, pair in _colours().items() if name in names or name.startswith("series-")]
     rules = [f'[{key}="{light}"]{{{key}:{dark}}}' for light, dark in pairs for key in ("fill", "stroke")]
@@ -46,9 +46,7 @@ def lines(
     marks: Mapping[str, float] | None = None,
     log_x: bool = False,
 ) -> str:
-    """An SVG with one line for each name in `series`, through its points; points that are not finite are left out.
-    `diagonal` are the ends of a dashed line y = x, `ticks` the labelled values of x (None: round ones), and `marks`
-    values of x with a labelled vertical line each."""
+    """Return an SVG with a line per series, a dashed line y = x between `diagonal` and vertical `marks`."""
     marks = marks or {}
     series = {name: [point for point in some if all(map(math.isfinite, point))] for name, some in series.items()}
     points = [(point[0], y) for some in series.values() for point in some for y in point[1:]]
@@ -90,8 +88,7 @@ def scatter(
     groups: Sequence[str],
     log_x: bool = False,
 ) -> str:
-    """An SVG with a labelled dot for each (name, x, y, group), in the colour that the group has by its place in
-    `groups`. Points that are not finite are left out."""
+    """Return an SVG with a labelled dot for each finite (name, x, y, group), coloured by group."""
     points = [point for point in points if math.isfinite(point[1]) and math.isfinite(point[2])]
     frame = _Frame([(x, y) for _, x, y, _ in points], groups, log_x)
     parts = [frame.key(i, group, COLOURS[i % len(COLOURS)]) for i, group in enumerate(groups)]
@@ -110,8 +107,7 @@ def scatter(
 
 
 def stacks(title: str, y_name: str, series: Mapping[str, Mapping[str, float]]) -> str:
-    """An SVG with a column for each name in `series`, of one piece for each of its parts; the key has the columns'
-    names by number."""
+    """Return an SVG with one stacked column per series; the key lists the columns by number."""
     kinds = list(dict.fromkeys(kind for parts in series.values() for kind in parts))
     names = [f"{i}: {name}" for i, name in enumerate(series, 1)]
     tallest = max((sum(parts.values()) for parts in series.values()), default=0.0)
@@ -130,7 +126,7 @@ def stacks(title: str, y_name: str, series: Mapping[str, Mapping[str, float]]) -
 
 
 def shares(parts: Mapping[str, float], unit: str, width: int = 800, height: int = 28) -> str:
-    """An SVG with one bar, cut into `parts` by their shares; the pointer shows name and value."""
+    """Return an SVG with one bar divided by the shares of `parts`; the pointer shows name and value."""
     total, left, pieces = sum(parts.values()) or 1.0, 0.0, []
     for i, (name, value) in enumerate(parts.items()):
         size = width * value / total
@@ -144,7 +140,7 @@ def shares(parts: Mapping[str, float], unit: str, width: int = 800, height: int 
 
 
 def beside(plots: Sequence[str]) -> str:
-    """Plots next to each other in one SVG."""
+    """Return plots next to each other in one SVG."""
     sizes = [[int(plot.split(f'{side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height")] for plot in plots]
     parts, left = [], 0
     for plot, (width, _) in zip(plots, sizes, strict=True):
@@ -167,7 +163,7 @@ def _dot(frame: "_Frame", x: float, y: float, colour: str, name: str, radius: fl
 
 
 class _Frame:
-    """Axes around points, with a key of these names at the right."""
+    """Axes around points, with a key of `names` at the right."""
 
     def __init__(self, points: Sequence[tuple[float, float]], names: Sequence[str], log_x: bool = False) -> None:
         points = points or [(1.0, 0.0)]
@@ -184,7 +180,7 @@ class _Frame:
         self.y = _scale(self.y_range, self.bottom, TOP)
 
     def key(self, i: int, name: str, colour: str = "none") -> str:
-        """Line `i` of the key, with a dot of this colour."""
+        """Return line `i` of the key, with a dot of this colour."""
         top = TOP + ROW * i
         dot = f'<circle cx="{self.right + 26}" cy="{top}" r="4.5" fill="{colour}"/>'
         return f'{dot}<text x="{self.right + 42}" y="{top + 4}" fill="{INK["text"]}">{escape(name)}</text>'
@@ -192,8 +188,7 @@ class _Frame:
     def free_place(
         self, x: float, y: float, width: float, taken: Sequence[tuple[float, float, float, float]]
     ) -> tuple[float, float]:
-        """Left and top of the free place for a text of this width that is nearest to its dot at (x, y); the place to
-        the right of the dot if there is none. `taken` are boxes of left, top, right, bottom."""
+        """Return left and top of the label position nearest to (x, y) that no box in `taken` overlaps."""
         tops = [y - 6 + 13 * row for step in range(14) for row in ((step, -step) if step else (0,))]
         places = [(left, top) for top in tops for left in (x + 9, x - 9 - width, x - width / 2)]
         for left, top in places:
@@ -208,7 +203,7 @@ class _Frame:
     def svg(
         self, title: str, x_name: str, y_name: str, inside: Sequence[str], ticks: Sequence[float] | None = None
     ) -> str:
-        """The whole figure; `ticks` are the labelled values of x, None for round ones."""
+        """Return the whole figure; `ticks` are the labelled values of x, None for round ones."""
         middle, quiet = (TOP + self.bottom) // 2, f'fill="{INK["quiet"]}"'
         marks = []
         if ticks is None:
@@ -240,8 +235,7 @@ class _Frame:
 
 
 def _range(values: Sequence[float], zero: bool = True) -> tuple[float, float]:
-    """From a little below the lowest value, or with `zero` from 0 if that is the lowest, to a little above the highest;
-    never empty."""
+    """Return a non-empty range around `values` with a margin; with `zero`, none below a lowest value 0."""
     low, high = min(values), max(values)
     room = 0.05 * (high - low) or 0.05 * abs(high) or 0.5
     return low - room if low or not zero else 0.0, high + room
@@ -253,15 +247,14 @@ def _scale(values: tuple[float, float], start: float, end: float) -> Scale:
 
 
 def round_values(low: float, high: float) -> list[float]:
-    """Four to ten round values between `low` and a higher `high`."""
+    """Return four to ten round values between `low` and a higher `high`."""
     size = 10.0 ** math.floor(math.log10(high - low))
     step = next(size * m for m in (0.1, 0.2, 0.25, 0.5, 1, 2) if (high - low) / (size * m) <= 8)
     return [round(i * step, 12) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def log_values(low: float, high: float) -> list[float]:
-    """Round values between 10 ** `low` and 10 ** `high`: powers of ten, with their double and fivefold where the range
-    is short, else those that `round_values` finds."""
+    """Return round values between 10 ** `low` and 10 ** `high`, preferably powers of ten."""
     exponents = range(math.floor(low), math.ceil(high) + 1)
     for factors in ((1,), (1, 2, 5)):
         found = [float(f"{factor}e{exponent}") for exponent in exponents for factor in factors]

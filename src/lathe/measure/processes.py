@@ -1,4 +1,4 @@
-"""Gather values of the processes that train together; outside a process group there is one."""
+"""Collectives over the training processes; without a process group there is one process."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def processes() -> int:
 
 
 def everyones(value: Any) -> list[Any]:
-    """Return each process's value, in the order of ranks; a collective, which pickles values."""
+    """Return each process's value, in the order of ranks. A collective, which pickles values."""
     each = [value] * processes()
     if len(each) > 1:
         torch.distributed.all_gather_object(each, value)
@@ -21,7 +21,7 @@ def everyones(value: Any) -> list[Any]:
 
 
 def everyones_tensors(tensor: Tensor) -> list[Tensor]:
-    """Return each process's tensor; shapes and dtypes are equal on all."""
+    """Return each process's tensor; shapes and dtypes must be equal on all."""
     each = [tensor] * processes()
     if len(each) > 1:
         each = [torch.empty_like(tensor) for _ in each]

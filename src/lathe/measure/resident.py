@@ -7,9 +7,7 @@ import psutil
 
 
 def peak_resident(status: Path = Path("/proc/self/status")) -> int:
-    """Return the peak resident set of this process in bytes. On Linux not by getrusage, which includes the process that
-    forked it.
-    """
+    """Return the peak resident set in bytes; Linux's getrusage would include the forking process."""
     if status.is_file():
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -22,7 +20,7 @@ def peak_resident(status: Path = Path("/proc/self/status")) -> int:
 
 
 def reset_peak(own: Path = Path("/proc/self")) -> bool:
-    """Start a new peak; return False if the system can't (Linux can)."""
+    """Start a new peak; return False if the system does not support it (Linux does)."""
     try:
         (own / "clear_refs").write_text("5")
     except OSError:

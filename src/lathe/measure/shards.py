@@ -1,4 +1,4 @@
-"""What of a tensor this process holds: the whole of it, or a shard."""
+"""Whole tensors and their shards."""
 
 from typing import Any
 
@@ -7,28 +7,19 @@ from torch import Tensor, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether `tensor` is a DTensor, which is spread over a mesh of processes. Needs no import of
-    torch.distributed.tensor.
-    """
+    """Return whether `tensor` is a DTensor, without importing torch.distributed.tensor."""
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "to_local")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part that this process holds, detached, in the same memory; a plain tensor is its own part, a DTensor's may
-    be empty.
-
-    A parameter of DeepSpeed's ZeRO stage 3 is empty between its uses; its part is the partition that DeepSpeed keeps
-    beside it.
-    """
+    """Return this process's shard, detached, in the same memory, possibly empty; a plain tensor as it is."""
     detached: Any = getattr(tensor, "ds_tensor", tensor).detach()
     part: Tensor = detached.to_local() if is_sharded(detached) else detached
     return part
 
 
 def joined(part: Tensor, like: Tensor) -> Tensor:
-    """The tensor of which each process holds a `part` that is placed as its part of `like`: a DTensor where `like` is
-    one, else the part itself. Nothing is sent.
-    """
+    """Return a DTensor of shards `part`, placed like `like`; `part` if `like` is not one. Sends nothing."""
     if not is_sharded(like):
         return part
     from torch.distributed.tensor import DTensor
@@ -40,9 +31,7 @@ def joined(part: Tensor, like: Tensor) -> Tensor:
 
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """This process's part of `tensor`, which every process holds whole or which is spread as `like` is. Nothing is
-    sent.
-    """
+    """Return this process's shard of `tensor`, which is whole or sharded like `like`. No communication."""
     if is_sharded(tensor) or not is_sharded(like):
         return local(tensor)
     from torch.distributed.tensor import DTensor, distribute_tensor
@@ -53,14 +42,12 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor, detached, on every process: a collective where it is a DTensor."""
+    """Return the whole tensor, detached, on every process; a collective for a DTensor."""
     full: Tensor = tensor.detach().full_tensor() if is_sharded(tensor) else tensor.detach()  # type: ignore[attr-defined]
     return full
 
 
 def parameters_of(net: nn.Module) -> dict[str, Tensor]:
-    """The parameters of a net by name, spread as they are trained: under fsdp, `state_dict` puts those that are
-    gathered back into shards.
-    """
+    """Return the parameters of a net by name, resharded (under fsdp) as they are trained."""
     names = {name for name, _ in net.named_parameters()}
     return {name: tensor for name, tensor in net.state_dict(keep_vars=True).items() if name in names}

@@ -1,1 +1,1 @@
-"""What `data.augment` may list: batched transforms of training images, on the device, seeded for each sample."""
+"""Batched transforms of training images for `data.augment`, on the device, seeded per sample."""

@@ -13,11 +13,7 @@ TRIES = 10  # as in torchvision
 
 
 def check_range(name: str, values: Sequence[float]) -> tuple[float, float]:
-    """The two ends of a range.
-
-    Raises:
-        ArgumentError: the first is above the second.
-    """
+    """Return the two ends of a range; raise ArgumentError if the first is above the second."""
     low, high = (float(value) for value in values)
     if low > high:
         raise ArgumentError(f"{name}={list(values)}: expected the smaller number first, got the larger one.")
@@ -25,7 +21,7 @@ def check_range(name: str, values: Sequence[float]) -> tuple[float, float]:
 
 
 def check_fits(scale: tuple[float, float], ratio: tuple[float, float], height: int, width: int) -> None:
-    """Raises ArgumentError where no box of the smallest area has an allowed ratio within images of this shape."""
+    """Raise ArgumentError if no box of the smallest area and an allowed ratio fits into the image."""
     share = scale[0]
     if ratio[0] > width / (share * height) or ratio[1] < share * width / height:
         raise ArgumentError(
@@ -37,10 +33,10 @@ def check_fits(scale: tuple[float, float], ratio: tuple[float, float], height: i
 def random_boxes(
     rng: Rng, scale: tuple[float, float], ratio: tuple[float, float], height: int, width: int
 ) -> tuple[Tensor, Tensor]:
-    """A place for each sample, and whether one was found; int64 [n, 4] (top, bottom, left, right) and bool [n].
+    """Return a box per sample, int64 [n, 4] (top, bottom, left, right), and whether it fits, bool [n].
 
-    Areas are uniform in `scale` (a share of the image), ratios of width to height log-uniform in `ratio`; of ten tries
-    the first that fits is taken.
+    Areas are uniform in `scale` (a share of the image), ratios of width to height log-uniform in `ratio`; the first of
+    ten tries that fits is taken.
     """
     u = rng.uniform(TRIES, 2).double()
     area = (scale[0] + (scale[1] - scale[0]) * u[..., 0]) * (height * width)
@@ -57,5 +53,5 @@ def random_boxes(
 
 
 def _place(uniforms: Tensor, last: Tensor) -> Tensor:
-    """0..last with equal probability."""
+    """Return 0..last with equal probability."""
     return torch.minimum((uniforms * (last + 1)).long(), last)

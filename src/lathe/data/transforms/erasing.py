@@ -16,16 +16,13 @@ from lathe.data.transforms.boxes import check_fits, check_range, random_boxes
 
 
 class RandomErasing(Transform):
-    """Covers a box of a random size, ratio and place (Zhong et al. 2017, arXiv:1708.04896).
+    """Covers a box of random size, ratio and place (Zhong et al. 2017, arXiv:1708.04896).
 
     Args:
-        p: probability with which a sample is covered in an epoch.
+        p: probability that a sample is covered in an epoch.
         scale: least and greatest share of the image's area.
         ratio: least and greatest ratio of width to height.
         fill: the mean colour, black, or a random value for each pixel and channel.
-
-    Raises:
-        ArgumentError: for a value out of its range.
     """
 
     is_tested = True

@@ -1,4 +1,4 @@
-"""Transforms that are fields of `Augment` as well: both ways of writing them give the same bits."""
+"""Transforms that are also fields of `Augment`; both forms give the same bits."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,15 +14,15 @@ class Field:
     mixes = False
 
     def fields(self) -> dict[str, Any]:
-        """The fields of `Augment` that say the same."""
+        """Return the equivalent fields of `Augment`."""
         raise NotImplementedError
 
     def check(self, channels: int, height: int, width: int) -> None:
-        """Raises ArgumentError if it can't be used on images of this shape."""
+        """Raise ArgumentError if it can't be used on images of this shape."""
 
 
 def check_side(name: str, size: int, height: int, width: int) -> None:
-    """Raises ArgumentError for a square with sides longer than an image's."""
+    """Raise ArgumentError for a square larger than the image."""
     if size > min(height, width):
         raise ArgumentError(
             f"{name}={size} is a square larger than images of {height} x {width} pixels: choose a side of "
@@ -37,7 +37,7 @@ class RandomCrop(Field):
 
     Args:
         padding: pixels on each side.
-        fill: what the padding holds: black pixels, or the image mirrored at its edge.
+        fill: padding with black pixels, or with the mirrored image.
     """
 
     padding: Count
@@ -57,10 +57,10 @@ class RandomCrop(Field):
 @validated
 @dataclass(frozen=True)
 class RandomFlip(Field):
-    """Left to right.
+    """Flips images left to right.
 
     Args:
-        how: "random" tosses a coin for each sample and epoch; "alternating" as `Augment` has it.
+        how: "random" draws for each sample and epoch; "alternating" is as in `Augment`.
     """
 
     how: Literal["random", "alternating"] = "random"
@@ -72,8 +72,7 @@ class RandomFlip(Field):
 @validated
 @dataclass(frozen=True)
 class Cutout(Field):
-    """Sets a square at a random centre, cut off at the border, to the mean colour (DeVries and Taylor,
-    arXiv:1708.04552).
+    """Sets a random square, clipped at the border, to the mean colour (DeVries et al., arXiv:1708.04552).
 
     Args:
         size: side in pixels.
@@ -94,7 +93,7 @@ class Mixup(Field):
     """Weighted sums of two images and of their labels (Zhang et al., arXiv:1710.09412); comes last.
 
     Args:
-        alpha: of the Beta(alpha, alpha) from which each sample's share is drawn.
+        alpha: of the Beta(alpha, alpha) of each sample's weight.
     """
 
     alpha: Positive
@@ -107,11 +106,12 @@ class Mixup(Field):
 @validated
 @dataclass(frozen=True)
 class CutMix(Field):
-    """Pastes a box of another image (Yun et al., arXiv:1905.04899); comes last. Beside `Mixup`, each sample takes
-    either with probability one half.
+    """Pastes a box of another image (Yun et al., arXiv:1905.04899); comes last.
+
+    With `Mixup` too, each sample takes either with probability one half.
 
     Args:
-        alpha: of the Beta(alpha, alpha) from which the share outside the box is drawn.
+        alpha: of the Beta(alpha, alpha) of the share outside the box.
     """
 
     alpha: Positive

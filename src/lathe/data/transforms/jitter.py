@@ -22,16 +22,13 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class ColorJitter(Transform):
-    """Changes brightness, contrast, saturation and hue, in an order that is drawn for each sample (as torchvision's).
+    """Changes brightness, contrast, saturation and hue, in random order per sample (as torchvision's).
 
     Args:
         brightness: the factor is uniform from 1 - brightness, at least 0, to 1 + brightness; 0 is off.
-        contrast: likewise.
-        saturation: likewise; for RGB images.
+        contrast: as for brightness.
+        saturation: as for brightness; for RGB images.
         hue: the shift is uniform from -hue to hue of a full circle; 0 is off; for RGB images.
-
-    Raises:
-        ArgumentError: for a value out of its range, or if all are off.
     """
 
     uint8_only = True
@@ -67,7 +64,7 @@ class ColorJitter(Transform):
         return images
 
     def level(self, name: str, u: Tensor) -> Tensor:
-        """The factor or shift that a number in [0, 1) stands for."""
+        """Return the factor or shift for a number in [0, 1)."""
         width = self.widths[name]
         low, high = (-width, width) if name == "hue" else (max(0.0, 1 - width), 1 + width)
         return low + (high - low) * u

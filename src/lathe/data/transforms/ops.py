@@ -1,7 +1,7 @@
-"""Operations of image augmentation on batches of uint8 images [n, channels, height, width], each image with a level of
-its own: to the bit what Pillow's ImageEnhance and ImageOps do to one image after another, on any device.
+"""Augmentation operations on batches of uint8 images [n, channels, height, width], with a level each.
 
-Sums are of integers, and the rest rounds each element by itself, so that nothing depends on how a batch is cut.
+They equal Pillow's ImageEnhance and ImageOps on single images to the bit, on any device. Sums are of integers, and all
+other rounding is elementwise, so that results do not depend on how a batch is split.
 """
 
 import math
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def grey(images: Tensor) -> Tensor:
-    """Luma (ITU-R 601) of colour images, int32 [n, 1, height, width]; grey ones as they are."""
+    """Return the luma (ITU-R 601) of colour images, int32 [n, 1, height, width]; grey ones unchanged."""
     if images.shape[1] == 1:
         return images.int()
     weights = torch.tensor([19595, 38470, 7471], dtype=torch.int32, device=images.device)
@@ -19,31 +19,31 @@ def grey(images: Tensor) -> Tensor:
 
 
 def blend(images: Tensor, other: Tensor, factor: Tensor) -> Tensor:
-    """`other` where `factor` [n] is 0, the image where it is 1, and beyond, cut off at black and white."""
+    """Interpolate from `other` (`factor` [n] 0) to the image (1) and beyond, clipped to 0 and 255."""
     other = other.float()
     mixed = other + factor.float()[:, None, None, None] * (images.float() - other)
     return mixed.clamp_(0, 255).to(torch.uint8)
 
 
 def brightness(images: Tensor, factor: Tensor) -> Tensor:
-    """Towards black."""
+    """Blend with black."""
     return blend(images, torch.zeros_like(images), factor)
 
 
 def contrast(images: Tensor, factor: Tensor) -> Tensor:
-    """Towards the image's mean grey."""
+    """Blend with the image's mean grey."""
     pixels = images.shape[-2] * images.shape[-1]
     total = grey(images).sum((1, 2, 3), dtype=torch.int64)
     return blend(images, ((2 * total + pixels) // (2 * pixels))[:, None, None, None], factor)
 
 
 def saturation(images: Tensor, factor: Tensor) -> Tensor:
-    """Towards the image in grey."""
+    """Blend with the grey image."""
     return blend(images, grey(images), factor)
 
 
 def sharpness(images: Tensor, factor: Tensor) -> Tensor:
-    """Towards the image smoothed by ((1, 1, 1), (1, 5, 1), (1, 1, 1)) / 13, whose border stays."""
+    """Blend with the image smoothed by ((1, 1, 1), (1, 5, 1), (1, 1, 1)) / 13, except its border."""
     height, width = images.shape[-2:]
     if min(height, width) < 3:
         return images
@@ -58,7 +58,7 @@ def sharpness(images: Tensor, factor: Tensor) -> Tensor:
 
 
 def hue(images: Tensor, shift: Tensor) -> Tensor:
-    """Turns the hue of colour images by `shift` [n] of a full circle; saturation and value (HSV) stay."""
+    """Rotate the hue of colour images by `shift` [n] of a full circle; keeps saturation and value (HSV)."""
     red, green, blue = (images.float() / 255).unbind(1)
     value = torch.maximum(torch.maximum(red, green), blue)
     chroma = value - torch.minimum(torch.minimum(red, green), blue)
@@ -75,18 +75,18 @@ def hue(images: Tensor, shift: Tensor) -> Tensor:
 
 
 def posterize(images: Tensor, bits: Tensor) -> Tensor:
-    """Keeps the highest `bits` [n] of each pixel."""
+    """Keep the highest `bits` [n] of each pixel."""
     mask = 256 - 2 ** (8 - bits.long())
     return images & mask.to(torch.uint8)[:, None, None, None]
 
 
 def solarize(images: Tensor, threshold: Tensor) -> Tensor:
-    """Inverts what is at least `threshold` [n]."""
+    """Invert pixels of at least `threshold` [n]."""
     return torch.where(images >= threshold.float()[:, None, None, None], 255 - images, images)
 
 
 def autocontrast(images: Tensor, _: Tensor) -> Tensor:
-    """Stretches each channel from its least and greatest value to 0 and 255."""
+    """Stretch each channel from its least and greatest value to 0 and 255."""
     flat = images.flatten(2)
     low, high = flat.amin(2).double(), flat.amax(2).double()
     span = torch.where(high > low, high - low, 1)
@@ -96,7 +96,7 @@ def autocontrast(images: Tensor, _: Tensor) -> Tensor:
 
 
 def equalize(images: Tensor, _: Tensor) -> Tensor:
-    """Levels the histogram of each channel."""
+    """Equalize the histogram of each channel."""
     flat = images.flatten(2).long()
     counts = torch.zeros(*flat.shape[:2], 256, dtype=torch.int64, device=images.device)
     counts.scatter_add_(2, flat, torch.ones_like(flat))
@@ -107,8 +107,10 @@ def equalize(images: Tensor, _: Tensor) -> Tensor:
 
 
 def warp(images: Tensor, matrix: Tensor) -> Tensor:
-    """Pixel (x, y) of the result is that at (a x + b y + c, d x + e y + f), counted in pixels from the upper left
-    corner to a pixel's middle, the nearest one; black outside. `matrix` holds a to f, float64 [n, 6]."""
+    """Move pixel (a x + b y + c, d x + e y + f) to (x, y): nearest neighbour, black outside.
+
+    Coordinates are pixels from the upper left corner to a pixel's middle. `matrix` has a to f, float64 [n, 6].
+    """
     height, width = images.shape[-2:]
     a, b, c, d, e, f = matrix[:, :, None, None].unbind(1)
     y = torch.arange(height, dtype=torch.float64, device=images.device)[:, None] + 0.5
@@ -125,27 +127,27 @@ def _matrix(level: Tensor, **changes: Tensor) -> Tensor:
 
 
 def shear_x(images: Tensor, level: Tensor) -> Tensor:
-    """Rows are moved to the left, by `level` [n] times their distance from the top."""
+    """Shift rows to the left, by `level` [n] times their distance from the top."""
     return warp(images, _matrix(level, b=level))
 
 
 def shear_y(images: Tensor, level: Tensor) -> Tensor:
-    """Columns are moved up, by `level` times their distance from the left."""
+    """Shift columns up, by `level` [n] times their distance from the left."""
     return warp(images, _matrix(level, d=level))
 
 
 def translate_x(images: Tensor, pixels: Tensor) -> Tensor:
-    """To the right, by whole pixels."""
+    """Shift to the right, by whole pixels."""
     return warp(images, _matrix(pixels, c=-pixels.trunc()))
 
 
 def translate_y(images: Tensor, pixels: Tensor) -> Tensor:
-    """Down, by whole pixels."""
+    """Shift down, by whole pixels."""
     return warp(images, _matrix(pixels, f=-pixels.trunc()))
 
 
 def rotate(images: Tensor, degrees: Tensor) -> Tensor:
-    """Counter-clockwise about the middle."""
+    """Rotate counter-clockwise about the centre."""
     y, x = (side / 2 for side in images.shape[-2:])
     cos, sin = torch.cos(degrees * (math.pi / 180)), torch.sin(degrees * (math.pi / 180))
     return warp(images, _matrix(cos, a=cos, b=-sin, c=x - cos * x + sin * y, d=sin, e=cos, f=y - sin * x - cos * y))

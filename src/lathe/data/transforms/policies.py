@@ -1,4 +1,4 @@
-"""RandAugment and TrivialAugment: operations drawn for each sample from one list, on batches."""
+"""RandAugment and TrivialAugment: operations drawn per sample from one list, on batches."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from lathe.data.transforms.base import Transform
 from lathe.errors import ArgumentError
 
 Op = Callable[[Tensor, Tensor], Tensor]
-Levels = tuple[float, float] | None  # at the first and the last bin; None where an operation has none
-OPS: dict[str, tuple[Op, bool]] = {  # and whether a coin decides the sign of the level
+Levels = tuple[float, float] | None  # at the first and the last bin; None for an operation without levels
+OPS: dict[str, tuple[Op, bool]] = {  # and whether the level has a random sign
     "identity": (lambda images, _: images, False),
     "shear_x": (ops.shear_x, True),
     "shear_y": (ops.shear_y, True),
@@ -43,15 +43,14 @@ class Policy(Transform):
 
     @abstractmethod
     def levels(self, height: int, width: int) -> dict[str, Levels]:
-        """The levels of the operations that have some."""
+        """Return the levels of the operations that have some."""
 
     def check(self, channels: int, height: int, width: int) -> None:
         if channels not in (1, 3):
             raise ArgumentError(f"channels={channels}: {type(self).__name__} takes grey or RGB images, 1 or 3.")
 
     def apply(self, images: Tensor, chosen: Tensor, places: Tensor, coin: Tensor) -> Tensor:
-        """Does to each image the operation `chosen` [n], at the level of bin `places` [n], with a minus where `coin`
-        [n] is true and the operation has a sign."""
+        """Apply operations `chosen` [n] at the levels of bins `places` [n], negated by `coin` [n] if signed."""
         images, levels = images.clone(), self.levels(*images.shape[-2:])
         for number, (name, (operation, signed)) in enumerate(OPS.items()):
             rows = (chosen == number).nonzero()[:, 0]
@@ -66,16 +65,14 @@ class Policy(Transform):
 
 
 class RandAugment(Policy):
-    """`num_ops` operations for each sample, one after the other, at one magnitude (Cubuk et al. 2020, arXiv:1909.13719;
-    the operations and levels of torchvision's, pixels by the nearest neighbour, black outside).
+    """Applies `num_ops` operations at one magnitude (Cubuk et al. 2020, arXiv:1909.13719).
+
+    Operations and levels are torchvision's, with nearest-neighbour pixels, black outside.
 
     Args:
         num_ops: operations for each sample.
         magnitude: bin of their levels, from 0.
         num_bins: bins of the levels.
-
-    Raises:
-        ArgumentError: for a value out of its range.
     """
 
     is_tested = True
@@ -115,8 +112,9 @@ class RandAugment(Policy):
 
 
 class TrivialAugmentWide(Policy):
-    """One operation for each sample at a level of its own (Müller and Hutter 2021, arXiv:2103.10158; pixels by the
-    nearest neighbour, black outside).
+    """Applies one operation per sample at a random level (Müller and Hutter 2021, arXiv:2103.10158).
+
+    Pixels are those of the nearest neighbour, black outside.
 
     Args:
         num_bins: bins of the levels.

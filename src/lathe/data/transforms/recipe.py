@@ -1,4 +1,4 @@
-"""What `data.augment` says, as the loaders carry it out."""
+"""Conversion of `data.augment` to the steps of the loaders."""
 
 import inspect
 from collections import Counter
@@ -23,7 +23,7 @@ KEY = "data.augment"
 
 @dataclass(frozen=True)
 class Picked:
-    """What a step may need to know of the images: their samples' numbers [n], their draws, and the mean colour."""
+    """A batch's images for a step: indices of samples [n], random decisions, mean colour."""
 
     seed: int
     epoch: int
@@ -37,11 +37,7 @@ Step = Callable[[Tensor, Picked], Tensor]
 
 @dataclass(frozen=True)
 class Called:
-    """A transform of the list, whose numbers are those of its `purpose`.
-
-    Raises, when it is called:
-        UserError: it returns something else than it was given.
-    """
+    """A transform of the list, with random numbers of its `purpose`."""
 
     transform: Callable[[Tensor, Rng], Tensor]
     key: str
@@ -70,12 +66,12 @@ def _taken(images: Tensor) -> set[torch.dtype]:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is done to training images.
+    """The steps of augmentation.
 
     Args:
-        fields: what the loaders have built in; its numbers are drawn for a whole epoch.
-        at_once: whether crop and flip come first, so that they are part of picking the images.
-        steps: what follows, up to mixing.
+        fields: the built-in transforms, whose numbers are drawn for a whole epoch.
+        at_once: whether crop and flip come first, and so are part of picking the images.
+        steps: the other steps before mixing.
         own: those of the steps that are transforms or functions.
     """
 
@@ -86,27 +82,27 @@ class Recipe:
 
     @property
     def picking(self) -> Augment:
-        """The crop and the flip that are part of picking the images."""
+        """Return the crop and the flip that are part of picking the images."""
         return self.fields if self.at_once else Augment()
 
     def picked(self, draws: Draws) -> Draws:
-        """What decides them."""
+        """Return the decisions for `picking`."""
         return draws if self.at_once else Draws()
 
     def __call__(self, images: Tensor, batch: Picked) -> Tensor:
-        """Images as they were picked, up to normalisation and mixing."""
+        """Apply the steps to picked images, before normalization and mixing."""
         for step in self.steps:
             images = step(images, batch)
         return images
 
 
 def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
-    """What `data.augment` says: nothing, the fields of `Augment`, a list of transforms and functions, or one of them.
+    """Return the recipe of `data.augment`: None, `Augment`, a list of transforms and functions, or one.
 
-    `shape` is channels, height and width, where these are known.
+    `shape` is channels, height and width, if known.
 
     Raises:
-        ArgumentError: an item is no transform, stands where it can't, or can't be used on images of this shape.
+        ArgumentError: an item is not a transform, is misplaced, or does not fit the shape.
     """
     if isinstance(augment, Recipe):
         return augment
@@ -122,7 +118,7 @@ def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
 
 
 def check_folded(found: Recipe) -> None:
-    """Raises UserError if images that are normalised before they are picked can't be transformed so."""
+    """Raise UserError if images that are normalized before picking can't be transformed so."""
     if found.own or not found.at_once:
         raise UserError(
             "data.normalize=folded normalises before anything else, so data.augment may list only RandomCrop and "
@@ -131,7 +127,7 @@ def check_folded(found: Recipe) -> None:
 
 
 def _check_fields(fields: Augment, channels: int, height: int, width: int) -> None:
-    """Raises ArgumentError where the fields of `Augment` can't be used on images of this shape."""
+    """Raise ArgumentError if the fields of `Augment` can't be used on images of this shape."""
     same: dict[str, Field | None] = {"crop": RandomCrop(fields.crop, fields.crop_fill) if fields.crop else None}
     same["cutout"] = Cutout(fields.cutout) if fields.cutout else None
     told = []
@@ -173,7 +169,7 @@ def _of_list(items: list[Any], shape: tuple[int, int, int] | None) -> Recipe:
             own.append(Called(item, f"{KEY}[{number}]", f"{name}/{seen[name]}"))
             steps.append(own[-1])
         seen[name] += 1
-    # a crop or a flip that comes later is carried out there
+    # a later crop or flip is a separate step
     late = any(isinstance(item, (RandomCrop, RandomFlip)) for item in items[head:])
     head = 0 if late else head
     return Recipe(Augment(**fields), not late, tuple(steps[head:]), tuple(own))
@@ -211,11 +207,11 @@ def _check_item(item: Any, key: str) -> None:
         inspect.signature(item).bind(None, None)
     except TypeError as error:
         raise ArgumentError(f"{key}: {name_of(item)} can't be called so ({error}): {way}.") from None
-    except ValueError:  # it does not say what it takes
+    except ValueError:  # it has no signature
         pass
 
 
 def name_of(item: Any) -> str:
-    """What a transform or a function is called."""
+    """Return the name of a transform or function."""
     item = item.func if isinstance(item, partial) else item
     return item.__name__ if inspect.isroutine(item) else type(item).__name__

@@ -1,4 +1,4 @@
-"""A random part of each image, enlarged to the whole."""
+"""Random resized crop."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -15,15 +15,13 @@ from lathe.data.transforms.boxes import check_range, random_boxes
 
 
 class RandomResizedCrop(Transform):
-    """Cuts a box of a random size, ratio and place out and enlarges it, bilinearly, to the size of the image (Szegedy
-    et al. 2015, arXiv:1409.4842; ratio, tries and the part taken where none fits as in torchvision).
+    """Enlarges a random box, bilinearly, to the size of the image (Szegedy et al. 2015, arXiv:1409.4842).
+
+    Ratio, tries and the fallback are those of torchvision.
 
     Args:
         scale: least and greatest share of the image's area.
         ratio: least and greatest ratio of width to height.
-
-    Raises:
-        ArgumentError: for a value out of its range.
     """
 
     is_tested = True
@@ -42,7 +40,7 @@ class RandomResizedCrop(Transform):
         return resized(images, torch.where(found[:, None], box, box.new_tensor(self.middle(height, width))))
 
     def middle(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """The largest part in the middle whose ratio is allowed."""
+        """Return the largest central box with an allowed ratio."""
         low, high = self.ratio
         tall, wide = height, width
         if width / height < low:
@@ -54,8 +52,7 @@ class RandomResizedCrop(Transform):
 
 
 def resized(images: Tensor, box: Tensor) -> Tensor:
-    """The part of each image in its `box` (int64 [n, 4]: top, bottom, left, right) enlarged to the image's size,
-    bilinearly between the middles of pixels. A part is never larger than the whole, so nothing has to be averaged."""
+    """Enlarge each image's `box` (int64 [n, 4]: top, bottom, left, right) to the image's size, bilinearly."""
     height, width = images.shape[-2:]
     top, bottom, left, right = box.unbind(1)
     rows = _between(images, 2, *_places(top, bottom, height))
@@ -64,7 +61,7 @@ def resized(images: Tensor, box: Tensor) -> Tensor:
 
 
 def _places(first: Tensor, end: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The two pixels that each of `count` places lies between, int64 [n, count], and the share of the second."""
+    """Return the two pixels around each of `count` places, int64 [n, count], and the weight of the second."""
     size = (end - first).double()[:, None]
     at = (torch.arange(count, device=first.device) + 0.5) * (size / count) - 0.5
     at = torch.minimum(at.clamp(min=0), size - 1)

@@ -1,4 +1,4 @@
-"""What a user's own function does to a few images, before it is trusted with a run."""
+"""Smoke test of a user's augmentation functions on a few images."""
 
 from functools import partial
 
@@ -11,23 +11,24 @@ from lathe.data.transforms.recipe import Called, Picked, Recipe, name_of
 from lathe.errors import UserError
 
 IMAGES = 8
-NARROW = 20  # times that the spread of noise may shrink: 0 to 1, or normalised, is another scale
-FAR = 255  # levels that a contrast without a limit may leave the scale by
-ALIKE = 1.0  # levels of 255 by which two calls may differ, as rounding does in a sum whose order is free
+NARROW = 20  # allowed shrinkage of the range of noise; a scale of 0 to 1 shrinks it more
+FAR = 255  # allowed excess over 0 to 255, for an unlimited contrast
+ALIKE = 1.0  # allowed difference of two calls, of 255: sums in varying order round differently
 
 
 def try_out(recipe: Recipe, shape: tuple[int, int, int], device: torch.device | None = None) -> None:
-    """Calls what `data.augment` lists on a few images of noise of this shape, and looks whether own functions are
-    reproducible. The global generators are left as they were.
+    """Run `data.augment` on a few noise images, and check that user functions are reproducible.
+
+    The global generators are restored.
 
     Raises:
-        UserError: one fails, draws from other generators than its `rng`, gives NaN or images of another form, or does
-            to an image what depends on others of the batch; or numbers on another scale than 0 to 255.
+        UserError: a function fails, draws from other generators than its `rng`, returns NaN, another shape or scale, or
+            depends on other images of the batch.
     """
     if not recipe.own:
         return
     noise = torch.randint(0, 256, (IMAGES, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    noise = (noise * torch.linspace(0.3, 1, IMAGES)[:, None, None, None]).to(torch.uint8)  # none as bright as another
+    noise = (noise * torch.linspace(0.3, 1, IMAGES)[:, None, None, None]).to(torch.uint8)  # of different brightness
     draws = draw(recipe.fields, 0, 0, IMAGES, *shape[1:])
     fill = torch.full(shape[:1], 128, dtype=torch.uint8)
     images, place = noise.to(device), device or noise.device
