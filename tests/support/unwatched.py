@@ -1,5 +1,6 @@
-"""What the server of `processes.py` imports first: nobody looks for garbage while it imports the rest, which stays, a
-sixth of the time that this takes. `ahead`, the last, begins again.
+"""Disables garbage collection before the other imports of the server of `processes.py`.
+
+It would take a sixth of their time. `ahead`, the last import, enables it again.
 """
 
 import gc
