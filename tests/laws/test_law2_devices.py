@@ -1,5 +1,6 @@
-"""Law 2: devices do not change the experiment. Losses are compared step by step; evaluation counts every sample
-once.
+"""Law 2: devices do not change the experiment.
+
+Losses are compared step by step; evaluation counts every sample once.
 """
 
 import json
@@ -37,7 +38,7 @@ def _compare(tmp_path: Path, *arguments: str, tolerance: float = 1e-5) -> None:
     for name in (
         "val/accuracy",
         "test/accuracy",
-    ):  # fractions of whole samples: equal, unless one was counted twice or left out
+    ):  # fractions of all samples: equal, unless one was counted twice or left out
         assert result_two[name] == pytest.approx(result_one[name], abs=1e-7)
 
 
@@ -71,7 +72,7 @@ def test_lists_of_transforms_are_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_another_seed_is_another_experiment(tmp_path: Path) -> None:
-    """So that the equalities above can fail."""
+    """A control: the comparisons above can fail."""
     one, _ = _losses(tmp_path / "one", *SMALL, "seed=0")
     other, _ = _losses(tmp_path / "other", *SMALL, "seed=1")
     assert one != pytest.approx(other, rel=1e-3)
