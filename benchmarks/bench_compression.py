@@ -67,9 +67,8 @@ class Bench:
         if done.returncode:
             raise SystemExit(f"{name}, seed {self.seed}: {done.stdout[-2000:]}\n{done.stderr[-3000:]}")
         directories = [path.parent for path in log_dir.glob("*/*/result.json") if not path.parent.parent.is_symlink()]
-        directory = max(
-            {path.resolve() for path in directories}, key=lambda path: path.name
-        )  # compress.py puts its run next to the dense one
+        # compress.py puts its run next to the dense one
+        directory = max({path.resolve() for path in directories}, key=lambda path: path.name)
         print(f"seed {self.seed}: {name}", file=sys.stderr, flush=True)
         return Path(directory)
 

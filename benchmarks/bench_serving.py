@@ -30,11 +30,12 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
+# ms; times; the largest cost of a batch-32 call, in batch-1 calls, at which the gain is required
 BARS = {
     "added": 3.0,
     "gain": 2.5,
     "ratio": 8.0,
-}  # ms; times; the largest cost of a batch-32 call, in batch-1 calls, at which the gain is required
+}
 COMMON = (
     "trainer.accelerator=cpu",
     "trainer.enable_progress_bar=false",

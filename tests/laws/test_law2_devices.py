@@ -35,10 +35,8 @@ def _compare(tmp_path: Path, *arguments: str, tolerance: float = 1e-5) -> None:
     assert two == pytest.approx(one, rel=tolerance)
     for name in ("val/loss", "test/loss"):
         assert result_two[name] == pytest.approx(result_one[name], rel=10 * tolerance)
-    for name in (
-        "val/accuracy",
-        "test/accuracy",
-    ):  # fractions of all samples: equal, unless one was counted twice or left out
+    # fractions of all samples: equal, unless one was counted twice or left out
+    for name in ("val/accuracy", "test/accuracy"):
         assert result_two[name] == pytest.approx(result_one[name], abs=1e-7)
 
 

@@ -78,9 +78,8 @@ def test_every_figure_is_found_again_in_the_runs_own_files(pruned: Path, tmp_pat
     zeros = {name: 1 - int(value.count_nonzero()) / value.numel() for name, value in matrices.items()}
     assert {layer["name"]: layer["sparsity"] for layer in receipt["layers"]} == pytest.approx(zeros)
     hidden = [value for name, value in matrices.items() if name != "head"]
-    assert sum(int((v == 0).sum()) for v in hidden) == round(
-        0.8 * sum(v.numel() for v in hidden)
-    )  # as configured, without the head
+    # as configured, without the head
+    assert sum(int((v == 0).sum()) for v in hidden) == round(0.8 * sum(v.numel() for v in hidden))
     task, _ = inference.open_run_net(pruned)
     assert (
         size["macs"] == count_flops(task.net, torch.zeros(1, 1, 8, 8)) // 2 == sum(v.numel() for v in matrices.values())
@@ -168,9 +167,8 @@ def test_channels(tmp_path: Path) -> None:
 def test_a_method_that_changed_nothing_says_so_loudly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(measured.EFFORTS, "quick", measured.Effort(batches=(1,), repeats=5, warmup=1))
     sentence = "compression=prune changed nothing: none of the weights is zero."
-    cfg = new_run(
-        tmp_path, *SMALL, "compression=prune", "compression.prune.sparsity=0.0001"
-    )  # of fewer than 5,000 weights: none
+    # of fewer than 5,000 weights: none
+    cfg = new_run(tmp_path, *SMALL, "compression=prune", "compression.prune.sparsity=0.0001")
     with pytest.warns(UserWarning, match="changed nothing"):
         train(cfg)
     run_dir = Path(cfg["paths"]["run_dir"])

@@ -77,7 +77,7 @@ def check_overrides(given: Sequence[str], targets: Sequence[str]) -> list[str]:
 def compare(
     request: dict[str, Any], group: Mapping[str, Any], output: Path, tell: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Measure the run in all its forms, write the results into `output` and its receipt, and return them.
+    """Measure the run in all its forms, write the results into `output` and the receipt, and return them.
 
     `group` is the resolved `target` group of an export.
     """

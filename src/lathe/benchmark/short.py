@@ -35,7 +35,7 @@ def peak(cfg: dict[str, Any]) -> int | None:
 
 
 def train(cfg: dict[str, Any], epochs: int) -> dict[str, Any]:
-    """Train for `epochs`; return the updates and the last validation metric (None if not finite)."""
+    """Train; return the number of updates and the validation metric after `epochs` (None if not finite)."""
     whole = {"max_steps": -1, "max_epochs": epochs, "limit_val_batches": 1.0, "check_val_every_n_epoch": epochs}
     updates = _Updates()
     trainer, _ = fit({**cfg, "trainer": {**cfg["trainer"], **whole}}, [updates])

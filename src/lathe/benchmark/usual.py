@@ -140,7 +140,7 @@ class Encoded(Table):
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """Windows of a memory-mapped file of tokens: `length` tokens, and the next ones as targets."""
+    """Windows of a memory-mapped file of tokens: `length` tokens, and the same shifted by one as targets."""
 
     def __init__(self, file: Path, length: int) -> None:
         self.ids, self.length = np.load(file, mmap_mode="r"), length

@@ -15,7 +15,7 @@ def answer(logits: Array, facts: dict[str, Any], top_k: int, single: bool) -> di
     Args:
         logits: `[n, classes]`, or `[n, time, vocabulary]`, whose last position (the next token) counts.
         facts: the export's manifest; without class names, the indices are the names.
-        top_k: at least 1. Ties are ordered by index.
+        top_k: at least 1; all classes if there are fewer. Ties are ordered by index.
         single: whether the request was a single sample.
 
     Raises:

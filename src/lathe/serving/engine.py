@@ -141,9 +141,7 @@ class Engine:
             finally:
                 if channel is not None:
                     channel.close()  # which makes the worker exit
-                if process is not None and not (
-                    self._stopping and up
-                ):  # a worker that is loading would notice only later
+                if process is not None and not (self._stopping and up):  # a loading worker would notice too late
                     process.kill()
             if process is not None:
                 await asyncio.to_thread(process.join)
@@ -155,9 +153,7 @@ class Engine:
                 return
             print(f"Worker {index} {why}: starting another.", file=sys.stderr, flush=True)
             self.metrics.restarts.inc()
-            await asyncio.sleep(
-                min(0.1 * (2 ** min(failures, 10) - 1), 10)
-            )  # at once, unless it dies again before it is ready
+            await asyncio.sleep(min(0.1 * (2 ** min(failures, 10) - 1), 10))  # at once after a worker that was ready
             failures += 1
 
     async def _attend(self, process: BaseProcess, channel: ServerEnd) -> str:

@@ -19,9 +19,7 @@ def page(facts: dict[str, Any]) -> str:
     """Return the page's HTML for the net of an export's manifest."""
     text = files("lathe.serving").joinpath("page.html").read_text(encoding="utf-8")
     policy = POLICY.format(script=_hash(text, "script"), style=_hash(text, "style"))
-    data = json.dumps(shown(facts)).replace(
-        "<", "\\u003c"
-    )  # so that no class or run name can close the element around it
+    data = json.dumps(shown(facts)).replace("<", "\\u003c")  # no class or run name can close the element
     for mark, content in (
         ("__POLICY__", policy),
         ("__TITLE__", html.escape(f"{facts['run']}: {facts['target']}")),

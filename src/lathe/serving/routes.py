@@ -118,9 +118,8 @@ class App:
         if (coding := _only(request, "content-encoding") or "identity").lower() != "identity":
             raise BadRequest(415, f"Content-Encoding {quoted(coding)} is not taken: send the body as it is.")
         given = (content, kind, self.facts, self.options.limits, _only(request, "x-shape"))
-        quick = len(content) <= INLINE and not kind.lower().startswith(
-            ("image/", "application/json")
-        )  # JSON may have a picture
+        # JSON may have a picture
+        quick = len(content) <= INLINE and not kind.lower().startswith(("image/", "application/json"))
         if quick:
             inputs, single = decode.decode(*given)
         else:

@@ -79,7 +79,7 @@ class Jobs:
         return found
 
     def signal(self, number: int) -> None:
-        """Send a signal to every job's process, and end the sweep."""
+        """Send a signal to every job's processes, and end the sweep."""
         self.stopping = True
         for running in self.running:
             with suppress(ProcessLookupError):

@@ -119,7 +119,7 @@ def run_here(
 
 @contextmanager
 def _heard() -> Iterator[list[int]]:
-    """Collect signals instead of handling them. Threads can't receive any, so they collect none."""
+    """Collect signals instead of handling them; outside the main thread, which can't receive any, none."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received

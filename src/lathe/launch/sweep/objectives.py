@@ -92,7 +92,7 @@ def metric_of(jobs: Sequence[Job]) -> list[str]:
 
 
 def best_job(jobs: Sequence[Job], names: Sequence[str], directions: Sequence[str] = ()) -> Job | None:
-    """Return the best complete job, if there is one objective.
+    """Return the best of two or more complete jobs, if there is one objective.
 
     Without `directions`, the runs' results say which way is better.
     """
