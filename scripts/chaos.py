@@ -121,10 +121,7 @@ def start(arguments: list[str], folder: Path, fault: tuple[str, int] | None = No
 
 
 def end(process: Any, due: Callable[[], bool] | None = None, kind: str = "kill") -> int:
-    """Wait for the end; once `due`, end all processes, the first (`term`) or the last (`rank`).
-
-    Returns the exit code.
-    """
+    """Wait for the end; once `due`, end all processes, the first (`term`) or the last (`rank`). Returns the code."""
     deadline = time.monotonic() + PATIENCE
     while process.is_alive():
         if time.monotonic() > deadline:

@@ -168,10 +168,7 @@ def run_strategy(cases: list[dict[str, Any]], request: dict[str, Any], folder: P
 
 
 def measure(case: dict[str, Any], reference: dict[str, Any] | None) -> None:
-    """Add the largest relative differences of the losses to the reference's, and of the test loss.
-
-    The test loss is compared with that of one process, which evaluates the run's checkpoint.
-    """
+    """Add the largest relative differences: of the losses to the reference, of the test loss to one process."""
     if "refused" not in case or case["refused"] is not None:
         return
     own = losses(case)

@@ -1,7 +1,4 @@
-"""Law 2: devices do not change the experiment.
-
-Losses are compared step by step; evaluation counts every sample once.
-"""
+"""Law 2: devices do not change the experiment. Losses are compared by step; evaluation counts each sample once."""
 
 import json
 from pathlib import Path

@@ -165,10 +165,7 @@ def test_kill_9_at_a_random_moment(tmp_path: Path, devices: int, request: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_2", "pipeline"])
 def test_kill_9_where_the_net_is_spread(tmp_path: Path, strategy: str) -> None:
-    """The kill falls between two writes of last.ckpt, or into one.
-
-    test_faults.py tests restarts of single workers, under every strategy.
-    """
+    """The kill falls between two writes of last.ckpt, or into one. See test_faults.py for single workers."""
     extra = (f"strategy={strategy}", "trainer.devices=2", "callbacks.checkpoint.every_n_train_steps=5")
     alone = _left_alone(tmp_path, *extra)
     directory = kill_when(tmp_path / "killed", 27, *KILLED, *extra, f"paths.log_dir={tmp_path / 'killed'}")

@@ -1,7 +1,4 @@
-"""Law 3 within Lightning's loops: a resumed run has the weights, lines and counts of an uninterrupted one.
-
-This holds whatever ends the run, whenever it validates, and wherever its checkpoint was written.
-"""
+"""Law 3 in Lightning's loops, whatever ends a run, whenever it validates and wherever it checkpoints."""
 
 import itertools
 import json

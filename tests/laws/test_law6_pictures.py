@@ -118,10 +118,7 @@ def test_squashed_files_too(tmp_path: Path) -> None:
 
 
 def test_what_they_give_is_the_scene_as_it_was_seen(folder: Path, tmp_path: Path) -> None:
-    """A control, since equal answers could be equally wrong.
-
-    Rotated pictures show one scene, nothing is squeezed, and transparent pixels are white.
-    """
+    """Rotated pictures show one scene, nothing is squeezed, and transparent pixels are white."""
     found = (
         trained_on(folder, tmp_path / "shards") * torch.tensor(STD).view(1, 3, 1, 1)
         + torch.tensor(MEAN).view(1, 3, 1, 1)

@@ -1,7 +1,4 @@
-"""`trainer.steps_per_call` changes only the time: weights and lines are those of Lightning's own steps.
-
-An interrupted run can be resumed with another number.
-"""
+"""`trainer.steps_per_call` changes neither weights nor lines, nor does another number after a resume."""
 
 import random
 from pathlib import Path

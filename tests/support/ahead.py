@@ -38,10 +38,7 @@ def _forget_the_way_here() -> None:
 
 
 def _leave_at_once() -> None:
-    """Disable torch's exit handlers, which take a tenth of a short command's time.
-
-    They unregister operators from a dispatcher that is destroyed too, and log compile times that no test reads.
-    """
+    """Disable torch's slow exit handlers, which unregister operators and log compile times."""
     atexit.unregister(dump_compile_times)
     for finalizer, kept in weakref.finalize._registry.items():  # type: ignore[attr-defined]
         if kept.func is torch.library._del_library:

@@ -44,10 +44,7 @@ class Tabs:
 
     @contextmanager
     def tab(self, script: str = "", strict: bool = False) -> Iterator[Any]:
-        """A clean tab, whose pages begin with `script`; a page's error fails the test.
-
-        With `strict`, any console output and network request fails it too.
-        """
+        """A clean tab whose pages begin with `script`. Their errors, if `strict` any output and request, fail tests."""
         if script not in self._kept:
             self._kept[script] = self._made(script, strict)
         tab, said = self._kept[script]

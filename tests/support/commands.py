@@ -54,10 +54,7 @@ def start(
     session: bool = False,
     fork_ranks: bool = False,
 ) -> Started:
-    """Start a command with piped output: forked, or as a new Python if it has import-time variables.
-
-    For `merged`, `session` and `fork_ranks` see `Command`.
-    """
+    """Start a command: forked, or as a new Python if it has import-time variables. See `Command` for options."""
     env = environment() if env is None else env
     later = (*LAUNCHERS, "PYTHONPATH") if fork_ranks else LAUNCHERS  # a command searches its own path, forked or not
     at_start = {name for name in {*env, *os.environ} if name.startswith(AT_START) and not name.startswith(later)}

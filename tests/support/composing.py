@@ -139,10 +139,7 @@ def _below(folder: str) -> Iterator[tuple[str, int]]:
 
 @functools.lru_cache(maxsize=256)
 def _of_ours(folder: str, changed: int) -> tuple[list[tuple[str, int]], list[str]]:
-    """Return the files and folders in one of the project's folders, as of its time of change.
-
-    No test changes a file there, and a new or removed file changes its folder.
-    """
+    """List one of the project's folders at its time of change; no test changes a file there in place."""
     with os.scandir(folder) as entries:
         there = sorted(entries, key=lambda entry: entry.name)
     inside = [entry.path for entry in there if entry.is_dir(follow_symlinks=False)]
@@ -208,10 +205,7 @@ def _compose_once(loader: Any, defaults: list[Any], repo: IConfigRepository) -> 
 
 
 def _mode_once(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-    """Cache whether files or Hydra's keys make a command a sweep; values of other keys don't.
-
-    Hydra composes each command once more to find out.
-    """
+    """Cache the mode of a command, which Hydra composes it again for; only files and Hydra's keys count."""
     bare = [word.lstrip("+~") for word in overrides]
     if any(word.startswith("hydra") for word in bare):
         return _mode_anew(self, config_name, overrides)

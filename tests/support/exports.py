@@ -62,10 +62,7 @@ def _unpacked(data: bytes) -> Iterator[bytes]:
 
 
 def needles(data: Any, count: int = 8) -> Mapping[str, bytes]:
-    """Return bytes of labels and training images, whole and by rows, as uint8 and as the net's float32.
-
-    Rows that are too uniform to be distinctive are left out.
-    """
+    """Return bytes of labels and images (uint8 and the net's float32), without rows that are too uniform."""
     found: dict[str, bytes] = {}
     x, _ = next(iter(data.eval_loader("train")))
     pixels = (

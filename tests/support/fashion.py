@@ -22,10 +22,7 @@ def idx(array: np.ndarray) -> bytes:
 def write(
     folder: Path, compressed: bool = True, highest: int = 9, bars: bool = False
 ) -> tuple[dict[str, tuple[IdxFile, ...]], Truth]:
-    """Write the four files; return the table that describes them, and their content.
-
-    They have noise, or with `bars` a bright bar whose position depends on the label.
-    """
+    """Write the files, of noise or `bars` that depend on the label; return their table and content."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
     files: dict[str, tuple[IdxFile, ...]] = {}

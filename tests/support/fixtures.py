@@ -68,10 +68,7 @@ catching_logs.__enter__ = _catch  # type: ignore[method-assign]
 
 @pytest.fixture(scope="module", autouse=True)
 def _settled() -> None:
-    """Freeze what a file of tests has imported, so that the many collections of measurements skip it.
-
-    Files that take a moment share the freeze of the one before them.
-    """
+    """Freeze what a file of tests has imported, so that the many collections of measurements skip it."""
     global _settled_at
     if time.monotonic() - _settled_at > 2:
         gc.collect()

@@ -1,7 +1,4 @@
-"""The acceptance tests on GPUs (tests/gpu, `python -m pytest -m gpu`): device, helpers and record.
-
-A CPU can replace the GPU.
-"""
+"""The acceptance tests on GPUs (tests/gpu, `python -m pytest -m gpu`): device, which can be a CPU, and record."""
 
 import contextlib
 import io

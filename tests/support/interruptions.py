@@ -54,10 +54,7 @@ class Interrupted(Exception):
 
 
 class Interruption(Callback):
-    """A callback that raises in the named hook at a certain step, and writes nothing after that.
-
-    A hook such as "SIGTERM on_validation_end" signals the process instead.
-    """
+    """A death in a named hook at a certain step; "SIGTERM on_validation_end" signals the process instead."""
 
     def __init__(self) -> None:
         self.hook, self.step = "", NEVER

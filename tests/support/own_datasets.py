@@ -81,10 +81,7 @@ class Drawing(Pictures):
 
 
 class Columns:
-    """The interface of datasets.Dataset that Lathe uses; not a torch class.
-
-    A table whose rows are dicts: columns by name, several rows at once, and views by `with_format`.
-    """
+    """The interface of datasets.Dataset that Lathe uses: columns, slices and `with_format`; not a torch class."""
 
     def __init__(self, n: int = 100, form: str | None = None, names: list[str] | None = None) -> None:
         self._x, self._y = pictures(n)

@@ -8,10 +8,7 @@ from PIL import Image
 
 
 def pictures(root: Path, counts: Mapping[str, int], seed: int = 0, suffix: str = ".png") -> Path:
-    """Write `counts` images of each class to `root`/<class>/<number>.png.
-
-    They are noise of 9 to 40 pixels a side; each of the first three classes is brighter in another colour.
-    """
+    """Write `root`/<class>/<number>.png: noise of 9 to 40 pixels a side, tinted by class for the first three."""
     rng = np.random.default_rng(seed)
     for colour, (name, count) in enumerate(counts.items()):
         (root / name).mkdir(parents=True, exist_ok=True)

@@ -72,10 +72,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 def exchange(options: Options, *pieces: bytes, end: bool = False) -> tuple[list[tuple[int, Any]], bool]:
-    """Return the status and JSON of each answer to `pieces`, and whether the connection was closed.
-
-    With `end`, the client closes its sending side first.
-    """
+    """Return status and JSON of the answers, and whether the connection closed. `end` closes the client's side."""
 
     async def talk() -> tuple[bytes, bool]:
         loop = asyncio.get_running_loop()

@@ -19,10 +19,7 @@ _parsed_again = safe_yaml._parsed
 
 
 def _method_name(depth: int = 2) -> str:
-    """Return the caller's name, as torch's elastic agent needs it, without the slow `inspect.stack()`.
-
-    Under pytest that takes half a second, thirty times a start.
-    """
+    """Return the caller's name for torch's elastic agent, without the slow `inspect.stack()`."""
     return sys._getframe(depth).f_code.co_name
 
 

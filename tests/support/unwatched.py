@@ -1,7 +1,4 @@
-"""Disables garbage collection before the other imports of the server of `processes.py`.
-
-It would take a sixth of their time. `ahead`, the last import, enables it again.
-"""
+"""Disables garbage collection until `ahead`, the last import of the server of `processes.py`."""
 
 import gc
 

@@ -1,7 +1,4 @@
-"""Workers of pytest-xdist, forked from the server of `processes.py` with the heavy packages imported.
-
-The workers use the same server for the commands that they start.
-"""
+"""Workers of pytest-xdist, forked from the server of `processes.py`, which they use for commands too."""
 
 import atexit
 import multiprocessing
@@ -81,10 +78,7 @@ def fork() -> None:
 
 
 def rewrite_ahead(config: pytest.Config, tests: Path) -> None:
-    """Write pytest's rewritten bytecode of each test file, once for all workers.
-
-    The server imports its modules at the same time.
-    """
+    """Write pytest's rewritten bytecode of each test file, once for all workers, while the server imports."""
     server(*COLLECTED)
     for file in tests.rglob("test_*.py"):
         folder = rewrite.get_cache_dir(file)

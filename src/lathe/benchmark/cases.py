@@ -35,10 +35,7 @@ class Case:
 
 
 def scaling(request: dict[str, Any]) -> list[Case]:
-    """Return each strategy on one and several processes, for weak (the batch grows) and strong scaling.
-
-    The net is the request's experiment, or a deep MLP.
-    """
+    """Return each strategy on one and several processes, for weak (the batch grows) and strong scaling."""
     counts = sorted({1, *request["processes"]})
     batch = request["batch_size"]
     require(

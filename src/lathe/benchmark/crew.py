@@ -139,10 +139,7 @@ def _ordered(case: Case, composed: dict[str, dict[str, Any]], request: dict[str,
 
 
 def _cold_and_warm(job: dict[str, Any], processes: int, request: dict[str, Any]) -> dict[str, Any]:
-    """Run the job with an empty compile cache, and again in a second process with the cache of the first.
-
-    Return the second's figures, with both compile times as `cold_s` and `warm_s`.
-    """
+    """Run the job with an empty and a filled compile cache; add the compile times as `cold_s` and `warm_s`."""
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix=scratch_prefix(), ignore_cleanup_errors=True) as cache:
         for _ in ("cold", "warm"):

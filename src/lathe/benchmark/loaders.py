@@ -51,10 +51,7 @@ FIGURE = "samples_per_s"
 
 @dataclass
 class Side:
-    """One way to read. Its `batches` are endless; `whole` of them are timed together.
-
-    The fastest of the sides `usual` is the baseline.
-    """
+    """One way to read: endless batches, `whole` timed at once. The fastest of the sides `usual` is the baseline."""
 
     kind: str
     how: str

@@ -18,10 +18,7 @@ STEPS = 2  # the second has the optimizer's state
 
 
 def peak(cfg: dict[str, Any]) -> int | None:
-    """Return the peak bytes of tensors in the largest process, less those before the fit.
-
-    None for compiled code on a CPU, whose operations can't be observed.
-    """
+    """Return the largest process's peak bytes of tensors in a fit; None for compiled code on a CPU."""
     device = torch.device(device_type(cfg["trainer"]["accelerator"]))
     if cfg["compile"]["enabled"] and device.type != "cuda":
         return None

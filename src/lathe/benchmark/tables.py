@@ -127,10 +127,7 @@ def error_of(results: Results, case: Case) -> str:
 
 
 def efficiency(results: Results, name: str, strategy: str, processes: int) -> tuple[Spread | None, Spread | None]:
-    """Return the speed-up over one process, and the same divided by the number of processes.
-
-    The baseline is the same strategy in one process, or auto if it needs several.
-    """
+    """Return the speed-up over one process (of the strategy, else of auto), and it divided by `processes`."""
     one = f"{strategy}, 1, weak"
     gain = ratio(results, name, one if one in results else "auto, 1, weak", rate)
     return gain, Spread([value / processes for value in gain.values]) if gain else None

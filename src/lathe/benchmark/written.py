@@ -20,10 +20,7 @@ def write_files(
     threads: str,
     turns: str,
 ) -> str:
-    """Write results.json, results.md and plot.svg into `output`; return the tables with hardware and versions.
-
-    `threads` and `turns` describe the request's threads and a round's turns in words.
-    """
+    """Write results.json, results.md and plot.svg into `output`; return the tables with hardware and versions."""
     environment = {key: value for key, value in describe_environment().items() if key != "git_diff"}
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
     under = (

@@ -1,7 +1,4 @@
-"""Parses JSON and .npy bodies, and raises BadRequest for others. Imports no torch.
-
-A hostile body costs no more than an honest one of its size.
-"""
+"""Parses JSON and .npy bodies at a cost that their size bounds, else raises BadRequest. Imports no torch."""
 
 import io
 import json
@@ -21,10 +18,7 @@ SHAPE = re.compile(r"\s*(\d{1,9})\s*,\s*(\d{1,9})\s*")
 
 
 def read_npy(body: bytes) -> Array:
-    """Return the array of a .npy file.
-
-    numpy's own reader allocates what the header declares before it checks the file's length.
-    """
+    """Return the array of a .npy file. numpy's own reader would allocate what the header declares."""
     file = io.BytesIO(body)
     try:
         shape, fortran, dtype = read_header(file)
@@ -45,10 +39,7 @@ def read_npy(body: bytes) -> Array:
 
 
 def read_json(body: bytes, names: tuple[str, ...], most: int) -> tuple[str, Any]:
-    """Return the name and value of the only key of a JSON object.
-
-    `most` is the number of values that a request can have.
-    """
+    """Return name and value of the only key of a JSON object. `most` is the most values that it can have."""
     form = "one JSON object with " + " or ".join(names)
     # parsed, a body of nothing but lists takes 20 times its bytes
     if max(body.count(sign) for sign in (b",", b"[", b"{")) > 3 * most + 16:

@@ -56,10 +56,7 @@ def _squashed(facts: dict[str, Any]) -> bool:
 
 
 class Images:
-    """Decodes pictures for a net with the manifest's `input` as `declared`.
-
-    `squash` scales pictures whole, not their centre crop.
-    """
+    """Decodes pictures for the manifest's `input`, `declared`. `squash` scales them whole, not a centre crop."""
 
     def __init__(self, declared: dict[str, Any], limits: Limits, squash: bool = False) -> None:
         self.squash = squash
@@ -86,10 +83,7 @@ class Images:
         return self.array(pixels.astype(np.uint8), name, one=name == "image")
 
     def pictures(self, files: list[bytes], kind: str | None = None) -> Array:
-        """Decode PNG or JPEG files to uint8 `[n, channels, height, width]` of the net's size.
-
-        Together they may have `limits.pixels`.
-        """
+        """Decode PNG or JPEG files, of `limits.pixels` together, to uint8 `[n, channels, height, width]`."""
         self.count(len(files))
         if self.channels not in COLOURS:
             raise BadRequest(
@@ -173,7 +167,7 @@ class Images:
 
 
 class Tokens:
-    """Decodes token ids for a net with the manifest's `input` as `declared`."""
+    """Decodes token ids for the manifest's `input`, `declared`."""
 
     def __init__(self, declared: dict[str, Any], limits: Limits) -> None:
         self.vocab_size, self.limits = int(declared["vocab_size"]), limits

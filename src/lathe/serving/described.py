@@ -7,10 +7,7 @@ LARGEST = 2**31  # of a size, and of a sample's values
 
 
 def described(facts: dict[str, Any]) -> bool:
-    """Return whether a manifest has what requests, answers and the page need.
-
-    `facts` is from `lathe.export.manifest.read`: its `input`, `output` and `preprocess` are groups with lists of sizes.
-    """
+    """Return whether a manifest (from `lathe.export.manifest.read`) has what requests and the page need."""
     given, preprocess, classes = facts["input"], facts["preprocess"], facts.get("classes")
     shape, many, words = given["shape"], facts["output"]["shape"][-1:], "vocab_size" in given
     texts = [facts.get("run"), facts.get("checkpoint"), *(classes if isinstance(classes, list) else [])]

@@ -202,10 +202,7 @@ class Engine:
             held.clear()
 
     async def _take(self) -> list[Request]:
-        """Return the next batch, in order of arrival.
-
-        It has at most `max_batch_size` samples, or a single request with more.
-        """
+        """Return the next requests in order: `max_batch_size` samples at most, or a single request with more."""
         async with self._taking:
             while True:
                 while not self.waiting:

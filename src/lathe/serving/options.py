@@ -98,10 +98,7 @@ def read(request: Mapping[str, Any], run: str) -> Options:
 
 
 def check_batch(options: Options, sample: int) -> None:
-    """Raise UserError if the largest batch, which each worker computes at its start, is too large.
-
-    `sample` is the bytes of one input.
-    """
+    """Raise UserError if the largest batch, of inputs of `sample` bytes, is too large. Workers start with it."""
     require(
         options.max_batch_size * sample <= BATCH_BYTES,
         f"max_batch_size={options.max_batch_size} inputs of {sample} bytes are above 1 GiB: give at most "

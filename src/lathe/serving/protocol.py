@@ -155,10 +155,7 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
             return True  # to any protocol; `_decline` ignores the offer
 
         def _decline(self) -> None:
-            """Parse the request again without its offer to upgrade.
-
-            Java's client and curl --http2 offer HTTP/2 with a request; httptools takes no body after such an offer.
-            """
+            """Parse a request again without its offer of HTTP/2, after which httptools takes no body."""
             method = self.parser.get_method()
             if method == b"CONNECT":
                 return self._refuse(400, UNREADABLE)

@@ -22,7 +22,7 @@ from lathe.serving.routes import App
 
 
 class Server(uvicorn.Server):
-    """The server of one net; `facts` are the manifest of the target in `options`."""
+    """The server of one net; `facts` are the target's manifest."""
 
     def __init__(self, options: Options, facts: dict[str, Any]) -> None:
         self.options = options

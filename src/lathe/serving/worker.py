@@ -22,10 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def launch(index: int, options: Options, facts: dict[str, Any]) -> tuple[BaseProcess, socket]:
-    """Start worker `index`; return its process and the server's end of its socket.
-
-    `facts` are the manifest of the target in `options`.
-    """
+    """Start worker `index`; return its process and the server's socket. `facts` are the target's manifest."""
     ours, theirs = socketpair()
     with theirs:
         device = options.devices[index] if options.devices else None

@@ -29,10 +29,7 @@ SIGNALS = tuple(
 
 
 def fork(work: Callable[[], Any], log: Path, outcome: Path, variables: Mapping[str, str], threads: int | None) -> int:
-    """Run `work` in a forked process whose output is appended to `log`, and return its process id.
-
-    `outcome` gets the result as JSON: its number as `objective`, or an error message.
-    """
+    """Run `work` in a forked process, and return its id. `log` gets its output, `outcome` its number or error."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()

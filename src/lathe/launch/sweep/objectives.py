@@ -92,10 +92,7 @@ def metric_of(jobs: Sequence[Job]) -> list[str]:
 
 
 def best_job(jobs: Sequence[Job], names: Sequence[str], directions: Sequence[str] = ()) -> Job | None:
-    """Return the best of two or more complete jobs, if there is one objective.
-
-    Without `directions`, the runs' results say which way is better.
-    """
+    """Return the best of several complete jobs with one objective; their results give missing `directions`."""
     done = [job for job in jobs if job.state == "complete"]
     if len(names) != 1 or not done:
         return None

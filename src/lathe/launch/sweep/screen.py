@@ -21,10 +21,7 @@ COLUMNS = 6  # keys with a column each; if jobs differ in more, one column has t
 
 
 class Screen:
-    """Shows the jobs of a sweep: `slots` at a time, `total` in all if known.
-
-    `names` and `directions` are a search's objectives.
-    """
+    """Shows a sweep's jobs: `slots` at a time, `total` in all if known. `names` are a search's objectives."""
 
     def __init__(
         self,

@@ -181,10 +181,7 @@ class Search:
             yield word(key, chosen[key], entry)
 
     def told(self, job: Job) -> list[Job]:
-        """Process a finished job, report its trial to the study if known, and return the skipped jobs.
-
-        A job without a value has failed.
-        """
+        """Process a finished job, report its trial to the study if known, and return the skipped jobs."""
         with self.folder.adding():
             self._read(job)
             if job.state == "failed" and len(self.repeats) > 1:
