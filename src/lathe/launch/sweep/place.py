@@ -68,7 +68,7 @@ class SweepJob:
 
     @property
     def launch_id(self) -> str:
-        """The id of the job's run, by which it is found again."""
+        """The launch id of the job's run, so that a restart finds the run."""
         return f"{self.folder.name}-{self.number:05}"
 
     def found(self, run_dir: Path) -> None:
