@@ -1,11 +1,9 @@
-"""Writes requirements.lock: requirements.txt with everything that it pulls in, each at one version and with the hash of
-its file.
+"""Writes requirements.lock: requirements.txt and all dependencies, each with its version and hash.
 
     python .ci/lock.py
 
-pip chooses (a dry run: nothing is installed) for this Python and this machine; the lock in the repository is of Linux,
-x86-64, Python 3.11 and torch's CPU build, so pip has to be set up to find that build. The lock names files by their
-hashes, not where they come from.
+pip resolves in a dry run for this Python and this machine. The repository's lock is for Linux, x86-64, Python 3.11 and
+torch's CPU build, so pip must be configured to find that build. The lock has hashes of files, not their addresses.
 """
 
 import json
@@ -23,7 +21,7 @@ HEAD = (
 
 
 def ask_pip() -> dict[str, Any]:
-    """pip's installation report of requirements.txt, as if nothing was installed."""
+    """Return pip's installation report of requirements.txt, as if nothing was installed."""
     words = (
         "install",
         "--dry-run",
@@ -42,7 +40,7 @@ def ask_pip() -> dict[str, Any]:
 
 
 def lock(report: dict[str, Any]) -> str:
-    """The text of requirements.lock for an installation report of pip (its version 1)."""
+    """Return the text of requirements.lock for an installation report of pip (its version 1)."""
     lines = []
     for item in report["install"]:
         if "dir_info" in item["download_info"]:

@@ -67,7 +67,7 @@ def overhead(results: Results) -> list[Threshold]:
 
 
 def claimed(suite: Any, results: Results) -> list[Threshold]:
-    """What a suite of sides promises itself."""
+    """Return a suite's claims as thresholds."""
     return [Threshold(sentence, measured, **limit) for sentence, measured, limit in suite.claims(results)]
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 SHORT = ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false"]
 GPT = ["model=gpt_nano", "data=synthetic_tokens", "optimizer=adamw"]
-TRAINING = {  # overrides of each workload
+TRAINING = {  # overrides
     "default command": ["trainer.max_epochs=3"],
     "resnet18": ["model=resnet18", "model.net.width=32", "trainer.max_epochs=2"],
     "mlp": ["model=mlp", "trainer.max_epochs=20"],
@@ -29,9 +29,9 @@ TRAINING = {  # overrides of each workload
 }
 INT8 = "onnx_int8, batch 32"
 BASE = "defaults"
-SIDES: dict[str, tuple[list[str], dict[str, str]]] = {  # overrides and environment variables of each
+SIDES: dict[str, tuple[list[str], dict[str, str]]] = {  # overrides and environment variables
     BASE: ([], {}),
-    "as without Lathe": (["launch.threads=null"], {"GOMP_SPINCOUNT": "300000"}),  # libgomp's own number
+    "as without Lathe": (["launch.threads=null"], {"GOMP_SPINCOUNT": "300000"}),  # libgomp's default
     "long spin": ([], {"GOMP_SPINCOUNT": "300000"}),
     "spin 1000": ([], {"GOMP_SPINCOUNT": "1000"}),
     "two threads": (["launch.threads=2"], {}),
@@ -40,7 +40,7 @@ SIDES: dict[str, tuple[list[str], dict[str, str]]] = {  # overrides and environm
 
 
 def serve_side(overrides: list[str]) -> None:
-    """Read names of workloads from standard input, one a line; run each and print its seconds and threads."""
+    """Run the workloads named on standard input, one a line; print the seconds and threads of each."""
     import lathe
     from lathe.export.targets.onnx_int8 import load
 
@@ -91,7 +91,7 @@ class Side:
 
 
 def export_int8(folder: Path) -> Path:
-    """Return an integer ONNX file of a ResNet-18 that was trained for a moment on 16 x 16 pixels."""
+    """Return an integer ONNX file of a briefly trained ResNet-18 on 16 x 16 pixels."""
     run = ["data=synthetic", "model=resnet18", "trainer.max_epochs=1", "trainer.limit_train_batches=2"]
     root = Path(__file__).parent.parent
     for line in (
@@ -115,7 +115,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         for count in options.others:
             busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
             try:
-                time.sleep(options.settle)  # until the load average has them
+                time.sleep(options.settle)  # until the load average includes them
                 for number in range(options.rounds):
                     for workload in workloads:
                         for name in sides if number % 2 else reversed(sides):
@@ -130,7 +130,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    """Print seconds, and their ratios to the defaults with as many other processes and to those on quiet cores."""
+    """Print seconds, and their ratios to the defaults under the same load and to those on idle cores."""
     seconds: dict[tuple[str, int, str], list[float]] = {}
     threads: dict[tuple[str, int, str], set[str]] = {}
     for row in rows:

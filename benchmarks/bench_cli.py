@@ -31,7 +31,7 @@ COMMANDS = {
 
 
 def cpu_seconds(command: list[str]) -> float:
-    """User plus system seconds of one run of `command`."""
+    """Return user plus system seconds of one run of `command`."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})  # noqa: S603 - our own commands
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -39,7 +39,7 @@ def cpu_seconds(command: list[str]) -> float:
 
 
 def imports_torch(command: list[str]) -> bool:
-    """Whether `command` imports torch, by the interpreter's own list of imports."""
+    """Return whether `command` imports torch, by `-X importtime`."""
     done = subprocess.run([command[0], "-X", "importtime", *command[1:]], capture_output=True, text=True)  # noqa: S603
     return any(line.rsplit("|", 1)[-1].strip() == "torch" for line in done.stderr.splitlines())
 
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     for command in COMMANDS.values():
-        cpu_seconds(command)  # fills the caches of files and bytecode
+        cpu_seconds(command)  # fills the file and bytecode caches
     seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(options.rounds):
         for name, command in COMMANDS.items():

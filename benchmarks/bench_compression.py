@@ -43,7 +43,7 @@ METHODS = {
     "qat": ("compression=qat",),
     "distill, prune 50 %, qat": ("compression=[distill,prune,qat]", "compression.prune.sparsity=0.5"),
 }
-# What the issue of these methods asks for: points of accuracy that may be lost.
+# Points of accuracy that may be lost.
 LIMITS = {
     "prune 80 %": 0.5,
     "prune 90 %": 1.5,
@@ -59,7 +59,7 @@ class Bench:
         self.folder, self.seed, self.epochs = folder, seed, epochs
 
     def command(self, script: str, name: str, *arguments: str) -> Path:
-        """Runs a real command; returns the directory of the run that it made."""
+        """Run a real command; return the directory of its run."""
         log_dir = self.folder / str(self.seed) / re.sub(r"\W+", "_", name)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         words = [sys.executable, str(ROOT / script), *arguments, f"paths.log_dir={log_dir}"]
@@ -67,14 +67,13 @@ class Bench:
         if done.returncode:
             raise SystemExit(f"{name}, seed {self.seed}: {done.stdout[-2000:]}\n{done.stderr[-3000:]}")
         directories = [path.parent for path in log_dir.glob("*/*/result.json") if not path.parent.parent.is_symlink()]
-        directory = max(
-            {path.resolve() for path in directories}, key=lambda path: path.name
-        )  # compress.py puts its run beside the dense one
+        # compress.py puts its run next to the dense one
+        directory = max({path.resolve() for path in directories}, key=lambda path: path.name)
         print(f"seed {self.seed}: {name}", file=sys.stderr, flush=True)
         return Path(directory)
 
     def run(self) -> dict[str, Path]:
-        """All runs of one seed, by name."""
+        """Return all runs of one seed by name."""
         fixed = (*NET, f"seed={self.seed}", f"trainer.max_epochs={self.epochs}")
         dense = self.command("train.py", "dense", *fixed)
         found = {"dense": dense}
@@ -159,7 +158,7 @@ def main() -> None:
 
 
 def sizes(seeds: list[dict[str, Any]], name: str) -> str:
-    """The file that ships, gzipped, over the dense run's plain file, from the receipt."""
+    """Return the gzipped shipped file over the dense run's plain file, from the receipt."""
     found = [seed[name]["receipt"] for seed in seeds]
     return "" if None in found else spread([receipt["bytes_share"] for receipt in found])
 

@@ -49,7 +49,7 @@ RUN = (
     "trainer.enable_progress_bar=false",
     "trainer.enable_model_summary=false",
 )
-FILES = {  # form -> what scripts/export.py is told
+FILES = {  # form -> overrides of scripts/export.py
     "onnx": ("target=onnx",),
     "onnx_int8": ("target=onnx_int8",),
     "aot_inductor": ("target=aot_inductor",),
@@ -58,12 +58,12 @@ FILES = {  # form -> what scripts/export.py is told
 }
 EAGER = "eager"
 CALLS = {1: 40, 32: 7}  # of each form in a round, by batch
-AOT, INT8 = 0.85, {1: 3.0, 32: 5.0}  # the issue's bars: of eager's time, and times as fast as eager
+AOT, INT8 = 0.85, {1: 3.0, 32: 5.0}  # the bars: of eager's time, and times as fast as eager
 SECONDS = 90.0
 
 
 def command(script: str, *words: str) -> float:
-    """Seconds that a command takes."""
+    """Return the seconds of a command."""
     began = time.monotonic()
     line = [sys.executable, str(ROOT / script), *words]
     done = subprocess.run(line, capture_output=True, text=True)  # noqa: S603
@@ -73,9 +73,7 @@ def command(script: str, *words: str) -> float:
 
 
 def make(folder: Path, test_size: int) -> tuple[Path, dict[str, dict[str, Any]]]:
-    """The run, and its exports by form: folder, bytes, and seconds of the command, which is only known where it was
-    made now.
-    """
+    """Return the run, and by form its export's folder, bytes, and seconds of the command (if made now)."""
     if not (folder / "latest").exists():
         command("train.py", *RUN, f"data.source.test_size={test_size}", f"paths.log_dir={folder}")
         print("the run is made", file=sys.stderr, flush=True)
@@ -104,9 +102,7 @@ def make(folder: Path, test_size: int) -> tuple[Path, dict[str, dict[str, Any]]]
 
 
 def timed(calls: Mapping[str, Callable[[], Any]], repeats: int, draw: random.Random) -> dict[str, dict[str, float]]:
-    """Median milliseconds of wall and of CPU time, by name; each round makes a call of each, after one that is not
-    timed.
-    """
+    """Return median milliseconds of wall and CPU time by name, of interleaved calls after one to warm up."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     names = list(calls)
     for _ in range(repeats):
@@ -127,7 +123,7 @@ def timed(calls: Mapping[str, Callable[[], Any]], repeats: int, draw: random.Ran
 def measured(
     run: Path, exports: dict[str, dict[str, Any]], rounds: int
 ) -> dict[int, list[dict[str, dict[str, float]]]]:
-    """By batch, the medians of each round."""
+    """Return the medians of each round, by batch."""
     torch.set_num_threads(1)
     net = open_export_model(run).net
     runs: dict[str, Callable[[Any], Any]] = {
@@ -153,7 +149,7 @@ def spread(values: list[float], digits: int = 2) -> str:
 
 
 def shares(rounds: list[dict[str, dict[str, float]]], form: str, clock: str) -> list[float]:
-    """Of eager's time, round by round."""
+    """Return times over eager's, round by round."""
     return [medians[form][clock] / medians[EAGER][clock] for medians in rounds]
 
 

@@ -23,11 +23,11 @@ from lathe.config.resolve import resolve
 from lathe.nets import CifarResNet
 from lathe.runs.build import make_data
 
-BAR = 0.005  # how far apart the mean test accuracies may be: about two standard errors of n = 3
+BAR = 0.005  # of the mean test accuracies: about two standard errors of n = 3
 
 
 def composed(seed: int, args: argparse.Namespace) -> list[str]:
-    """The experiment's overrides."""
+    """Return the experiment's overrides."""
     words = ["experiment=fashion_resnet", f"seed={seed}", f"paths.log_dir={args.logs}"]
     words += ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false"] * args.cpu
     words += [] if args.epochs is None else [f"trainer.max_epochs={args.epochs}"]
@@ -35,12 +35,12 @@ def composed(seed: int, args: argparse.Namespace) -> list[str]:
 
 
 def by_lathe(words: list[str], seed: int, device: torch.device) -> float:
-    """Test accuracy of the experiment."""
+    """Return the test accuracy of the experiment."""
     return float(lathe.train(words).result["test/accuracy"])
 
 
 def by_hand(words: list[str], seed: int, device: torch.device) -> float:
-    """Test accuracy of the same training, written out."""
+    """Return the test accuracy of the same training, written out."""
     cfg = resolve(lathe.compose(words))
     datamodule, epochs = make_data(cfg), int(cfg["trainer"]["max_epochs"])
     datamodule.prepare_data()
@@ -75,7 +75,7 @@ def by_hand(words: list[str], seed: int, device: torch.device) -> float:
 
 @torch.no_grad()
 def accuracy(net: nn.Module, batches: Any, device: torch.device) -> float:
-    """Share of correct answers; labels below 0 fill the last batch up."""
+    """Return the accuracy; labels below 0 pad the last batch."""
     net.eval()
     right = asked = 0
     for x, y in batches:
@@ -89,7 +89,7 @@ SIDES = {"lathe": by_lathe, "hand": by_hand}
 
 
 def main() -> None:
-    """Prints each seed's accuracies and seconds, their means, and whether they are within the bar."""
+    """Print each seed's accuracies and seconds, their means, and whether they are within the bar."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="a training of each side for each")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="what is trained")

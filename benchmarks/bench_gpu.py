@@ -48,7 +48,7 @@ NETS: dict[str, tuple[str, ...]] = {
     "gpt2_small": GPU_NETS["gpt2_small"],
     "resnet20": SHORT,
 }
-# Sizes for --tiny, of the same kinds of nets.
+# Sizes of --tiny, for the same kinds of nets.
 TINY: dict[str, tuple[str, ...]] = {
     "resnet50": ("model=resnet18", "data.image_size=16", "data.batch_size=2", "data.source.train_size=32"),
     "gpt2_small": (
@@ -66,7 +66,7 @@ HAND = "resnet20, hand-written loop"
 
 
 class Bar(NamedTuple):
-    """What the ratio of two cases' figures has to be; `inverse` takes base over case, as of a speed-up."""
+    """A limit on the ratio of two cases' figures; `inverse` is base over case, as of a speed-up."""
 
     sentence: str
     case: str
@@ -115,7 +115,7 @@ def composed(case: Case, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def hand(cfg: dict[str, Any], request: dict[str, Any]) -> dict[str, Any]:
-    """The same net, loss and optimizer in a loop of four lines, on batches that lie on the device."""
+    """Train the same net, loss and optimizer in a loop of four lines, on batches on the device."""
     device = torch.device("cuda" if request["accelerator"] == "gpu" else "cpu")
     torch.manual_seed(0)
     net = make_task(cfg).net.to(device)
@@ -142,10 +142,10 @@ def _wait(device: torch.device) -> None:
 
 
 def measured(tiny: bool, request: dict[str, Any]) -> Results:
-    """The figures of every case, round by round; each round begins with another one."""
+    """Return the figures of every case, round by round; each round begins with another case."""
     every = cases(tiny)
     configurations = {case.name: composed(case, request) for case in every}
-    torch.set_float32_matmul_precision("high")  # as the cases beside which the loop runs
+    torch.set_float32_matmul_precision("high")  # as in the cases that the loop is compared with
     torch.backends.cudnn.allow_tf32 = True
     results: Results = {name: [] for name in [*configurations, HAND]}
     for number in range(request["rounds"]):
@@ -158,7 +158,7 @@ def measured(tiny: bool, request: dict[str, Any]) -> Results:
 
 
 def held(bar: Bar, results: Results) -> list[str]:
-    """The bar's sentence with its limit, what was measured, and whether the median meets it."""
+    """Return the bar's sentence with its limit, the measured value, and whether the median meets it."""
     limit = f"at least {bar.at_least:.2f}" if bar.at_least is not None else f"at most {bar.at_most:.2f}"
     sides = (bar.base, bar.case) if bar.at_least is not None else (bar.case, bar.base)
     told = all(bar.figure in result for side in sides for result in results[side])

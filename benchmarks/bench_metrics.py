@@ -25,7 +25,7 @@ BAR = 1.1
 
 
 def make_step(metrics: dict[str, object] | None) -> Callable[[], None]:
-    """One training step of a task with these metrics."""
+    """Return a training step of a task with these metrics."""
     torch.manual_seed(0)
     net = CifarResNet(depth=20, in_channels=1, num_classes=CLASSES)
     task = ClassificationTask(net, metrics=metrics)
@@ -42,7 +42,7 @@ def make_step(metrics: dict[str, object] | None) -> Callable[[], None]:
 
 
 def seconds(step: Callable[[], None], steps: int) -> float:
-    """CPU seconds of a step."""
+    """Return the CPU seconds of a step."""
     began = time.process_time()
     for _ in range(steps):
         step()
@@ -50,7 +50,7 @@ def seconds(step: Callable[[], None], steps: int) -> float:
 
 
 def main() -> None:
-    """Prints each side's time, and the ratio of the medians with its spread."""
+    """Print each side's time, and the ratio of the medians with its range."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="measurements of each side, taken in turns")
     parser.add_argument("--steps", type=int, default=5, help="of each measurement")

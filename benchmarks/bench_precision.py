@@ -24,11 +24,11 @@ SIDES = [(dtype, last) for dtype in ("float32", "bfloat16") for last in (False, 
 
 
 def side(dtype: str, last: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """A training step, and a forward pass."""
+    """Return a training step and a forward pass."""
     torch.manual_seed(0)
     net, x, y = ResNet(depth=18, num_classes=10), torch.randn(64, 3, 32, 32), torch.randint(0, 10, (64,))
     if last:
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # which torch's stub lacks
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # missing in torch's stub
         x = x.contiguous(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
 
@@ -52,7 +52,7 @@ def side(dtype: str, last: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
 
 
 def main() -> None:
-    """Prints each side's times, and their ratios to float32 with channels first."""
+    """Print each side's times, and their ratios to float32 with channels first."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="measurements of each side, after one that warms up")
     parser.add_argument("--threads", type=int, default=2, help="of torch")

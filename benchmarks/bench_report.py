@@ -31,7 +31,7 @@ WORDS = ["model=mlp", "trainer.max_epochs=2"]
 
 
 def write_runs(log_dir: Path, count: int) -> None:
-    """Writes `count` complete run directories to logs/train below `log_dir`."""
+    """Write `count` complete run directories to logs/train in `log_dir`."""
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         cfg = resolve(compose("train", overrides=WORDS))
     environment = {"launch_id": None, "python": "3.11", "packages": {"torch": "2.13.0"}, "git_commit": "0" * 40}
@@ -57,7 +57,7 @@ def _write(path: Path, cfg: dict[str, Any], words: list[str], environment: dict[
 
 
 def seconds(folder: Path, formats: str) -> tuple[float, float]:
-    """Seconds of one report: of the clock, and of the processor."""
+    """Return the wall and CPU seconds of one report."""
     words = [f"runs={folder / 'logs' / 'train'}", f"formats={formats}", f"output={folder / 'report'}"]
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(  # noqa: S603 - our own command

@@ -16,7 +16,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 REPEATS = 5
-# Each act, and how long it took until the browser had drawn what follows from it.
+# Each action, and the time until the browser has drawn its result.
 ACTS = """async () => {
   const seen = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
   const heads = [...document.querySelectorAll("#runs-table th button")], filter = document.getElementById("filter");
@@ -35,7 +35,7 @@ ACTS = """async () => {
 
 
 def once(browser: Any, path: Path) -> dict[str, float]:
-    """Milliseconds of one visit."""
+    """Return the milliseconds of one visit."""
     context = browser.new_context(viewport={"width": 1360, "height": 900})
     tab = context.new_page()
     tab.goto(path.resolve().as_uri())

@@ -28,7 +28,7 @@ CONFIGURATIONS = 27
 
 
 def search(pruner: str, seed: int, epochs: int, images: str) -> list[dict[str, Any]]:
-    """What result.json says of each run of the search."""
+    """Return the result.json of each run of the search."""
     words = [
         "sweep=optuna",
         SPACE,

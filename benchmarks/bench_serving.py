@@ -30,11 +30,12 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
+# ms; times; the largest cost of a batch-32 call, in batch-1 calls, at which the gain is required
 BARS = {
     "added": 3.0,
     "gain": 2.5,
     "ratio": 8.0,
-}  # ms; times; batch-1 calls that a batch-32 call may cost for the gain to be asked for
+}
 COMMON = (
     "trainer.accelerator=cpu",
     "trainer.enable_progress_bar=false",
@@ -55,7 +56,7 @@ def command(script: str, *words: str) -> None:
 
 
 def make(folder: Path, name: str, target: str) -> Path:
-    """The run of a net of NETS with its export, made if it is not there."""
+    """Return the run of a net of NETS with its export, made if missing."""
     log_dir = folder / name
     if not (log_dir / "latest").exists():
         command("train.py", *NETS[name], *COMMON, f"paths.log_dir={log_dir}")
@@ -96,7 +97,7 @@ class Served:
 
 
 def request(body: bytes) -> bytes:
-    """One POST of binary input that asks for binary logits."""
+    """Return a POST request with binary input and binary logits."""
     head = (
         "POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\naccept: "
         "application/octet-stream\r\n"
@@ -105,7 +106,7 @@ def request(body: bytes) -> bytes:
 
 
 def content_of(found: bytes) -> bytes | None:
-    """The body of a whole answer, or None as long as it is not there."""
+    """Return the body of a complete answer, or None."""
     head, separator, body = found.partition(b"\r\n\r\n")
     if not separator:
         return None
@@ -124,7 +125,7 @@ def ask(connection: socket.socket, sent: bytes) -> bytes:
 
 
 class Client(asyncio.Protocol):
-    """A client that sends the next request when its answer is there, until `until`."""
+    """A client that sends the next request after each answer, until `until`."""
 
     def __init__(self, sent: bytes, until: float) -> None:
         self.sent, self.until, self.count, self.found = sent, until, 0, b""
@@ -156,12 +157,12 @@ async def _throughput(port: int, sent: bytes, clients: int, seconds: float) -> f
 
 
 def throughput(port: int, sent: bytes, clients: int, seconds: float) -> float:
-    """Requests per second."""
+    """Return requests per second."""
     return asyncio.run(_throughput(port, sent, clients, seconds))
 
 
 def added(run: Path, target: str, rounds: int, calls: int) -> dict[str, Any]:
-    """Milliseconds of a bare call and of a request, medians of each round."""
+    """Return the milliseconds of a bare call and of a request, medians of each round."""
     from lathe.export.bundle import open_bundle
 
     bundle = open_bundle(run / "exports" / target, 1)
@@ -185,7 +186,7 @@ def added(run: Path, target: str, rounds: int, calls: int) -> dict[str, Any]:
 
 
 def timed(call: Any, calls: int) -> float:
-    """The median of `calls` calls in milliseconds, after a few to warm up."""
+    """Return the median milliseconds of `calls` calls, after a warm-up."""
     times = []
     for index in range(calls + 20):
         began = time.perf_counter()
@@ -196,7 +197,7 @@ def timed(call: Any, calls: int) -> float:
 
 
 def gain(run: Path, target: str, rounds: int, seconds: float) -> dict[str, Any]:
-    """Requests per second with and without batches, and what a batch of 32 costs in calls of one."""
+    """Return requests per second with and without batches, and the cost of a batch of 32 in calls of one."""
     from lathe.export.bundle import open_bundle
 
     bundle = open_bundle(run / "exports" / target, 1)

@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import lathe
-import lathe.training.train  # heavy packages are imported before the clock starts, on both sides
+import lathe.training.train  # imports heavy packages before the clock starts, for both sides
 from lathe.benchmark.spread import Spread
 from lathe.benchmark.usual import stack
 from lathe.config.resolve import resolve
@@ -43,13 +43,14 @@ from lathe.runs.build import make_data
 
 TARGET = 0.94
 BAR = 8.0  # the usual side's median seconds over the experiment's
-ENOUGH = 10  # trainings of a side
-CHANCE = 0.01  # of such a mean or a better one, if the true one were the target
+ENOUGH = 10  # trainings of each side
+CHANCE = 0.01  # p value of the mean, if the true one was the target
 
 
 class Drawn(Dataset[tuple[Any, int]]):
-    """Grey images uint8 [n, 1, height, width] as PIL has them, each cut at random from its padded self (`crop` pixels
-    of black on each side), mirrored by a coin, and normalised: float32 [1, height, width].
+    """Grey images uint8 [n, 1, height, width] as PIL images; samples are float32 [1, height, width].
+
+    Each is cropped at random after padding with `crop` black pixels, flipped with probability 0.5, and normalised.
     """
 
     def __init__(self, images: Any, labels: Any, crop: int, mean: float, std: float) -> None:
@@ -65,7 +66,7 @@ class Drawn(Dataset[tuple[Any, int]]):
         return self.at(sample, top, left, flip < 0.5), self.labels[sample]
 
     def at(self, sample: int, top: int, left: int, flip: bool) -> Any:
-        """The sample, mirrored or not, with its window moved down by `top` and to the right by `left` pixels."""
+        """Return the sample, flipped or not, with its window moved down by `top` and right by `left` pixels."""
         image = self.images[sample]
         image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else image
         image = image.crop((left, top, left + image.width, top + image.height))
@@ -73,7 +74,7 @@ class Drawn(Dataset[tuple[Any, int]]):
 
 
 class Layer(nn.Sequential):
-    """A convolution, pooling by `pool`, norm and ReLU."""
+    """A convolution, max pooling by `pool`, norm and ReLU."""
 
     def __init__(self, inputs: int, outputs: int, pool: int = 1, kernel: int = 3) -> None:
         convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2 if kernel == 3 else 0, bias=False)
@@ -82,7 +83,7 @@ class Layer(nn.Sequential):
 
 
 class Usual(nn.Sequential):
-    """The layers of lathe.nets.Airbench for images of one channel, as they are usually written and begun."""
+    """The layers of lathe.nets.Airbench for one channel, with the usual structure and initialisation."""
 
     def __init__(self, width: int, growth: int, num_classes: int) -> None:
         wide = growth * width
@@ -93,7 +94,7 @@ class Usual(nn.Sequential):
 
 
 def words(seed: int, args: argparse.Namespace, folder: str) -> list[str]:
-    """The experiment's overrides, with all that it writes below `folder`."""
+    """Return the experiment's overrides, with all output in `folder`."""
     found = ["experiment=fashion_speedrun", f"seed={seed}", "test=false", "trainer.enable_progress_bar=false"]
     found += ["trainer.enable_model_summary=false", f"paths.log_dir={folder}/logs", f"paths.data_dir={folder}/data"]
     found += [] if args.folder is None else [f"data.source.folder={args.folder}"]
@@ -102,13 +103,13 @@ def words(seed: int, args: argparse.Namespace, folder: str) -> list[str]:
 
 
 def by_lathe(seed: int, args: argparse.Namespace, folder: str) -> tuple[nn.Module, Any]:
-    """The experiment's net and its data module."""
+    """Return the experiment's net and data module."""
     run = lathe.train(words(seed, args, folder))
     return run.net, run.datamodule
 
 
 def by_hand(seed: int, args: argparse.Namespace, folder: str) -> tuple[nn.Module, Any]:
-    """The usual net, trained, and the data module that tests it."""
+    """Return the usual net after training, and the data module that tests it."""
     cfg = resolve(lathe.compose(words(seed, args, folder)))
     datamodule = make_data(cfg)
     datamodule.prepare_data()
@@ -133,7 +134,7 @@ def by_hand(seed: int, args: argparse.Namespace, folder: str) -> tuple[nn.Module
 
 
 def usual_batches(datamodule: Any, cfg: dict[str, Any], args: argparse.Namespace) -> DataLoader[Any]:
-    """A shuffled DataLoader of the experiment's own training images."""
+    """Return a shuffled DataLoader of the experiment's training images."""
     images, labels = datamodule.open()["train"].read()
     data = cfg["data"]
     samples = Drawn(images, labels, args.crop, data["mean"][0], data["std"][0])
@@ -149,7 +150,7 @@ def usual_batches(datamodule: Any, cfg: dict[str, Any], args: argparse.Namespace
 
 
 class Mirrored(nn.Module):
-    """The mean of what a net answers to images and to their mirror images."""
+    """The mean of a net's outputs for images and their mirror images."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -162,7 +163,7 @@ class Mirrored(nn.Module):
 
 @torch.no_grad()
 def accuracy(net: nn.Module, batches: Any) -> float:
-    """Share of correct answers; labels below 0 fill the last batch up."""
+    """Return the accuracy; labels below 0 pad the last batch."""
     net.eval()
     right = asked = 0
     for x, y in batches:
@@ -178,7 +179,7 @@ SIDES: dict[str, Callable[[int, argparse.Namespace, str], tuple[nn.Module, Any]]
 
 
 def trained(side: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
-    """A training of a side in this process: `accuracy`, `seconds`, `compile_s` (a part of them) and `cpu_s`."""
+    """Train a side in this process; return `accuracy`, `seconds`, `compile_s` (included in them) and `cpu_s`."""
     if args.threads:
         torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(prefix="speedrun_") as folder:
@@ -192,34 +193,32 @@ def trained(side: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
 
 
 def compile_seconds() -> float:
-    """Seconds that torch has compiled for in this process, since it began."""
+    """Return the seconds of compilation by torch in this process."""
     return float(torch._dynamo.utils.calculate_time_spent().get("total_wall_time", 0.0))
 
 
 def cpu_seconds() -> float:
-    """Of this process and of those that it has started and that have ended."""
+    """Return the CPU seconds of this process and of its finished children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def in_fresh_process(side: str, seed: int, argv: Sequence[str]) -> dict[str, float]:
-    """What `trained` measures there; its last line of output."""
+    """Run `trained` in a fresh process; the result is its last line of output."""
     line = [sys.executable, __file__, *argv, "--one", side, str(seed)]
     done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603 (this file)
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def above(scores: Sequence[float], target: float) -> float:
-    """One-sided t test: the chance of such a mean or a higher one, if the true mean were `target`; NaN of a single
-    score, or of scores that are all the same.
-    """
+    """Return the p value of a one-sided t test that the mean is above `target`; NaN without variance."""
     if len(set(scores)) < 2:
         return math.nan
     return float(stats.ttest_1samp(scores, target, alternative="greater").pvalue)
 
 
 def summary(results: dict[str, list[dict[str, float]]], target: float) -> list[str]:
-    """A line for each side, and the verdicts."""
+    """Return a line for each side, and the verdicts."""
     lines, reached = [], {}
     for side, trainings in results.items():
         scores = [one["accuracy"] for one in trainings]
@@ -247,7 +246,7 @@ def summary(results: dict[str, list[dict[str, float]]], target: float) -> list[s
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]:
-    """Prints each training's figures, then those of the sides; returns the trainings of each side."""
+    """Print the figures of each training and of the sides; return the trainings of each side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, 11)), help="a training of each side each")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="what is trained")

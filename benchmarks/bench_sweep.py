@@ -28,7 +28,7 @@ WORDS = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", f"seed=
 
 
 def sweep(slots: int, job: list[str]) -> dict[str, float]:
-    """Seconds of the command, of its start, and of all runs by themselves."""
+    """Return the seconds of the command, of its start, and of all runs by themselves."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.time()
         line = [sys.executable, str(ROOT / "train.py"), "-m", *WORDS, *job, f"sweep.jobs={slots}"]

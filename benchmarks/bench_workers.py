@@ -36,7 +36,7 @@ SAMPLES = {"Photos": 3000, "Drawings": 40_000}
 
 
 class Drawings(Dataset[tuple[Tensor, int]]):
-    """Samples that are there."""
+    """Samples in memory."""
 
     def __init__(self, n: int) -> None:
         self.targets = [row % 4 for row in range(n)]
@@ -50,7 +50,7 @@ class Drawings(Dataset[tuple[Tensor, int]]):
 
 
 class Photos(Drawings):
-    """Files that are decoded and scaled, each time."""
+    """Files that are decoded and scaled for each sample."""
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
@@ -68,7 +68,7 @@ class Photos(Drawings):
 
 
 def epoch(kind: str, workers: str) -> tuple[float, str]:
-    """Seconds of an epoch, and what auto says that it took."""
+    """Return the seconds of an epoch, and the number of workers chosen by auto."""
     with tempfile.TemporaryDirectory() as folder:
         train = f"data.train={{_target_: bench_workers.{kind}, n: {SAMPLES[kind]}}}"
         line = [sys.executable, str(ROOT / "train.py"), *WORDS, train, f"data.num_workers={workers}"]

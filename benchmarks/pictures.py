@@ -33,7 +33,7 @@ PROMPT = r"(?m)^\$\Z"
 
 
 def session(folder: Path) -> None:
-    """Stop a run with Ctrl-C, continue it, and train it again without a stop: docs/session.svg."""
+    """Stop a run with Ctrl-C, resume it, and train it again without a stop: docs/session.svg."""
     with terminal(folder, height=200) as screen:
         screen.type("python train.py name=demo trainer.max_epochs=8 callbacks.model_summary=null")
         screen.wait_for(r"(?i)epoch 4/")
@@ -45,7 +45,7 @@ def session(folder: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """The table of a sweep while it runs: docs/sweep.svg."""
+    """Record the table of a running sweep: docs/sweep.svg."""
     with terminal(folder, height=24) as screen:
         screen.type("python train.py -m model=mlp model.net.width=16,64,256 optimizer.lr=0.03,0.1 sweep.jobs=2")
         screen.wait_for(r"(?s)(complete.*){4}")
@@ -55,7 +55,7 @@ def sweep(folder: Path) -> None:
 
 
 def report(folder: Path) -> None:
-    """The page of 24 runs: docs/report_page.png."""
+    """Record the report page of 24 runs: docs/report_page.png."""
     words = "name=mlp_on_digits model=mlp model.net.width=16,64,256 optimizer.lr=0.01,0.1 seed=1,2,3,4"
     run(f"python train.py -m {words} trainer.max_epochs=8", folder)
     run("python scripts/report.py runs=logs/mlp_on_digits", folder)
@@ -63,13 +63,13 @@ def report(folder: Path) -> None:
 
 
 def samples(folder: Path) -> None:
-    """The predictions of a net after three epochs: docs/samples_page.png."""
+    """Record the predictions of a net after three epochs: docs/samples_page.png."""
     run("python train.py name=samples model=mlp trainer.max_epochs=3 'callbacks=[default,samples]'", folder)
     photograph(newest(folder, "samples") / "samples/val.html", DOCS / "samples_page.png", 1280, 1420)
 
 
 def tutorial(folder: Path) -> None:
-    """The pictures of docs/tutorial.md: shapes.jpg, shapes_samples.png and receipt.svg."""
+    """Record the pictures of docs/tutorial.md: shapes.jpg, shapes_samples.png and receipt.svg."""
     text = (DOCS / "tutorial.md").read_text()
     for path, block in re.findall(r"`([\w/]+\.(?:py|yaml))`[^`]*:\n\n```\w+\n(.*?)```", text, flags=re.DOTALL):
         (folder / path).write_text(block)
@@ -125,7 +125,7 @@ class Terminal:
 
     def run(self, line: str) -> None:
         self.type(line)
-        time.sleep(2)  # the prompt before the command is not the one after it
+        time.sleep(2)  # the prompt before the command could match
         self.wait_for(PROMPT)
 
     def wait_for(self, pattern: str) -> None:

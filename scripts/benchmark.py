@@ -37,11 +37,7 @@ def main(cfg: DictConfig) -> None:
 
 
 def benchmark(cfg: DictConfig) -> None:
-    """Runs the suite that `cfg` names and writes its tables.
-
-    Raises:
-        UserError: an unknown suite, or one that can't run here.
-    """
+    """Run the suite of `cfg`, and write its tables."""
     request = resolve(cfg)
     check_command(cfg, request)
     trust.allow(request)
@@ -68,7 +64,7 @@ def benchmark(cfg: DictConfig) -> None:
         base = resolve(compose("train", overrides=suites.base_of(request)))
     cases, request = suites.plan(request, base)
     if suite == suites.INFERENCE:
-        from lathe.benchmark import inference  # here: it imports torch
+        from lathe.benchmark import inference  # imported late, since it imports torch
 
         there = GlobalHydra.instance().config_loader().get_group_options("target")
         names = inference.targets_of(request["targets"], there)
@@ -95,7 +91,7 @@ def benchmark(cfg: DictConfig) -> None:
             composed[case.name] = resolved
     began = time.monotonic()
     results = crew.run(cases, composed, request, lambda line: print(line, flush=True), refused)
-    from lathe.benchmark import report, tables  # here: they import torch, once nothing is measured any more
+    from lathe.benchmark import report, tables  # imported late, since they import torch, after the measurements
 
     output.mkdir(parents=True, exist_ok=True)
     report.write(output, cases, results, request, time.monotonic() - began)

@@ -66,7 +66,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "ddp": (*TWO, "strategy=ddp"),
     "fsdp": (*TWO, "strategy=fsdp", "callbacks.checkpoint.async=false"),
 }
-SEVERAL = ("ddp", "fsdp")  # ranks are processes of their own, which die from outside alone
+SEVERAL = ("ddp", "fsdp")  # their ranks are separate processes, which can only be killed from outside
 PATIENCE = 300.0  # seconds after which a process counts as hung
 
 
@@ -97,9 +97,7 @@ WATCHED = [
 
 
 def _child(arguments: list[str], folder: str, fault: tuple[str, int] | None) -> None:
-    """`train.py` as if typed in `folder`; dies before or after the k-th call that `fault` names, or else tells how many
-    there were.
-    """
+    """Run `train.py` in `folder`; die before or after the call that `fault` counts to, or write the counts."""
     os.setsid()
     os.chdir(folder)
     with open("output.txt", "a") as output:
@@ -123,9 +121,7 @@ def start(arguments: list[str], folder: Path, fault: tuple[str, int] | None = No
 
 
 def end(process: Any, due: Callable[[], bool] | None = None, kind: str = "kill") -> int:
-    """Waits for the end, or once it is `due` ends all of it, its first process (`term`) or its last (`rank`); returns
-    the exit code.
-    """
+    """Wait for the end; once `due`, end all processes, the first (`term`) or the last (`rank`). Returns the code."""
     deadline = time.monotonic() + PATIENCE
     while process.is_alive():
         if time.monotonic() > deadline:
@@ -136,7 +132,7 @@ def end(process: Any, due: Callable[[], bool] | None = None, kind: str = "kill")
             which = {"kill": all_of_it, "term": [process.pid], "rank": all_of_it[-1:]}[kind]
             _send(signal.SIGTERM if kind == "term" else signal.SIGKILL, *which)
         process.join(0.005 if due else 0.1)
-    _send(signal.SIGKILL, *_session(process.pid))  # workers of a loader, ranks of an agent
+    _send(signal.SIGKILL, *_session(process.pid))  # loader workers, and an agent's ranks
     return int(process.exitcode)
 
 
@@ -161,7 +157,7 @@ def runs(folder: Path) -> list[Path]:
 
 @dataclass
 class Alone:
-    """A variant's run that nobody disturbs, and how often each moment came."""
+    """A variant's uninterrupted run, and the counts of its events."""
 
     directory: Path
     counts: dict[str, int]
@@ -178,7 +174,7 @@ def undisturbed(variant: str, folder: Path) -> Alone:
 
 @dataclass
 class Case:
-    """One run, its deaths and what it became."""
+    """One run, its deaths, and its differences."""
 
     number: int
     variant: str
@@ -187,8 +183,8 @@ class Case:
 
 
 def disturb(case: Case, arguments: list[str], folder: Path, alone: Alone, chance: random.Random) -> int:
-    """Starts the command and ends it at a moment drawn from `chance`; returns its exit code."""
-    drawn = ("step", "step", "write", "write", "validation", "test", "receipt")  # as often as they stand here
+    """Run the command, and end it at a moment drawn from `chance`; return its exit code."""
+    drawn = ("step", "step", "write", "write", "validation", "test", "receipt")  # weighted by repetition
     inside = [event for event in drawn if alone.counts.get(event)]
     inside, outside = ([], ["kill", "rank", "term"]) if case.variant in SEVERAL else (inside, ["kill", "kill", "term"])
     kind = chance.choice([*inside, *outside])
@@ -219,10 +215,10 @@ def _lines(folder: Path) -> int:
 
 
 def play(number: int, variant: str, seed: int, alone: Alone, folder: Path) -> Case:
-    """One case, from the start to the comparison."""
+    """Run one case to the comparison."""
     case, chance = Case(number, variant), random.Random(f"{seed} {number} {variant}")  # noqa: S311
     try:
-        for attempt in range(10):  # a moment may come too late to disturb
+        for attempt in range(10):  # a moment may come after the run's end
             place = folder / f"{number}.{attempt}"
             place.mkdir(parents=True)
             fresh = [*COMMON, *VARIANTS[variant], f"paths.log_dir={place}/logs"]

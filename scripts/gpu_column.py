@@ -1,5 +1,6 @@
-"""Write the GPU columns of README.md and the table of docs/gpu.md from docs/gpu_results.json, the record of the GPU
-tests: python scripts/gpu_column.py (with --check it names the stale files and exits with code 1)
+"""Write the GPU columns of README.md and the table of docs/gpu.md from docs/gpu_results.json.
+
+python scripts/gpu_column.py (with --check it lists the stale files and exits with code 1)
 """
 
 import json
@@ -11,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "gpu_results.json"
-# Rows of README's table of features by how they begin, and the file of tests/gpu for each; null: there is none.
+# Beginnings of the rows of README's feature table, and the file of tests/gpu for each, or None.
 ROWS: dict[str, str | None] = {
     "`strategy=`": "test_gpu_strategies.py",
     "`precision=`": "test_gpu_precision.py",
@@ -48,18 +49,18 @@ def main() -> None:
 
 
 def tests_of(file: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The tests of a file of the acceptance, by their names."""
+    """Return the tests of a file of tests/gpu by name."""
     return {name.partition("::")[2]: test for name, test in facts["tests"].items() if name.partition("::")[0] == file}
 
 
 def where(facts: Mapping[str, Any]) -> str:
-    """The hardware and versions of a record."""
+    """Return the hardware and versions of a record."""
     names = [f"{facts['gpus'].count(name)} x {name}" for name in dict.fromkeys(facts["gpus"])]
     return f"{', '.join(names)}, torch {facts['torch']}, {facts['day']}"
 
 
 def cells(file: str | None, facts: Mapping[str, Any] | None) -> tuple[str, str]:
-    """The tests of a file that ran on a GPU, and those that could not run there."""
+    """Return the tests of a file that ran on a GPU, and the number of those that could not."""
     tests = tests_of(file, facts) if facts else {}
     ran = {name: test for name, test in tests.items() if test["outcome"] != "skipped"}
     if not ran:
@@ -71,7 +72,7 @@ def cells(file: str | None, facts: Mapping[str, Any] | None) -> tuple[str, str]:
 
 
 def readme(text: str, facts: Mapping[str, Any] | None) -> str:
-    """README with its GPU columns as in the record. Raises ValueError where the table has another form."""
+    """Return README with the record's GPU columns; raise ValueError if the table's rows have changed."""
     lines, found = text.splitlines(keepends=True), []
     for number, line in enumerate(lines):
         row = [part.strip() for part in line.strip().split("|")[1:-1]]
@@ -90,7 +91,7 @@ def readme(text: str, facts: Mapping[str, Any] | None) -> str:
 
 
 def page(text: str, facts: Mapping[str, Any] | None) -> str:
-    """docs/gpu.md with its table."""
+    """Return docs/gpu.md with the record's table."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -19,16 +19,16 @@ def main(cfg: DictConfig) -> None:
     try:
         settings = resolve(cfg)
         check_command(cfg, settings)
-        from lathe.verbs.make_shards import make_shards  # here: it imports torch
+        from lathe.verbs.make_shards import make_shards  # imported late, since it imports torch
 
         with raise_on_signal():
             tell_of(*make_shards(settings))
     except Exception as error:
-        sys.exit(report_error(error))  # here: Hydra would print a line of its own first
+        sys.exit(report_error(error))  # caught here, as Hydra would print a line first
 
 
 def tell_of(folder: Path, index: dict[str, Any]) -> None:
-    """Prints what was written, and how to train on it."""
+    """Print what was written, and the command to train on it."""
     train, (channels, *sides) = index["splits"]["train"], index["image"]
     size = sum(shard["bytes"] for split in index["splits"].values() for shard in split["shards"])
     counts = {name: sum(shard["samples"] for shard in split["shards"]) for name, split in index["splits"].items()}

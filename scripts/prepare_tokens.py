@@ -17,11 +17,11 @@ def main(cfg: DictConfig) -> None:
     try:
         settings = resolve(cfg)
         check_command(cfg, settings)
-        from lathe.data.prepare_tokens import report  # imports torch: only once the command line is known to be right
+        from lathe.data.prepare_tokens import report  # imported late, since it imports torch
 
         with raise_on_signal():
             report(settings)
-    except Exception as error:  # told here: Hydra would print lines of its own first
+    except Exception as error:  # caught here, as Hydra would print lines first
         sys.exit(report_error(error))
 
 

@@ -20,7 +20,7 @@ def main(cfg: DictConfig) -> None:
 if __name__ == "__main__":
     main()
 elif __name__ == "profile":
-    # Python's own module of this name, which cProfile imports, is sought in this folder first by a script of it.
+    # cProfile imports Python's own module `profile`, but for a script in this folder finds this file first.
     spec = spec_from_file_location("profile", Path(sysconfig.get_path("stdlib")) / "profile.py")
     assert spec is not None
     assert spec.loader is not None

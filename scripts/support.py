@@ -43,8 +43,8 @@ SHORT = (
     "launch.timeout=120",
 )
 PARTS = ("plain", "compression", "all")
-REGIONAL = ("pipeline", "3d")  # they cut a net between its blocks, so that only these can be compiled
-# law 2, for full precision; in other formats two processes round in other places, and the metric says how much
+REGIONAL = ("pipeline", "3d")  # they partition a net between its blocks, so they can only compile blocks
+# law 2 in full precision; in other formats, two processes round differently
 TOLERANCE = 1e-5
 
 
@@ -79,7 +79,7 @@ def main(cfg: DictConfig) -> None:
 
 
 def all_cases(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every combination that the request's parts ask for."""
+    """Return every combination of the request's parts."""
     strategies, cases = ["auto", *request["strategies"]], []
     if request["part"] in ("all", "plain"):
         plain = product(strategies, request["models"], request["compiles"], request["precisions"])
@@ -97,12 +97,12 @@ def all_cases(request: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def column_of(case: dict[str, Any]) -> tuple[str, str, str]:
-    """What tells a case from others of its strategy and precision."""
+    """Return what distinguishes a case from others of its strategy and precision."""
     return case["model"], case["compile"], case["compression"]
 
 
 def configuration(case: dict[str, Any], request: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A case's resolved configuration, with a run directory."""
+    """Return a case's resolved configuration, with a run directory."""
     one = case["strategy"] in ("auto", "model_split")
     overrides = [
         *SHORT,
@@ -133,9 +133,7 @@ def configuration(case: dict[str, Any], request: dict[str, Any], folder: Path) -
 
 
 def run_strategy(cases: list[dict[str, Any]], request: dict[str, Any], folder: Path) -> None:
-    """Runs a strategy's cases in as few launches as it takes: what breaks a launch is noted, and the cases behind it
-    get a new one.
-    """
+    """Run a strategy's cases in as few launches as possible: those after a failed one are launched again."""
     processes = 1 if cases[0]["strategy"] in ("auto", "model_split") else request["processes"]
     left = []
     for case in cases:
@@ -170,8 +168,7 @@ def run_strategy(cases: list[dict[str, Any]], request: dict[str, Any], folder: P
 
 
 def measure(case: dict[str, Any], reference: dict[str, Any] | None) -> None:
-    """Adds the largest relative difference of the loss to the reference's, and of the test loss to that of one process
-    which evaluates the run's checkpoint."""
+    """Add the largest relative differences: of the losses to the reference, of the test loss to one process."""
     if "refused" not in case or case["refused"] is not None:
         return
     own = losses(case)
@@ -191,13 +188,13 @@ def measure(case: dict[str, Any], reference: dict[str, Any] | None) -> None:
 
 
 def losses(case: dict[str, Any]) -> list[float]:
-    """The training loss of each optimizer step."""
+    """Return the training loss of each optimizer step."""
     with (Path(case["run"]) / "metrics.csv").open(newline="") as file:
         return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
 
 
 def page(cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
-    """Both tables as Markdown. A part that was not asked for is taken from the page that is there."""
+    """Return both tables as Markdown. A part that was not requested is copied from the existing page."""
     import torch
 
     asked = PARTS[:2] if request["part"] == "all" else (request["part"],)
@@ -231,7 +228,7 @@ the one that a single process finds for its checkpoint.
 
 
 def explanation(part: str, cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
-    """What a table's columns are, and how many of its cells ran."""
+    """Return a description of a table's columns, and the number of its cells that ran."""
     works = [case for case in cases if case.get("refused", "") is None]
     full = [case["difference"] for case in works if case["precision"] == "32-true" and "difference" in case]
     worst = max(full, default=float("nan"))
@@ -255,9 +252,7 @@ def explanation(part: str, cases: list[dict[str, Any]], request: dict[str, Any])
 
 
 def table(cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
-    """A row for each strategy and precision, a column for each net or method, and a numbered list of the sentences that
-    refuse.
-    """
+    """Return a table with rows by strategy and precision, columns by net or method, and the refusals."""
     sentences: list[str] = []
     columns = list(dict.fromkeys(column_of(case) for case in cases))
     titles = [
@@ -277,7 +272,7 @@ def table(cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
 
 
 def cell(case: dict[str, Any], sentences: list[str]) -> str:
-    """A difference, the number of a refusal, or a defect."""
+    """Return a difference, the number of a refusal, or a defect."""
     if "broke" in case:
         return f"**broke**: {case['broke'][:300]}".replace("|", "/")
     if case.get("refused"):

@@ -1,4 +1,4 @@
-"""HTML pages in the style of the report: one file each, light and dark, without scripts or requests."""
+"""HTML pages in the report's style: self-contained files, light and dark, without scripts or requests."""
 
 from collections.abc import Sequence
 from html import escape
@@ -8,12 +8,12 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def style_sheet() -> str:
-    """The style that all pages share."""
+    """Return the style sheet that all pages share."""
     return files("lathe").joinpath("style.css").read_text(encoding="utf-8")
 
 
 def page(title: str, facts: Sequence[str], notes: Sequence[str], sections: Sequence[str]) -> str:
-    """A whole page: below its title short `facts`, `notes` that a reader should heed, and sections of HTML."""
+    """Return a page: a title, short `facts`, `notes` that a reader should heed, and sections of HTML."""
     said = "".join(f"<span>{escape(fact)}</span>" for fact in facts)
     warned = f'<ul class="marks">{"".join(f"<li>{escape(note)}</li>" for note in notes)}</ul>' if notes else ""
     return (
@@ -27,19 +27,21 @@ def page(title: str, facts: Sequence[str], notes: Sequence[str], sections: Seque
 
 
 def section(title: str, caption: str, *parts: str) -> str:
-    """Parts of HTML below a heading with its caption."""
+    """Return a section: a heading, its caption and parts of HTML."""
     head = f'<div class="head"><h2>{escape(title)}</h2><p class="says">{escape(caption)}</p></div>'
     return f"<section>{head}{''.join(parts)}</section>"
 
 
 def figure(drawing: str, caption: str) -> str:
-    """A card of an SVG or a table, with its caption."""
+    """Return a card of an SVG or a table, with its caption."""
     return f'<figure class="card">{drawing}<figcaption class="says">{escape(caption)}</figcaption></figure>'
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: int = 1, keys: bool = False) -> str:
-    """A card of a table, whose first `texts` columns are text and the others numbers. With `keys`, each row begins with
-    its colour of the plots."""
+    """Return a card of a table: the first `texts` columns are text, the others numbers.
+
+    With `keys`, each row begins with its colour of the plots.
+    """
     kinds = ["" if i < texts else ' class="number"' for i in range(len(head))]
     top = "".join(
         f'<th{kind}><span class="head-text">{escape(name)}</span></th>' for kind, name in zip(kinds, head, strict=True)

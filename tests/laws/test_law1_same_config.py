@@ -1,4 +1,4 @@
-"""Law 1: Hydra composes once, in the parent; every rank has that configuration; one run, one directory."""
+"""Law 1: Hydra composes once, in the parent; every rank gets that configuration; one run has one directory."""
 
 import json
 import subprocess
@@ -9,13 +9,13 @@ import pytest
 from support.commands import check, environment, run, start
 from support.runs import ROOT, SMALL, runs
 
-# A resolver that draws anew in every process that composes: the cheapest stand-in for a random sampler or a clock.
+# A resolver with a new value in every process that composes, like a random sampler or a clock.
 DRAW = """
 import os, random
 from omegaconf import OmegaConf
 OmegaConf.register_new_resolver("draw", lambda: random.SystemRandom().random() * 0.1)
 """
-# What each rank has really been given.
+# Records the configuration of each rank.
 WITNESS = """
 from lightning.pytorch.callbacks import Callback
 class Witness(Callback):
@@ -28,7 +28,7 @@ class Witness(Callback):
 
 
 def _project(folder: Path) -> Path:
-    """A copy of train.py that knows the resolver, and a module with the witness."""
+    """Create a copy of train.py with the resolver, and the witness module."""
     (folder / "witness.py").write_text(WITNESS)
     (folder / "seen").mkdir()
     text = (ROOT / "train.py").read_text().replace('config_path="configs"', f'config_path="{ROOT / "configs"}"')
@@ -40,8 +40,7 @@ def _project(folder: Path) -> Path:
 def _train(
     script: Path, *arguments: str, launcher: tuple[str, ...] = (sys.executable,), fork_ranks: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the script, whose folder Python searches for the witness; its ranks are started anew, or
-    forked from it."""
+    """Run the script with the witness's folder on the path; its ranks are new processes, or forked."""
     folder = script.parent
     words = [
         *launcher,
@@ -60,7 +59,7 @@ def _train(
 
 
 def _seen(folder: Path) -> dict[str, list[str]]:
-    """What the ranks of each run saw, by the run's name."""
+    """Return the values of each run's ranks, by the run's name."""
     table: dict[str, list[str]] = {}
     for path in sorted((folder / "seen").iterdir()):
         table.setdefault(path.name.rsplit("-", 1)[0], []).append(path.read_text())
@@ -82,8 +81,8 @@ def test_a_sweep_leaves_one_directory_per_job_and_ranks_agree(tmp_path: Path) ->
     check(_train(_project(tmp_path), "-m", "seed=1,2"))
     assert len(runs(tmp_path / "logs")) == 2
     seen = _seen(tmp_path)
-    assert [len(set(ranks)) for ranks in seen.values()] == [1, 1]  # within a run the ranks agree
-    assert len({ranks[0] for ranks in seen.values()}) == 2  # and the draw is a fresh one for each job
+    assert [len(set(ranks)) for ranks in seen.values()] == [1, 1]  # the ranks of a run agree
+    assert len({ranks[0] for ranks in seen.values()}) == 2  # each job has a new value
     assert sorted(json.loads((path / "result.json").read_text())["seed"] for path in runs(tmp_path / "logs")) == [1, 2]
 
 

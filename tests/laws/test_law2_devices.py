@@ -1,6 +1,4 @@
-"""Law 2: devices do not change the experiment. Losses are compared step by step; evaluation counts every sample
-once.
-"""
+"""Law 2: devices do not change the experiment. Losses are compared by step; evaluation counts each sample once."""
 
 import json
 from pathlib import Path
@@ -34,10 +32,8 @@ def _compare(tmp_path: Path, *arguments: str, tolerance: float = 1e-5) -> None:
     assert two == pytest.approx(one, rel=tolerance)
     for name in ("val/loss", "test/loss"):
         assert result_two[name] == pytest.approx(result_one[name], rel=10 * tolerance)
-    for name in (
-        "val/accuracy",
-        "test/accuracy",
-    ):  # fractions of whole samples: equal, unless one was counted twice or left out
+    # fractions of all samples: equal, unless one was counted twice or left out
+    for name in ("val/accuracy", "test/accuracy"):
         assert result_two[name] == pytest.approx(result_one[name], abs=1e-7)
 
 
@@ -71,7 +67,7 @@ def test_lists_of_transforms_are_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_another_seed_is_another_experiment(tmp_path: Path) -> None:
-    """So that the equalities above can fail."""
+    """A control: the comparisons above can fail."""
     one, _ = _losses(tmp_path / "one", *SMALL, "seed=0")
     other, _ = _losses(tmp_path / "other", *SMALL, "seed=1")
     assert one != pytest.approx(other, rel=1e-3)

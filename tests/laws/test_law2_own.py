@@ -1,6 +1,4 @@
-"""Law 2 for what a user brings: torchmetrics, class weights and the best epochs on two processes as on one, whatever
-the strategy.
-"""
+"""Law 2 for a user's torchmetrics, class weights and best epochs: equal on two processes, whatever the strategy."""
 
 import json
 from pathlib import Path
@@ -29,7 +27,7 @@ TRAIN = (*SMALL, "model.net.width=32", "model.net.depth=4", "trainer.max_epochs=
 
 
 def train(folder: Path, processes: int, *overrides: str) -> dict[str, Path]:
-    """Run directories by case, of runs in one launch of so many processes."""
+    """Train all cases in one launch; return the run directories by case."""
     cases, directories = [], {}
     for number, (name, words) in enumerate(CASES.items()):
         cfg = config(*TRAIN, *words, *overrides, f"trainer.devices={processes}", f"paths.log_dir={folder}")

@@ -1,6 +1,4 @@
-"""Law 2 where rounding grows: a narrow net with BatchNorm on images that are mostly empty has equal losses in
-64-true.
-"""
+"""Law 2 if rounding grows: a narrow net with BatchNorm on mostly empty images has equal losses in 64-true."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +33,7 @@ NARROW = (
 
 
 def train(rank: int, cfg: dict[str, Any]) -> None:
-    """Trains on images of which all but a square of 6 x 6 is black."""
+    """Train on images that are black outside a square of 6 x 6."""
     draw = Synthetic._draw
 
     def empty(self: Synthetic, *args: Any) -> Any:
@@ -57,4 +55,4 @@ def test_two_processes_equal_one_to_nine_digits_in_64_true(tmp_path: Path) -> No
         on_ranks(train, cfg, world=world, timeout=200)
         losses.append(column(Path(cfg["paths"]["run_dir"]), "train/loss"))
     assert len(losses[0]) == 5
-    assert losses[1] == pytest.approx(losses[0], rel=1e-9)  # in 32-true 3.5e-6 apart at the fifth step
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)  # in 32-true, 3.5e-6 apart at the fifth step

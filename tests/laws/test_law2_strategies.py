@@ -1,6 +1,4 @@
-"""Laws 2 and 4 for every strategy that spreads a net: the losses of one process, and a checkpoint that one process
-evaluates alike.
-"""
+"""Laws 2 and 4 for every strategy that shards a net: losses as in one process, which reads the checkpoint."""
 
 import json
 from pathlib import Path
@@ -53,7 +51,7 @@ FOUR = {
 
 
 def _train(folder: Path, processes: int, nets: list[str], *overrides: str) -> dict[str, Path]:
-    """Run directories by net, of runs in one launch of so many processes."""
+    """Train all nets in one launch; return the run directories by net."""
     cases, directories = [], {}
     for number, net in enumerate(nets):
         cfg = config(*NETS[net], *TRAIN, *overrides, f"trainer.devices={processes}", f"paths.log_dir={folder}")

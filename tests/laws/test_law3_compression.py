@@ -1,4 +1,4 @@
-"""Law 3 for compression: masks, observers, structure and schedules come through a death bit for bit."""
+"""Law 3 for compression: masks, observers, structure and schedules are bit-equal after a death."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def test_a_pruned_and_quantized_run_after_a_death(tmp_path: Path, interruption: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["channels", "stacked"])  # prune and qat passed as well, and are in the stack
+@pytest.mark.parametrize("method", ["channels", "stacked"])  # prune and qat pass too, and are in the stack
 def test_kill_9_on_two_processes(tmp_path: Path, method: str) -> None:
     overrides = (*SHORT, *METHODS[method], "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=6")
     check(run(*overrides, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))

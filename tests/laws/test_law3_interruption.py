@@ -1,6 +1,4 @@
-"""Law 3: an interruption changes nothing. Final weights, best weights and metrics.csv are those of the run that was
-left alone.
-"""
+"""Law 3: an interruption changes nothing: weights, best weights and metrics.csv equal an uninterrupted run's."""
 
 import os
 import random
@@ -18,8 +16,8 @@ import lathe.training.train
 
 __all__ = ["interruption"]  # a fixture
 
-# Dropout draws from the global generators; validation comes twice an epoch, so that checkpoints fall before, at and
-# after one.
+# Dropout draws from the global generators; validation is twice an epoch, so that checkpoints fall before, at and after
+# one.
 STEPPED = (
     "trainer.accelerator=cpu",
     "trainer.enable_progress_bar=false",
@@ -64,7 +62,7 @@ MOMENTS = [
 ]
 
 
-PRECISIONS = ("64-true", "16-mixed", "16-true", "bf16-true")  # beside 32-true and bf16-mixed
+PRECISIONS = ("64-true", "16-mixed", "16-true", "bf16-true")  # in addition to 32-true and bf16-mixed
 
 
 def test_every_kind_of_moment(tmp_path: Path, interruption: Interruption) -> None:
@@ -113,7 +111,7 @@ def test_with_other_parts(tmp_path: Path, interruption: Interruption, parts: tup
 
 @pytest.mark.slow
 def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
-    """In the same directory; the schedule is that of the longer run from where the shorter one ended."""
+    """It continues in the same directory, with the longer run's schedule."""
     log_dir = tmp_path / "logs"
     check(run(*TRAIN, "trainer.max_epochs=1", "scheduler=constant", f"paths.log_dir={log_dir}", cwd=tmp_path))
     (directory,) = runs(log_dir)
@@ -146,7 +144,7 @@ def _left_alone(folder: Path, *extra: str) -> Path:
 
 @pytest.fixture(scope="module")
 def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of one process."""
+    """The uninterrupted run of one process."""
     return _left_alone(tmp_path_factory.mktemp("left_alone"))
 
 
@@ -167,8 +165,7 @@ def test_kill_9_at_a_random_moment(tmp_path: Path, devices: int, request: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_2", "pipeline"])
 def test_kill_9_where_the_net_is_spread(tmp_path: Path, strategy: str) -> None:
-    """last.ckpt is written every few steps, so the kill falls between two of them or into the writing. Restarts of
-    single workers are tested in test_faults.py, under every strategy."""
+    """The kill falls between two writes of last.ckpt, or into one. See test_faults.py for single workers."""
     extra = (f"strategy={strategy}", "trainer.devices=2", "callbacks.checkpoint.every_n_train_steps=5")
     alone = _left_alone(tmp_path, *extra)
     directory = kill_when(tmp_path / "killed", 27, *KILLED, *extra, f"paths.log_dir={tmp_path / 'killed'}")
@@ -180,7 +177,7 @@ def test_kill_9_where_the_net_is_spread(tmp_path: Path, strategy: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("devices", [1, 2])
 def test_kill_9_amid_an_epoch_of_torchmetrics(tmp_path: Path, devices: int) -> None:
-    """Their states of the epoch that was cut are in the checkpoint, of each process its own."""
+    """The checkpoint has each process's metric states of the interrupted epoch."""
     kind = "torchmetrics.classification.Multiclass"
     scores = ",".join(f"{{_target_: {kind}{name}, num_classes: 10}}" for name in ("AUROC", "F1Score"))
     metrics = f"task.metrics=[accuracy,{scores}]"

@@ -1,6 +1,4 @@
-"""Law 3 for what loggers get: after any deaths, metrics.csv has the lines and columns of the run that was left
-alone.
-"""
+"""Law 3 for loggers: after any deaths, metrics.csv has the lines and columns of an uninterrupted run."""
 
 import os
 import random
@@ -62,11 +60,11 @@ VARIANTS = {
     ),
     "epochs": ("trainer.log_every_n_steps=7", "callbacks.lr_monitor.logging_interval=epoch"),
 }
-MEASURED = ("throughput/", "device/", "seconds")  # what a clock or the machine says
+MEASURED = ("throughput/", "device/", "seconds")  # times and hardware measurements
 
 
 def lines(directory: Path) -> dict[str, dict[str, str | None]]:
-    """The filled columns of each step; what is measured, and so never the same twice, as None."""
+    """Return the filled columns of each step, with None for measurements, which vary."""
     found: dict[str, dict[str, str | None]] = {}
     for row in rows(directory):
         found.setdefault(row["step"], {}).update(
@@ -107,7 +105,7 @@ def test_the_same_lines_after_many_random_deaths(tmp_path: Path, name: str, inte
 def test_the_same_lines_after_a_signal_at_the_end_of_an_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: Interruption, step: int
 ) -> None:
-    """What an epoch's end writes is in no checkpoint that is taken before it."""
+    """A checkpoint before the end of an epoch lacks what that end writes."""
     alone = lines(train_through(new_run(tmp_path / "alone", *BASE), [], interruption))
     told: list[int] = []
 
@@ -135,10 +133,10 @@ def _on_two(rank: int, cfgs: list[dict[str, Any]], deaths: list[list[tuple[str, 
 
 @pytest.mark.slow
 def test_the_same_lines_on_two_ranks(tmp_path: Path) -> None:
-    """With windows of one batch, every line of which tells of the wait for the other rank, and of several."""
+    """With windows of one batch, whose lines all have the wait for the other rank, and of several."""
     seed = os.environ.get("LATHE_KILL_SEED", "1")
     for name in ("each_step", "val_check"):
-        # at 1, what a continued run sees first is the first line that there is
+        # at 1, a resumed run sees the first line first
         deaths = [
             [],
             [("on_train_batch_start", 1)],

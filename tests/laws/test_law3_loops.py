@@ -1,6 +1,4 @@
-"""Law 3 where Lightning's loops are: whatever ends a run, whenever it validates and wherever its checkpoint was
-written, a continued run has the weights, the lines and the counts of the one that was left alone.
-"""
+"""Law 3 in Lightning's loops, whatever ends a run, whenever it validates and wherever it checkpoints."""
 
 import itertools
 import json
@@ -32,7 +30,7 @@ Deaths = list[tuple[str, int]]
 
 
 def drawn(seed: object) -> tuple[tuple[str, ...], list[Deaths]]:
-    """What ends a run, when it validates and when it writes; and deaths, one of them right behind an epoch's end."""
+    """Draw the run's end, validations and checkpoints, and deaths, one right after the end of an epoch."""
     chance = random.Random(f"{SEED} {seed}")
     accumulate, epochs = chance.choice((1, 1, 2, 3)), chance.choice((-1, 3, 9))
     each = -(-BATCHES // accumulate)
@@ -53,7 +51,7 @@ def drawn(seed: object) -> tuple[tuple[str, ...], list[Deaths]]:
     return options, [[("on_train_batch_start", each)], [anywhere, ("on_train_batch_start", 2 * each)]]
 
 
-# validations counted across epochs, and no upper limit of epochs: an epoch of one step came behind a continuation
+# validations counted across epochs, without an upper limit of epochs: a resumed run added an epoch of one step
 ACROSS = tuple(
     f"trainer.{word}"
     for word in ("max_epochs=-1", "max_steps=18", "check_val_every_n_epoch=null", "val_check_interval=4")
@@ -76,7 +74,7 @@ def test_at_the_end_of_an_epoch(tmp_path: Path, interruption: Interruption) -> N
 
 
 def test_a_validation_amid_accumulation(tmp_path: Path, interruption: Interruption) -> None:
-    """The first of an epoch comes before its first step, so that it is one of the step before."""
+    """The first validation of an epoch comes before its first step, so it belongs to the step before."""
     options = ("trainer.max_epochs=2", "trainer.val_check_interval=2", "trainer.accumulate_grad_batches=3")
     hold(tmp_path, interruption, options, [[("on_train_batch_start", 3)]])
 
@@ -93,7 +91,7 @@ def test_many_drawn_runs(tmp_path: Path, interruption: Interruption) -> None:
 
 
 def through_signals(cfg: dict[str, Any], steps: list[int], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Trains, is told to stop within each of `steps`, and trains to the end."""
+    """Train with a signal within each of `steps`, resume, and train to the end."""
     left = list(steps)
 
     def tell(trainer: Any, *_: Any) -> None:
@@ -118,18 +116,18 @@ def through_signals(cfg: dict[str, Any], steps: list[int], monkeypatch: pytest.M
 SIGNALLED = {
     "accumulate": ("trainer.accumulate_grad_batches=2", "trainer.val_check_interval=0.5"),
     "across": ("trainer.check_val_every_n_epoch=null", "trainer.val_check_interval=4", "trainer.steps_per_call=1"),
-    # which ends the run within an epoch: no validation may be lost, nor the stop that is due after it
+    # ends the run within an epoch: neither a validation nor the stop after it may be lost
     "stopped": ("trainer.val_check_interval=2", "callbacks.early_stopping.patience=1", "optimizer.lr=1e-12"),
 }
 
 
 @pytest.mark.parametrize("name", SIGNALLED)
 def test_a_signal_within_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """Where a validation is due after the step it is made, and whole, before the run stops."""
+    """A validation that is due after the step is completed before the run stops."""
     options = (
         *QUICK,
         "trainer.max_epochs=2",
-        "data.eval_batch_size=100",  # so that a validation has more batches than one
+        "data.eval_batch_size=100",  # so that a validation has several batches
         "callbacks=[default,early_stopping]",
         "callbacks.checkpoint.every_n_train_steps=3",
         "callbacks.checkpoint.save_top_k=3",

@@ -1,6 +1,4 @@
-"""What a callback sets for the rest of a run is the same after a continuation: frozen parameters, modules in evaluation
-mode, settings of the Trainer.
-"""
+"""Law 3 for settings of a callback: frozen parameters, modules in eval mode, attributes of the Trainer."""
 
 import random
 from pathlib import Path
@@ -15,11 +13,11 @@ import lathe.training.train
 
 __all__ = ["interruption"]  # a fixture
 
-BATCHES = 6  # an epoch
+BATCHES = 6  # of an epoch
 
 
 class Changes(Callback):
-    """Changes one thing when an epoch begins, or when the first validation after it ends."""
+    """Changes one setting at the start of an epoch, or at the end of the first validation after it."""
 
     def __init__(self, what: str, epoch: int, validation: bool) -> None:
         self.what, self.epoch, self.validation = what, epoch, validation
@@ -68,7 +66,8 @@ def hold(folder: Path, interruption: Interruption, monkeypatch: pytest.MonkeyPat
         *("model.net.dropout=0.3", "trainer.max_epochs=4", "callbacks.checkpoint.every_n_train_steps=2"),
         "data.eval_batch_size=100",
     )
-    print(f"LATHE_KILL_SEED={SEED}, {kind} in epoch {epoch}, validation={validation}: {death}")  # shown if it fails
+    # shown if the test fails
+    print(f"LATHE_KILL_SEED={SEED}, {kind} in epoch {epoch}, validation={validation}: {death}")
 
     def trained(name: str, deaths: list[tuple[str, int]]) -> Path:
         return train_through(new_run(folder / name, *QUICK, *options), deaths, interruption)

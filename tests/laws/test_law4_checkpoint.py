@@ -1,6 +1,4 @@
-"""Laws 4 and 7: a last.ckpt from which a part was removed is refused before training, in one sentence that names the
-file.
-"""
+"""Laws 4 and 7: a last.ckpt with a missing part is refused before training, in one sentence that names the file."""
 
 import shutil
 from pathlib import Path
@@ -25,7 +23,7 @@ MODULE = (
     "callbacks.checkpoint.monitor=val_loss",
     "callbacks.checkpoint.mode=min",
 )
-# Runs whose checkpoints hold different parts.
+# Runs whose checkpoints have different parts.
 KINDS = {
     "plain": (*OPTIONS, "model.net.dropout=0.2", "callbacks=[default,early_stopping]"),
     "averaged": (*OPTIONS, "callbacks=[default,ema]", "scheduler=plateau"),

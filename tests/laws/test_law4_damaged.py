@@ -1,6 +1,4 @@
-"""Law 4 and law 7 together: a saved configuration that somebody has edited, key by key, is used as it says or told in
-one sentence.
-"""
+"""Laws 4 and 7: each edit of a saved configuration is used, or refused in one sentence."""
 
 import copy
 import os
@@ -55,7 +53,7 @@ def damaged(saved: dict[str, Any], key: tuple[str, ...], value: Any) -> str:
 def try_all(
     trained: Path, count: int, seed: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> list[str]:
-    """What did not end as it should for `count` random damages, each through every verb."""
+    """Return the wrong outcomes of `count` random edits, each with every command."""
     monkeypatch.chdir(trained.parent)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setenv("LATHE_FULL_ERROR", "0")

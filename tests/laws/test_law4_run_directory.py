@@ -16,7 +16,7 @@ from lathe.data import Digits
 from lathe.data.digits import DIGITS
 from lathe.nets import CifarResNet
 
-# Sizes, data, loss and training that no default has.
+# Sizes, data, loss and training that differ from all defaults.
 OVERRIDES = (
     "model=resnet20",
     "model.net.width=6",
@@ -37,7 +37,7 @@ OVERRIDES = (
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run, moved to where nothing in its configuration points to."""
+    """A finished run, moved away from the paths in its configuration."""
     folder = tmp_path_factory.mktemp("trained")
     cfg = new_run(folder / "logs", *OVERRIDES)
     lathe.training.train.train(cfg)
@@ -138,7 +138,7 @@ def test_predict_agrees_with_evaluate(trained: Path, tmp_path: Path) -> None:
 
 
 def test_raw_pixels_are_enough(trained: Path, tmp_path: Path) -> None:
-    """Whoever predicts brings pixels at their own size; scaling and normalisation are the run's."""
+    """Predictions take images of any size; the run scales and normalises them."""
     np.save(tmp_path / "raw.npy", (np.load(DIGITS)["images"][:50] * 255 / 16).round().astype(np.uint8))
     check(
         run(
@@ -156,7 +156,7 @@ def test_raw_pixels_are_enough(trained: Path, tmp_path: Path) -> None:
 
 def test_weights_start_another_run(trained: Path, tmp_path: Path) -> None:
     kept = [word for word in OVERRIDES if not word.startswith(("callbacks", "precision", "trainer.max_epochs"))]
-    # A rate too small to move a float32: what comes out is what went in.
+    # A rate too small to change a float32, so that the weights stay equal.
     cfg = new_run(
         tmp_path,
         *kept,

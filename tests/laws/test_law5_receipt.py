@@ -1,6 +1,4 @@
-"""Law 5: every compressed model has a receipt, whose metrics are those of the run's own files; a method that changed
-nothing says so.
-"""
+"""Law 5: a compressed model's receipt has the metrics of the run's files. Methods without effect are reported."""
 
 import gzip
 import json
@@ -32,7 +30,7 @@ def _quick() -> Iterator[None]:
 
 
 def trained(folder: Path, *overrides: str) -> Path:
-    """The directory of a run through the real job."""
+    """Train a run through the real job, and return its directory."""
     cfg = new_run(folder, *SMALL, *overrides)
     train(cfg)
     return Path(cfg["paths"]["run_dir"])
@@ -47,16 +45,16 @@ def batches(run_dir: Path) -> Any:
 
 
 def exported(run_dir: Path, target: str, folder: Path) -> Path:
-    """The file that the receipt measured: of the net alone, without preprocessing."""
+    """Export the file that the receipt measured: the net without preprocessing."""
     path = folder / "model.onnx"
     export.get(target).export(inference.open_net(run_dir), torch.zeros(2, 1, 8, 8), path)
     return path
 
 
 def by_onnx(path: Path, run_dir: Path) -> float:
-    """Test accuracy of the file, run without Lathe."""
+    """Return the test accuracy of the file, run without Lathe."""
     options = onnxruntime.SessionOptions()
-    options.add_session_config_entry("session.x64quantprecision", "1")  # as docs/export.md says
+    options.add_session_config_entry("session.x64quantprecision", "1")  # as in docs/export.md
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     name, right, n = session.get_inputs()[0].name, 0, 0
     for x, y in batches(run_dir):
@@ -80,9 +78,8 @@ def test_every_figure_is_found_again_in_the_runs_own_files(pruned: Path, tmp_pat
     zeros = {name: 1 - int(value.count_nonzero()) / value.numel() for name, value in matrices.items()}
     assert {layer["name"]: layer["sparsity"] for layer in receipt["layers"]} == pytest.approx(zeros)
     hidden = [value for name, value in matrices.items() if name != "head"]
-    assert sum(int((v == 0).sum()) for v in hidden) == round(
-        0.8 * sum(v.numel() for v in hidden)
-    )  # as asked, head left alone
+    # as configured, without the head
+    assert sum(int((v == 0).sum()) for v in hidden) == round(0.8 * sum(v.numel() for v in hidden))
     task, _ = inference.open_run_net(pruned)
     assert (
         size["macs"] == count_flops(task.net, torch.zeros(1, 1, 8, 8)) // 2 == sum(v.numel() for v in matrices.values())
@@ -170,9 +167,8 @@ def test_channels(tmp_path: Path) -> None:
 def test_a_method_that_changed_nothing_says_so_loudly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(measured.EFFORTS, "quick", measured.Effort(batches=(1,), repeats=5, warmup=1))
     sentence = "compression=prune changed nothing: none of the weights is zero."
-    cfg = new_run(
-        tmp_path, *SMALL, "compression=prune", "compression.prune.sparsity=0.0001"
-    )  # of fewer than 5,000 weights: none
+    # of fewer than 5,000 weights: none
+    cfg = new_run(tmp_path, *SMALL, "compression=prune", "compression.prune.sparsity=0.0001")
     with pytest.warns(UserWarning, match="changed nothing"):
         train(cfg)
     run_dir = Path(cfg["paths"]["run_dir"])

@@ -1,6 +1,4 @@
-"""Law 6, before the net: an image file gives the same tensor in training, in predictions, in an export's graph and in
-the server.
-"""
+"""Law 6 for inputs: an image file gives the same tensor in training, predictions, an export and the server."""
 
 import io
 import tarfile
@@ -32,7 +30,7 @@ TYPES = {".jpg": "image/jpeg", ".png": "image/png"}
 
 
 def photo(turn: int) -> bytes:
-    """A JPEG of 30 x 21 pixels with the EXIF orientation `turn`: bright at one end, and another colour at each side."""
+    """Return a JPEG of 30 x 21 pixels with the EXIF orientation `turn`, asymmetric in light and colour."""
     rows, columns = np.mgrid[0:21, 0:30]
     scene = np.stack([columns * 8, rows * 12, 255 - columns * 4 - rows * 4], axis=-1).astype(np.uint8)
     exif, file = Image.Exif(), io.BytesIO()
@@ -42,7 +40,7 @@ def photo(turn: int) -> bytes:
 
 
 def sticker() -> bytes:
-    """A PNG of 12 x 20 pixels whose transparent part hides black."""
+    """Return a PNG of 12 x 20 pixels whose transparent part is black."""
     pixels = np.zeros((20, 12, 4), np.uint8)
     pixels[6:14, 3:9] = (200, 30, 90, 255)
     pixels[9:11, 3:9, 3] = 128
@@ -65,7 +63,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def trained_on(folder: Path, out: Path) -> torch.Tensor:
-    """What a net is trained on: the folder's images, through shards and the loader, float32 [n, 3, SIDE, SIDE]."""
+    """Return the images as in training, through shards and the loader: float32 [n, 3, SIDE, SIDE]."""
     source = FolderSamples(str(folder), 3, SIDE, 1, 1)
     splits: dict[str, Iterator[tuple[np.ndarray, int]]] = {
         name: source.samples(name) for name in ("train", "val", "test")
@@ -120,9 +118,7 @@ def test_squashed_files_too(tmp_path: Path) -> None:
 
 
 def test_what_they_give_is_the_scene_as_it_was_seen(folder: Path, tmp_path: Path) -> None:
-    """Equal answers could be equally wrong: turned pictures are one scene, nothing is squeezed, what is transparent is
-    white.
-    """
+    """Rotated pictures show one scene, nothing is squeezed, and transparent pixels are white."""
     found = (
         trained_on(folder, tmp_path / "shards") * torch.tensor(STD).view(1, 3, 1, 1)
         + torch.tensor(MEAN).view(1, 3, 1, 1)
@@ -139,18 +135,18 @@ def test_what_they_give_is_the_scene_as_it_was_seen(folder: Path, tmp_path: Path
     }
     for turn, undo in unturned.items():
         assert float((undo(found[turn - 1]) - upright).abs().max()) <= 3, turn
-    # red grows by 8 a column, and a pixel of the result is 21 / 8 of them, from the middle 21 columns of 30
+    # red grows by 8 a column, and a pixel of the result has 21 / 8 columns of the middle 21 of 30
     assert torch.allclose(upright[0].mean(0), (4.5 + (torch.arange(8) + 0.5) * 21 / 8 - 0.5) * 8, atol=4)
     assert found[8, :, 0].min() >= 254
     assert torch.allclose(found[8, :, 2, 4].round(), torch.tensor([200.0, 30.0, 90.0]), atol=1)
 
 
 def test_tars_of_another_tool_are_read_likewise(folder: Path, tmp_path: Path) -> None:
-    """Their files lie in the shards as they were: turned photos and transparent stickers too."""
+    """The shards have the original files: rotated photos and transparent stickers too."""
     for split in ("train", "val", "test"):
         with tarfile.open(tmp_path / f"{split}-0.tar", "w") as tar:
             for number, (name, content) in enumerate(CONTENTS.items()):
-                if number not in (0, 2, 8):  # of one shape: lying scenes, as the index has one
+                if number not in (0, 2, 8):  # of one shape: landscape scenes, as the index has one
                     continue
                 image = content if name.endswith("jpg") else wide_sticker()
                 for part, data in ((Path(name).suffix, image), (".cls", b"0")):
@@ -167,7 +163,7 @@ def test_tars_of_another_tool_are_read_likewise(folder: Path, tmp_path: Path) ->
 
 
 def wide_sticker() -> bytes:
-    """The sticker on as many pixels as the photos have, in a palette with a transparent colour."""
+    """Return the sticker in the photos' size, in a palette with a transparent colour."""
     file = io.BytesIO()
     image = Image.open(io.BytesIO(sticker())).resize((30, 21), Image.Resampling.NEAREST)
     image.quantize(20).save(file, "PNG")
@@ -175,7 +171,7 @@ def wide_sticker() -> bytes:
 
 
 def test_a_file_is_read_as_what_it_is_whatever_it_is_called(tmp_path: Path) -> None:
-    """Large folders have a few PNG called .jpg: training took them, so predictions do."""
+    """Large folders have a few PNG files called .jpg: training accepts them, so predictions do."""
     classes = tmp_path / "in" / "all"
     classes.mkdir(parents=True)
     for name in ("a.jpg", "b.png", "c.webp"):

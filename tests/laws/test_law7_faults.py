@@ -1,4 +1,4 @@
-"""Law 7 where a command meets the world: a full disk, several processes, a sweep one of whose jobs fails."""
+"""Law 7 for outside faults: a full disk, several processes, a failed job of a sweep."""
 
 import os
 import subprocess

@@ -1,6 +1,6 @@
-"""Law 7 by chance: a value that configs/schema.json does not take is refused in one sentence that names its key, before
-a directory or a training step. `LATHE_FUZZ_SEED=clock` draws other values each time, `LATHE_FUZZ_SEED=<the printed
-number>` the same ones again.
+"""Law 7 for random values: an invalid one is refused before the run, in one sentence with its key.
+
+`LATHE_FUZZ_SEED=clock` draws other values each time, `LATHE_FUZZ_SEED=<the printed number>` the same ones again.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Cli = Callable[..., tuple[int, str]]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run for the other verbs."""
+    """A finished run for the other commands."""
     cfg = new_run(tmp_path_factory.mktemp("trained") / "logs", *SMALL)
     lathe.training.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])

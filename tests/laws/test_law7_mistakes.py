@@ -1,6 +1,4 @@
-"""Law 7: a mistake costs one line. Each is typed into the real command line; what comes back names the key, the value
-and the way out.
-"""
+"""Law 7: a mistake costs one line. Each is typed into the real command line; the answer has key, value and fix."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +13,7 @@ import lathe.training.train
 
 HAS_GPU = torch.cuda.is_available()
 Cli = Callable[..., tuple[int, str]]
-# The sentence has to come before anybody looks for the data, which is not there.
+# The message must come before a search for the data, which are missing.
 NO_DATA = ("data=cifar10", "data.source.download=false")
 
 

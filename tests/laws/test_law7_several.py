@@ -1,4 +1,4 @@
-"""Law 7 of several mistakes in one command: all are reported together, a line each."""
+"""Law 7 for several mistakes in one command: all are reported together, a line each."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,8 +7,8 @@ import pytest
 from support.runs import runs
 
 Cli = Callable[..., tuple[int, str]]
-# The overrides, and the begin of each line of the answer: a line for each mistake, those of keys together only where
-# each of them fits.
+# The overrides, and the start of each line of the answer: a line for each mistake. Cross-key mistakes are reported only
+# if each key is valid.
 SEVERAL = {
     "three values": (
         ["optimizer.lr=-1", "data.batch_size=0", "trainer.max_epochs=x"],

@@ -1,6 +1,4 @@
-"""`trainer.steps_per_call` changes nothing but the time: weights and lines are those of Lightning's own steps, and a
-run that was interrupted under one number goes on under another.
-"""
+"""`trainer.steps_per_call` changes neither weights nor lines, nor does another number after a resume."""
 
 import random
 from pathlib import Path
@@ -39,7 +37,7 @@ def trained(folder: Path, *words: str) -> Path:
 
 
 def lines(run: Path) -> list[dict[str, str]]:
-    """Without what a clock says."""
+    """Return the lines without times."""
     return [{key: value for key, value in row.items() if not key.startswith("throughput/")} for row in rows(run)]
 
 
@@ -57,7 +55,7 @@ def test_the_same_run(recipe: str, tmp_path: Path) -> None:
         same(trained(tmp_path / per_call, *RECIPES[recipe], f"trainer.steps_per_call={per_call}"), expected)
 
 
-# of each, one is drawn or none: what looks at steps, and at which
+# one value of each key, or none, is drawn: what needs steps, and which
 DRAWN = {
     "trainer.log_every_n_steps": (1, 2, 3, 5, 7, 50),
     "callbacks.throughput.skip_steps": (1, 2, 4, 10),
@@ -88,7 +86,7 @@ def test_drawn_runs_have_the_same_lines_at_the_same_steps(number: int, tmp_path:
 
 
 def measured(run: Path) -> list[tuple[str, list[str]]]:
-    """At which steps throughput has a line, and of what."""
+    """Return the steps with throughput lines, and their columns."""
     return [
         (row["step"], sorted(key for key in row if key.startswith("throughput/") and row[key])) for row in rows(run)
     ]

@@ -1,1 +1,1 @@
-"""What several tests share, by subject; `pythonpath` in setup.cfg makes it importable as `support`."""
+"""Helpers shared by several tests, by subject; `pythonpath` in setup.cfg makes it importable as `support`."""

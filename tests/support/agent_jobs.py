@@ -18,14 +18,14 @@ def _rank() -> int:
 
 
 def describe(cfg: dict[str, Any]) -> dict[str, Any]:
-    """What a rank knows; each rank also leaves a file."""
+    """Return a rank's environment; each rank also leaves a file."""
     Path(cfg["folder"], f"rank{_rank()}").touch()
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_MAX_RESTARTS")
     return {"cfg": cfg, "pid": os.getpid(), "argv": sys.argv[0], **{name: os.environ.get(name) for name in names}}
 
 
 def mistake(cfg: dict[str, Any]) -> None:
-    """Rank 1 alone meets a user's mistake."""
+    """Rank 1 raises a user error."""
     if _rank() == 1:
         raise UserError("data.batch_size=7: a sentence with 'quotes'.")
     time.sleep(30)
@@ -52,7 +52,7 @@ def stopped(cfg: dict[str, Any]) -> None:
 
 
 def killed(cfg: dict[str, Any]) -> str:
-    """Dies at the first starts, `cfg["deaths"]` times; notes each start."""
+    """Die at the first `cfg["deaths"]` starts, and record each start."""
     if _rank() == 0:
         note = Path(cfg["folder"], "starts")
         count = len(note.read_text()) if note.exists() else 0
@@ -87,7 +87,7 @@ def reads(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def hangs(cfg: dict[str, Any]) -> str:
-    """Sums ones with the others, but a rank sleeps through the third sum at the first starts, `cfg["hangs"]` times."""
+    """Sum ones over ranks; a rank sleeps in the third sum of the first `cfg["hangs"]` starts."""
     import torch
 
     note = Path(cfg["folder"], "starts")

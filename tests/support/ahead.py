@@ -1,6 +1,7 @@
-"""What the server of `processes.py` does once for all commands that it forks: it composes the usual run, so that they
-find its files read, and puts all that it knows where their collections of garbage don't walk: a page of memory that a
-forked process writes to is copied.
+"""Preparation of the server of `processes.py`, once for all forked commands.
+
+It composes the usual run, so that its files are cached, and freezes all objects out of garbage collection, which would
+write to shared memory pages and so copy them.
 """
 
 import atexit
@@ -28,7 +29,7 @@ def _compose_and_build() -> None:
 
 
 def _forget_the_way_here() -> None:
-    """What the server was given to find this module, which no command is to have."""
+    """Remove the path that the server needed to find this module."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path[:] = [path for path in sys.path if path != here]
     os.environ["PYTHONPATH"] = os.pathsep.join(
@@ -37,8 +38,7 @@ def _forget_the_way_here() -> None:
 
 
 def _leave_at_once() -> None:
-    """At each end torch takes its operators out of a dispatcher that ends as well, and adds up, for a log that nobody
-    hears, what it compiled: a tenth of a short command."""
+    """Disable torch's slow exit handlers, which unregister operators and log compile times."""
     atexit.unregister(dump_compile_times)
     for finalizer, kept in weakref.finalize._registry.items():  # type: ignore[attr-defined]
         if kept.func is torch.library._del_library:

@@ -1,4 +1,4 @@
-"""A real browser for the server's web page, and what a person does there."""
+"""A real browser for the server's web page, and a user's actions there."""
 
 import shutil
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None
 )
-# a pen's way through a 3, in a unit square
+# a pen's path through a 3, in a unit square
 THREE = [
     (0.35, 0.22),
     (0.5, 0.17),
@@ -36,7 +36,7 @@ def open_browser() -> Iterator[Any]:
 
 
 class Tabs:
-    """Tabs that the tests of a file share, one after the other: a new one, and the first page in it, take a second."""
+    """Tabs shared by the tests of a file, since a new tab and its first page take a second."""
 
     def __init__(self, browser: Any) -> None:
         self._browser = browser
@@ -44,8 +44,7 @@ class Tabs:
 
     @contextmanager
     def tab(self, script: str = "", strict: bool = False) -> Iterator[Any]:
-        """A tab as if it were new, in which each page begins with `script`; an error of the page's own fails the test,
-        and with `strict` whatever the console says and is asked of a network."""
+        """A clean tab whose pages begin with `script`. Their errors, if `strict` any output and request, fail tests."""
         if script not in self._kept:
             self._kept[script] = self._made(script, strict)
         tab, said = self._kept[script]
@@ -65,7 +64,7 @@ class Tabs:
         tab = context.new_page()
         if script:
             tab.add_init_script(script)
-        tab.on("pageerror", lambda error: said.append(error))  # playwright marks the function that it is given
+        tab.on("pageerror", lambda error: said.append(error))  # playwright marks the given function
         if strict:
             tab.on("console", lambda message: said.append(message.text))
             local = ("file:", "about:")
@@ -74,9 +73,7 @@ class Tabs:
 
 
 def recorded(tab: Any) -> list[bytes]:
-    """What the page will have sent: the body of each request, which the browser tells only while it holds the
-    request.
-    """
+    """Collect the body of each request that the page sends; the browser only has it while the request is held."""
     bodies: list[bytes] = []
 
     def keep(route: Any) -> None:
@@ -88,7 +85,7 @@ def recorded(tab: Any) -> list[bytes]:
 
 
 def draw(tab: Any, points: list[tuple[float, float]]) -> None:
-    """Draws a line through points of a unit square and waits for the answer."""
+    """Draw a line through points of a unit square, and wait for the answer."""
     box = tab.locator("#drawing").bounding_box()
     places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
     tab.mouse.move(*places[0])
@@ -100,6 +97,6 @@ def draw(tab: Any, points: list[tuple[float, float]]) -> None:
 
 
 def lines(tab: Any) -> list[tuple[str, str]]:
-    """Names and percentages that the page shows."""
+    """Return the names and percentages on the page."""
     tab.locator("#found").wait_for()
     return [tuple(item.inner_text().split("\n")) for item in tab.locator("#rows li").all()]

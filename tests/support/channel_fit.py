@@ -1,6 +1,4 @@
-"""What the tests of channel removal share: a small residual net that is trained for 12 steps on images of this
-process's share.
-"""
+"""A small residual net trained for 12 steps on this process's shard, for the tests of channel removal."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ STEPS = 12
 
 
 class Loader:
-    """Goes on where a checkpoint left it."""
+    """Resumes where a checkpoint left it."""
 
     def __init__(self, batches: list[Any]) -> None:
         self.batches, self.done, self.begin = batches, 0, 0
@@ -88,7 +86,7 @@ def fit(
 
 
 class Saves(Callback):
-    """A checkpoint after one step."""
+    """Saves a checkpoint after one step."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.path, self.step = path, step

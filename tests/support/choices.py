@@ -1,4 +1,4 @@
-"""The choices in configs/: those that ship, and those that a user has added."""
+"""The choices in configs/: those that ship, and a user's."""
 
 import json
 import re
@@ -6,7 +6,7 @@ import re
 from support.runs import ROOT
 
 CONFIGS = ROOT / "configs"
-SHIPPED = set(json.loads((CONFIGS / "schema.json").read_text())["files"])  # or made later by a run of scripts/schema.py
+SHIPPED = set(json.loads((CONFIGS / "schema.json").read_text())["files"])  # or are listed later by scripts/schema.py
 ALL = {
     f"{path.parent.name}={path.stem}": path.read_text()
     for path in sorted(CONFIGS.glob("*/*.yaml"))
@@ -15,19 +15,19 @@ ALL = {
 
 
 def packages() -> list[str]:
-    """The user's own packages and modules under src/."""
+    """Return the user's packages and modules under src/."""
     found = {path.name.removesuffix(".py") for path in (ROOT / "src").iterdir() if path.suffix in ("", ".py")}
     return sorted(found - {"lathe", "hydra_plugins", "__pycache__"})
 
 
 def named_by(text: str) -> set[str]:
-    """The choices in the defaults of a file."""
+    """Return the choices in the defaults of a file."""
     found = re.findall(r"^ *- (?:override )?/?(\w+)(?:@\S+)?: *\[?([\w., -]+)", text, flags=re.MULTILINE)
     return {f"{group}={name}" for group, names in found for name in re.split("[, ]+", names)}
 
 
 def _yours() -> list[str]:
-    """The choices that schema.json does not list, that build a class of a user's package, or name such a choice."""
+    """Return the choices that schema.json lacks, that build a user's class, or that name such a choice."""
     part = re.compile(rf"(?:_target_|path)[\"']?: *[\"']?(?:{'|'.join(map(re.escape, packages())) or '(?!)'})\.")
     found = {
         choice for choice, text in ALL.items() if f"{choice.replace('=', '/')}.yaml" not in SHIPPED or part.search(text)
@@ -39,10 +39,10 @@ def _yours() -> list[str]:
 
 YOURS = _yours()
 OURS = [choice for choice in ALL if choice not in YOURS]
-# True in a clone with a user's parts.
+# True in a clone with a user's components.
 SHARED = bool(packages() or YOURS)
 
 
 def names(group: str) -> list[str]:
-    """The choices of a group that ship."""
+    """Return the choices of a group that ship."""
     return [choice.partition("=")[2] for choice in OURS if choice.startswith(f"{group}=")]

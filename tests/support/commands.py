@@ -1,4 +1,4 @@
-"""Scripts of the project run as commands: in a process of their own, or in this one."""
+"""Runs the project's scripts as commands, in a separate process or in this one."""
 
 import os
 import runpy
@@ -14,11 +14,11 @@ from support.processes import Command
 from support.runs import ROOT
 
 Started = Command | subprocess.Popen[str]
-# What the names begin with of variables that count when something is imported.
+# Prefixes of variables that count at import time.
 AT_START = ("PYTHON", "OMP_", "TORCH", "CUDA_", "LD_")
-# What those of a launcher begin with, which count later; torch's agent leaves one of them in a process that it ran in.
+# Prefixes of a launcher's variables, which count later; torch's agent leaves one in its process.
 LAUNCHERS = ("TORCHELASTIC", "SLURM_", "HOROVOD")
-# Whether every command starts Python anew: CUDA does not survive a fork.
+# True starts every command as a new Python: CUDA does not survive a fork.
 anew = False
 
 
@@ -27,7 +27,7 @@ def command(*arguments: str, script: str = "train.py") -> list[str]:
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This process's environment without what a launcher or CI may have left in it."""
+    """Return this process's environment without variables of a launcher or CI."""
     drop = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "HYDRA_FULL_ERROR", "LATHE_FULL_ERROR")
     kept = {key: value for key, value in os.environ.items() if key not in drop and not key.startswith(LAUNCHERS)}
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "", **extra}
@@ -36,7 +36,7 @@ def environment(**extra: str) -> dict[str, str]:
 def run(
     *arguments: str, cwd: Path, script: str = "train.py", timeout: float = 240, **extra: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the real command in `cwd` and returns what it printed."""
+    """Run the real command in `cwd`, and return its output."""
     process = start(command(*arguments, script=script), cwd, environment(**extra), fork_ranks=True)
     try:
         out, err = process.communicate(timeout=timeout)
@@ -54,8 +54,7 @@ def start(
     session: bool = False,
     fork_ranks: bool = False,
 ) -> Started:
-    """Starts a command line with its output piped: forked, or by Python anew where the environment says what Python or
-    a package does when it is imported. For `merged`, `session` and `fork_ranks` see `Command`."""
+    """Start a command: forked, or as a new Python if it has import-time variables. See `Command` for options."""
     env = environment() if env is None else env
     later = (*LAUNCHERS, "PYTHONPATH") if fork_ranks else LAUNCHERS  # a command searches its own path, forked or not
     at_start = {name for name in {*env, *os.environ} if name.startswith(AT_START) and not name.startswith(later)}
@@ -69,7 +68,7 @@ def start(
 
 
 def in_process(script: str, *arguments: str) -> int:
-    """Runs a script's main in this process as if the arguments had been typed here; returns its exit code."""
+    """Run a script's main in this process with these arguments; return its exit code."""
     before, sys.argv = sys.argv, [str(ROOT / script), *arguments]
     handler = signal.getsignal(signal.SIGINT)
     GlobalHydra.instance().clear()
@@ -85,12 +84,12 @@ def in_process(script: str, *arguments: str) -> int:
 
 
 def check(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
-    """Asserts that the command succeeded, showing its output if not."""
+    """Assert that the command succeeded, showing its output if not."""
     assert done.returncode == 0, f"{done.args}\n{done.stdout}\n{done.stderr}"
     return done
 
 
 def forget(package: str) -> None:
-    """Takes a package that a test has written out of this process, for the next test that writes one of the name."""
+    """Remove a test's package from this process, for the next test with a package of that name."""
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         del sys.modules[name]

@@ -1,7 +1,7 @@
-"""A pass of the tests composes some two thousand times, a third of its time, and mostly the same files: what a choice
-of groups gives is kept while its files are the same, and so are the words of overrides and interpolations as they were
-parsed. Values are set on a copy, as Hydra sets them; errors are found anew each time. Commands that start Python anew
-compose as they always do.
+"""Caches Hydra's composition: the tests compose some two thousand times, a third of their time.
+
+Cached, while the files are unchanged: the result of a choice of groups, and parsed overrides and interpolations. Values
+are set on a copy, as Hydra does; errors are not cached. Commands in a new Python compose without the cache.
 """
 
 import copy
@@ -32,7 +32,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, UnionNode, _utils, base
 from omegaconf.errors import OmegaConfBaseException
 
 Loader = hydras.ConfigLoaderImpl
-Plugins.instance()  # imports the sources of files, each as a class that no import statement finds
+Plugins.instance()  # imports the sources of files as classes that no import statement finds
 Files: Any = SourcesRegistry.instance().resolve("file")
 Packages: Any = SourcesRegistry.instance().resolve("pkg")
 _read_anew, _read_package_anew = Files.load_config, Packages.load_config
@@ -50,7 +50,7 @@ _lists: dict[Any, DefaultsList] = {}
 _seen: dict[tuple[Any, ...], int] = {}
 _composed: dict[int, tuple[DefaultsList, DictConfig]] = {}  # by the id of a list of files
 _overrides: dict[str, Override] = {}
-_trees: dict[int, tuple[DictConfig, Any]] = {}  # the same without Hydra's own part, with the list whose id it is
+_trees: dict[int, tuple[DictConfig, Any]] = {}  # without `hydra`, with the list whose id it is
 _mode_anew, _modes = Hydra.get_mode, dict[Any, Any]()
 _version_anew, _version_once = version._get_version, functools.cache(version._get_version)
 
@@ -60,7 +60,7 @@ _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abs
 
 
 def _copied(node: Any, memo: dict[int, Any]) -> Any:
-    """A copy as omegaconf makes it, its parent retained, without Python's general way through every node's metadata."""
+    """Copy a node as omegaconf does, with its parent, but without the slow copy of every node's metadata."""
     return _copy_below(node, node.__dict__["_parent"], memo)
 
 
@@ -87,7 +87,7 @@ def _copy_below(node: Any, parent: Any, memo: dict[int, Any]) -> Any:
 
 
 def _reparented(self: Any) -> None:
-    """After each file, throughout the tree: only what has another parent is given its own."""
+    """Set the parent of nodes below that have another one; called after each file."""
     content = self.__dict__["_content"]
     nodes = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
     for node in nodes:
@@ -98,12 +98,12 @@ def _reparented(self: Any) -> None:
 
 
 def _repository_once(self: Any, delegate: Any) -> None:
-    """Its sources may be replaced, and are not changed."""
+    """Its sources may be replaced, but are not changed."""
     self.delegate, self.cache = copy.copy(delegate), {}
 
 
 def _override_once(self: Any, text: str, rule: str) -> Any:
-    """An override is kept where its value can't be changed."""
+    """Cache an override with an immutable value."""
     if rule == "override" and text in _overrides:
         return replace(_overrides[text])
     found = _override_anew(self, text, rule)
@@ -113,7 +113,7 @@ def _override_once(self: Any, text: str, rule: str) -> Any:
 
 
 def _files(repo: IConfigRepository) -> tuple[Any, ...]:
-    """Where files are read, and when each was last changed."""
+    """Return the places of files, and the time at which each was changed."""
     found: list[Any] = []
     for source in repo.get_sources():
         found.append((source.provider, source.scheme(), source.path))
@@ -139,8 +139,7 @@ def _below(folder: str) -> Iterator[tuple[str, int]]:
 
 @functools.lru_cache(maxsize=256)
 def _of_ours(folder: str, changed: int) -> tuple[list[tuple[str, int]], list[str]]:
-    """Files and folders in one of the project's own: no test changes what stands in a file there, and one that comes or
-    goes changes its folder."""
+    """List one of the project's folders at its time of change; no test changes a file there in place."""
     with os.scandir(folder) as entries:
         there = sorted(entries, key=lambda entry: entry.name)
     inside = [entry.path for entry in there if entry.is_dir(follow_symlinks=False)]
@@ -169,7 +168,7 @@ def _read_package_once(source: ConfigSource, config_path: str) -> ConfigResult:
 
 
 def _load_once(self: Any, config_path: str) -> ConfigResult | None:
-    """A file with the defaults that it lists, where `_list_once` has seen that its folders are as they were."""
+    """Cache a file with its defaults list, if `_list_once` has seen its folders unchanged."""
     if "seen" not in self.__dict__:
         return _load_anew(self, config_path)  # type: ignore[no-any-return]
     key = (self.seen, config_path)
@@ -180,7 +179,7 @@ def _load_once(self: Any, config_path: str) -> ConfigResult | None:
 
 
 def _map_where_used(overrides: Overrides, defaults: list[Any], self_added: bool) -> DictConfig | None:
-    """All choices, as a configuration: only a default that names another's choice is looked up in it."""
+    """Return all choices as a configuration, if a default interpolates another choice."""
     asked = any(default.is_interpolation() for default in defaults)
     return _map_anew(overrides, defaults, self_added) if asked else None
 
@@ -206,8 +205,7 @@ def _compose_once(loader: Any, defaults: list[Any], repo: IConfigRepository) -> 
 
 
 def _mode_once(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-    """Each command is composed once more only to know whether files or a key of Hydra's make it a sweep, which no value
-    of another key does."""
+    """Cache the mode of a command, which Hydra composes it again for; only files and Hydra's keys count."""
     bare = [word.lstrip("+~") for word in overrides]
     if any(word.startswith("hydra") for word in bare):
         return _mode_anew(self, config_name, overrides)
@@ -226,8 +224,8 @@ def _parser() -> OverridesParser:
 
 
 def compose(config_name: str, words: list[str]) -> DictConfig:
-    """What `hydra.compose` gives, which sets what Hydra says of itself, half of its time, and takes it away again."""
-    if any(word.lstrip("+~").startswith("hydra") for word in words):  # a key of that part
+    """Compose as `hydra.compose`, without setting and removing `hydra`, half of its time."""
+    if any(word.lstrip("+~").startswith("hydra") for word in words):  # a key of `hydra`
         return hydras_compose(config_name, words)
     loader = GlobalHydra.instance().config_loader()
     assert isinstance(loader, Loader)
@@ -239,7 +237,7 @@ def compose(config_name: str, words: list[str]) -> DictConfig:
         if id(found.defaults) not in _trees:
             files = [file for file in found.defaults if (file.package or "").partition(".")[0] != "hydra"]
             tree = _compose_anew(loader, files, repo)
-            tree.pop("hydra", None)  # what other files say of that part
+            tree.pop("hydra", None)  # set by other files
             _trees[id(found.defaults)] = tree, found.defaults
         cfg = copy.deepcopy(_trees[id(found.defaults)][0])
         OmegaConf.set_struct(cfg, True)
@@ -250,7 +248,7 @@ def compose(config_name: str, words: list[str]) -> DictConfig:
 
 
 def once() -> None:
-    """From now on in this process."""
+    """Enable the cache in this process."""
     Files.load_config, Packages.load_config = _read_once, _read_package_once
     defaults_lists._create_interpolation_map = _map_where_used  # type: ignore[assignment]
     hydras.create_defaults_list = _list_once
@@ -266,7 +264,7 @@ def once() -> None:
 
 
 def anew() -> None:
-    """As Hydra does it."""
+    """Disable the cache."""
     Files.load_config, Packages.load_config = _read_anew, _read_package_anew
     defaults_lists._create_interpolation_map = _map_anew
     hydras.create_defaults_list = _list_anew

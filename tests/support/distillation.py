@@ -1,4 +1,4 @@
-"""What the tests of distillation share: small runs, and how a teacher is named on the command line."""
+"""Small runs, and a teacher's overrides, for the tests of distillation."""
 
 import json
 from pathlib import Path

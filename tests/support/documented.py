@@ -1,4 +1,4 @@
-"""Commands as the pages print them."""
+"""Commands as printed in the docs."""
 
 import re
 import shlex
@@ -20,7 +20,7 @@ def blocks(page: Path, *languages: str) -> list[str]:
 
 
 def commands(page: Path) -> list[str]:
-    """Each once: the lines of blocks and what stands in a sentence; not those with `...`, which are none."""
+    """Return each command once, from code blocks and inline code, except those with `...`."""
     lines = [line for block in blocks(page, "", "bash") for line in block.replace("\\\n", " ").splitlines()]
     typed = [re.split(r"\s#(?:\s|$)|\s{2,}", line.strip())[0] for line in lines]
     typed += re.findall(r"`((?:[A-Z_]+=\S+ )*python [^`]*)`", page.read_text())
@@ -30,11 +30,7 @@ def commands(page: Path) -> list[str]:
 
 
 def mistakes(command: str) -> list[str]:
-    """What is wrong with a command; of a sweep, with its first job.
-
-    Raises:
-        UserError, or one of Hydra's: its words compose no configuration.
-    """
+    """Return the mistakes in a command, or in a sweep's first job; Hydra's errors are raised."""
     script, *words = shlex.split(re.sub(r"<[^>]*>", "some", command))[1:]
     assert (ROOT / script).is_file(), script
     verb = Path(script).stem

@@ -1,4 +1,4 @@
-"""Documents whose every token is known by its value, for the tests of documents."""
+"""Documents whose tokens are identified by their values."""
 
 from typing import Any
 
@@ -12,9 +12,7 @@ END = 0
 
 
 class Fixed:
-    """Documents of these lengths (their end counted); the tokens of a split are 1, 2, 3, ... so that each is known by
-    its value.
-    """
+    """Documents of these lengths (with the end token); the tokens of a split are 1, 2, 3, ..."""
 
     end = END
 
@@ -49,7 +47,7 @@ def loader(rank: int = 0, world: int = 1, train: bool = True, source: Any = None
 
 
 def join(parts: tuple[tuple[torch.Tensor, ...], ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The global batch of the ranks' parts, without filled-up rows."""
+    """Return the global batch of the ranks' shards, without padding rows."""
     world, rows = len(parts), len(parts[0][0])
     x, y = (torch.stack([part[i] for part in parts], dim=1).view(world * rows, -1) for i in (0, 1))
     counted = (y != -100).any(1)

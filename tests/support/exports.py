@@ -1,6 +1,4 @@
-"""What tests of exports share: a request as the launch hands it to the verb, small runs, and what must not be inside a
-file.
-"""
+"""Requests, small runs, and bytes that must not be in a file, for the tests of exports."""
 
 import io
 import zipfile
@@ -16,19 +14,19 @@ from lathe.runs.rundir import RunDir
 from lathe.training.train import train
 from support.runs import SMALL, config, new_run
 
-WHOLE = ["onnx", "onnx/manifest.json", "onnx/model.onnx", "onnx/parity.json"]  # what target=onnx leaves in exports/
+WHOLE = ["onnx", "onnx/manifest.json", "onnx/model.onnx", "onnx/parity.json"]  # the files of target=onnx in exports/
 CNN = ("model=resnet20", "model.net.depth=8", "model.net.width=8", "data.batch_size=64")
 
 
 def made(log_dir: Path, *overrides: str) -> RunDir:
-    """A trained run."""
+    """Train a run."""
     cfg = new_run(log_dir, *SMALL[3:6], "trainer.log_every_n_steps=1", "compression.receipt=none", *overrides)
     train(cfg)
     return RunDir(cfg["paths"]["run_dir"])
 
 
 def request(run: RunDir, *overrides: str) -> dict[str, Any]:
-    """What `launch_on_run` hands to the job."""
+    """Return the job's configuration, as from `launch_on_run`."""
     asked = config(f"run={run.path}", *overrides, name="export")
     cfg = run.config
     cfg["trainer"] |= asked["trainer"]
@@ -37,20 +35,20 @@ def request(run: RunDir, *overrides: str) -> dict[str, Any]:
 
 
 def left(run: RunDir) -> list[str]:
-    """What lies in the run's exports."""
+    """Return the paths in the run's exports."""
     exports = run.path / "exports"
     return sorted(str(path.relative_to(exports)) for path in exports.rglob("*")) if exports.exists() else []
 
 
 def targets() -> list[str]:
-    """Those that can be used here."""
+    """Return the targets that are available here."""
     return [
         name for name, module in export.TARGETS.items() if find_spec(module) and export.get(name).available() is None
     ]
 
 
 def contents(path: Path) -> Iterator[bytes]:
-    """The bytes of a file and, where it is an archive, of its members and theirs."""
+    """Yield the bytes of a file, and recursively of an archive's members."""
     yield from _unpacked(path.read_bytes())
 
 
@@ -64,8 +62,7 @@ def _unpacked(data: bytes) -> Iterator[bytes]:
 
 
 def needles(data: Any, count: int = 8) -> Mapping[str, bytes]:
-    """Bytes of training images, whole and by rows, as uint8 and as the float32 that the net sees, and of labels;
-    without rows that are too plain to be found by anything but chance."""
+    """Return bytes of labels and images (uint8 and the net's float32), without rows that are too uniform."""
     found: dict[str, bytes] = {}
     x, _ = next(iter(data.eval_loader("train")))
     pixels = (

@@ -1,4 +1,4 @@
-"""Fashion-MNIST in small: the four files in the real format, with few images."""
+"""A small Fashion-MNIST: the four files in the real format, with few images."""
 
 import gzip
 import hashlib
@@ -15,16 +15,14 @@ COUNTS = {"train": 60, "test": 20}
 
 
 def idx(array: np.ndarray) -> bytes:
-    """The array as an IDX file has it."""
+    """Return the array as an IDX file."""
     return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape) + array.tobytes()
 
 
 def write(
     folder: Path, compressed: bool = True, highest: int = 9, bars: bool = False
 ) -> tuple[dict[str, tuple[IdxFile, ...]], Truth]:
-    """The four files, of noise, or with `bars` of a bright bar that lies the lower the higher the label is; the table
-    that describes them, and what is in them.
-    """
+    """Write the files, of noise or `bars` that depend on the label; return their table and content."""
     folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
     files: dict[str, tuple[IdxFile, ...]] = {}

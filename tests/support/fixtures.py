@@ -1,4 +1,4 @@
-"""What all tests find."""
+"""Fixtures of all tests."""
 
 import functools
 import gc
@@ -23,14 +23,14 @@ from support.commands import in_process
 torch.set_num_threads(1)
 composing.once()
 quick.quick()
-# Each export to ONNX would list torch's operators anew, for half a second; none here adds to the list.
+# Each export to ONNX would list torch's operators again, for half a second; no test adds to the list.
 _registration.ONNXRegistry.from_torchlib = staticmethod(functools.cache(_registration.ONNXRegistry.from_torchlib))
 _settled_at = 0.0
 _materialize_anew, _materialized = export_utils._materialize_cpp_cia_ops, []
 
 
 def _materialize_once() -> None:
-    """Each export lists torch's operators thirty times and more; only one that is new has to be made."""
+    """Materialize composite operators only if new ones were registered; each export asks more than thirty times."""
     found = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
     if found != _materialized:
         _materialize_anew()
@@ -42,7 +42,7 @@ export_utils._materialize_cpp_cia_ops = _materialize_once
 
 @functools.cache
 def _apart() -> list[logging.Logger]:
-    """The loggers that hand nothing on to the root, as they are when a test begins."""
+    """Return the loggers that don't propagate to the root at the start of a test."""
     return [
         logger
         for logger in logging.root.manager.loggerDict.values()
@@ -51,7 +51,7 @@ def _apart() -> list[logging.Logger]:
 
 
 def _catch(self: Any) -> Any:
-    """As pytest does it, which looks through the thousands of loggers six times a test."""
+    """Replace pytest's method, which searches thousands of loggers six times a test."""
     if self.level is not None:
         self.handler.setLevel(self.level)
     self.attached_loggers += [logging.root, *_apart()]
@@ -68,8 +68,7 @@ catching_logs.__enter__ = _catch  # type: ignore[method-assign]
 
 @pytest.fixture(scope="module", autouse=True)
 def _settled() -> None:
-    """What a file of tests finds, modules above all, is no garbage: a collection, of which a measurement makes several,
-    need not walk through it again. Files that take a moment find what the one before them found."""
+    """Freeze what a file of tests has imported, so that the many collections of measurements skip it."""
     global _settled_at
     if time.monotonic() - _settled_at > 2:
         gc.collect()
@@ -79,19 +78,17 @@ def _settled() -> None:
 
 @pytest.fixture(autouse=True)
 def _clean_state():
-    """Each test starts without a composed configuration and leaves torch's global settings, and how much is logged, as
-    they were.
-    """
+    """Start each test without a composed configuration, and restore torch's settings and log levels."""
     GlobalHydra.instance().clear()
-    for name in ("LATHE_TRUSTED", "LATHE_CONFIG_DIR"):  # what an earlier command in this process trusted and was given
+    for name in ("LATHE_TRUSTED", "LATHE_CONFIG_DIR"):  # set by an earlier command in this process
         os.environ.pop(name, None)
     if (events := sys.modules.get("tensorboard.summary.writer.event_file_writer")) is not None:
-        # It numbers the files of a process, and of files begun in the same second ".10" is read before ".9".
+        # It numbers a process's files, and for files of the same second ".10" is read before ".9".
         events._global_uid = events.AtomicCounter(0)
     logged, silenced = logging.root.level, logging.root.manager.disable
     matmul, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     yield
-    if (logging.root.level, logging.root.manager.disable) != (logged, silenced):  # each call walks through all loggers
+    if (logging.root.level, logging.root.manager.disable) != (logged, silenced):  # each call visits all loggers
         logging.root.setLevel(logged)
         logging.disable(silenced)
     torch.set_float32_matmul_precision(matmul)
@@ -104,9 +101,7 @@ def _clean_state():
 def cli(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
-    """Runs a script's main in this process as if its arguments had been typed in an empty folder: (exit code, standard
-    error).
-    """
+    """Run a script's main in this process in an empty folder: (exit code, standard error)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setenv("LATHE_FULL_ERROR", "0")
@@ -120,5 +115,5 @@ def cli(
 
 @pytest.fixture
 def timm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The package timm; skips where it is not installed."""
+    """The package timm; skips if it is not installed."""
     return timm_here.use(monkeypatch)

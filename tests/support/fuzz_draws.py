@@ -1,4 +1,4 @@
-"""Values drawn to be wrong, over every key that configs/schema.json has for a command."""
+"""Draws invalid values for every key of a command in configs/schema.json."""
 
 import math
 import os
@@ -20,7 +20,7 @@ QUICK = (
 )
 MLP = ("model=mlp", "model.net.width=16", "model.net.depth=2")
 GPT = ("model=gpt_nano", "data=synthetic_tokens")
-# Command lines that are right, and the beginning of the keys that are drawn from each.
+# Valid command lines, and the prefix of the keys drawn for each.
 LINES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("train", (*QUICK, *MLP), ""),
     *(("train", (*QUICK, f"model={name}"), "model.") for name in ("resnet20", "vit_tiny", "wrn40_2")),
@@ -47,7 +47,7 @@ LINES: tuple[tuple[str, tuple[str, ...], str], ...] = (
 
 @dataclass(frozen=True)
 class Draw:
-    """A command line whose last word gives a key a value that the schema does not take."""
+    """A command line whose last override has an invalid value."""
 
     script: str
     base: tuple[str, ...]
@@ -57,7 +57,7 @@ class Draw:
 
 
 def written(value: Any) -> str:
-    """A value as an override spells it."""
+    """Return a value as in an override."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -70,7 +70,7 @@ def written(value: Any) -> str:
 
 
 def wrong(schema: Json) -> list[Any]:
-    """Values that do not fit: of other types, beyond each end, next to the choices, lists of other lengths."""
+    """Return invalid values: of other types, beyond each limit, similar to the choices, lists of other lengths."""
     found: list[Any] = ["abc", 1.5, -7, 10**30, True, None, [], [1, 2, 3], {"a": 1}, "1e-3", "", math.nan, math.inf]
     found.append({"_target_": "builtins.print"})
     for one in kinds(schema):
@@ -84,7 +84,7 @@ def wrong(schema: Json) -> list[Any]:
 
 
 def draws(seed: int, count: int) -> Iterator[Draw]:
-    """`count` command lines: the keys of all LINES in turn, in an order of their own for each seed."""
+    """Yield `count` command lines: the keys of all LINES in turn, shuffled by the seed."""
     choose = random.Random(seed)
     every = []
     for verb, base, begin in LINES:
@@ -99,8 +99,6 @@ def draws(seed: int, count: int) -> Iterator[Draw]:
 
 
 def seed() -> int:
-    """LATHE_FUZZ_SEED: a number, or `clock` for another one each time; 1 where it is not set, so that a test fails by
-    what was changed.
-    """
+    """Return LATHE_FUZZ_SEED: a number, or a new one for `clock`. By default 1, so that only changes fail tests."""
     typed = os.environ.get("LATHE_FUZZ_SEED", "1")
     return time.time_ns() // 1_000_000 % 1_000_000 if typed == "clock" else int(typed)

@@ -1,6 +1,4 @@
-"""The acceptance on GPUs (tests/gpu, `python -m pytest -m gpu`): the device that it runs on, which a CPU may stand in
-for, what its bodies share, and the record of a run.
-"""
+"""The acceptance tests on GPUs (tests/gpu, `python -m pytest -m gpu`): device, which can be a CPU, and record."""
 
 import contextlib
 import io
@@ -25,7 +23,7 @@ from support.commands import run as run_command
 from support.runs import column
 
 NO_GPU = "no GPU is visible here (what can runs on a CPU with --gpu-stand-in=cpu)"
-# A small run whose every step is logged; a body adds the net that it is about.
+# A small run that logs every step; a body adds its net.
 BASE = """
     data.source.train_size=64 data.source.val_size=16 data.source.test_size=16
     data.batch_size=16 optimizer=adamw trainer.max_epochs=null trainer.max_steps=4 trainer.check_val_every_n_epoch=null
@@ -39,7 +37,7 @@ TOKENS = ("model=gpt_nano", "data=synthetic_tokens", "model.net.depth=2", "model
 
 
 class Acceptance:
-    """Trains on the device that is asked about, and beside it on the CPU."""
+    """Trains on the tested device, and for reference on the CPU."""
 
     def __init__(self, folder: Path, stand_in: str | None) -> None:
         self.real = stand_in is None
@@ -54,52 +52,52 @@ class Acceptance:
         return [*BASE.split(), device, f"paths.log_dir={self.folder}", *words]
 
     def train(self, *words: str, accelerator: str | None = None, watch: Callback | None = None) -> Run:
-        """A run in this process; `watch` is one more callback of it."""
+        """Train a run in this process; `watch` is an additional callback."""
         make = lathe.training.train.make_callbacks
         more = [] if watch is None else [watch]
         with pytest.MonkeyPatch.context() as patched, warnings.catch_warnings():
             patched.setattr(lathe.training.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), *more])
-            warnings.simplefilter("ignore")  # of strategies on one device, and what a machine's libraries say
+            warnings.simplefilter("ignore")  # of strategies on one device, and of a machine's libraries
             with contextlib.redirect_stdout(io.StringIO()):
                 found: Run = lathe.train(self.words(*words, accelerator=accelerator))
         return found
 
     def curve(self, *words: str, **options: Any) -> list[float]:
-        """The loss of each training step."""
+        """Return the loss of each training step."""
         return column(self.train(*words, **options).dir, "train/loss")
 
     def reference(self, *words: str) -> list[float]:
-        """As `curve`, of one process on the CPU; trained once."""
+        """Return `curve` of one process on the CPU, trained once."""
         if words not in self._curves:
             self._curves[words] = self.curve(*words, accelerator="cpu")
         return self._curves[words]
 
     def command(self, *words: str, script: str = "train.py", timeout: float = 300) -> str:
-        """What a real command prints; it has to succeed."""
+        """Return the output of a real command, which must succeed."""
         return check(run_command(*words, script=script, cwd=self.folder, timeout=timeout)).stdout
 
     def launched(self, *words: str) -> tuple[Path, list[float]]:
-        """The directory of a run by the real command, and its loss of each training step."""
+        """Return the directory of a run by the real command, and its loss of each training step."""
         before = set(self.folder.glob("train/*"))
         self.command(*self.words(*words))
         (run,) = set(self.folder.glob("train/*")) - before
         return run, column(run, "train/loss")
 
     def script(self, script: str, *words: str) -> int:
-        """The exit code of a script in this process."""
+        """Return the exit code of a script in this process."""
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(), contextlib.chdir(self.folder):
             warnings.simplefilter("ignore")
             return in_process(f"scripts/{script}.py", *words)
 
 
 def close(found: list[float], wanted: list[float], relative: float) -> None:
-    """Asserts that two curves of some length are equal to a share of each value."""
+    """Assert that two curves are relatively close, and longer than one step."""
     assert len(found) == len(wanted) > 1
     assert found == pytest.approx(wanted, rel=relative)
 
 
 class Record:
-    """What a run of the acceptance on a GPU gave, for README and docs/gpu.md (scripts/gpu_column.py)."""
+    """The results of an acceptance run on a GPU, for README and docs/gpu.md (scripts/gpu_column.py)."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.tests = path, dict[str, dict[str, Any]]()
@@ -121,7 +119,7 @@ class Record:
             self.path.write_text(json.dumps(self.facts(), indent=1) + "\n")
 
     def facts(self) -> dict[str, Any]:
-        """Where, when and with what it ran, and every test with its outcome."""
+        """The time, hardware and versions of the run, and every test with its outcome."""
         names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
         return {
             "day": time.strftime("%Y-%m-%d"),
@@ -137,7 +135,7 @@ class Record:
 
 
 def _reason(report: pytest.TestReport) -> str:
-    """Why a test was skipped, or what it failed of: a sentence that a command printed, else what was asserted."""
+    """Return the reason of a skip or failure: a command's error, or else the assertion."""
     told = [line.removeprefix("Error: ") for line in report.capstderr.splitlines() if line.startswith("Error: ")]
     crash = getattr(report.longrepr, "reprcrash", None)
     if isinstance(report.longrepr, tuple):
@@ -154,7 +152,7 @@ def driver() -> str | None:
 
 
 def _first(*command: str) -> str | None:
-    """The first line that a command prints, None where it can't."""
+    """Return the first line of a command's output; None if it fails."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, cwd=os.path.dirname(__file__))
     except OSError:

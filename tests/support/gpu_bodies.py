@@ -1,6 +1,4 @@
-"""The bodies of the acceptance on GPUs (tests/gpu): of each None where a CPU stands in (`--gpu-stand-in=cpu`), or why
-none can.
-"""
+"""The bodies of the acceptance tests on GPUs: None if a CPU can replace the GPU (`--gpu-stand-in=cpu`), or why not."""
 
 GRAPHS = "inductor captures CUDA graphs on GPUs alone"
 ENGINE = "TensorRT builds for NVIDIA's GPUs alone"
@@ -57,7 +55,7 @@ BODIES: dict[str, str | None] = {
     "test_gpu_targets.py::test_a_server_on_the_gpus": "the real command looks for GPUs itself",
     "test_gpu_targets.py::test_a_server_without_a_gpu_says_so": None,
 }
-# Bodies of many cases, of which the stand-in runs these: a CPU has tests of its own for the others.
+# Bodies with many cases, and those for the stand-in: other tests run the rest on a CPU.
 FEW: dict[str, set[str]] = {
     "test_gpu_strategies.py::test_one_device": {"ddp", "fsdp strategy.cpu_offload=true", "tensor"},
     "test_gpu_strategies.py::test_deepspeed_on_one_device": {"deepspeed_3_offload"},

@@ -1,6 +1,4 @@
-"""A corpus of hostile run directories: a run as Lathe writes it, changed by functions that each attack one file of
-it.
-"""
+"""A corpus of hostile run directories: a run of Lathe, with functions that each attack one of its files."""
 
 import copy
 import json
@@ -21,7 +19,7 @@ CANARY = "canary"
 
 
 def harmless(log_dir: Path, *overrides: str) -> RunDir:
-    """A complete run directory whose weights were never trained."""
+    """Create a complete run directory with untrained weights."""
     cfg = new_run(log_dir, *SMALL, *overrides)
     run = RunDir(cfg["paths"]["run_dir"])
     run.best.parent.mkdir()
@@ -33,13 +31,13 @@ def harmless(log_dir: Path, *overrides: str) -> RunDir:
 
 
 def copied(run: RunDir, folder: Path) -> RunDir:
-    """A copy of a run directory below `folder`."""
+    """Copy a run directory into `folder`."""
     shutil.copytree(run.path, folder / "foreign")
     return RunDir(folder / "foreign")
 
 
 def put(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """A copy of `config` with `value` at a dotted key, whose parts are made where there are none."""
+    """Return a copy of `config` with `value` at a dotted key, with missing parents."""
     config = copy.deepcopy(config)
     node, (*parents, last) = config, key.split(".")
     for part in parents:
@@ -51,13 +49,13 @@ def put(config: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 
 def plant(run: RunDir, key: str, value: Any) -> None:
-    """Writes `value` at a dotted key of the run's config.yaml, as a stranger would: past all checks."""
+    """Write `value` at a dotted key of the run's config.yaml, without checks."""
     path = run.path / "config.yaml"
     path.write_text(yaml.safe_dump(put(yaml.safe_load(path.read_text()), key, value)))
 
 
 def gadgets(canary: Path) -> dict[str, dict[str, Any]]:
-    """Nodes that leave the file `canary` if anything builds them, by what they use."""
+    """Return nodes that create the file `canary` if built, by their means."""
     touch = f"open({str(canary)!r}, 'w').close()"
     payload = canary.with_name("payload.pkl")
     # opcodes of a pickle that calls open(canary, "w")
@@ -84,7 +82,7 @@ def gadgets(canary: Path) -> dict[str, dict[str, Any]]:
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{b}: &{b} [{','.join(['*' + a] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
 )
-# What a config.yaml may hold besides names: by what it is, the text that is put before or instead of the run's own.
+# Contents of a config.yaml other than names: functions of the run's text, by what they are.
 TEXTS: dict[str, Callable[[str], str]] = {
     "bomb of aliases": lambda text: BOMB + text,
     "merge key": lambda text: text + "extra:\n  <<: {a: 1}\n",
@@ -99,7 +97,7 @@ TEXTS: dict[str, Callable[[str], str]] = {
     "secret": lambda text: text + "x: ${oc.env:LATHE_TEST_SECRET}\n",
     "name of a folder": lambda text: text.replace("name: train", "name: ../../outside"),
 }
-# Where a node is planted besides the groups: no part belongs there.
+# Keys apart from the groups at which no component belongs.
 NOWHERE = (
     "seed",
     "extra",
@@ -116,7 +114,7 @@ NOWHERE = (
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Changes a JSON file in place."""
+    """Change a JSON file in place."""
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))

@@ -1,4 +1,4 @@
-"""Deaths of a run for the tests of law 3, and the comparison with a run that was left alone."""
+"""Deaths of a run for the tests of law 3, and the comparison with an uninterrupted run."""
 
 import json
 import os
@@ -50,13 +50,11 @@ NEVER = 10**9
 
 
 class Interrupted(Exception):
-    """Stands for a death of the process."""
+    """The simulated death of the process."""
 
 
 class Interruption(Callback):
-    """Dies in the named hook once a number of optimizer steps is reached; nothing after that gets to write anything. A
-    hook such as "SIGTERM on_validation_end" has the process signalled there instead.
-    """
+    """A death in a named hook at a certain step; "SIGTERM on_validation_end" signals the process instead."""
 
     def __init__(self) -> None:
         self.hook, self.step = "", NEVER
@@ -93,9 +91,7 @@ def interruption(monkeypatch: pytest.MonkeyPatch) -> Interruption:
 
 
 def train_through(cfg: dict[str, Any], deaths: list[tuple[str, int]], interruption: Interruption) -> Path:
-    """Trains, dies at each of `deaths` (or goes past it, if a continued run does not meet it again), and trains to the
-    end.
-    """
+    """Train through each of `deaths`, or past it if a resumed run does not reach it again, to the end."""
     for interruption.hook, interruption.step in [*deaths, ("", NEVER)]:
         try:
             lathe.training.train.train(dict(cfg))
@@ -106,7 +102,7 @@ def train_through(cfg: dict[str, Any], deaths: list[tuple[str, int]], interrupti
 
 
 def kill_when(directory_of: Path, lines: int, *arguments: str) -> Path:
-    """Starts the real command and sends SIGKILL to its whole process group once metrics.csv has so many lines."""
+    """Start the real command, and kill its process group once metrics.csv has more than `lines` lines."""
     process = start(command(*arguments), directory_of.parent, session=True, fork_ranks=True)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""A server on loopback that takes what is posted to it."""
+"""A server on loopback that records posted requests."""
 
 import json
 import threading
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Listener:
-    """What has come in: paths, headers and JSON bodies. It answers with `status`, after `held` is set."""
+    """Received paths, headers and JSON bodies. It answers with `status` once `held` is set."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -23,7 +23,7 @@ class Listener:
 
 @contextmanager
 def listening() -> Iterator[Listener]:
-    """One that runs until the block ends."""
+    """Run a listener until the block ends."""
     found = Listener()
 
     class Handler(BaseHTTPRequestHandler):
@@ -40,7 +40,7 @@ def listening() -> Iterator[Listener]:
             self.end_headers()
 
         def log_message(self, *args: Any) -> None:
-            """Nothing on the terminal."""
+            """Print nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

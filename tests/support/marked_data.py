@@ -1,4 +1,4 @@
-"""A data module each of whose hooks adds a power of two, and a net that records what it is given."""
+"""A data module whose hooks each add a power of two, and a net that records its inputs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 
 from lathe.nets.mlp import MLP
 
-DATA = 64  # what data start from, and noise does not reach
+DATA = 64  # initial value, larger than the noise
 HOOKS = {"worker_init_fn": 1, "collate_fn": 2, "__iter__": 4, "before": 8, "transfer": 16, "after": 32}
 ALL = DATA + sum(HOOKS.values())
 SEEN: set[int] = set()  # inputs of the net, rounded down, without noise
@@ -56,12 +56,12 @@ class OwnLoader(DataLoader[Any]):
 
 
 class MarkedData(LightningDataModule):
-    """`own=False` takes torch's DataLoader, so the mark of `__iter__` is missing."""
+    """A data module with marking hooks. `own=False` uses torch's DataLoader, without the mark of `__iter__`."""
 
     def __init__(self, own: bool = True, n: int = 64) -> None:
         super().__init__()
         self.own, self.data = own, Marked(n)
-        self.stages = set[str]()  # in which the last hook has been called
+        self.stages = set[str]()  # in which the last hook was called
 
     def _loader(self, shuffle: bool = False) -> Any:
         kind = OwnLoader if self.own else DataLoader

@@ -1,4 +1,4 @@
-"""Runs that record how many steps were grouped."""
+"""Runs that record the sizes of groups of steps."""
 
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ class SeesEveryThird(Sees):
 
 
 class SeesEach(SeesEveryThird):
-    """Declares so, and has one of its hooks called at every step."""
+    """Declares the same, but has one hook called at every step."""
 
     every_step = ("on_train_batch_end",)
 

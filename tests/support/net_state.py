@@ -1,6 +1,4 @@
-"""What the tests of the moving average share: copies of weights, their comparison, and a checkpoint after every
-step.
-"""
+"""Copies and comparisons of weights, and checkpoints of every step, for tests of the moving average."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 class Saves(Callback):
-    """A checkpoint after every step, without a state of its own that a later trainer would have to take over."""
+    """Saves a checkpoint after every step, without a state that a later trainer would restore."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""A library of NVML that answers what a test wants."""
+"""A fake of the NVML library."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -9,8 +9,7 @@ import torch
 
 
 class FakeNvml(ModuleType):
-    """The part of pynvml that lathe uses. `gpus` are the boards by their UUIDs; a value that is None is not supported
-    there."""
+    """The subset of pynvml that Lathe uses. `gpus` are the boards by UUID; None is an unsupported value."""
 
     NVML_TEMPERATURE_GPU = 0
 
@@ -54,6 +53,6 @@ class FakeNvml(ModuleType):
 
 
 def install(monkeypatch: pytest.MonkeyPatch, library: FakeNvml, *uuids: str) -> None:
-    """Lets `import pynvml` find it, and torch name its GPUs by these `uuids`, in this order."""
+    """Make `import pynvml` return the library, and torch report GPUs with these `uuids`, in this order."""
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=uuids[index]))

@@ -1,4 +1,4 @@
-"""Parts that hold Lathe to what Lightning promises: several loaders, several steps in a batch, states of their own."""
+"""Components that rely on Lightning's contracts: several loaders, several steps in a batch, custom states."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from support.own_parts import Table
 
 
 class Several(LitNet):
-    """Validates and tests on several loaders, and names its metrics in both ways."""
+    """Validates and tests on several loaders, and logs its metrics with and without the loader's index."""
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         loss = self.losses(batch)
@@ -26,7 +26,7 @@ class Several(LitNet):
 
 
 class Uneven(Both):
-    """Steps one optimizer with each batch and the other with each second, and its schedules by hand."""
+    """Steps one optimizer with each batch and the other with every second one, and steps its schedules."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -51,7 +51,7 @@ class Uneven(Both):
 
 
 class Gathering(LitNet):
-    """Steps with the gradients of four batches, of which an epoch has six."""
+    """Steps with the gradients of four batches; an epoch has six."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -68,7 +68,7 @@ class Gathering(LitNet):
 
 
 class Counted(Table):
-    """Counts epochs, and keeps their number in checkpoints."""
+    """Counts epochs, and saves the count in checkpoints."""
 
     epochs = 0
 
@@ -80,7 +80,7 @@ class Counted(Table):
 
 
 class Counting(Callback):
-    """Likewise, by both ways that a callback has."""
+    """Counts too, in both hooks that save a callback's state."""
 
     def __init__(self) -> None:
         self.epochs = self.words = 0
@@ -106,7 +106,7 @@ class Counting(Callback):
 
 
 class Stateful(LitNet):
-    """Counts the epochs of its data, and says at a test what they have kept of it."""
+    """Counts the epochs of its data, and logs the saved count in a test."""
 
     def on_train_epoch_start(self) -> None:
         self.trainer.datamodule.epochs += 1

@@ -1,4 +1,4 @@
-"""Datasets and transforms as users have them, and a stand-in for those of Hugging Face."""
+"""Datasets and transforms as users write them, and a fake of Hugging Face's."""
 
 import random
 from collections.abc import Iterator
@@ -18,19 +18,19 @@ def pictures(n: int, classes: int = 2, side: int = 4) -> tuple[Tensor, Tensor]:
 
 
 def values(n: int = 200) -> TensorDataset:
-    """Two values for each image."""
+    """Return images with two values each."""
     x, _ = pictures(n)
     return TensorDataset(x, x.flatten(1) @ torch.linspace(-1, 1, 32).view(16, 2))
 
 
 def labels(n: int = 200) -> TensorDataset:
-    """Two labels for each image."""
+    """Return images with two labels each."""
     x, y = values(n).tensors
     return TensorDataset(x, (y > 0).long())
 
 
 def normalised(mean: list[float], std: list[float], n: int = 40, gamma: float = 1.0) -> TensorDataset:
-    """All 256 values of a pixel in each channel, as torchvision's `ToTensor` and `Normalize` compute them."""
+    """Return all 256 values of a pixel in each channel, as from torchvision's `ToTensor` and `Normalize`."""
     pixels = (torch.arange(256).view(1, 1, 16, 16) + torch.arange(n).view(n, 1, 1, 1)).remainder(256)
     x = (pixels.float().div(255) ** gamma).repeat(1, len(mean), 1, 1)
     return TensorDataset(
@@ -39,7 +39,7 @@ def normalised(mean: list[float], std: list[float], n: int = 40, gamma: float = 
 
 
 class Pictures(Dataset[Any]):
-    """Images and class numbers; number 5 has another `odd`: "shape" or "label"."""
+    """Images and class numbers; number 5 has another shape or label, if `odd` is "shape" or "label"."""
 
     def __init__(self, n: int = 100, classes: int = 2, odd: str = "", labels_at_hand: bool = True) -> None:
         self.x, self.y = pictures(n, classes)
@@ -59,7 +59,7 @@ class Pictures(Dataset[Any]):
 
 
 class Odd:
-    """20 samples that are all alike."""
+    """20 equal samples."""
 
     def __init__(self, x: Any = None, y: Any = 1) -> None:
         self.x, self.y = torch.zeros(1, 4, 4) if x is None else x, y
@@ -81,8 +81,7 @@ class Drawing(Pictures):
 
 
 class Columns:
-    """The interface of datasets.Dataset that Lathe meets: a table whose rows are dicts, whose columns go by name, which
-    reads several rows at once, and whose `with_format` gives another view of it. No class of torch."""
+    """The interface of datasets.Dataset that Lathe uses: columns, slices and `with_format`; not a torch class."""
 
     def __init__(self, n: int = 100, form: str | None = None, names: list[str] | None = None) -> None:
         self._x, self._y = pictures(n)
@@ -117,7 +116,7 @@ class Columns:
 
 
 def load_columns(form: str | None = "torch", n: int = 100) -> Columns:
-    """What `datasets.load_dataset(..., split="train").with_format("torch")` is."""
+    """Return the equivalent of `datasets.load_dataset(..., split="train").with_format("torch")`."""
     return Columns(n).with_format(form)
 
 
@@ -148,7 +147,7 @@ class NoLength:
 
 
 class Flow(IterableDataset[Any]):
-    """Samples one after another, each epoch from the start, that draw."""
+    """A stream of samples that draws, and restarts each epoch."""
 
     def __init__(self, n: int = 96) -> None:
         self.x, self.y = pictures(n)
@@ -163,7 +162,7 @@ class Flow(IterableDataset[Any]):
 
 
 class Stateful(Flow):
-    """Goes on where its state says."""
+    """Resumes from its state."""
 
     start, at = 0, 0
 

@@ -1,4 +1,4 @@
-"""Habits of people who come from plain Lightning and from other templates."""
+"""Habits from plain Lightning and other templates."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from support.own_parts import Table
 
 
 class Waiting(LitNet):
-    """Its rate waits for a metric of training that is each rank's own: only the first rank's falls."""
+    """Its learning rate depends on a training metric that differs between ranks: only the first rank's falls."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
@@ -37,7 +37,7 @@ class Waiting(LitNet):
 
 
 class Gathers(LitNet):
-    """Gathers what ranks have computed, in validation."""
+    """Gathers the ranks' outputs in validation."""
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().validation_step(batch, batch_idx)
@@ -47,7 +47,7 @@ class Gathers(LitNet):
 
 
 class Divided(Table):
-    """Divides its batch by the devices, as other templates do."""
+    """Divides its batch size by the number of devices, as other templates do."""
 
     def __init__(self, batch_size: int = 16) -> None:
         super().__init__(size=batch_size)
@@ -58,7 +58,7 @@ class Divided(Table):
 
 
 class Odd(Table):
-    """An odd number of samples to validate on."""
+    """Has an odd number of validation samples."""
 
     def val_dataloader(self) -> Any:
         return DataLoader(Subset(self.held_out, range(87)), 10)

@@ -1,4 +1,4 @@
-"""LightningModules as users write them, who have never heard of Lathe: right ones, and wrong ones."""
+"""LightningModules as users write them, without Lathe: correct ones and incorrect ones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torchmetrics.classification import MulticlassAccuracy
 
-# words of a short run of one
+# overrides of a short run
 QUICK = (
     "model=lightning",
     "trainer.accelerator=cpu",
@@ -24,7 +24,7 @@ QUICK = (
 
 
 class Plain(LightningModule):
-    """Without optimizers, and with attributes that tasks of Lathe use otherwise."""
+    """Has no optimizers, and has attributes that Lathe's tasks use differently."""
 
     def __init__(self, features: int = 64, classes: int = 10, width: int = 16, dropout: float = 0.1) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Plain(LightningModule):
 
 
 class LitNet(Plain):
-    """With all that it needs."""
+    """A complete module."""
 
     def __init__(self, lr: float = 0.1, **options: Any) -> None:
         super().__init__(**options)
@@ -69,21 +69,21 @@ class LitNet(Plain):
 
 
 class Unsynchronised(LitNet):
-    """Logs what is monitored as each rank's own."""
+    """Logs the monitored metric without sync_dist."""
 
     def log(self, name: str, *args: Any, **options: Any) -> None:
         super().log(name, *args, **({**options, "sync_dist": False} if name == "val_loss" else options))
 
 
 class Plainest(LitNet):
-    """Its optimizer alone, with a rate that is no argument."""
+    """Has only an optimizer, with a learning rate that is not an argument."""
 
     def configure_optimizers(self) -> Any:
         return SGD(self.parameters(), lr=0.2, momentum=0.9)
 
 
 class Warm(LitNet):
-    """With a schedule that begins at a rate of 0, and is stepped with every step."""
+    """Has a schedule that starts at a learning rate of 0, stepped with every step."""
 
     def configure_optimizers(self) -> Any:
         optimizer = SGD(self.parameters(), lr=self.hparams["lr"], momentum=0.9)
@@ -91,7 +91,7 @@ class Warm(LitNet):
 
 
 class Cycled(LitNet):
-    """With a schedule that rises to its rate and falls, and ends after a few steps."""
+    """Has a schedule that rises to its learning rate and falls, and ends after a few steps."""
 
     def configure_optimizers(self) -> Any:
         optimizer = SGD(self.parameters(), lr=0.001, momentum=0.9)
@@ -100,7 +100,7 @@ class Cycled(LitNet):
 
 
 class Planned(LitNet):
-    """With a schedule over the whole run, made for `length` steps or epochs, or for as many as the run has."""
+    """Has a schedule for `length` steps or epochs, by default for the whole run."""
 
     def __init__(self, kind: str = "cycle", length: int | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -116,7 +116,7 @@ class Planned(LitNet):
 
 
 class Waits(LitNet):
-    """With a schedule that waits for a metric: lower by a tenth at each step, and keeps the best value that it saw."""
+    """Has a schedule on a metric: it reduces the rate by a tenth at each step, and tracks the best value."""
 
     def __init__(
         self, interval: str = "epoch", frequency: int = 1, waits_for: str = "val_loss", **options: Any
@@ -133,7 +133,7 @@ class Waits(LitNet):
 
 
 class Groups(LitNet):
-    """A rate for the body, and a tenth of it for the head."""
+    """Has a learning rate for the body, and a tenth of it for the head."""
 
     def configure_optimizers(self) -> Any:
         lr = self.hparams["lr"]
@@ -141,7 +141,7 @@ class Groups(LitNet):
 
 
 class Both(LitNet):
-    """Two optimizers, which Lightning does not step by itself."""
+    """Has two optimizers, which Lightning does not step automatically."""
 
     def configure_optimizers(self) -> Any:
         return [SGD(self.net.parameters(), lr=0.1), SGD(self.head.parameters(), lr=0.1)]
@@ -155,7 +155,7 @@ class Silent(LitNet):
 
 
 class Checkpointing(LitNet):
-    """With a callback that keeps checkpoints."""
+    """Has a callback that saves checkpoints."""
 
     def configure_callbacks(self) -> list[Callback]:
         return [ModelCheckpoint(monitor="val_loss", save_last=True)]
@@ -195,7 +195,7 @@ class Turns(Both):
 
 
 class Late(LitNet):
-    """Makes a layer in configure_model, and keeps a word of its own in checkpoints."""
+    """Makes a layer in configure_model, and saves a value in checkpoints."""
 
     word = "new"
 
@@ -211,7 +211,7 @@ class Late(LitNet):
 
 
 class Broken(LitNet):
-    """Whose loss is no number at its fourth step."""
+    """Has a non-finite loss at its fourth step."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         return super().training_step(batch, batch_idx) / (0.0 if self.global_step == 3 else 1.0)

@@ -1,4 +1,4 @@
-"""LightningDataModules as users write them: whose loaders go by a batch size, or do not."""
+"""LightningDataModules as users write them, with and without a batch size."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from support.own_datasets import Flow, pictures
 
 
 class Sized(LightningDataModule):
-    """Images of two classes; plain DataLoaders."""
+    """Images of two classes in plain DataLoaders."""
 
     def __init__(self, batch_size: int = 32, n: int = 200, drop_last: bool = False) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Whole(Sized):
 
 
 class Optioned(Sized):
-    """Hands on what it takes."""
+    """Passes its options on."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -46,7 +46,7 @@ class Unsized(Sized):
 
 
 class Streaming(Sized):
-    """A DataLoader of an iterable dataset, whose length nobody knows."""
+    """A DataLoader of an iterable dataset of unknown length."""
 
     def train_dataloader(self) -> Any:
         return DataLoader(Flow(len(self.data)), self.batch_size)
@@ -63,7 +63,7 @@ class Empty(Sized):
 
 
 class Forever(IterableDataset[Any]):
-    """As many samples as are asked for."""
+    """An endless stream of samples."""
 
     def __iter__(self) -> Iterator[Any]:
         x, y = pictures(2)

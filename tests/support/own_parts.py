@@ -1,4 +1,4 @@
-"""Parts as a user would write them: a task and a callback that log values of their own, and a plain data module."""
+"""Components as users write them: a task and a callback that log values, and a plain data module."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ class Note(Callback):
 
 
 class Noisy(Dataset[Any]):
-    """Samples that are drawn anew each time they are asked for."""
+    """Samples that are drawn again at each access."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y

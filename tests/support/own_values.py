@@ -1,4 +1,4 @@
-"""A data module with lists among its arguments, and parts that keep values which a checkpoint can't hold."""
+"""A data module with lists as arguments, and components with values that a checkpoint can't hold."""
 
 import collections
 import datetime
@@ -12,7 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from support.own_lightning import LitNet
 from support.own_parts import Table
 
-# what a part keeps, and how it is told
+# a component's value, and its description
 ODD: dict[str, tuple[Any, str]] = {
     "scalar": (np.float64(0.5), "numpy.float64, .*: put float"),
     "array": (np.ones(2), "numpy.ndarray, .*: put torch.as_tensor"),
@@ -56,7 +56,7 @@ class KeepingData(Table):
 
 
 class Shown(Callback):
-    """Keeps its arguments where a test finds them."""
+    """Exposes its arguments to a test."""
 
     last: Any = None
 

@@ -8,8 +8,7 @@ from PIL import Image
 
 
 def pictures(root: Path, counts: Mapping[str, int], seed: int = 0, suffix: str = ".png") -> Path:
-    """`root`/<class>/<number>.png with `counts` images of each class: noise of 9 to 40 pixels a side, which is brighter
-    in a colour of its own for each of the first three classes."""
+    """Write `root`/<class>/<number>.png: noise of 9 to 40 pixels a side, tinted by class for the first three."""
     rng = np.random.default_rng(seed)
     for colour, (name, count) in enumerate(counts.items()):
         (root / name).mkdir(parents=True, exist_ok=True)

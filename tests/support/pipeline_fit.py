@@ -1,4 +1,4 @@
-"""A tiny fit that one process and the ranks of a pipeline run alike, for the tests of several strategies."""
+"""A tiny fit, the same for one process and for the ranks of a pipeline."""
 
 import os
 import warnings
@@ -26,9 +26,7 @@ BATCH = 16
 
 
 class Tied(nn.Module):
-    """Token by token, with one embedding for input and output, a norm behind the blocks and a parameter of the net's
-    own.
-    """
+    """A net of tokens with tied embeddings, a norm after the blocks and a parameter of the root module."""
 
     def __init__(self, depth: int = 4) -> None:
         super().__init__()
@@ -142,9 +140,7 @@ def fit(
     net: nn.Module | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Trains a net and returns losses by batch and by validation, and the name of the checkpoint if `folder` is
-    given.
-    """
+    """Train a net; return losses by batch and by validation, and the checkpoint's name if `folder` is given."""
     configure_logging()
     warnings.filterwarnings("ignore", message=".*num_workers.*")
     task = (LanguageModellingTask if name.startswith("gpt") else ClassificationTask)(
@@ -180,7 +176,7 @@ def fit(
 
 
 def share(batch: tuple[Tensor, ...], strategy: Any) -> tuple[Tensor, ...]:
-    """The part of a global batch that belongs to this rank's replica."""
+    """Return the shard of a global batch for this rank's replica."""
     world, rank = int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
     shape = axes(strategy._sizes, world)
     replica = rank // (shape.stages * shape.tensor)
@@ -188,5 +184,5 @@ def share(batch: tuple[Tensor, ...], strategy: Any) -> tuple[Tensor, ...]:
 
 
 def plain(result: dict[str, Any]) -> dict[str, Any]:
-    """What may travel back from a rank."""
+    """Return the picklable results of a rank."""
     return {key: result[key] for key in ("losses", "validated", "figures")}

@@ -1,4 +1,4 @@
-"""Requests to predict, and what they leave."""
+"""Prediction requests, and their output."""
 
 import csv
 from pathlib import Path

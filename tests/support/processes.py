@@ -1,9 +1,8 @@
-"""Processes forked from a server that has imported the heavy packages once, so that a real command or a pair of ranks
-costs no imports, and composes no choice of groups that was composed before.
+"""Processes forked from a server that has imported heavy packages and cached compositions.
 
-`Command` is `subprocess.Popen` for a script of the project: a process of its own with its own id, signals, working
-directory, environment, output and exit code. What it can't show is the start itself: an import's time, or a start
-without torch. Those tests start Python anew.
+`Command` is `subprocess.Popen` for a script of the project: a process with a separate id, signals, working directory,
+environment, output and exit code. It can't show the start itself, such as the time of imports or a start without torch;
+tests of those start a new Python.
 """
 
 import atexit
@@ -24,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 TESTS = Path(__file__).resolve().parents[1]
-# What nearly every command needs; `ahead` comes last, as it deals with all that there is by then.
+# Modules of nearly every command; `ahead` is last, as it freezes all objects.
 PRELOADED = [
     "pytest",
     "lathe.training.train",
@@ -41,7 +40,7 @@ PRELOADED = [
     "lathe.strategies.tensor",
     "lathe.tasks",
     "torchmetrics",
-    "optuna.storages._rdb.models",  # and what it opens a database with
+    "optuna.storages._rdb.models",  # and its modules for a database
     "alembic.command",
     "sqlalchemy.dialects.sqlite",
     "rich._emoji_codes",
@@ -50,7 +49,7 @@ PRELOADED = [
 
 
 def server(*more: str) -> ForkServerContext:
-    """The context whose processes come from the server, which has imported `more` modules where this call starts it."""
+    """Return the context of the server's processes. If this call starts it, it imports the modules `more`, too."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["support.unwatched", *more, *PRELOADED])
     _begin()
@@ -59,7 +58,7 @@ def server(*more: str) -> ForkServerContext:
 
 @functools.cache
 def _begin() -> None:
-    """Starts the server, with the place where it finds `ahead`."""
+    """Start the server with the path of `ahead`."""
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *([path] if path else [])])
     try:
@@ -72,7 +71,7 @@ def _begin() -> None:
 
 
 class Handed:
-    """A file descriptor that goes to the new process."""
+    """A file descriptor to pass to the new process."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -86,7 +85,7 @@ def _received(handed: Any) -> int:
 
 
 class Command:
-    """A script of the project with its arguments, started at once. Its output is piped, as text."""
+    """A script of the project with its arguments, started at once. Its output is piped as text."""
 
     def __init__(
         self,
@@ -97,9 +96,10 @@ class Command:
         session: bool = False,
         fork_ranks: bool = False,
     ) -> None:
-        """`line` is what `subprocess.Popen` would get: Python, a script, its arguments. `merged` writes both outputs to
-        `stdout`; with `session` it leads a session, and so a process group, of its own. With `fork_ranks` its ranks are
-        forked from it, for those who want what they compute; those who look at the processes have them started anew.
+        """Start `line`, as for `subprocess.Popen`: Python, a script, its arguments.
+
+        `merged` writes both outputs to `stdout`. With `session` it leads a session, and so a process group. With
+        `fork_ranks` its ranks are forked from it, for tests of results; tests of the processes need new ones.
         """
         self.args = line
         out, out_end = os.pipe()
@@ -127,7 +127,7 @@ class Command:
         return self._process.exitcode
 
     def poll(self) -> int | None:
-        """The exit code, the negative number of the signal that ended it, or None while it lives."""
+        """Return the exit code, the negative number of the signal that ended it, or None while it runs."""
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -137,7 +137,7 @@ class Command:
         return self._process.exitcode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """All that it printed, once it has ended."""
+        """Return its complete output, once it has ended."""
         found: dict[str, str] = {}
         readers = [
             threading.Thread(target=lambda name=name: found.update({name: getattr(self, name).read()}), daemon=True)
@@ -167,7 +167,7 @@ class Command:
 
 
 def _main(words: list[str], cwd: str, env: dict[str, str], out: int, err: int, session: bool, fork_ranks: bool) -> None:
-    """What a fresh Python does with a script, in a process that is new but for what it has imported."""
+    """Run a script as a new Python would, but with modules imported."""
     if session:
         os.setsid()
     os.dup2(out, 1)
@@ -176,7 +176,7 @@ def _main(words: list[str], cwd: str, env: dict[str, str], out: int, err: int, s
     os.close(err)
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal, whatever the tests were started by
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal, however the tests were started
     multiprocessing.set_start_method(None, force=True)
     tempfile.tempdir = None
     os.chdir(cwd)
@@ -197,7 +197,7 @@ def _main(words: list[str], cwd: str, env: dict[str, str], out: int, err: int, s
 
 
 def _fork_ranks() -> None:
-    """Has the ranks of this command forked from it instead of started anew, so that they cost no imports either."""
+    """Fork the ranks of this command from it, so that they need no imports either."""
     from lathe.launch import elastic
 
     made, begun = elastic._launch_config, elastic.worker
@@ -210,10 +210,10 @@ def _fork_ranks() -> None:
     def worker(*of: Any) -> Any:
         from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-        for name in elastic.SIGNALS.split(","):  # a new process has no handlers of the agent's
+        for name in elastic.SIGNALS.split(","):  # a new process has none of the agent's handlers
             signal.signal(getattr(signal, name), signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        rank_zero_only.rank = int(os.environ["RANK"])  # as it finds it when it is imported
+        rank_zero_only.rank = int(os.environ["RANK"])  # as set when it is imported
         return begun(*of)
 
     elastic._launch_config, elastic.worker = config, worker

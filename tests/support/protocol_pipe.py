@@ -1,4 +1,4 @@
-"""The server's HTTP protocol without a network: what is fed to it arrives in exactly these pieces."""
+"""The server's HTTP protocol without a network: data arrive in exactly the given pieces."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from lathe.serving.protocol import options_of
 
 
 class Pipe(asyncio.Transport):
-    """A transport that keeps what is written, and tells the protocol of its end as a socket's does."""
+    """A transport that keeps what is written, and signals its end like a socket's."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Pipe(asyncio.Transport):
 
 
 async def echo(scope: Any, receive: Any, send: Any) -> None:
-    """Answers with what it was asked."""
+    """Answer with the request."""
     body, more = b"", True
     while more:
         message = await receive()
@@ -72,9 +72,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 def exchange(options: Options, *pieces: bytes, end: bool = False) -> tuple[list[tuple[int, Any]], bool]:
-    """Status and JSON of each answer to `pieces`, and whether the connection was ended; with `end`, the client ends its
-    side first.
-    """
+    """Return status and JSON of the answers, and whether the connection closed. `end` closes the client's side."""
 
     async def talk() -> tuple[bytes, bool]:
         loop = asyncio.get_running_loop()

@@ -1,6 +1,4 @@
-"""What the tests of pruning share: a small net that is trained for 24 steps while weights are taken away, and who
-watches it.
-"""
+"""A small net trained for 24 steps under pruning, and a callback that records it."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from support.quiet import quiet_trainer
 
 
 class Loader:
-    """Six batches `(x [8, 4], y [8])` of this process's half of each, that remember how far they got."""
+    """This process's half of each of six batches `(x [8, 4], y [8])`, which remember their position."""
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -40,7 +38,7 @@ class Loader:
 
 
 class Task(LightningModule):
-    """The net's own names in checkpoints, as lathe's tasks do it; the loss is the mean over the whole batch."""
+    """A task with the net's names in checkpoints, as in Lathe; the loss is the mean over the whole batch."""
 
     def __init__(self, net: nn.Module | None = None) -> None:
         super().__init__()
@@ -77,7 +75,7 @@ class Task(LightningModule):
 
 
 class Watch(Callback):
-    """Zeros among the weights and whether the method says that it is ready, after each step; checkpoints after some."""
+    """Records the number of zeros and the method's readiness after each step; saves checkpoints after some."""
 
     def __init__(self, prune: Prune, folder: Path | None = None, *steps: int) -> None:
         self.prune, self.folder, self.steps = prune, folder, steps

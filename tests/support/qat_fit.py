@@ -1,4 +1,4 @@
-"""What the tests of quantization-aware training share: ten steps of a small net, with a checkpoint in between."""
+"""Ten steps of a small net with a checkpoint in between, for the tests of quantization-aware training."""
 
 import warnings
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ STEPS = 10
 
 
 class Loader:
-    """Batches that remember how far they got."""
+    """Batches that remember their position."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items, self.done, self.begin = items, 0, 0
@@ -49,7 +49,7 @@ class Loader:
 
 
 class Data(LightningDataModule):
-    """The rank's part of each batch; validation is the first batch."""
+    """The rank's shard of each batch; validation is the first batch."""
 
     def __init__(self, name: str, n: int, part: tuple[int, int]) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Data(LightningDataModule):
 
 
 class Saves(Callback):
-    """A checkpoint after optimizer step `at`, and what the quantizers were like after each."""
+    """Saves a checkpoint after optimizer step `at`, and records the quantizers' state after each step."""
 
     def __init__(self, path: Path | None, at: int) -> None:
         self.path, self.at = path, at
@@ -99,7 +99,7 @@ def fit(
     options: dict[str, Any] | None = None,
     **trainer_options: Any,
 ) -> dict[str, Any]:
-    """Ten optimizer steps: rounding from step 3, ranges fixed from 7, BatchNorm's statistics from 8."""
+    """Train ten optimizer steps: rounding from step 3, ranges fixed from 7, BatchNorm's statistics from 8."""
     torch.manual_seed(0)
     net = NETS[name]()
     make = without_decay if (options or {}).get("lsq") else adamw

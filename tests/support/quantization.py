@@ -1,4 +1,4 @@
-"""What the tests of quantization share: a small net with its input, and the same random numbers for each test."""
+"""A small net with its input, and fixed random numbers, for the tests of quantization."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What costs its time again in every run that a test makes, and would give the same each time."""
+"""Caches of work that every run repeats with the same result."""
 
 import functools
 import gc
@@ -19,13 +19,12 @@ _parsed_again = safe_yaml._parsed
 
 
 def _method_name(depth: int = 2) -> str:
-    """torch's elastic agent names the method that it is in by `inspect.stack()`, which reads the sources of all callers
-    and looks through all modules: under pytest half a second each time, thirty times a start."""
+    """Return the caller's name for torch's elastic agent, without the slow `inspect.stack()`."""
     return sys._getframe(depth).f_code.co_name
 
 
 def _stays_in_memory(descriptor: Any) -> None:
-    """Waits for no disk: a process that is killed loses nothing of what it wrote, only a machine without power does."""
+    """Skip the fsync: only a machine that loses power would lose data, a killed process does not."""
 
 
 @functools.lru_cache(maxsize=512)
@@ -34,8 +33,7 @@ def _pickled(data: bytes) -> bytes:
 
 
 def _parsed_once(data: bytes, where: str) -> Any:
-    """A run's configuration is read ten times and more, by each part of a command and by each test of a run that they
-    share. What can't be read is told anew each time."""
+    """Cache a run's configuration, which commands and tests read ten times and more. Errors are not cached."""
     if len(data) > 50_000:
         return _parsed_again(data, where)
     try:
@@ -46,10 +44,11 @@ def _parsed_once(data: bytes, where: str) -> Any:
 
 
 def quick() -> None:
-    """From now on in this process, and in those that are forked from it. Lightning's trainers ask every package that is
-    installed for callbacks, and each run asks git for the commit and the diff and packages for their versions, which no
-    test changes here. The same YAML is parsed once. Garbage is looked for less often: Python's seven hundred objects
-    are made in a moment."""
+    """Enable the caches in this process and those forked from it.
+
+    Lightning's trainers search all packages for callbacks, and each run asks git for commit and diff, and packages for
+    their versions; no test changes these. YAML is parsed once. Garbage collection is rarer.
+    """
     dynamic_rendezvous.get_method_name = _method_name
     registry.entry_points = functools.cache(metadata.entry_points)
     environment._git = functools.cache(environment._git)

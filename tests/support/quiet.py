@@ -1,4 +1,4 @@
-"""A Trainer on CPUs that writes and shows nothing."""
+"""A Trainer on CPUs without output."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Runs a function of a test module in real processes that form a gloo group, forked by the server of `processes.py`."""
+"""Runs a function of a test module in processes that form a gloo group, forked as in `processes.py`."""
 
 import importlib.util
 import os
@@ -15,9 +15,9 @@ from support.processes import server
 
 
 def on_ranks(function: Callable[..., Any], *args: Any, world: int = 2, timeout: float = 60) -> list[Any]:
-    """`function(rank, *args)` on each of `world` ranks; returns what they returned (tensors and plain data), by rank.
+    """Run `function(rank, *args)` on each of `world` ranks; return tensors and plain data by rank.
 
-    The environment is that of a torchrun worker. `function` stands at the top of its module.
+    The environment is that of a torchrun worker. `function` must be at the top level of its module.
     """
     context = server()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""A task of two metrics on batches of several sizes, and what its metrics have to be."""
+"""A task with two metrics on batches of several sizes, and the expected metrics."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ SIZES = (4, 1, 3, 4, 2, 4)  # samples of each batch
 
 
 class Regression(Task):
-    metrics = ("loss", "positive")  # the second: how often the net is above the target
+    metrics = ("loss", "positive")  # `positive` is the share of outputs above the target
 
     def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
         return {"mse": (outputs - batch[1]).square().mean()}
@@ -74,7 +74,7 @@ def trainer(*callbacks: Callback, kind: Any = Trainer, **options: Any) -> tuple[
 
 
 def metrics(net: nn.Module, data: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
-    """Mean squared error and share of positive errors over all samples of `data`."""
+    """Return the mean squared error and the share of positive errors over all samples of `data`."""
     x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
     with torch.no_grad():
         error = net(x) - y

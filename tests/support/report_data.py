@@ -1,4 +1,4 @@
-"""What the report's page is given, made up: sweeps of any size whose right answers are known."""
+"""Synthetic data of the report's page: sweeps of any size with known answers."""
 
 import math
 import random
@@ -9,7 +9,7 @@ STATES = ("complete", "pruned", "running", "unfinished", "failed")
 
 
 def run(index: int, points: int = 100, **other: Any) -> dict[str, Any]:
-    """A run of a sweep over depth, learning rate and augmentation; accuracy grows with depth, and is best at lr 0.1."""
+    """Return a run of a sweep; accuracy grows with depth, and is best at lr 0.1."""
     draw = random.Random(index)
     depth, lr, flip = (20, 32, 56)[index % 3], 10 ** draw.uniform(-3, 0), bool(index // 3 % 2)
     top = 0.9 + 0.0008 * depth - 0.02 * (math.log10(lr) + 1) ** 2 + draw.gauss(0, 0.004)
@@ -47,13 +47,13 @@ def run(index: int, points: int = 100, **other: Any) -> dict[str, Any]:
 
 
 def ended(made: dict[str, Any], state: str) -> dict[str, Any]:
-    """The same run in a state without a result."""
+    """Return the same run in a state without a result."""
     sentence = "optimizer.lr=… made the loss nan at step 310." if state == "failed" else None
     return {**made, "state": state, "metrics": {}, "group": None, "parameters": None, "sentence": sentence}
 
 
 def report(count: int, **other: Any) -> dict[str, Any]:
-    """`count` runs; of more than ten, every tenth is in a state without a result."""
+    """Return `count` runs; if more than ten, every tenth has no result."""
     runs = [run(index) for index in range(count)]
     if count > 10:
         runs = [ended(one, STATES[1 + i // 10 % 4]) if i % 10 == 9 else one for i, one in enumerate(runs)]

@@ -1,11 +1,11 @@
-"""What a person sees and does on a report's page."""
+"""A user's view and actions on a report's page."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 def column(tab: Any, title: str, table: str = "#runs-table") -> list[str]:
-    """The cells below the head of that title, from the top."""
+    """Return the cells of the column with that title, from the top."""
     return list(
         tab.evaluate(
             """([table, title]) => {
@@ -18,7 +18,7 @@ def column(tab: Any, title: str, table: str = "#runs-table") -> list[str]:
 
 
 def drawn(tab: Any, name: str) -> Any:
-    """A plot, once it is there."""
+    """Return a plot, once it is drawn."""
     tab.locator(f"#{name}").scroll_into_view_if_needed()
     tab.locator(f"#{name}[data-drawn]").wait_for(state="attached")
     return tab.locator(f"#{name}")
@@ -30,7 +30,7 @@ def traces(tab: Any, name: str) -> list[dict[str, Any]]:
 
 
 def redrawn(tab: Any, name: str, act: Callable[[], Any]) -> None:
-    """Does something and waits until the plot was drawn anew."""
+    """Call `act`, and wait until the plot was drawn again."""
     before = drawn(tab, name).get_attribute("data-drawn")
     act()
     tab.locator(f"#{name}:not([data-drawn='{before}'])").wait_for(state="attached")

@@ -1,4 +1,4 @@
-"""What a report is asked for where nothing is typed: the keys of configs/report.yaml, `runs` apart."""
+"""The defaults of configs/report.yaml, without `runs`."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Bodies of requests for the server, good and hostile, and what it makes of them."""
+"""Request bodies for the server, valid and hostile, and the expected inputs."""
 
 import base64
 import io
@@ -73,7 +73,7 @@ def chunk(name: bytes, content: bytes) -> bytes:
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A few kilobytes of PNG that unpack to width x height pixels."""
+    """Return a few kilobytes of PNG that unpack to width x height pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
     return (
         b"\x89PNG\r\n\x1a\n"

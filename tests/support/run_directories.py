@@ -1,4 +1,4 @@
-"""Run directories as training leaves them, written by hand: many in little time, with metrics that a test chooses."""
+"""Run directories as from training, written directly: many in little time, with chosen metrics."""
 
 import json
 from collections.abc import Sequence
@@ -47,8 +47,10 @@ def write_run(
     environment: dict[str, Any] | None = None,
     **result: Any,
 ) -> Path:
-    """Writes the run directory of `train.py` with these words, complete if it has an accuracy, and returns it. `number`
-    orders it among its like; `result` stands in result.json beside the usual."""
+    """Write the run directory of `train.py` with these overrides, and return it.
+
+    It is complete if it has an accuracy. `number` orders it among others; `result` is added to result.json.
+    """
     cfg = deepcopy(composed(tuple(words)))
     cfg["seed"] = cfg["data"]["seed"] = seed
     path = log_dir / str(cfg["name"]) / f"2026-11-23_{number // 3600:02}-{number // 60 % 60:02}-{number % 60:02}_a1b2c3"
@@ -70,7 +72,7 @@ def write_run(
 
 
 def write_sweep(log_dir: Path, jobs: Sequence[dict[str, Any]], name: str = "2026-11-23_10-00-00_abc123") -> Path:
-    """Writes the directory of a sweep with these jobs, and returns it."""
+    """Write the directory of a sweep with these jobs, and return it."""
     path = log_dir / "sweeps" / name
     (path / "jobs").mkdir(parents=True)
     (path / "sweep.yaml").write_text(as_yaml({"format": 1, "words": [], "sweep": {}, "name": "train"}))

@@ -1,4 +1,4 @@
-"""Run directories side by side, as scripts/runs.py finds them."""
+"""Several run directories, as for scripts/runs.py."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Composed configurations, runs made in this process, and what a run directory holds."""
+"""Composed configurations, runs in this process, and the content of run directories."""
 
 import csv
 import glob
@@ -27,43 +27,43 @@ SMALL = (
 
 
 def config(*overrides: str, name: str = "train") -> dict[str, Any]:
-    """The resolved configuration of these overrides, as the launch hands it to ranks."""
+    """Return the resolved configuration of these overrides, as ranks get it."""
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         return resolve(compose(name, list(overrides)))
 
 
 def new_run(log_dir: Path, *overrides: str) -> dict[str, Any]:
-    """A configuration with a fresh run directory below `log_dir`."""
+    """Return a configuration with a new run directory in `log_dir`."""
     cfg = config(*overrides, f"paths.log_dir={log_dir}")
-    del cfg["sweep"]  # no part of a run
+    del cfg["sweep"]  # not part of a run
     rundir.create(log_dir, cfg, list(overrides))
     return cfg
 
 
 def runs(log_dir: Path) -> list[Path]:
-    """All run directories below `log_dir`, oldest first, also of those that began in the same second."""
+    """Return all run directories in `log_dir`, oldest first, also if they began in the same second."""
 
     def began(path: Path) -> tuple[str, int, str]:
         facts = path / "environment.json"
         return path.name[:19], facts.stat().st_mtime_ns if facts.exists() else 0, path.name
 
-    # pathlib's glob fails where a name vanishes meanwhile
+    # pathlib's glob fails if a name vanishes
     paths = map(Path, glob.glob(f"{glob.escape(str(log_dir))}/*/*/config.yaml"))
     found = [path.parent for path in paths if not path.parent.is_symlink()]
     return sorted(found, key=began)
 
 
 def weights(run_dir: Path, name: str = "last") -> dict[str, torch.Tensor]:
-    """The weights in a checkpoint of a run."""
+    """Return the weights in a checkpoint of a run."""
     return dict(torch.load(run_dir / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"])
 
 
 def rows(run_dir: Path) -> list[dict[str, str]]:
-    """The lines of metrics.csv."""
+    """Return the lines of metrics.csv."""
     with open(run_dir / "metrics.csv", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def column(run_dir: Path, name: str) -> list[float]:
-    """The metrics of one column of metrics.csv, in order."""
+    """Return one column of metrics.csv as numbers."""
     return [float(row[name]) for row in rows(run_dir) if row.get(name)]

@@ -1,6 +1,4 @@
-"""The server in this process, on the loopback interface: everything but the workers, in whose place the export computes
-at once.
-"""
+"""The server in this process, on loopback: the export computes immediately, instead of workers."""
 
 import asyncio
 import socket
@@ -18,7 +16,7 @@ from support.server_process import Answer, ask, message
 
 
 class Here:
-    """`compute` stands for the workers: inputs of the export to its logits. `loop` makes the event loop."""
+    """The server. `compute` replaces the workers: inputs of the export to its logits. `loop` makes the event loop."""
 
     def __init__(
         self,

@@ -1,6 +1,4 @@
-"""A real server of a run for tests: started by the real command on a free port of the loopback interface, stopped by
-SIGTERM.
-"""
+"""A real server of a run: started by the real command on a free loopback port, stopped by SIGTERM."""
 
 import json
 import os
@@ -30,7 +28,7 @@ class Answer:
 
     @property
     def sentence(self) -> str:
-        """The error; asserts that it is one line and no traceback."""
+        """The error message; asserts that it is one line without a traceback."""
         found = self.json
         assert list(found) == ["error"], found
         assert re.fullmatch(r"[^\n]+\.", found["error"]), found
@@ -39,7 +37,7 @@ class Answer:
 
 
 class Served:
-    """`scripts/serve.py` as a process; everything it started is gone after `stop`."""
+    """`scripts/serve.py` as a process; `stop` ends everything that it started."""
 
     def __init__(self, run: Path, *words: str, cwd: Path | None = None, **extra: str) -> None:
         line = command(f"run={run}", "port=0", *words, script="scripts/serve.py")
@@ -60,11 +58,11 @@ class Served:
             self.stop()
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """Its exit code and what it wrote to stderr."""
+        """Stop it; return its exit code and its stderr."""
         children = self.children()
         self.process.send_signal(number)
         _, error = self.process.communicate(timeout=60)
-        deadline = time.monotonic() + 5  # multiprocessing's resource tracker leaves when it sees that the process has
+        deadline = time.monotonic() + 5  # multiprocessing's resource tracker ends after the process
         while any(alive(child) for child in children) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not any(alive(child) for child in children)
@@ -76,7 +74,7 @@ class Served:
         ]
 
     def workers(self) -> list[int]:
-        """Process ids of the workers that live."""
+        """Return the process ids of the workers that are alive."""
         return [
             pid for pid in self.children() if alive(pid) and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
         ]
@@ -87,12 +85,12 @@ class Served:
         return connection
 
     def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
-        """One request on a connection of its own. `content_type="..."` becomes the header Content-Type."""
+        """Send one request on a new connection. `content_type="..."` becomes the header Content-Type."""
         with self.connect() as connection:
             return ask(connection, message(method, path, body, **headers))
 
     def metric(self, name: str) -> float:
-        """The value of a metric, with its labels as /metrics writes them."""
+        """Return the value of a metric, with its labels as in /metrics."""
         found = re.search(rf"^{re.escape(name)} (\S+)$", self.ask("GET", "/metrics").body.decode(), re.MULTILINE)
         return float(found[1]) if found else 0.0
 
@@ -118,7 +116,7 @@ def ask(connection: socket.socket, sent: bytes) -> Answer:
 
 
 def receive(connection: socket.socket) -> Answer:
-    """The next answer; ConnectionError if the server closes before it is whole."""
+    """Return the next answer; raise ConnectionError if the server closes before its end."""
     found = b""
     while b"\r\n\r\n" not in found:
         found += _more(connection)
@@ -138,5 +136,5 @@ def _more(connection: socket.socket) -> bytes:
 
 
 def descriptors(pid: int) -> int:
-    """Open files and sockets of a process."""
+    """Return the number of open files and sockets of a process."""
     return len(os.listdir(f"/proc/{pid}/fd"))

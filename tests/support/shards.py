@@ -1,4 +1,4 @@
-"""A small set of images, and shards of it, for the tests of shards."""
+"""A small set of images, and shards of it."""
 
 from pathlib import Path
 from typing import Any

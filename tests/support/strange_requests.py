@@ -1,6 +1,4 @@
-"""A stranger's requests, drawn by a seed: right ones in all ways in which HTTP lets them be written, wrong, hostile and
-damaged ones.
-"""
+"""Requests drawn by a seed: valid ones in all notations of HTTP, wrong, hostile and damaged ones."""
 
 import gzip
 import io
@@ -21,9 +19,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Sent:
-    """One request: its bytes, what must become of it, and of a right one the images and how many classes it asked for
-    (None: logits).
-    """
+    """One request: its bytes and the expected verdict; of a valid one the images and top_k (None: logits)."""
 
     content: bytes
     verdict: str
@@ -31,11 +27,11 @@ class Sent:
     top_k: int | None = None
     single: bool = False
     head: bool = False  # an answer without a body
-    last: bool = False  # the connection may be ended behind it
+    last: bool = False  # the connection may be closed after it
 
 
 class Requests:
-    """For a server at localhost whose net takes grey images of 8 x 8 pixels and knows 10 classes."""
+    """Requests for a server at localhost, whose net takes grey images of 8 x 8 pixels and has 10 classes."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -68,7 +64,7 @@ class Requests:
         )
 
     def body(self, images: Array) -> tuple[str, bytes, bool]:
-        """Content-Type, body, and whether it is one sample without an axis for several."""
+        """Return the Content-Type, the body, and whether it is one sample without a batch axis."""
         if len(images) == 1 and self.random.random() < 0.3:
             file = io.BytesIO()
             Image.fromarray(images[0, 0]).save(file, "PNG")
@@ -84,7 +80,7 @@ class Requests:
         return "application/octet-stream", images.tobytes(), len(images) == 1
 
     def request(self, method: str, path: str, body: bytes | None = None, *fields: tuple[str, str]) -> bytes:
-        """A request that is right, in one of the ways in which it can be written."""
+        """Return a valid request in one of its notations."""
         lines = [
             ("host", self.random.choice(["localhost", "127.0.0.1:8000", "[::1]", "a.localhost", "LOCALHOST"])),
             *fields,
@@ -114,7 +110,7 @@ class Requests:
         return found + b"0\r\n" + self.random.choice([b"", b"X-API-Key: a\r\nhost: evil.example\r\n"]) + b"\r\n"
 
     def wrong(self) -> Sent:
-        """Well-formed HTTP that asks for what can't be: one sentence, and the connection goes on."""
+        """Return well-formed HTTP with an invalid request: one sentence answers it, the connection stays open."""
 
         def post(body: bytes, kind: str, path: str = "/predict", *more: tuple[str, str]) -> bytes:
             return self.request("POST", path, body, ("content-type", kind), *more)
@@ -199,7 +195,7 @@ class Requests:
         )
 
     def picture(self) -> bytes:
-        """A PNG of no pixels, or a cut one, or none."""
+        """Return a PNG without pixels, a truncated one, or other bytes."""
         whole = bomb(8, 8)
         return self.random.choice(
             [
@@ -213,9 +209,7 @@ class Requests:
         )
 
     def hostile(self) -> Sent:
-        """No HTTP, or HTTP that two servers may read differently: one sentence at most, and the end of the
-        connection.
-        """
+        """Return invalid or ambiguous HTTP: the answer is at most one sentence, and the connection is closed."""
         post = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\n"
         sizes = [b"-1", b"g", b"0x40", b"40 ", b"f" * 20, b"", b";a", b"40\n", b"+40"]
         return Sent(
@@ -246,7 +240,8 @@ class Requests:
                     ),
                     lambda: b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
                     lambda: b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 12_000 + b"\r\n",
-                    lambda: post + b"content-length: 99\r\n\r\n" + bytes(98),  # the client ends its side behind it
+                    # the client closes its sending side after it
+                    lambda: post + b"content-length: 99\r\n\r\n" + bytes(98),
                 ]
             )(),
             REFUSED,
@@ -254,7 +249,7 @@ class Requests:
         )
 
     def damaged(self) -> Sent:
-        """A right request with some of its bytes changed: whatever it is now, no error of the server's."""
+        """Return a valid request with some changed bytes: it must not cause a server error."""
         whole = self.right()
         while whole.head:  # whether its answer has a body could not be known
             whole = self.right()

@@ -1,4 +1,4 @@
-"""What a stranger sends: bodies that are no input of a net, and headers that two servers may read differently."""
+"""Bodies that are not inputs of a net, and headers that two servers may read differently."""
 
 import json
 

@@ -1,6 +1,4 @@
-"""A stranger at the server: a seeded client of right and of hostile HTTP, which knows what each of its requests must be
-answered with.
-"""
+"""A seeded client that sends valid and hostile HTTP, and checks each answer."""
 
 import re
 import socket
@@ -21,12 +19,12 @@ PATHS = re.compile(r"Traceback|File \"|site-packages|/(home|root|tmp|usr|work|va
 
 @dataclass
 class Stranger:
-    """`connect` opens a connection to the server, `compute` is the net: uint8 `[n, 1, 8, 8]` to logits `[n, 10]`."""
+    """The client. `connect` opens a connection, `compute` is the net: uint8 `[n, 1, 8, 8]` to logits `[n, 10]`."""
 
     seed: int
     connect: Callable[[], socket.socket]
     compute: Callable[[Array], Array]
-    patience: float = 0.0  # seconds between the pieces of a request, at most
+    patience: float = 0.0  # the most seconds between the pieces of a request
     answered: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -34,9 +32,7 @@ class Stranger:
         self.random = self.requests.random
 
     def visit(self, connections: int) -> None:
-        """That many connections, one after the other; an AssertionError names the seed and the number of the one that
-        failed.
-        """
+        """Open connections one after another; an AssertionError names the seed and the number of the failed one."""
         for number in range(connections):
             requests = list(self._conversation())
             try:
@@ -57,7 +53,7 @@ class Stranger:
             pipelined = self.random.random() < 0.4
             half = requests[-1].last or self.random.random() < 0.3
             for group in [requests] if pipelined else [[request] for request in requests]:
-                with suppress(OSError):  # refused, and ended
+                with suppress(OSError):  # refused and closed
                     for piece in self._pieces(b"".join(request.content for request in group)):
                         connection.sendall(piece)
                         time.sleep(self.random.random() * self.patience)
@@ -119,7 +115,7 @@ class Stranger:
 
 
 def receive(file: Any, head: bool) -> Answer | None:
-    """The next answer, strictly read; None if the connection ends before it."""
+    """Return the next answer, parsed strictly; None if the connection ends before it."""
     with suppress(ConnectionError):
         first = file.readline()
         if first.startswith(b"HTTP/1.1 100 "):

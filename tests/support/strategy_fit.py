@@ -1,6 +1,4 @@
-"""Trains small nets for a few steps under a strategy, with clipping and accumulation on, so that ranks can be compared
-with one process.
-"""
+"""Short trainings under a strategy, with clipping and accumulation, to compare ranks with one process."""
 
 import warnings
 from collections.abc import Callable
@@ -36,14 +34,14 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 
 
 def adamw(net: nn.Module, **options: Any) -> torch.optim.Optimizer:
-    """With weight decay on matrices alone, in two groups, as the configuration makes it."""
+    """AdamW with weight decay only on matrices, in two groups, as configured."""
     flat = [p for p in net.parameters() if p.ndim < 2]
     groups = [{"params": [p for p in net.parameters() if p.ndim >= 2]}, {"params": flat, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1, **options)
 
 
 def batches(name: str, n: int) -> list[tuple[Tensor, Tensor]]:
-    """The first global batches of at most MOST, the same for every run."""
+    """Return the first global batches, at most MOST, the same for every run."""
     generator = torch.Generator().manual_seed(1)
     if name in ("gpt", "untied"):
         tokens = torch.randint(12, (MOST, BATCH, 7), generator=generator)
@@ -55,7 +53,7 @@ def batches(name: str, n: int) -> list[tuple[Tensor, Tensor]]:
 
 
 class Losses(Callback):
-    """The loss of each micro-batch on this rank, and what it holds once the first step is done."""
+    """Records the loss of each micro-batch on this rank, and the bytes held after the first step."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -87,8 +85,11 @@ def fit(
     before: Callable[[nn.Module], None] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Losses of `steps` optimizer steps on the global batches from optimizer step `begin` on; `part` is (which, of how
-    many) of each batch this process sees. Optimizer and weights come from checkpoint `resume`, and go to `save`."""
+    """Train `steps` optimizer steps on the global batches from step `begin` on; return the losses.
+
+    `part` is this process's shard of each batch (index, count). Optimizer and weights are restored from `resume`, and
+    saved to `save`.
+    """
     task = task_of(name, optimizer)
     if before is not None:
         before(task.net)
@@ -109,7 +110,7 @@ def fit(
     )
     loader = DataLoader(mine[begin * ACCUMULATE :], batch_size=None, num_workers=0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", PossibleUserWarning)  # no validation, few workers: on purpose
+        warnings.simplefilter("ignore", PossibleUserWarning)  # no validation and few workers, on purpose
         trainer.fit(task, loader, ckpt_path=resume, weights_only=True)
     if save is not None:
         trainer.save_checkpoint(save)
@@ -117,7 +118,7 @@ def fit(
 
 
 def same_format(left: Any, right: Any) -> bool:
-    """Whether two nested structures have the same keys, and tensors of the same shape and type."""
+    """Return whether two nested structures have the same keys, and tensors of the same shape and dtype."""
     if isinstance(left, Tensor) and isinstance(right, Tensor):
         return type(left) is type(right) and left.shape == right.shape and left.dtype == right.dtype
     if isinstance(left, dict) and isinstance(right, dict):
@@ -128,12 +129,10 @@ def same_format(left: Any, right: Any) -> bool:
 
 
 def relative(ours: list[float], theirs: list[float]) -> float:
-    """The largest relative difference of two curves."""
+    """Return the largest relative difference of two curves."""
     return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
 
 
 def mean_losses(ranks: list[dict[str, Any]]) -> list[float]:
-    """Per micro-batch, the mean over ranks: of replicas that is the mean of the global batch; ranks of one group
-    agree.
-    """
+    """Return the mean over ranks per micro-batch: the global batch's, as ranks of one group agree."""
     return [sum(values) / len(values) for values in zip(*(rank["losses"] for rank in ranks), strict=True)]

@@ -1,4 +1,4 @@
-"""Callbacks that make one job of a sweep end badly, the one of a certain seed."""
+"""Callbacks that make the job of a certain seed fail."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ def seed_of(trainer: Trainer) -> int:
 
 
 class Falls(Callback):
-    """Seed 2 fails until a file `mended` is there."""
+    """Seed 2 fails until a file `mended` exists."""
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
         if seed_of(trainer) == 2 and not Path("mended").exists():
@@ -23,7 +23,7 @@ class Falls(Callback):
 
 
 class Dies(Callback):
-    """Seed 2 is killed once, seed 3 whenever it is started."""
+    """Seed 2 is killed once, seed 3 at each start."""
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         first = seed_of(trainer) == 2 and not Path("died").exists()
@@ -33,7 +33,7 @@ class Dies(Callback):
 
 
 class Hangs(Callback):
-    """Seed 1 never comes back."""
+    """Seed 1 hangs."""
 
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
         time.sleep(600 * (seed_of(trainer) == 1))

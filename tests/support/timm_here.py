@@ -1,4 +1,4 @@
-"""timm, where it is installed or lies in the folder $TIMM_SITE."""
+"""timm, if installed or in the folder $TIMM_SITE."""
 
 import os
 import sys
@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-# timm imports torchvision, whose wheel for CUDA can't be imported beside a CPU build of torch: see what lies there
+# timm imports torchvision, whose CUDA wheel needs this shim with a CPU build of torch
 SHIM = Path(__file__).parent / "torchvision_here"
 
 
 def use(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The package, for this process and those that it starts, until `monkeypatch` ends; skips the test without it."""
+    """Return the package, for this process and its children until `monkeypatch` ends; skip the test without it."""
     site = os.environ.get("TIMM_SITE", "")
     if "timm" not in sys.modules and find_spec("timm") is None and not Path(site, "timm").is_dir():
         pytest.skip("timm is not installed, nor does it lie in the folder $TIMM_SITE")

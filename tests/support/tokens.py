@@ -1,10 +1,10 @@
-"""A stream of tokens of which no two are the same, for the tests of windows."""
+"""A stream of unique tokens, for the tests of windows."""
 
 import numpy as np
 
 from lathe.data.tokens import Tokens
 
-COUNT = 83  # tokens, each with its own id; not a multiple of anything here
+COUNT = 83  # each token has a unique id; not a multiple of any window
 
 
 def stream(count: int = COUNT) -> Tokens:

@@ -1,4 +1,4 @@
-"""Archives of target=torchserve, and a stand-in for what TorchServe gives their handler."""
+"""Archives of target=torchserve, and a fake of TorchServe's context."""
 
 import io
 import zipfile
@@ -24,7 +24,7 @@ PIXELS: dict[str, Any] = {
 
 
 class Context:
-    """What TorchServe gives a handler, as far as ours uses it."""
+    """The subset of TorchServe's context that the handler uses."""
 
     def __init__(self, folder: Path, *types: str) -> None:
         self.system_properties = {"model_dir": str(folder)}
@@ -47,7 +47,7 @@ def shipped(input_size: Any = None) -> nn.Module:
 
 
 def archived(path: Path, net: nn.Module, example: Tensor, **options: Any) -> Path:
-    """The folder into which TorchServe would unpack the archive."""
+    """Return the folder of the unpacked archive."""
     get("torchserve").export(net, example, path, **options)
     folder = path.with_suffix("")
     with zipfile.ZipFile(path) as archive:
@@ -56,7 +56,7 @@ def archived(path: Path, net: nn.Module, example: Tensor, **options: Any) -> Pat
 
 
 def same(answer: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether two answers are the same but for what the size of a batch does to sums of floats."""
+    """Return whether two answers are equal, up to the rounding of different batch sizes."""
     first, second = answer["predictions"], other["predictions"]
     return [row["index"] for row in first] == [row["index"] for row in second] and [
         row["probability"] for row in first

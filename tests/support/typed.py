@@ -1,4 +1,4 @@
-"""Commands typed into this process, up to the job: a job of the tests' own stands in for training."""
+"""Commands in this process up to the job, which is one of the tests' instead of training."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from support.runs import ROOT, runs
 
 
 class Command:
-    """Types overrides into this process: what `python train.py ...` does, without a process of its own."""
+    """Runs overrides as `python train.py ...` would, in this process."""
 
     def __init__(self, log_dir: Path) -> None:
         self.log_dir = log_dir
@@ -36,7 +36,7 @@ class Command:
             return launch(cfg, job) if name == "train" else launch_on_run(cfg, job)
 
     def fails(self, *typed: str, capsys: pytest.CaptureFixture[str], **options: Any) -> str:
-        """The one sentence on stderr; the exit code is 1."""
+        """Return the only sentence on stderr; the exit code must be 1."""
         with pytest.raises(SystemExit) as left:
             self(*typed, **options)
         assert left.value.code == 1

@@ -1,4 +1,4 @@
-"""What W&B has written offline, read back."""
+"""Reads W&B's offline files."""
 
 import json
 import struct
@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-BLOCK, HEADER, FULL, LAST = 32768, 7, 1, 4  # LevelDB's log format, behind a header of the file
+BLOCK, HEADER, FULL, LAST = 32768, 7, 1, 4  # LevelDB's log format, after the file's header
 
 
 @dataclass
 class Written:
-    """`run` is the record of the run itself."""
+    """The records of a run; `run` is that of the run itself."""
 
     config: dict[str, Any] = field(default_factory=dict)
     summary: dict[str, Any] = field(default_factory=dict)
@@ -35,7 +35,7 @@ def records(data: bytes) -> Iterator[bytes]:
 
 
 def read_wandb(run_dir: Path) -> Written:
-    """Of the newest run below `run_dir`."""
+    """Read the newest run in `run_dir`."""
     from wandb.proto.wandb_internal_pb2 import Record
 
     found = Written()

@@ -1,6 +1,4 @@
-"""Workers of pytest-xdist that come from the server of `processes.py`, which has imported the heavy packages once for
-all of them, and which they share for the commands that they start.
-"""
+"""Workers of pytest-xdist, forked from the server of `processes.py`, which they use for commands too."""
 
 import atexit
 import multiprocessing
@@ -19,12 +17,12 @@ from execnet.gateway_base import Popen2IO
 from support.processes import Handed, server
 
 _create_anew = gateway_io.create_io
-# What tests import when they are collected and later, beside what a command needs.
+# Modules that tests import, in addition to a command's.
 COLLECTED = ["support.shared"]
 
 
 class _Forked(Popen2IO):
-    """What execnet has of a worker: its pipes, and its end."""
+    """execnet's view of a worker: its pipes and its end."""
 
     def __init__(self, execmodel: Any) -> None:
         words_out, words_in = os.pipe()
@@ -33,7 +31,7 @@ class _Forked(Popen2IO):
         self._process.start()
         os.close(words_out)
         os.close(answers_in)
-        process._children.discard(self._process)  # type: ignore[attr-defined]  # it ends with its pipes, unwaited for
+        process._children.discard(self._process)  # type: ignore[attr-defined]  # it ends with its pipes, without a wait
         super().__init__(os.fdopen(words_in, "wb"), os.fdopen(answers_out, "rb"), execmodel)
 
     def wait(self) -> int | None:
@@ -45,7 +43,7 @@ class _Forked(Popen2IO):
 
 
 def _serve(words: int, answers: int) -> None:
-    """What a fresh Python does that execnet started, in a process that is new but for what it has imported."""
+    """Run what execnet starts in a new Python, but with modules imported."""
     os.dup2(words, 0)
     os.dup2(answers, 1)
     os.close(words)
@@ -54,7 +52,7 @@ def _serve(words: int, answers: int) -> None:
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     multiprocessing.set_start_method(None, force=True)
     process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
-    # The server that it came from answers its requests too; Python would start one more, by either name.
+    # The server answers its requests too; Python would start another one, by either name.
     forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
     let_plugins_be_imported()
     try:
@@ -65,24 +63,22 @@ def _serve(words: int, answers: int) -> None:
 
 
 def let_plugins_be_imported() -> None:
-    """hydra and hypothesis bring plugins, which pytest would have liked to import itself."""
+    """Silence pytest about the plugins of hydra and hypothesis, which are imported already."""
     rewrite.AssertionRewritingHook._warn_already_imported = lambda *_: None  # type: ignore[method-assign]
 
 
 def _create(spec: Any, execmodel: Any) -> Any:
-    """A worker of this machine that is told nothing else of its Python."""
+    """Fork a local worker that has no other Python configured."""
     return _Forked(execmodel) if spec.popen and not spec.python else _create_anew(spec, execmodel)
 
 
 def fork() -> None:
-    """From now on in this process, which hands out tests."""
+    """Fork workers from now on in this process, which distributes tests."""
     gateway_io.create_io = _create
 
 
 def rewrite_ahead(config: pytest.Config, tests: Path) -> None:
-    """Keeps what pytest makes of each file of tests beside it, which on a fresh checkout each worker would do for
-    itself; the server imports meanwhile.
-    """
+    """Write pytest's rewritten bytecode of each test file, once for all workers, while the server imports."""
     server(*COLLECTED)
     for file in tests.rglob("test_*.py"):
         folder = rewrite.get_cache_dir(file)

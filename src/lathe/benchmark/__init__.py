@@ -1,3 +1,1 @@
-"""What training costs by strategy: time and scaling, and memory; and what reading, the Trainer and integers cost beside
-the usual way. `scripts/benchmark.py` is the command.
-"""
+"""Benchmarks of training, data loading, the Trainer and integer inference. `scripts/benchmark.py` is the command."""

@@ -1,4 +1,4 @@
-"""Cases of a benchmark: overrides of the training configuration, each measured as a run of its own."""
+"""Benchmark cases: overrides of the training configuration, each measured as a separate run."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,21 +7,19 @@ from lathe.errors import require
 
 # With the sizes of `scaling`: 0.25 M parameters, about 20 ms a step for 768 samples on one core of a server.
 NET = ("model=deep_mlp", "data=synthetic", "optimizer=adamw")
-SPLIT = "model_split"  # names its devices itself, two at least
-CUT = (SPLIT, "pipeline", "3d")  # strategies that hold a part of the net in each process: set against auto on one
+SPLIT = "model_split"  # at least two, named in strategy.devices
+CUT = (SPLIT, "pipeline", "3d")  # strategies that hold a part of the net in each process: compared with auto on one
 
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration to measure, on as many devices as `processes` says: in a process for each, or in one where the
-    strategy drives several, as a training run has it.
+    """One configuration to measure, on `processes` devices, in as many processes as a training run has.
 
-    `alone` cases get fresh processes for each turn: a peak of memory in processes that stay would include what other
-    cases left. `facts` go into the tables: strategy, mode, and what else tells cases apart. `kind` is time, memory
-    or compile, which measures in two processes, with an empty folder of compiled code and with what the first has left.
-    `sync` false leaves out the summing of gradients, to tell what it costs (ddp alone; such weights are of no use).
-    With `peak` and `train` the first turn also finds the peak of memory, and trains for the request's `epochs`. A case
-    that is `optional` and does not compose has a row with the sentence; another one stops the suite.
+    `alone` cases get fresh processes in each turn, as a peak of memory would include what other cases left. `kind` is
+    time, memory, or compile: in two processes, with an empty compile cache and with the first's. `sync` false leaves
+    out the gradient reduction, to measure its cost (only ddp; such weights are of no use). With `peak` and `train`,
+    the first turn also measures the peak of memory, and trains for the request's `epochs`. An `optional` case that does
+    not compose has a row with the error; another one stops the suite. `facts` are columns of the tables.
     """
 
     name: str
@@ -37,9 +35,7 @@ class Case:
 
 
 def scaling(request: dict[str, Any]) -> list[Case]:
-    """Each strategy in one process and in several; weak (the batch grows with the processes) and strong (it does
-    not). Of the request's experiment, or of a net for the purpose.
-    """
+    """Return each strategy on one and several processes, for weak (the batch grows) and strong scaling."""
     counts = sorted({1, *request["processes"]})
     batch = request["batch_size"]
     require(
@@ -76,7 +72,7 @@ def scaling(request: dict[str, Any]) -> list[Case]:
 
 
 def _devices(strategy: str, count: int, request: dict[str, Any]) -> str:
-    """The override that brings a strategy to so many devices."""
+    """Return the override that gives a strategy `count` devices."""
     require(
         strategy != "dp" or request["accelerator"] != "cpu",
         "strategies=[dp] drives GPUs: leave it out, or set accelerator=gpu.",
@@ -91,16 +87,14 @@ CHECKPOINTING = ("none", "blocks", "every_2", "sqrt")
 
 
 def memory(request: dict[str, Any]) -> list[Case]:
-    """Each strategy on the most processes asked for, beside one process; and activation checkpointing on a net of 64
-    blocks.
-    """
+    """Return each strategy on the most processes, and activation checkpointing on 64 blocks."""
     n, batch = max(request["processes"]), request["batch_size"]
     require(batch % n == 0, f"batch_size={batch} does not divide by processes={n}: change either.")
     cases = []
     wide = ("model.net.width=512", "model.net.depth=8", "data.batch_size=64", "data.source.train_size=256")
     for strategy in ("auto", *request["strategies"]):
         processes = 1 if strategy == "auto" else n
-        # DeepSpeed allocates its buckets whole: they would be many times this net.
+        # DeepSpeed allocates whole buckets, which by default are many times this net.
         small = (
             [f"strategy.{key}_bucket_size=500000" for key in ("reduce", "allgather")]
             if strategy.startswith("deepspeed")
@@ -167,7 +161,7 @@ GPU_NETS = {
 
 
 def gpu(request: dict[str, Any]) -> list[Case]:
-    """Nets in each precision under each strategy on one GPU. What a strategy does not take is told in its row."""
+    """Return nets in each precision and strategy on one GPU. An unsupported combination has a row with its error."""
     import torch
 
     require(
@@ -190,8 +184,8 @@ def gpu(request: dict[str, Any]) -> list[Case]:
     return cases
 
 
-# What each method adds to a step, in its full course: masks that move, ranges that are observed, a teacher as large as
-# the student. By default masks move about a hundred times in a run; every tenth step is a short run of 1000 steps.
+# The cost of each method in its full course: moving masks, observed ranges, a teacher as large as the student. By
+# default masks move about a hundred times in a run; every tenth step is a short run of 1000 steps.
 MOVING = ("compression.prune.start=0", "compression.prune.end=1", "compression.prune.every_n_steps=10")
 METHODS = {
     "prune": (*MOVING, "compression=prune"),
@@ -204,7 +198,7 @@ METHODS = {
 
 
 def overhead(request: dict[str, Any]) -> list[Case]:
-    """A training step of ResNet-20 under each method of compression, beside the plain one."""
+    """Return a training step of ResNet-20 with each compression method, and the plain one."""
     net = ("model=resnet20", "data=digits", "data.image_size=32", f"data.batch_size={request['batch_size']}")
     return [
         Case(name, (*net, *overrides), 1, facts={"method": name})

@@ -1,4 +1,4 @@
-"""What a compiled case costs at the start and gains afterwards, in a process of its own."""
+"""Measures the compile time and the gain of a compiled case, in a separate process."""
 
 import os
 import time
@@ -12,11 +12,10 @@ from lathe.measure.resident import peak_resident, reset_peak
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """Seconds that the first `warmup` steps took beyond their time, milliseconds of a step, memory at the peak of the
-    steps after them, and how often the compiler gave a graph up or made another one.
+    """Measure compile time, step time, peak memory, graph breaks and recompilations.
 
-    Code goes into the folder `case["cache"]`, and comes from there. The memory is torch's on a GPU; on a CPU it is the
-    process's, libraries and all.
+    `compile_s` is the time of the first `warmup` steps beyond their usual time. `case["cache"]` is the compile cache.
+    The peak is of the steps after them: torch's on a GPU, the whole process's on a CPU.
     """
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = case["cache"]
     clock = _FirstSteps(case["warmup"], case["steps"], sync=True)
@@ -37,14 +36,14 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
 
 def graphs() -> int:
-    """How many the compiler has made in this process."""
+    """Return the number of graphs compiled in this process."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
 class _FirstSteps(Clock):
-    """Also the moments at which the fit's first step begins and its warm-up ends."""
+    """A clock that also takes the time at which the first step begins and the warm-up ends."""
 
-    skippable_steps = None  # every step is needed
+    skippable_steps = None  # needs every step
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)

@@ -1,6 +1,4 @@
-"""Crews: processes that stay up and measure cases in turns, so that a machine whose speed drifts hurts all cases alike.
-No torch here.
-"""
+"""Worker processes that measure cases in turns, so that a machine's drift affects all alike. No torch."""
 
 import json
 import os
@@ -18,13 +16,11 @@ from lathe.benchmark.suites import order
 from lathe.files import scratch_prefix, write_atomically
 from lathe.launch.devices import count_processes
 
-LOOK = 0.002  # seconds between looks for a result
+LOOK = 0.002  # seconds between polls for a result
 
 
 class Crew:
-    """The processes of one launch, under the launcher that training has; they wait for turns, costing a look at a file
-    now and then.
-    """
+    """The processes of one launch, under the launcher of training. They wait for turns by polling a file."""
 
     def __init__(self, cases: dict[str, dict[str, Any]], processes: int, threads: int) -> None:
         self._turn = 0
@@ -41,7 +37,7 @@ class Crew:
         self._process = subprocess.Popen(command, env=environment, stdout=self._said, stderr=subprocess.STDOUT)  # noqa: S603
 
     def measure(self, name: str, timeout: float) -> dict[str, Any]:
-        """The figures of a case, or `error` with what went wrong; behind some errors the crew is gone (`alive`)."""
+        """Return the figures of a case, or `error` with a message; some errors end the processes (`alive`)."""
         write_atomically(self.folder / f"go-{self._turn}", name)
         done, deadline = self.folder / f"done-{self._turn}", time.monotonic() + timeout
         self._turn += 1
@@ -65,7 +61,7 @@ class Crew:
         return lines[-1][:300] if lines else f"exit code {self._process.returncode}"
 
     def dismiss(self, keep: bool = False) -> None:
-        """Ends the processes; without `keep` their folder goes too."""
+        """End the processes, and remove their folder unless `keep`."""
         if self.alive:
             self._process.terminate()
             try:
@@ -85,12 +81,10 @@ def run(
     tell: Callable[[str], None],
     refused: Mapping[str, str] | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Every case in every round, in turns; the figures of each case, round by round. `composed` are the resolved
-    configurations, `refused` sentences of cases that have none.
+    """Measure every case in every round, and return the figures of each case, round by round.
 
-    Cases that are `alone` have fresh processes in every turn, since one case may leave memory to the next; the others
-    are timed in processes that stay. As many are started as a training run starts. A case that fails is not tried
-    again.
+    `composed` are the resolved configurations, `refused` the messages of cases without one. `alone` cases get fresh
+    processes in every turn; the others share processes that stay. A failed case is not tried again.
     """
     told = {case.name: [{"error": sentence}] for case in cases if (sentence := (refused or {}).get(case.name))}
     names = [case.name for case in cases]
@@ -145,9 +139,7 @@ def _ordered(case: Case, composed: dict[str, dict[str, Any]], request: dict[str,
 
 
 def _cold_and_warm(job: dict[str, Any], processes: int, request: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a second process, which finds what a first one has compiled into an empty folder, and how long
-    compilation took both: `cold_s` and `warm_s`.
-    """
+    """Run the job with an empty and a filled compile cache; add the compile times as `cold_s` and `warm_s`."""
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix=scratch_prefix(), ignore_cleanup_errors=True) as cache:
         for _ in ("cold", "warm"):

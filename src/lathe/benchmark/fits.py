@@ -1,4 +1,4 @@
-"""A fit as a training run makes it, with callbacks that look at its steps."""
+"""A fit as in a training run, with callbacks that time its steps."""
 
 import statistics
 import time
@@ -18,7 +18,7 @@ from lathe.training.trainer_setup import make_trainer, prepare_model
 
 
 def fit(cfg: dict[str, Any], callbacks: list[Callback]) -> tuple[Trainer, int]:
-    """Trains as the configuration says; the Trainer, and the number of parameters."""
+    """Train with this configuration; return the Trainer and the number of parameters."""
     seed_everything(cfg["seed"], workers=True, verbose=False)
     datamodule, task = make_data(cfg), make_task(cfg)
     parameters = count_parameters(task.net).total
@@ -31,21 +31,19 @@ def fit(cfg: dict[str, Any], callbacks: list[Callback]) -> tuple[Trainer, int]:
 
 
 class Clock(Callback):
-    """Moments at which steps end. A GPU is waited for before the first and after the last."""
+    """Takes the times at which steps end, synchronised with a GPU before the first and after the last."""
 
-    skippable_steps = None  # every step is needed
+    skippable_steps = None  # needs every step
 
     def __init__(self, warmup: int, steps: int, sync: bool) -> None:
         self.warmup, self.steps, self.sync = warmup, steps, sync
         self.ends: list[float] = []
-        self.cpu: list[
-            float
-        ] = []  # of this process, which other work on the machine does not stretch as it does the clock on the wall
+        self.cpu: list[float] = []  # of this process: other load on the machine does not affect it
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.sync:
             assert isinstance(trainer.strategy.model, DistributedDataParallel)
-            trainer.strategy.model.require_backward_grad_sync = False  # what no_sync() sets
+            trainer.strategy.model.require_backward_grad_sync = False  # as no_sync() does
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -61,11 +59,11 @@ class Clock(Callback):
             self.cpu.append(time.process_time())
 
     def step_ms(self, cuda: bool) -> float:
-        """On a CPU the median, which leaves out the seam between epochs; a GPU's steps have only a sum."""
+        """Return the median on a CPU, without the break between epochs; the mean on a GPU, whose steps overlap."""
         if cuda:
             return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1) * 1e3
         return statistics.median(after - before for before, after in zip(self.ends, self.ends[1:], strict=False)) * 1e3
 
     def fastest_ms(self) -> float:
-        """The step that the rest of the machine disturbed least; on a GPU, whose steps overlap, of no meaning."""
+        """Return the shortest step, which other load disturbed least; meaningless on a GPU, whose steps overlap."""
         return min(after - before for before, after in zip(self.ends, self.ends[1:], strict=False)) * 1e3

@@ -1,4 +1,4 @@
-"""Shipped files as forms that are timed, and a check that any form computes what the module does."""
+"""Exported files as forms to time, and a check of any form's outputs against the module."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +13,13 @@ from lathe.export.bundle import open_bundle
 from lathe.receipt.forms import Form, Opened
 from lathe.runs.export_model import ExportModel
 
-GUARD, LOGITS = 32, 2**24  # samples, and logits at most, on which a form is held against the module before it is timed
-# Norm of the difference from the module's logits as a share of their norm, above which a form is wrong.
-# scripts/export.py is stricter.
+GUARD, LOGITS = 32, 2**24  # samples, and logits at most, of that check
+# Largest difference from the module's logits, as a share of their norm. scripts/export.py is stricter.
 LOOSE = {"float32": 1e-2, "bfloat16": 0.1, "float16": 0.1, "int8": 0.3}
 
 
 class Bundled(Form):
-    """An export in a folder. `source` says where its file comes from, `arithmetic` what it computes in."""
+    """An export in a folder. `source` is the file's origin, `arithmetic` its number format."""
 
     def __init__(self, folder: Path, source: str, arithmetic: str) -> None:
         manifest = manifests.read(folder, "targets")
@@ -40,9 +39,7 @@ def arithmetic(form: Form) -> str:
 
 
 def guard(plain: ExportModel, trained: ExportModel, sample: Callable[[int], Tensor]) -> Callable[[Form, Opened], None]:
-    """A check that a form computes what the module does; of files with integers, what the module does that was trained
-    with them.
-    """
+    """Return a check of a form's logits against `plain`, or for files with integers against `trained`."""
     x = sample(max(1, min(GUARD, LOGITS // plain.logits_of(sample(1)))))
     references = {integers: ready.net(x).float() for integers, ready in ((False, plain), (True, trained))}
 
@@ -53,7 +50,7 @@ def guard(plain: ExportModel, trained: ExportModel, sample: Callable[[int], Tens
         if answer.shape != reference.shape:
             raise UserError(f"wrong: it answers {list(answer.shape)} where the module answers {list(reference.shape)}.")
         far = float((answer - reference).norm() / reference.norm().clamp_min(1e-12))
-        if not far <= limit:  # of a nan too
+        if not far <= limit:  # also for nan
             raise UserError(
                 f"wrong: its logits lie {far:.2g} of their norm from the module's, more than {limit:g}; "
                 "scripts/export.py makes the file anew and compares it."

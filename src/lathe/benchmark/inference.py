@@ -1,6 +1,4 @@
-"""The suite `inference`: a finished run's files and its module beside each other, in one process and in turns, all from
-the same pixels.
-"""
+"""The suite `inference`: a finished run's exports and its module in turns in one process, on the same inputs."""
 
 import json
 import time
@@ -29,13 +27,13 @@ from lathe.verbs.export.make import make, ready_for
 from lathe.verbs.export.parity import odd_inputs
 from lathe.verbs.export.request import targets_of as options_of
 
-ARCHIVES = ("torchserve",)  # they hold another target's file, which is measured by itself
+ARCHIVES = ("torchserve",)  # they contain another target's file, which is measured itself
 BESIDE = {"eager": "this eager", "bf16": "this compiled_bf16"}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Timed calls of each form at most, calls to warm up, and seconds of a cell."""
+    """The most timed calls of each form, warm-up calls, and seconds of a cell."""
 
     repeats: int
     warmup: int
@@ -43,11 +41,7 @@ class Limits:
 
 
 def targets_of(given: Sequence[str] | None, configured: Sequence[str]) -> list[str]:
-    """The targets to measure: those that were `given`, or all that compute and that configs/target has a file for.
-
-    Raises:
-        UserError: one is unknown or computes nothing by itself.
-    """
+    """Return the `given` targets, or all that compute and have a file in configs/target."""
     for name in given or ():
         require(name in export.TARGETS and name in configured, f"targets={name}: {did_you_mean(name, configured)}")
         require(name not in ARCHIVES, f"targets={name} holds another target's file: name that one.")
@@ -64,15 +58,11 @@ def _computes(name: str) -> bool:
     try:
         return export.get(name).computes
     except ImportError:
-        return True  # what it lacks is told where it is made
+        return True  # the missing package is reported when the file is made
 
 
 def check_overrides(given: Sequence[str], targets: Sequence[str]) -> list[str]:
-    """Options of these targets as overrides.
-
-    Raises:
-        UserError: one is for something else.
-    """
+    """Return these overrides, which must be options of `targets`."""
     for text in given:
         fits = any(str(text).lstrip("+~").startswith(f"target.{name}.") for name in targets)
         require(
@@ -87,12 +77,9 @@ def check_overrides(given: Sequence[str], targets: Sequence[str]) -> list[str]:
 def compare(
     request: dict[str, Any], group: Mapping[str, Any], output: Path, tell: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Measures the run of `request` in all its forms, writes results.json, results.md and plot.svg into `output`, puts
-    the comparison into the run's receipt if it has one, and returns it. `group` is the resolved `target` group of an
-    export.
+    """Measure the run in all its forms, write the results into `output` and the receipt, and return them.
 
-    Raises:
-        UserError: it is no finished run, or nothing agrees with the module.
+    `group` is the resolved `target` group of an export.
     """
     run, options, threads = open_run(request["run"], "run"), options_of(group), torch.get_num_threads()
     run.checkpoint("best")
@@ -123,14 +110,14 @@ class _Comparison:
     run: RunDir
     request: dict[str, Any]
     options: dict[str, dict[str, Any]]
-    anew: set[str]  # targets whose options were typed: what was shipped has others
+    anew: set[str]  # targets with options on the command line, which differ from the run's export
     folder: Path
     tell: Callable[[str], None]
     left_out: list[dict[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def measured(self) -> dict[str, Any]:
-        """The comparison as plain data."""
+        """Return the comparison as plain data."""
         checkpoint = kept.fingerprint(self.run)
         trained = open_export_model(self.run.path)
         plain = open_export_model(self.run.path, integers=False) if trained.facts["integers"] else trained
@@ -193,7 +180,7 @@ class _Comparison:
         }
 
     def _inputs(self, trained: ExportModel) -> Tensor:
-        """What is computed: held-out samples as clients send them, or noise where the run's data can't be opened."""
+        """Return held-out samples as clients send them, or noise if the run's data can't be opened."""
         try:
             split = "test" if trained.cfg["test"] else "val"
             return trained.inputs_of(next(iter(trained.data.eval_loader(split)))[0])
@@ -204,9 +191,7 @@ class _Comparison:
             return max(odd_inputs(trained), key=len)
 
     def _file(self, name: str, facts: Mapping[str, Any]) -> Bundled | None:
-        """The run's own export where it takes what the module takes, else one that is made; None if neither can be
-        had.
-        """
+        """Return the run's own export if it matches the module, else a new one; None if that fails."""
         shipped = self.run.path / "exports" / name
         try:
             if name not in self.anew and (shipped / manifests.NAME).is_file():
@@ -224,7 +209,7 @@ class _Comparison:
             make(ready, name, options, folder)
             self.tell(f"{name}: made in {time.monotonic() - began:.1f} s")
             return Bundled(folder, "made", arithmetic_of(ready, options))
-        except Exception as error:  # one target that fails must not hide the others
+        except Exception as error:  # one failing target must not hide the others
             sentence = (disk_sentence(error) if isinstance(error, OSError) else None) or reason(error)
             self.left_out.append({"form": name, "reason": sentence})
             self.tell(f"{name}: {sentence}")
@@ -232,7 +217,7 @@ class _Comparison:
 
 
 def _told_once(left_out: Sequence[dict[str, str]], cells: int) -> list[dict[str, str]]:
-    """What is the same at each batch size and number of threads, in one entry."""
+    """Merge entries that are the same for each batch size and number of threads."""
     keys = [(entry["form"].removeprefix("this ").partition(",")[0], entry["reason"]) for entry in left_out]
     found = []
     for entry, key in zip(left_out, keys, strict=True):
@@ -242,9 +227,7 @@ def _told_once(left_out: Sequence[dict[str, str]], cells: int) -> list[dict[str,
 
 
 def _differs(run: RunDir, manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
-    """What sets a shipped file apart from the others, as a clause; None if it is the best checkpoint's and takes inputs
-    like theirs.
-    """
+    """Return the difference between a shipped file and the best checkpoint or its inputs, as a clause; None if none."""
     if manifest["checkpoint"] != "best":
         return f"is of {manifest['checkpoint']}.ckpt"
     if is_outdated(run, manifest):
@@ -256,7 +239,7 @@ def _differs(run: RunDir, manifest: Mapping[str, Any], facts: Mapping[str, Any])
 
 
 def write(output: Path, found: Mapping[str, Any], request: Mapping[str, Any], tell: Callable[[str], None]) -> None:
-    """Prints the table and what follows from it, and writes results.json, results.md and plot.svg into `output`."""
+    """Print the table and its conclusions, and write results.json, results.md and plot.svg into `output`."""
     cpu = found["hardware"]["cpu"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     text = "\n".join(

@@ -1,6 +1,4 @@
-"""The suite `int8`: a trained net as a file of float32 and as one of integers, for the same runtime: size, latency and
-metric.
-"""
+"""The suite `int8`: size, latency and metric of a trained net as a float32 and as an integer file."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +21,7 @@ from lathe.verbs.export.request import targets_of
 
 FLOAT, INTEGER, TRAINED = "float32", "int8", "int8, qat"
 TARGETS = {FLOAT: "onnx", INTEGER: "onnx_int8", TRAINED: "onnx_int8"}
-# Trained for seconds on a CPU; on a GPU what the published figures are of.
+# Trains in seconds on a CPU; on a GPU, the net of the published figures.
 SMALL = (
     "model=resnet18",
     "data=digits",
@@ -33,18 +31,16 @@ SMALL = (
 )
 PUBLISHED = ("experiment=cifar10_resnet50_amp",)
 QUIET = ("trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")
-# Published of ResNet-50: a quarter of the size, which with scales, biases and the graph is a little more; a third of
-# the latency; half a point of accuracy.
+# Published for ResNet-50: a quarter of the size (plus scales, biases and the graph), a third of the latency, half a
+# point of accuracy.
 SIZE, LATENCY, POINTS = 0.26, 0.33, 0.5
 MIB = 2**20
 
 
 def measure(request: dict[str, Any], output: Path, tell: Callable[[str], None]) -> tuple[Facts, Results]:
-    """Milliseconds of a call by form and batch size in each round, with the bytes of the file and its metric.
-    `request["export"]` is the resolved `target` group of an export of `sides.FILES`.
+    """Measure the latency of each form and batch size in each round, with the file's bytes and metric.
 
-    Raises:
-        UserError: ONNX Runtime is missing, training fails, or a file is not what was trained.
+    `request["export"]` is the resolved `target` group of an export of `sides.FILES`.
     """
     for name in dict.fromkeys(TARGETS.values()):
         missing = export.get(name).available()
@@ -79,13 +75,13 @@ def measure(request: dict[str, Any], output: Path, tell: Callable[[str], None]) 
 
 
 def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[list[str], str]:
-    """A row for each form and batch size."""
+    """Return a row for each form and batch size."""
     rows, heights = list[list[str]](), dict[str, dict[str, float]]()
     for side, about in facts.items():
         base = f"{FLOAT}, batch {about['batch']}"
         size, time = over(results, side, base, "bytes"), over(results, side, base, "latency_ms")
         latency = spread(results, side, "latency_ms")
-        assert latency is not None  # every form has its turn in each round
+        assert latency is not None  # every form runs in each round
         mine, theirs = results[side][0][about["metric"]], results[base][0][about["metric"]]
         rows.append(
             [
@@ -117,7 +113,7 @@ def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[
 
 
 def claims(results: Results) -> list[Claim]:
-    """The published figures of integers beside float32."""
+    """Return the published figures of integers relative to float32."""
     found = list[Claim]()
     for side, rounds in results.items():
         form, _, batch = side.rpartition(", ")
@@ -135,7 +131,7 @@ def claims(results: Results) -> list[Claim]:
 
 
 def _runs(request: Mapping[str, Any], output: Path, tell: Callable[[str], None]) -> dict[str, RunDir]:
-    """The run of each form: the one that was named, or those that are trained below `output`."""
+    """Return the run of each form: the request's, or those trained below `output`."""
     if request["run"] is not None:
         run = open_run(request["run"], "run")
         run.checkpoint("best")
@@ -151,14 +147,14 @@ def _runs(request: Mapping[str, Any], output: Path, tell: Callable[[str], None])
         "compression=qat",
         "compression.receipt=none",
         f"trainer.max_epochs={request['qat']}",
-        f"optimizer.lr={run.config['optimizer']['lr'] / 10}",  # weights that are trained move little
+        f"optimizer.lr={run.config['optimizer']['lr'] / 10}",  # trained weights move little
     )
     tell("training with integers simulated")
     return {FLOAT: run, INTEGER: run, TRAINED: _trained([*words, *further], output / "runs", run)}
 
 
 def _trained(words: Sequence[str], below: Path, of: RunDir | None = None) -> RunDir:
-    """A run of these overrides, from the weights of another if there is one."""
+    """Train with these overrides, from the weights of the run `of` if given."""
     cfg = compose(words)
     cfg.paths.log_dir = str(below)
     cfg.ckpt_path = None if of is None else str(of.path)
@@ -168,8 +164,10 @@ def _trained(words: Sequence[str], below: Path, of: RunDir | None = None) -> Run
 def _form(
     name: str, run: RunDir, folder: Path, shared: Mapping[str, Any], tell: Callable[[str], None]
 ) -> tuple[Bundled, dict[str, Any]]:
-    """The file of a run for the target of form `name`, held against the net on held-out data, and facts of it. `shared`
-    is the resolved `target` group of an export."""
+    """Export a run for form `name`, compare the file with the net on held-out data, and return its facts.
+
+    `shared` is the resolved `target` group of an export.
+    """
     target = TARGETS[name]
     options = targets_of(shared)[target]
     folder.mkdir()
@@ -197,6 +195,6 @@ def _form(
 
 
 def _inputs(run: RunDir) -> torch.Tensor:
-    """Held-out samples as clients send them."""
+    """Return held-out samples as clients send them."""
     ready = ready_for(TARGETS[FLOAT], {}, run.path)
     return ready.inputs_of(next(iter(ready.data.eval_loader("test" if ready.cfg["test"] else "val")))[0])

@@ -1,8 +1,8 @@
-"""The suite `loaders`: samples/s of reading data alone, each way beside the usual per-sample recipe.
+"""The suite `loaders`: samples/s of data loading, relative to the usual per-sample recipe.
 
-All sides yield contiguous batches in a new order for each epoch, where training wants them, and take turns within one
-process, so that a busy moment of the machine meets them alike. Workers run from before the first round, and wait with
-full queues while others are measured.
+All sides yield contiguous batches on the training device, in a new order each epoch. They take turns in one process, so
+that other load affects all alike. Workers start before the first round, and wait with full queues while other sides are
+measured.
 """
 
 import json
@@ -30,8 +30,8 @@ from lathe.runs.build import make_data
 from lathe.verbs.make_shards import make_shards
 
 CLASSES = ("ant", "bee", "cow", "dog")
-SIDE, FILE_SIDE, LENGTH = 32, 64, 256  # pixels, pixels, tokens
-# What per-sample recipes do to colour images, as keys of the configuration.
+SIDE, FILE_SIDE, LENGTH = 32, 64, 256  # in pixels, pixels and tokens
+# The usual augmentation of colour images, as keys of the configuration.
 IMAGES = (
     "data.channels=3",
     f"data.mean={[*usual.MEAN]}",
@@ -51,9 +51,7 @@ FIGURE = "samples_per_s"
 
 @dataclass
 class Side:
-    """One way to read: `batches` never ends. `usual` are the names of the sides over which it is told, the fastest of
-    them. `whole` batches are timed together: an epoch, where something is prepared for each.
-    """
+    """One way to read: endless batches, `whole` timed at once. The fastest of the sides `usual` is the baseline."""
 
     kind: str
     how: str
@@ -70,7 +68,7 @@ class Side:
 
 
 def measure(request: dict[str, Any], output: Path, tell: Callable[[str], None]) -> tuple[Facts, Results]:
-    """Samples/s of each side in each round."""
+    """Measure samples/s of each side in each round."""
     workers = sorted({0, min(8, usable_cores())} if request["workers"] is None else {*request["workers"]})
     device = torch.device("cuda" if request["accelerator"] == "gpu" else "cpu")
     with scratch() as folder, ExitStack() as stack:
@@ -85,9 +83,9 @@ def measure(request: dict[str, Any], output: Path, tell: Callable[[str], None]) 
             size = request["batch_size"] or BATCHES[kind]
             sides |= {side.name: side for side in make(folder, SIZES[kind], size, workers, device)}
         for side in sides.values():
-            stack.callback(side.batches.close)  # type: ignore[attr-defined]  # a generator's: its workers end
+            stack.callback(side.batches.close)  # type: ignore[attr-defined]  # of a generator, which ends its workers
         turns = {name: partial(_rate, side, request["seconds"], device) for name, side in sides.items()}
-        take_turns(turns, 1, lambda line: None)  # starts workers, and draws the first epoch's tables
+        take_turns(turns, 1, lambda line: None)  # starts the workers, and draws the first epoch's tables
         results = take_turns(turns, request["rounds"], tell)
         facts = {
             name: {
@@ -104,7 +102,7 @@ def measure(request: dict[str, Any], output: Path, tell: Callable[[str], None]) 
 
 
 def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[list[str], str]:
-    """A row for each side; the ratio is that over the fastest of the usual ones of its kind."""
+    """Return a row for each side, with its speed over the fastest of its `usual` sides."""
     rows, heights = list[list[str]](), dict[str, dict[str, float]]()
     for name, about in facts.items():
         speed, base = spread(results, name, FIGURE), fastest(results, about["usual"], FIGURE)
@@ -130,9 +128,7 @@ def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[
 
 
 def claims(results: Results) -> list[Claim]:
-    """How much faster than the usual recipe each way is to be, and that data=dataset costs no more than a
-    DataLoader.
-    """
+    """Return the required speed-ups over the usual recipe; data=dataset must not be slower than a DataLoader."""
     found = list[Claim]()
     for how, kind, base, bar in (
         ("resident, uint8", "images in memory", PIL, 40.0),
@@ -161,7 +157,7 @@ def _endless(loader: Any) -> Iterator[Any]:
 
 
 def _rate(side: Side, seconds: float, device: torch.device) -> dict[str, Any]:
-    """Samples/s on `device` over at least so many `seconds`, once what workers read ahead meanwhile is used up."""
+    """Return samples/s on `device` over at least `seconds`, after batches that workers have read ahead."""
 
     def take(count: int) -> None:
         for _ in range(count):
@@ -170,7 +166,7 @@ def _rate(side: Side, seconds: float, device: torch.device) -> dict[str, Any]:
         if device.type == "cuda":
             torch.cuda.synchronize()
 
-    take(3 * side.workers + 2)  # torch's workers read two batches ahead each, and hold one
+    take(3 * side.workers + 2)  # each of torch's workers prefetches two batches, and holds one
     taken, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds or not taken:
         take(side.whole)
@@ -194,13 +190,13 @@ def _behind(data: Dataset[Any], size: int, workers: int, device: torch.device, c
 
 
 def _composed(*words: str) -> dict[str, Any]:
-    """What training would be told by these overrides."""
+    """Return the resolved training configuration of these overrides."""
     cfg: Any = OmegaConf.to_container(compose(words), resolve=True)
     return dict(cfg)
 
 
 def _opened(*words: str) -> Any:
-    """The data module that training would make of these overrides, set up."""
+    """Return the data module of these overrides, set up."""
     data = make_data(_composed(*words))
     data.prepare_data()
     data.setup()
@@ -238,7 +234,7 @@ def _files(folder: Path, samples: int, size: int, workers: list[int], device: to
     for n in workers:
         yield Side(kind, JPEG, n, _behind(usual.Files(photos, FILE_SIDE), size, n, device), samples, size, base)
     shared = (*IMAGES, f"data.image_size={FILE_SIDE}", f"data.batch_size={size}")
-    share = max(0.01, len(CLASSES) / samples)  # an image of each class at least
+    share = max(0.01, len(CLASSES) / samples)  # at least one image of each class
     shares = (f"data.source.val_share={share}", f"data.source.test_share={share}")
     words = ("data=image_folder", f"data.folder={_typed(photos)}", f"paths.data_dir={_typed(folder)}", *shared, *shares)
     data = _opened(*words)

@@ -1,6 +1,4 @@
-"""What each rank of a benchmark does: it waits for a turn, makes the Trainer of a case as a training run does, and
-measures steps.
-"""
+"""The work of each rank: waits for a turn, builds a case's Trainer as in training, and measures steps."""
 
 import json
 import os
@@ -26,19 +24,17 @@ from lathe.measure.processes import everyones
 from lathe.runs import inference
 from lathe.training.trainer_setup import configure_logging, device_type
 
-LOOK = 0.002  # seconds between looks for a turn
+LOOK = 0.002  # seconds between polls for a turn
 
 
 def work(cfg: Mapping[str, Any]) -> None:
-    """Measures the case that each file `go-<n>` names, in the order of n, until it names none; rank 0 writes
-    `done-<n>`.
-    """
+    """Measure the case named in each file `go-<n>`, in order, until one is empty. Rank 0 writes `done-<n>`."""
     configure_logging()
     plan = cfg["benchmark"]
     folder = Path(plan["folder"])
     for turn in count():
         call = folder / f"go-{turn}"
-        while not call.exists():  # no collective: a rank that waits long in one counts as hung
+        while not call.exists():  # no collective, which would time out
             time.sleep(LOOK)
         name = call.read_text()
         if not name:
@@ -55,8 +51,10 @@ def work(cfg: Mapping[str, Any]) -> None:
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """Figures of one turn. `case` has `cfg` (resolved), `kind`, `sync`, `alone`, `warmup` and `steps`; `peak` and
-    `epochs` ask for more in its first turn, and are taken out.
+    """Return the figures of one turn.
+
+    `case` has `cfg` (resolved), `kind`, `sync`, `alone`, `warmup` and `steps`. `peak` and `epochs` are measured once,
+    and removed from it.
     """
     if case["kind"] == "compile":
         return compiling.measure(case)
@@ -100,9 +98,7 @@ def _mean_ms(ends: list[float]) -> float:
 
 
 def _forward_ms(trainer: Trainer, cfg: dict[str, Any], passes: int) -> float:
-    """The median time of the net's forward pass on a training batch, in eval mode and without gradients: what a teacher
-    costs.
-    """
+    """Return the median time of the net's forward pass in eval mode without gradients: the cost of a teacher."""
     net = trainer.lightning_module.get_submodule("net").eval()
     data = inference.open_data(cfg, trainer.lightning_module)
     x = next(iter(train_batches(data, trainer.strategy.root_device)))[0]
@@ -118,9 +114,9 @@ def _forward_ms(trainer: Trainer, cfg: dict[str, Any], passes: int) -> float:
 
 
 class _Probe(Callback):
-    """Counts in the last step of a fit, when the optimizer has its state."""
+    """Counts memory in the last step of a fit, when the optimizer has its state."""
 
-    skippable_steps = None  # every step is needed
+    skippable_steps = None  # needs every step
 
     def __init__(self, step: int, memory: PeakMemory) -> None:
         self.step, self.memory, self.found = step, memory, dict[str, int]()
@@ -149,7 +145,7 @@ class _Probe(Callback):
 def _memory(case: dict[str, Any]) -> dict[str, Any]:
     cfg = case["cfg"]
     device = torch.device(device_type(cfg["trainer"]["accelerator"]))
-    with PeakMemory(device) as memory:  # from before the net is made, so that all of it is seen
+    with PeakMemory(device) as memory:  # from before the net is made, so that it counts everything
         probe = _Probe(case["steps"], memory)
         fit(cfg, [probe])
     everyone = everyones(probe.found)

@@ -1,4 +1,4 @@
-"""Tables and a plot from what a suite has measured."""
+"""Tables and a plot of a suite's results."""
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
@@ -14,12 +14,12 @@ from lathe.measure import plot
 
 
 def state(result: Mapping[str, Any]) -> float:
-    """Bytes of what a process holds of parameters and the optimizer."""
+    """Return the bytes of a process's parameters and optimizer."""
     return float(result["parameters"] + result["optimizer"])
 
 
 def rest(result: Mapping[str, Any]) -> float:
-    """Bytes of all but parameters, gradients and optimizer at the peak."""
+    """Return the bytes at the peak except parameters, gradients and optimizer."""
     return float(result["peak"]) - result["gradients"] - state(result)
 
 
@@ -130,9 +130,7 @@ def gpu(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
 
 
 def overhead(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
-    """Means over a turn's steps, since what a method does every few steps counts as well; on a CPU of the process's CPU
-    time.
-    """
+    """Tabulate means over a turn's steps, as some methods act every few steps only; on a CPU of CPU time."""
     rows, heights = [], dict[str, dict[str, float]]()
     shares = forward_shares(results)
     for case in cases:
@@ -153,7 +151,7 @@ def overhead(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
 
 
 def forward_shares(results: Results) -> list[float]:
-    """What a forward pass is of the plain net's step, round by round."""
+    """Return the plain net's forward pass as a share of its step, round by round."""
     return [r["forward_ms"] / r["mean_step_ms"] for r in results.get("plain", []) if "error" not in r]
 
 
@@ -169,9 +167,7 @@ REPORTS: dict[str, Callable[[Sequence[Case], Results], tuple[list[str], str]]] =
 
 
 def write(output: Path, cases: Sequence[Case], results: Results, request: dict[str, Any], seconds: float) -> str:
-    """Prints the tables, and under them the thresholds, and writes results.json, results.md and plot.svg into
-    `output`; returns the tables.
-    """
+    """Print the tables and thresholds, and write the result files into `output`; return the tables."""
     texts, drawing = REPORTS[request["suite"]](cases, results)
     held = tables.judge(cases, results, request)
     texts = [*texts, thresholds.rows(held)] if held else texts

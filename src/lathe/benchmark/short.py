@@ -1,4 +1,4 @@
-"""What a case holds at the peak, and what a short training of it reaches."""
+"""The peak memory of a case, and the metric after a short training."""
 
 import math
 from typing import Any
@@ -14,18 +14,16 @@ from lathe.measure import PeakMemory
 from lathe.measure.processes import everyones
 from lathe.training.trainer_setup import device_type
 
-STEPS = 2  # the second is made with the optimizer's state
+STEPS = 2  # the second has the optimizer's state
 
 
 def peak(cfg: dict[str, Any]) -> int | None:
-    """The most bytes that tensors take in the process that takes most, beside what was there before. None of compiled
-    code on a CPU, whose operations nothing is told of.
-    """
+    """Return the largest process's peak bytes of tensors in a fit; None for compiled code on a CPU."""
     device = torch.device(device_type(cfg["trainer"]["accelerator"]))
     if cfg["compile"]["enabled"] and device.type != "cuda":
         return None
     cfg = {**cfg, "trainer": {**cfg["trainer"], "max_steps": STEPS}}
-    with PeakMemory(device) as memory:  # from before the net is made, so that all of it is seen
+    with PeakMemory(device) as memory:  # from before the net is made, so that it counts everything
         memory.reset()
         before = memory.bytes
         fit(cfg, [])
@@ -34,9 +32,7 @@ def peak(cfg: dict[str, Any]) -> int | None:
 
 
 def train(cfg: dict[str, Any], epochs: int) -> dict[str, Any]:
-    """Updates of the weights in so many epochs, and the metric on the validation set after the last one. A loss that is
-    no number any more shows there.
-    """
+    """Train; return the number of updates and the validation metric after `epochs` (None if not finite)."""
     whole = {"max_steps": -1, "max_epochs": epochs, "limit_val_batches": 1.0, "check_val_every_n_epoch": epochs}
     updates = _Updates()
     trainer, _ = fit({**cfg, "trainer": {**cfg["trainer"], **whole}}, [updates])
@@ -47,7 +43,7 @@ def train(cfg: dict[str, Any], epochs: int) -> dict[str, Any]:
 
 
 class _Updates(Callback):
-    """Counts the steps that the optimizer has made: a scaler that finds infinite gradients leaves one out."""
+    """Counts the optimizer's steps: a gradient scaler skips one for infinite gradients."""
 
     def __init__(self) -> None:
         self._made = 0
@@ -64,6 +60,6 @@ class _Updates(Callback):
         self._made += 1
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.count = self._made if self._counted else trainer.global_step  # DeepSpeed's engine is no optimizer
+        self.count = self._made if self._counted else trainer.global_step  # DeepSpeed's engine is not an Optimizer
         if self._counted:
             self._handle.remove()

@@ -1,6 +1,4 @@
-"""Suites that measure sides beside each other in this process, without runs by the launcher: what a request for one
-asks for. Imports no torch.
-"""
+"""Suites that compare sides in this process, without the launcher: checks and runs a request. Imports no torch."""
 
 import time
 from collections.abc import Callable
@@ -10,13 +8,13 @@ from typing import Any
 
 from lathe.errors import refuse, require
 
-# What the request's nulls mean; keys that a suite does not have here mean nothing to it.
+# The values of the request's nulls. A key that a suite lacks here is an error if given.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "loaders": {
         "rounds": 7,
         "seconds": 0.3,
-        "workers": None,  # 0 and as many as there are cores, 8 at most
-        "batch_size": None,  # each kind of data has its own
+        "workers": None,  # 0 and the number of cores, at most 8
+        "batch_size": None,  # a size for each kind of data
         "accelerator": "cpu",
         "threads": 1,
     },
@@ -36,24 +34,20 @@ KEYS = (
     *("run", "targets", "batches", "seconds", "processes", "strategies", "rounds", "warmup", "steps", "batch_size"),
     *("threads", "accelerator", "workers", "qat", "base", "epochs", "thresholds"),
 )
-# What int8 exports: overrides of scripts/export.py. Any loss is a finding here, and judged on all held-out data.
+# scripts/export.py's overrides for int8. Any loss is a result here, measured on all held-out data.
 FILES = ("run=trained", "target=[onnx,onnx_int8]", "target.samples=null", "target.max_drop=null")
 FORMER = {"data": "loaders"}
 
 
 def now(suite: str) -> str:
-    """The name that a suite has now."""
+    """Return a suite's current name."""
     if suite in FORMER:
         print(f"suite={suite} is called suite={FORMER[suite]} now.", flush=True)
     return FORMER.get(suite, suite)
 
 
 def plan(request: dict[str, Any]) -> dict[str, Any]:
-    """The request with its nulls filled in.
-
-    Raises:
-        UserError: a key that means nothing to the suite, or a value that it can't use.
-    """
+    """Return the request with its nulls filled in."""
     suite = request["suite"]
     defaults = DEFAULTS[suite]
     for key in KEYS:
@@ -81,13 +75,12 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(request: dict[str, Any], output: Path, tell: Callable[[str], None] = print) -> str:
-    """Measures the suite of a planned request, writes results.json, results.md and plot.svg into `output`, and returns
-    the tables.
+    """Measure a planned request, write the result files into `output`, and return the tables.
 
     Raises:
-        UserError: this machine can't run the suite; with `assert`, a bar of the suite's is missed.
+        UserError: this machine can't run the suite, or with `assert`, a claim of the suite fails.
     """
-    import torch  # here: a mistake in the request is told first
+    import torch  # imported late, so that mistakes in the request are reported first
 
     from lathe.benchmark.thresholds import Threshold, missed
     from lathe.benchmark.turns import write

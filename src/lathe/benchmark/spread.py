@@ -1,4 +1,4 @@
-"""Figures over rounds: medians with how far they lie apart, and ratios within a round."""
+"""Statistics over rounds: medians with their range, and ratios within a round."""
 
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
@@ -8,7 +8,7 @@ Results = dict[str, list[dict[str, Any]]]
 
 
 class Spread:
-    """Values of several rounds: their median, and how far they lie apart."""
+    """The values of several rounds: median, lowest and highest."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.values = list(values)
@@ -27,24 +27,24 @@ class Spread:
 
 
 def spread(results: Results, name: str, figure: str) -> Spread | None:
-    """A figure of a case over the rounds; None where there is none."""
+    """Return a figure of a case over the rounds; None without values."""
     values = [r[figure] for r in results.get(name, []) if r.get(figure) is not None]
     return Spread(values) if values else None
 
 
 def ratio(results: Results, name: str, base: str, of: Callable[[dict[str, Any]], float]) -> Spread | None:
-    """`of(case) / of(base)`, round by round: both sides of a ratio have run one shortly after the other."""
+    """Return `of(case) / of(base)` for each round, in which both ran shortly after each other."""
     pairs = zip(results.get(name, []), results.get(base, []), strict=False)
     values = [of(mine) / of(theirs) for mine, theirs in pairs if "error" not in mine and "error" not in theirs]
     return Spread(values) if values else None
 
 
 def rate(result: Mapping[str, Any]) -> float:
-    """Samples a second."""
+    """Return samples/s."""
     return float(result["samples_per_s"])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Rows below a head, as Markdown."""
+    """Return a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"

@@ -1,6 +1,4 @@
-"""Training one net on the same batches in several ways, from a loop by hand to the default command: the sides of
-suite=trainer.
-"""
+"""The sides of suite=trainer: one net trained on the same batches, from a hand-written loop to the default command."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +23,7 @@ from lathe.training.callbacks_and_loggers import make_callbacks, make_loggers
 from lathe.training.trainer_setup import make_trainer, prepare_model
 
 Trained = tuple[float, nn.Module]  # CPU seconds of the timed epochs, and the net
-EPOCHS = 3  # that are timed
+EPOCHS = 3  # timed
 WIDTH, PIXELS, CLASSES, LR = 128, 8, 10, 0.01
 # The default command on that net, with the hand-written loop's optimizer.
 OWN = (
@@ -59,7 +57,7 @@ HAND, USUAL, FULL, USUAL_HERE, SINGLE, COMPILED = (
 
 
 class Batches:
-    """The same batches in every epoch; Lightning takes a plain list for a list of loaders."""
+    """The same batches in every epoch; Lightning would take a plain list for a list of loaders."""
 
     def __init__(self, steps: int, size: int) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -79,8 +77,7 @@ class Batches:
 
 
 def _configured(words: Sequence[str], kept: Path) -> dict[str, Any]:
-    """What the default command trains with, on this net and without validation, whose cost is another; what is compiled
-    lies in `kept`."""
+    """Return the default command's configuration on this net, without validation. Compiled code is in `kept`."""
     cfg: Any = OmegaConf.to_container(compose([*DEFAULT, *words]), resolve=True)
     cfg["paths"]["data_dir"] = str(kept)
     return dict(cfg)
@@ -146,7 +143,7 @@ class Usual(_Bare):
         return loss
 
 
-# In place of the net: the module, as a user's own is named.
+# The overrides of the module, as for a user's module.
 MODULE = ("model=lightning", f"model.net={{_target_: {Usual.__module__}.{Usual.__name__}}}")
 
 
@@ -191,9 +188,7 @@ def _usual(batches: Batches, folder: Path) -> Trained:
 
 
 def _lathe(batches: Batches, folder: Path, words: Sequence[str] = (), net: Sequence[str] = OWN) -> Trained:
-    """As a training run makes its parts of the configuration, around the net that all sides train: what calls its
-    layers is no cost of a step around it.
-    """
+    """Train with the callbacks and loggers of a run, around the net that all sides train."""
     cfg = _configured([*net, *words], folder.parent / "compiled")
     task, clock = make_task(cfg), _Clock()
     if net is OWN:

@@ -1,4 +1,4 @@
-"""Suites: what a request for one asks for. Imports no torch."""
+"""The suites and their requests. Imports no torch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from lathe.benchmark import thresholds, training
 from lathe.benchmark.cases import Case, gpu, memory, overhead, scaling
 from lathe.errors import require
 
-# What no benchmark wants of a run: files, validation, a screen.
+# Benchmarks need no files, validation or progress bar.
 QUIET = (
     "trainer.limit_val_batches=0",
     "trainer.enable_checkpointing=false",
@@ -26,8 +26,8 @@ SUITES: dict[str, Callable[[dict[str, Any]], list[Case]]] = {
     "compile": training.compiled,
     "parallel": training.parallel,
 }
-INFERENCE = "inference"  # measures a finished run (lathe.benchmark.inference), no cases of training
-# Keys that have a meaning for some suites: for those whose DEFAULTS have them.
+INFERENCE = "inference"  # measures a finished run (lathe.benchmark.inference), and has no cases
+# Keys of some suites only: of those with the key in DEFAULTS.
 CHOICES = (
     "run",
     "targets",
@@ -44,9 +44,9 @@ CHOICES = (
     "workers",
     "qat",
 )
-# Training against training: sizes by the device (training.SIZES).
+# Suites that compare trainings: their sizes depend on the device (training.SIZES).
 _BY_DEVICE = dict.fromkeys(("base", "rounds", "steps", "warmup", "batch_size", "accelerator", "thresholds"))
-# What the request's nulls mean; None: told by the device, or nothing.
+# The values of the request's nulls; None: by the device, or nothing.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "scaling": {
         "strategies": ["ddp", "fsdp"],
@@ -94,11 +94,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def plan(request: dict[str, Any], composed: Mapping[str, Any] | None = None) -> tuple[list[Case], dict[str, Any]]:
-    """The cases of the suite that `request` asks for, and the request with its nulls filled in; suite=inference has no
-    cases. `composed` is the resolved configuration of `base_of(request)`, where it names an experiment.
+    """Return the cases of a request's suite, and the request with its nulls filled in; suite=inference has no cases.
+
+    `composed` is the resolved configuration of `base_of(request)`, if it names an experiment.
 
     Raises:
-        UserError: a key of another suite, thresholds for what is not measured, or a suite that this machine can't run.
+        UserError: a key of another suite, a threshold of an unmeasured figure, or a suite that this machine can't run.
     """
     suite = request["suite"]
     refuse_others(request, DEFAULTS[suite])
@@ -119,19 +120,17 @@ def plan(request: dict[str, Any], composed: Mapping[str, Any] | None = None) -> 
 
 
 def typed(words: Sequence[str]) -> list[str]:
-    """What is typed, for Hydra: to it `experiment=` chooses a file of the group of that name, which is composed with
-    train.yaml alone, so that an experiment is the key `base` here.
-    """
+    """Replace `experiment=` by `base=`: Hydra would load the experiment's file, which fits only train.yaml."""
     return [f"base={word[11:]}" if word.startswith("experiment=") else word for word in words]
 
 
 def base_of(request: Mapping[str, Any]) -> list[str]:
-    """The overrides whose resolved configuration `plan` wants of a request that names an experiment."""
+    """Return the overrides of a request's experiment, whose resolved configuration `plan` needs."""
     return [f"experiment={request['base']}", "scheduler=constant", *request["overrides"]]
 
 
 def refuse_others(request: Mapping[str, Any], taken: Mapping[str, Any]) -> None:
-    """Raises UserError where a key is given that is not among those that the suite has a meaning for."""
+    """Raise UserError if a key of another suite is given."""
     for key in CHOICES:
         value = request.get(key)
         require(
@@ -144,7 +143,7 @@ def refuse_others(request: Mapping[str, Any], taken: Mapping[str, Any]) -> None:
 
 
 def _refuse_overrides(request: Mapping[str, Any], cases: Sequence[Case]) -> None:
-    """What tells the rows of a suite apart is not set for all of them."""
+    """Raise UserError if an override sets a key that distinguishes the suite's rows."""
     if request["suite"] not in training.SIZES:
         return
     own = set(request["own"])
@@ -161,7 +160,7 @@ def _refuse_overrides(request: Mapping[str, Any], cases: Sequence[Case]) -> None
 def _of_a_run(full: dict[str, Any]) -> dict[str, Any]:
     require(full.get("run") is not None, "suite=inference measures a finished run: name it with run=<run directory>.")
     if full["threads"] is None:
-        from lathe.measure import usable_cores  # here: it imports torch
+        from lathe.measure import usable_cores  # imported late, since it imports torch
 
         full["threads"] = [1, usable_cores()]
     for key in ("targets", "batches", "threads"):
@@ -172,13 +171,13 @@ def _of_a_run(full: dict[str, Any]) -> dict[str, Any]:
 
 
 def overrides_of(case: Case, request: dict[str, Any]) -> list[str]:
-    """All overrides of a case; those that the request adds win."""
+    """Return all overrides of a case; the request's win."""
     steps = request["warmup"] + request["steps"] + (0 if case.kind == "memory" else 1)
     end = [f"trainer.max_steps={steps}", f"trainer.accelerator={request['accelerator']}"]
     return [*QUIET, *case.overrides, *end, *request["overrides"]]
 
 
 def order(cases: Sequence[Case], round_number: int) -> list[Case]:
-    """The cases of a round: each round begins with another one, so that none always follows the same."""
+    """Return the cases of a round. Each round begins with another case, so that none always follows the same one."""
     start = round_number % len(cases)
     return [*cases[start:], *cases[:start]]

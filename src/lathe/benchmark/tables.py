@@ -1,4 +1,4 @@
-"""Tables of the suites that set one thing of training against another: precision, compile, parallel."""
+"""Tables of the suites that compare trainings: precision, compile, parallel."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -122,21 +122,19 @@ def _speed(results: Results, name: str, base: str) -> str:
 
 
 def error_of(results: Results, case: Case) -> str:
-    """Why there is nothing of a case."""
+    """Return the reason why a case has no figures."""
     return next((r["error"] for r in results.get(case.name, []) if "error" in r), "not measured")
 
 
 def efficiency(results: Results, name: str, strategy: str, processes: int) -> tuple[Spread | None, Spread | None]:
-    """How many times the samples a second of one process a case has, and the same over the number of processes. The
-    one process is the strategy's own, where it runs in one.
-    """
+    """Return the speed-up over one process (of the strategy, else of auto), and it divided by `processes`."""
     one = f"{strategy}, 1, weak"
     gain = ratio(results, name, one if one in results else "auto, 1, weak", rate)
     return gain, Spread([value / processes for value in gain.values]) if gain else None
 
 
 def judge(cases: Sequence[Case], results: Results, request: dict[str, Any]) -> list[Threshold]:
-    """The thresholds of a request, each with what was measured of it."""
+    """Return the request's thresholds, each with its measured value."""
     return [
         held
         for name, limit in (request.get("thresholds") or {}).items()

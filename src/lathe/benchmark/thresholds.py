@@ -1,4 +1,4 @@
-"""Thresholds: what a suite's figures have to reach, and a sentence for each that they miss. Imports no torch."""
+"""Thresholds of a suite's figures, and a message for each that is missed. Imports no torch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from lathe.errors import did_you_mean, require
 
 
 class Threshold(NamedTuple):
-    """What a figure has to be `at_most` or `at_least`; without both it is only shown. What was not measured misses."""
+    """A limit of a figure. Without `at_most` and `at_least` it is only shown; an unmeasured figure misses it."""
 
     sentence: str
     measured: Spread | None
@@ -31,7 +31,7 @@ class Threshold(NamedTuple):
         return f"{self.sentence} {how}"
 
     def row(self) -> list[str]:
-        """The sentence with its limit, what was measured, and whether the median meets it."""
+        """Return the sentence with its limit, the measured value, and whether the median meets it."""
         shown = str(self.measured or "not measured")
         if self.at_most is None and self.at_least is None:
             return [self.full, shown, ""]
@@ -39,12 +39,12 @@ class Threshold(NamedTuple):
 
 
 def rows(thresholds: Sequence[Threshold]) -> str:
-    """All of them as a table."""
+    """Return the thresholds as a table."""
     return table(["threshold", "measured", ""], [threshold.row() for threshold in thresholds])
 
 
 def missed(thresholds: Iterable[Threshold]) -> list[str]:
-    """A sentence for each that is not met; what was not measured is not."""
+    """Return a message for each threshold that is not met or not measured."""
     return [
         f"missed: expected {threshold.full}, got {threshold.measured or 'no measurement'}."
         for threshold in thresholds
@@ -53,11 +53,12 @@ def missed(thresholds: Iterable[Threshold]) -> list[str]:
 
 
 def limits(request: Mapping[str, Any], possible: Mapping[str, float | None]) -> dict[str, float]:
-    """The limits of a request, by name: those that it gives, else the suite's own. `possible` are the names that the
-    request measures, with the suite's own limit or None.
+    """Return the request's thresholds by name, or the suite's own.
+
+    `possible` are the measured names, with the suite's limit or None.
 
     Raises:
-        UserError: a limit for what is not measured, or `assert` with nothing to hold against.
+        UserError: a threshold of an unmeasured figure, or `assert` without thresholds.
     """
     suite, given = request["suite"], request.get("thresholds")
     if given is None:

@@ -1,8 +1,8 @@
-"""The suite `trainer`: what a training step costs around the net, over a hand-written loop.
+"""The suite `trainer`: the cost of a training step around the net, relative to a hand-written loop.
 
 All sides train the same net on the same batches. Lathe's final weights must be bit-equal to the hand-written loop's,
-but for the compiled step's, which adds up in another order. Times are CPU time of this process in training epochs after
-the first, in which a step is compiled.
+except the compiled step's, which sums in another order. Times are CPU time of this process in the training epochs after
+the first, which includes compilation.
 """
 
 import logging
@@ -26,7 +26,7 @@ LIMITS = {FULL: 1.10, COMPILED: 0.80}
 
 
 def measure(request: dict[str, Any], output: Path, tell: Callable[[str], None]) -> tuple[Facts, Results]:
-    """Microseconds of a step, and whether the final weights are the hand-written loop's, of each side in each round."""
+    """Measure the time of a step of each side in each round, and compare the weights with the loop's."""
     batches = Batches(request["steps"], request["batch_size"])
     timed = EPOCHS * len(batches)
     expected = by_hand(batches)[1].state_dict()
@@ -46,7 +46,7 @@ def measure(request: dict[str, Any], output: Path, tell: Callable[[str], None]) 
 
 
 def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[list[str], str]:
-    """A row for each side."""
+    """Return a row for each side."""
     rows, heights = list[list[str]](), dict[str, dict[str, float]]()
     for name in results:
         cost, share = spread(results, name, "us_per_step"), over(results, name, HAND, "us_per_step")
@@ -74,7 +74,7 @@ def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[
 
 
 def claims(results: Results) -> list[Claim]:
-    """What the full features and the compiled step may cost, and that the weights are the same."""
+    """Return the limits of the full features and the compiled step, and the equality of weights."""
     found: list[Claim] = [
         (f"{name}: step over the hand-written loop's,", over(results, name, HAND, "us_per_step"), {"at_most": limit})
         for name, limit in LIMITS.items()
@@ -88,7 +88,7 @@ def claims(results: Results) -> list[Claim]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """Bars are drawn, where nobody sees them."""
+    """Discard the output, such as progress bars, which must be drawn because their cost counts."""
     logger = logging.getLogger("lightning.pytorch")
     level = logger.level
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), warnings.catch_warnings():

@@ -1,6 +1,4 @@
-"""Cases of the suites that set one thing of training against another: precision, compile, parallel. Imports torch only
-to see whether there is a GPU.
-"""
+"""Cases of the suites that compare trainings: precision, compile, parallel. Imports torch only to look for a GPU."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,8 +6,7 @@ from typing import Any
 from lathe.benchmark.cases import Case
 from lathe.errors import require
 
-# What the nulls of a request mean, by device: `own` are the overrides that make the task, `lr` is given where a row
-# scales it.
+# The values of a request's nulls by device: `own` are the task's overrides, `lr` is given if a row scales it.
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "precision": {
         "cpu": {
@@ -28,8 +25,8 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
             "steps": 12,
             "epochs": 3,
         },
-        # As large as BERT-large (24 blocks of width 1024 with 16 heads), on 400 tokens: 384 is what BERT is fine-tuned
-        # with on SQuAD.
+        # As large as BERT-large (24 blocks of width 1024 with 16 heads), on 400 tokens; BERT is fine-tuned on SQuAD
+        # with 384.
         "gpu": {
             "own": (
                 "model=vit_tiny",
@@ -111,20 +108,18 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }
-WARMUP = 0.2  # share of the run in which a scaled learning rate goes up
+WARMUP = 0.2  # share of the run in which a scaled learning rate is warmed up
 
 
 def device_here() -> str:
-    """gpu where torch sees one, else cpu."""
+    """Return gpu if torch sees one, else cpu."""
     import torch
 
     return "gpu" if torch.cuda.is_available() or torch.backends.mps.is_available() else "cpu"
 
 
 def fill(request: dict[str, Any], base: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The request with its nulls filled in by the device's sizes, or where it names an experiment, whose configuration
-    `base` is, by what that says.
-    """
+    """Return the request with its nulls filled in from the device's sizes, or the experiment's `base`."""
     device = request["accelerator"] or device_here()
     sizes = SIZES[request["suite"]][device]
     found = {**request, "accelerator": device, **{k: v for k, v in sizes.items() if request.get(k) is None}}
@@ -136,16 +131,14 @@ def fill(request: dict[str, Any], base: Mapping[str, Any] | None) -> dict[str, A
 
 
 def words_of(request: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[str, ...]:
-    """The overrides that make an experiment, without what it sets of its own schedule: all suites keep the learning
-    rate.
-    """
+    """Return an experiment's overrides without its schedule: all suites use a constant learning rate."""
     kept = ("_target_", "_partial_", "warmup")
     foreign = (key for key in base.get("scheduler") or {} if key not in kept)
     return (f"experiment={request['base']}", *(f"~scheduler.{key}" for key in foreign))
 
 
 def batch_of(request: Mapping[str, Any], base: Mapping[str, Any]) -> int:
-    """The batch of an experiment, which stands in the place of a batch_size that is null."""
+    """Return an experiment's batch size, for a request without batch_size."""
     size = base["data"].get("batch_size")
     require(
         isinstance(size, int),
@@ -159,11 +152,11 @@ def base_of(request: Mapping[str, Any], one_device: bool = True) -> tuple[str, .
     return (*request["own"], *own, *(("trainer.devices=1",) if one_device else ()))
 
 
-FORMATS = ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")  # set against the first
+FORMATS = ("32-true", "64-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")  # compared with the first
 
 
 def precision(request: dict[str, Any]) -> list[Case]:
-    """A step in each number format, and a short training. What the device can't do is told in its row."""
+    """Return a step in each number format, and a short training. An unsupported format has a row with its error."""
     return [
         Case(
             name,
@@ -189,9 +182,7 @@ COMPILES = {
 
 
 def compiled(request: dict[str, Any]) -> list[Case]:
-    """The ways to compile: each in a fresh process with an empty folder of compiled code, then in another with the
-    same folder.
-    """
+    """Return the ways to compile, each measured with an empty compile cache and again with the filled one."""
     warmup = request["warmup"]
     require(
         warmup > 1,
@@ -204,9 +195,10 @@ def compiled(request: dict[str, Any]) -> list[Case]:
 
 
 def parallel(request: dict[str, Any]) -> list[Case]:
-    """One process, the old DataParallel, and DDP: with the same global batch, in mixed precision, and with a batch as
-    many times as large as there are processes, at the same learning rate and at one that grows with it after a warm-up
-    (Goyal et al. 2017, arXiv:1706.02677).
+    """Return one process, DataParallel, and DDP in several variants.
+
+    DDP has the same global batch, the same in mixed precision, and a batch that grows with the processes, at the same
+    learning rate and at one that grows too, after a warm-up (Goyal et al. 2017, arXiv:1706.02677).
     """
     n, batch, lr = processes_of(request), request["batch_size"], request["lr"]
     require(
@@ -246,7 +238,7 @@ def parallel(request: dict[str, Any]) -> list[Case]:
 
 
 def processes_of(request: Mapping[str, Any]) -> int:
-    """The number of processes of suite=parallel: one of them at a time; null takes all GPUs, or 2."""
+    """Return the number of processes of suite=parallel: the given one, or all GPUs, or 2."""
     counts = request["processes"]
     if counts is None:
         import torch
@@ -259,14 +251,14 @@ def processes_of(request: Mapping[str, Any]) -> int:
     return int(counts[0])
 
 
-EFFICIENCY = {2: 0.85, 4: 0.80, 8: 0.75}  # of so many processes, where nothing else is asked for
+EFFICIENCY = {2: 0.85, 4: 0.80, 8: 0.75}  # by number of processes, unless the request sets one
 
 
 def possible_limits(request: Mapping[str, Any]) -> dict[str, float | None]:
-    """What `thresholds` may name in this request, each with the suite's own limit, or None.
+    """Return the possible names of `thresholds` in this request, each with the suite's limit or None.
 
     scaling: numbers of processes, efficiency at least. parallel: rows, speed-up over the single process at least.
-    precision: formats, speed-up over 32-true at least, and with `_memory` behind it its peak at most. compile: `warm`
+    precision: formats, speed-up over 32-true at least, and with the suffix `_memory` the peak at most. compile: `warm`
     start over the cold one at most, `regional` cold start over the whole net's at most, `anew` graph breaks and graphs
     compiled after the warm-up at most, and rows, speed-up over none at least.
     """
@@ -280,7 +272,7 @@ def possible_limits(request: Mapping[str, Any]) -> dict[str, float | None]:
         return {**none, "ddp_scaled": None if share is None else share * n}
     if suite == "precision":
         found: dict[str, float | None] = {f"{name}{what}": None for name in FORMATS[1:] for what in ("", "_memory")}
-        if request["accelerator"] == "gpu":  # what is published of BERT-large
+        if request["accelerator"] == "gpu":  # published for BERT-large
             found |= {"16-mixed": 2.3, "16-mixed_memory": 0.6}
         return found
     if suite == "compile":

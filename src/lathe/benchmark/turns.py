@@ -1,4 +1,4 @@
-"""Sides that have their turns round by round in one process, and the files of what was measured."""
+"""Sides that take turns in one process, and the files of their results."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,26 +9,28 @@ from lathe.benchmark.written import write_files
 from lathe.errors import UserError
 from lathe.receipt.forms import reason
 
-Facts = dict[str, dict[str, Any]]  # of each side, what tells it apart from others
-Claim = tuple[str, Spread | None, dict[str, float]]  # a sentence, what was measured, and `at_most` or `at_least`
+Facts = dict[str, dict[str, Any]]  # by side, what distinguishes it from the others
+Claim = tuple[str, Spread | None, dict[str, float]]  # a sentence, the measured value, and `at_most` or `at_least`
 
 
 class Suite(Protocol):
-    """A module that measures."""
+    """A module that measures sides."""
 
     def measure(self, request: dict[str, Any], output: Path, tell: Callable[[str], None]) -> tuple[Facts, Results]:
-        """What tells the sides apart, and the rounds of each."""
+        """Return the facts of the sides, and the rounds of each."""
 
     def tables(self, facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[list[str], str]:
-        """Tables and the sentences below them, and a plot."""
+        """Return tables with the sentences below them, and a plot."""
 
     def claims(self, results: Results) -> list[Claim]:
-        """What is promised of ratios; None where they were not measured."""
+        """Return the required ratios; None if not measured."""
 
 
 def take_turns(sides: Mapping[str, Callable[[], dict[str, Any]]], rounds: int, tell: Callable[[str], None]) -> Results:
-    """What each side returns, round by round; each round begins with another side, so that none always follows the
-    same. A side that fails has `error` with what went wrong, and no further turn.
+    """Run the sides in turns and return their results, round by round.
+
+    Each round begins with another side, so that none always follows the same one. A side that fails gets `error` and no
+    further turn.
     """
     names, results = list(sides), {name: list[dict[str, Any]]() for name in sides}
     for number in range(rounds):
@@ -38,7 +40,7 @@ def take_turns(sides: Mapping[str, Callable[[], dict[str, Any]]], rounds: int, t
                 continue
             try:
                 results[name].append(sides[name]())
-            except Exception as error:  # one side that fails, for want of a compiler say, must not hide the others
+            except Exception as error:  # one failing side, such as without a compiler, must not hide the others
                 results[name].append({"error": reason(error)})
                 tell(f"{name}: {results[name][-1]['error']}")
         tell(f"round {number + 1} of {rounds}")
@@ -46,12 +48,12 @@ def take_turns(sides: Mapping[str, Callable[[], dict[str, Any]]], rounds: int, t
 
 
 def failure(results: Results, name: str) -> str:
-    """Why a side has no figures."""
+    """Return the reason why a side has no figures."""
     return next((r["error"] for r in results.get(name, []) if "error" in r), "not measured")
 
 
 def fastest(results: Results, names: list[str], figure: str) -> str | None:
-    """The side with the highest median of `figure`; None where none was measured."""
+    """Return the side with the highest median of `figure`; None if none was measured."""
     found = {
         name: Spread([r[figure] for r in results[name] if figure in r]).median
         for name in names
@@ -61,7 +63,7 @@ def fastest(results: Results, names: list[str], figure: str) -> str | None:
 
 
 def over(results: Results, name: str, base: str | None, figure: str) -> Spread | None:
-    """A side's figure over that of its base, round by round."""
+    """Return a side's figure over its base's, round by round."""
     return None if base is None else ratio(results, name, base, lambda result: float(result[figure]))
 
 
@@ -74,11 +76,7 @@ def write(
     seconds: float,
     tell: Callable[[str], None],
 ) -> str:
-    """Prints the tables and writes results.json, results.md and plot.svg into `output`; returns the tables.
-
-    Raises:
-        UserError: no side could be measured.
-    """
+    """Print the tables, and write results.json, results.md and plot.svg into `output`; return the tables."""
     if all("error" in result for rounds in results.values() for result in rounds):
         raise UserError(
             f"suite={request['suite']}: no side could be measured ({failure(results, next(iter(results)))})."

@@ -1,6 +1,4 @@
-"""Reading data one sample at a time behind a torch DataLoader, as most projects do: what suite=loaders holds Lathe's
-loaders against.
-"""
+"""The usual way to read data: one sample at a time with a torch DataLoader. The baseline of suite=loaders."""
 
 import io
 from collections.abc import Sequence
@@ -15,12 +13,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 Images = np.ndarray[Any, np.dtype[Any]]
-PADDING = 4  # pixels on each side, from which images are cut
+PADDING = 4  # pixels on each side, before the crop
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
 def _cut(image: Image.Image) -> Image.Image:
-    """A random crop from the padded image, and a coin's flip."""
+    """Return a random crop of the padded image, flipped with probability 0.5."""
     width, height = image.size
     left, top = (int(torch.randint(0, 2 * PADDING + 1, ())) for _ in range(2))
     image = ImageOps.expand(image, PADDING).crop((left, top, left + width, top + height))
@@ -28,9 +26,7 @@ def _cut(image: Image.Image) -> Image.Image:
 
 
 class InMemory(Dataset[tuple[Tensor, int]]):
-    """The usual chain of transforms on images uint8 [n, channels, height, width]: expand, crop, flip, to a tensor,
-    normalise.
-    """
+    """The usual transforms of uint8 images [n, channels, height, width]: pad, crop, flip, to a tensor, normalise."""
 
     def __init__(self, images: Images, labels: Images) -> None:
         self.images, self.labels = images.transpose(0, 2, 3, 1).copy(), labels
@@ -46,9 +42,7 @@ class InMemory(Dataset[tuple[Tensor, int]]):
 
 
 class Tuned(Dataset[tuple[Images, int]]):
-    """The same with nothing to spare: PIL images made once, one crop that reaches over the border, an array laid out
-    and normalised in place.
-    """
+    """The same, optimised: PIL images made once, a crop that pads, and normalisation in place."""
 
     def __init__(self, images: Images, labels: Images) -> None:
         self.images = [Image.fromarray(image) for image in images.transpose(0, 2, 3, 1).copy()]
@@ -72,14 +66,14 @@ class Tuned(Dataset[tuple[Images, int]]):
 
 
 def stack(samples: list[tuple[Images, int]]) -> tuple[Tensor, Tensor]:
-    """A contiguous batch in one copy."""
+    """Stack samples into a contiguous batch with one copy."""
     arrays, labels = zip(*samples, strict=True)
     batch = np.empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
     return torch.from_numpy(np.stack(arrays, out=batch)), torch.tensor(labels)
 
 
 class Files(Dataset[tuple[Tensor, int]]):
-    """Class folders as they are read by hand: open, resize, crop, flip, to a tensor, normalise."""
+    """Class folders read in the usual way: open, resize, crop, flip, to a tensor, normalise."""
 
     def __init__(self, folder: Path, size: int) -> None:
         classes = sorted(path for path in folder.iterdir() if path.is_dir())
@@ -99,7 +93,7 @@ class Files(Dataset[tuple[Tensor, int]]):
 
 
 def write_files(folder: Path, classes: Sequence[str], count: int) -> None:
-    """`count` JPEG files of 160 to 320 pixels a side, with the smoothness of photographs."""
+    """Write `count` JPEG files of 160 to 320 pixels a side, as smooth as photographs."""
     rng = np.random.default_rng(0)
     for number in range(count):
         home = folder / classes[number % len(classes)]
@@ -110,9 +104,7 @@ def write_files(folder: Path, classes: Sequence[str], count: int) -> None:
 
 
 class Table(Dataset[Any]):
-    """Float images of 3 x 32 x 32 in memory and a class number: the cheapest sample that there is, so that what a
-    loader adds shows most.
-    """
+    """Float images of 3 x 32 x 32 in memory with classes: the cheapest sample, which shows a loader's overhead most."""
 
     def __init__(self, n: int) -> None:
         self.images, self.targets = torch.rand(n, 3, 32, 32), [i % 10 for i in range(n)]
@@ -125,7 +117,7 @@ class Table(Dataset[Any]):
 
 
 class Drawing(Table):
-    """The same with noise, which has to be seeded by sample."""
+    """The same with noise, which must be seeded by sample."""
 
     def __getitem__(self, row: int) -> tuple[Tensor, int]:
         return self.images[row] + 0.1 * torch.randn(3, 32, 32), self.targets[row]
@@ -148,7 +140,7 @@ class Encoded(Table):
 
 
 class Windows(Dataset[tuple[Tensor, Tensor]]):
-    """Windows of a memory-mapped file of tokens: `length` tokens, and the same moved on by one as targets."""
+    """Windows of a memory-mapped file of tokens: `length` tokens, and the same shifted by one as targets."""
 
     def __init__(self, file: Path, length: int) -> None:
         self.ids, self.length = np.load(file, mmap_mode="r"), length

@@ -1,4 +1,4 @@
-"""The files of what a suite has measured, and the line that says where and how."""
+"""Writes the result files of a suite."""
 
 import json
 from collections.abc import Sequence
@@ -20,9 +20,7 @@ def write_files(
     threads: str,
     turns: str,
 ) -> str:
-    """Writes results.json, results.md and plot.svg into `output`; returns the tables, with hardware, versions, and in
-    words what `threads` there were and what a round's `turns` were made of.
-    """
+    """Write results.json, results.md and plot.svg into `output`; return the tables with hardware and versions."""
     environment = {key: value for key, value in describe_environment().items() if key != "git_diff"}
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
     under = (

@@ -1,1 +1,1 @@
-"""A run behind HTTP: worker processes with batches of whatever requests come together."""
+"""Serves a run over HTTP, with dynamic batching in worker processes."""

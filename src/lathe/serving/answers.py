@@ -1,4 +1,4 @@
-"""From logits to what a client reads: the likeliest classes with their names and probabilities. Imports no torch."""
+"""Turns logits into the most likely classes with their names and probabilities. Imports no torch."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ Array = np.ndarray[Any, Any]
 
 
 def answer(logits: Array, facts: dict[str, Any], top_k: int, single: bool) -> dict[str, Any]:
-    """`{"predictions": [{"class", "index", "probability"}, ...]}`, the likeliest first; a list of such lists unless
-    `single`.
+    """Return `{"predictions": [{"class", "index", "probability"}, ...]}`, most likely first.
+
+    Unless `single`, it is a list of such lists, one for each sample.
 
     Args:
-        logits: `[n, classes]`, or `[n, time, vocabulary]`, of which the last position counts: the token that comes
-            next.
-        facts: the export's manifest; without names of classes, their numbers are the names.
-        top_k: how many classes, from 1; all if there are fewer. Of equal ones the lower index comes first.
+        logits: `[n, classes]`, or `[n, time, vocabulary]`, whose last position (the next token) counts.
+        facts: the export's manifest; without class names, the indices are the names.
+        top_k: at least 1; all classes if there are fewer. Ties are ordered by index.
         single: whether the request was a single sample.
 
     Raises:
@@ -33,16 +33,10 @@ def answer(logits: Array, facts: dict[str, Any], top_k: int, single: bool) -> di
 
 
 def probabilities(logits: Array) -> Array:
-    """Softmax over the last axis, in float64.
-
-    Raises:
-        ValueError: as `answer`.
-    """
+    """Return the softmax over the last axis, in float64."""
     wide = logits.astype(np.float64)
     largest = wide.max(axis=-1, keepdims=True)
-    if not np.isfinite(
-        largest
-    ).all():  # NaN is larger than everything; -inf beside finite logits is a class that can't be
+    if not np.isfinite(largest).all():  # NaN propagates; a logit of -inf next to finite ones is an impossible class
         raise ValueError("the net's answer has NaN or infinite logits, which are no probabilities")
     shares = np.exp(wide - largest)
     total: Array = shares / shares.sum(axis=-1, keepdims=True)
@@ -50,10 +44,8 @@ def probabilities(logits: Array) -> Array:
 
 
 def likeliest(row: Array, top_k: int) -> list[int]:
-    """Indices of the `top_k` largest values of a vector, the largest first; of equal ones the lower index comes
-    first.
-    """
+    """Return the indices of the `top_k` largest values of a vector, largest first, ties by index."""
     top_k = min(top_k, len(row))
-    least = np.partition(row, -top_k)[-top_k]  # sorting a large vocabulary would take longer than a small net
+    least = np.partition(row, -top_k)[-top_k]  # O(n): a full sort of a large vocabulary takes longer than a small net
     found = np.flatnonzero(row >= least)
     return [int(index) for index in found[np.argsort(-row[found], kind="stable")][:top_k]]

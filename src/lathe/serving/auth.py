@@ -1,6 +1,4 @@
-"""The API key: /predict, /info and /metrics ask for it; / and /health are open, so that a browser and a load balancer
-reach them.
-"""
+"""The API key, required by /predict, /info and /metrics. Browsers and load balancers reach / and /health without it."""
 
 import hmac
 from collections.abc import Mapping
@@ -11,11 +9,7 @@ OPEN = ("/", "/health")
 
 
 def check(path: str, headers: Mapping[str, str], key: str | None) -> None:
-    """`headers` carry the key as `X-API-Key: <key>` or `Authorization: Bearer <key>`. Compared in constant time.
-
-    Raises:
-        BadRequest: 401 it is missing or wrong.
-    """
+    """Check the key in `X-API-Key: <key>` or `Authorization: Bearer <key>`, in constant time."""
     if key is None or path in OPEN:
         return
     scheme, _, bearer = headers.get("authorization", "").partition(" ")

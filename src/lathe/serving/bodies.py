@@ -1,6 +1,4 @@
-"""JSON and .npy in bodies of requests, read so that a hostile one costs no more than an honest one of its size. Imports
-no torch.
-"""
+"""Parses JSON and .npy bodies at a cost that their size bounds, else raises BadRequest. Imports no torch."""
 
 import io
 import json
@@ -20,12 +18,7 @@ SHAPE = re.compile(r"\s*(\d{1,9})\s*,\s*(\d{1,9})\s*")
 
 
 def read_npy(body: bytes) -> Array:
-    """The array of a .npy file. numpy's own reader allocates what the header declares before it looks whether it is
-    there.
-
-    Raises:
-        BadRequest: it is none, of objects, or as long as its header does not say.
-    """
+    """Return the array of a .npy file. numpy's own reader would allocate what the header declares."""
     file = io.BytesIO(body)
     try:
         shape, fortran, dtype = read_header(file)
@@ -46,13 +39,9 @@ def read_npy(body: bytes) -> Array:
 
 
 def read_json(body: bytes, names: tuple[str, ...], most: int) -> tuple[str, Any]:
-    """Name and value of the one key of a JSON object; `most` is how many numbers it can usefully have.
-
-    Raises:
-        BadRequest: it is no such object.
-    """
+    """Return name and value of the only key of a JSON object. `most` is the most values that it can have."""
     form = "one JSON object with " + " or ".join(names)
-    # read, a body of nothing but lists takes 20 times its bytes
+    # parsed, a body of nothing but lists takes 20 times its bytes
     if max(body.count(sign) for sign in (b",", b"[", b"{")) > 3 * most + 16:
         raise BadRequest(
             413, f"The JSON has more than {most} numbers, the most that a request can have: send it in parts."
@@ -61,7 +50,7 @@ def read_json(body: bytes, names: tuple[str, ...], most: int) -> tuple[str, Any]
     def refuse(word: str) -> NoReturn:
         raise BadRequest(400, f"The JSON has {word}, which is no number: send whole numbers.")
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:  # of two, readers of JSON take either
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:  # JSON parsers differ in which duplicate they take
         if len(dict(pairs)) < len(pairs):
             raise BadRequest(422, f"The JSON has a key twice, {quoted(pairs[-1][0])} last: send {form}.")
         return dict(pairs)
@@ -76,14 +65,10 @@ def read_json(body: bytes, names: tuple[str, ...], most: int) -> tuple[str, Any]
 
 
 def numbers(value: Any, name: str) -> Array:
-    """Nested lists of whole numbers as int64.
-
-    Raises:
-        BadRequest: they are something else, or of unequal lengths.
-    """
+    """Convert nested lists of integers to int64."""
     if not isinstance(value, list):
         raise BadRequest(422, f"{name} is {'null' if value is None else 'no list'}: send lists of whole numbers.")
-    # by hand, as numpy takes 0.5 for 0 and true for 1, and makes all values of an array as wide as its longest text
+    # not by numpy, which converts 0.5 to 0 and true to 1, and makes all values as wide as the longest text
     flat, shape = value, [len(value)]
     while list in (types := set(map(type, flat))):
         lengths = set(map(len, flat)) if types == {list} else set()
@@ -102,11 +87,7 @@ def numbers(value: Any, name: str) -> Array:
 
 
 def read_shape(header: str | None, form: str) -> tuple[int, int] | None:
-    """The two numbers of X-Shape, or None if it is not there.
-
-    Raises:
-        BadRequest: it is there and is something else.
-    """
+    """Parse the two numbers of X-Shape; None without the header."""
     if header is None:
         return None
     match = SHAPE.fullmatch(header)
@@ -116,5 +97,5 @@ def read_shape(header: str | None, form: str) -> tuple[int, int] | None:
 
 
 def quoted(text: str) -> str:
-    """The beginning of what a client sent, for a sentence."""
+    """Return the beginning of a client's text, quoted for a message."""
     return repr(text[:60]) if text else "(none)"

@@ -1,7 +1,7 @@
-"""The wire between the server and one worker: a socket pair that carries a batch there and its answers back.
+"""The socket pair between the server and a worker, for batches and their answers.
 
-A frame is a list of arrays, texts and nulls: two lengths, then JSON with the type and shape of each array in its place,
-then the arrays' bytes. Nothing is pickled: whatever a net does in its worker, the server reads numbers and text.
+A frame is a list of arrays, texts and nulls: two lengths, JSON with the dtype and shape of each array in its place, and
+the arrays' bytes. Nothing is pickled, so a net in a worker can send the server only numbers and text.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ def pack(items: Sequence[Item]) -> bytes:
 
 
 def unpack(head: bytes | bytearray, content: bytes | bytearray) -> list[Any]:
-    """The items of a frame; arrays are views of `content`.
+    """Return the items of a frame; arrays are views of `content`.
 
     Raises:
-        ValueError: it is no frame.
+        ValueError: not a frame.
     """
     found, at = [], 0
     for item in json.loads(head):
@@ -46,7 +46,7 @@ def unpack(head: bytes | bytearray, content: bytes | bytearray) -> list[Any]:
 
 
 class WorkerEnd:
-    """In the worker. A server that has gone, or wants this worker to stop, raises EOFError."""
+    """The worker's end. Raises EOFError if the server is gone or wants the worker to stop."""
 
     def __init__(self, end: socket) -> None:
         self._socket, self._file = end, end.makefile("rb")
@@ -62,7 +62,7 @@ class WorkerEnd:
         return unpack(self._read(head), self._read(content))
 
     def _read(self, length: int) -> bytearray:
-        found = bytearray(length)  # so that its arrays can be written to, as torch wants
+        found = bytearray(length)  # writable, as torch requires of an array
         try:
             if self._file.readinto(found) == length:
                 return found
@@ -72,7 +72,7 @@ class WorkerEnd:
 
 
 class ServerEnd:
-    """The same in the server's event loop. A worker that is gone, or sends anything but frames, raises EOFError."""
+    """The server's end, in its event loop. Raises EOFError if the worker is gone or sends anything but frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -83,7 +83,7 @@ class ServerEnd:
         return cls(*await asyncio.open_connection(sock=end))
 
     async def exchange(self, batch: Sequence[Item]) -> list[Any]:
-        """Sends a batch and waits for its answers, one for each input."""
+        """Send a batch and return its answers, one for each input."""
         try:
             self._writer.write(pack(batch))
         except (OSError, RuntimeError) as error:

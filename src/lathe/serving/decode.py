@@ -1,7 +1,7 @@
-"""From a request's body to the array that an export takes. Imports no torch, and trusts nothing that it is sent.
+"""Decodes a request's body to the array that an export takes. Imports no torch; all input is untrusted.
 
-Statuses: 400 a body that can't be read as what it is declared to be, 413 above a limit, 415 a type that is not taken,
-422 readable, but not what the net takes.
+Statuses: 400 not of the declared type, 413 above a limit, 415 an unsupported type, 422 readable but not an input of the
+net. All functions raise BadRequest.
 """
 
 import base64
@@ -18,27 +18,24 @@ Array = np.ndarray[Any, Any]
 
 PICTURES = {"image/png": "PNG", "image/jpeg": "JPEG", "image/jpg": "JPEG"}
 NPY, JSON, BINARY = "application/x-npy", "application/json", "application/octet-stream"
-FILES = {b"\x93NUMPY": NPY, b"\x89PNG\r\n\x1a\n": "image/png"}  # by beginnings that pixels hardly have
+FILES = {b"\x93NUMPY": NPY, b"\x89PNG\r\n\x1a\n": "image/png"}  # magic bytes, unlikely as pixels
 
 
 def decode(
     body: bytes, content_type: str, facts: dict[str, Any], limits: Limits, shape_header: str | None = None
 ) -> tuple[Array, bool]:
-    """What an export takes, and whether it was a single sample without a batch axis.
+    """Return an export's input, and whether the request was a single sample without a batch axis.
 
-    uint8 pixels `[n, channels, height, width]` where `facts["input"]` describes pictures, also if the file itself takes
-    normalised floats (`Bundle` normalises); int64 ids `[n, time]` where it describes tokens. PNG and JPEG are scaled to
-    the file's size unless it takes any; arrays must have it.
+    Pictures are uint8 `[n, channels, height, width]`, also if the file itself takes normalised floats (`Bundle`
+    normalises); tokens are int64 `[n, time]`. PNG and JPEG are scaled to the export's size, unless it takes any; arrays
+    must have it.
 
     Args:
         body: of the request.
-        content_type: its declared type; nothing is guessed from the body.
+        content_type: the declared type; nothing is guessed from the body.
         facts: the export's manifest.
-        limits: what a request may ask for.
-        shape_header: of binary input: `height,width` of pictures, or `n,time` of token ids.
-
-    Raises:
-        BadRequest: the body is not one of the forms, too large, or not what the net takes.
+        limits: of a request.
+        shape_header: for binary input: `height,width` of pictures, or `n,time` of token ids.
     """
     if len(body) > limits.body:
         raise BadRequest(413, f"The body has {len(body)} bytes, more than {limits.body}: send less at a time.")
@@ -54,13 +51,12 @@ def decode(
 
 
 def _squashed(facts: dict[str, Any]) -> bool:
-    """Whether the net has seen pictures whole, whatever their shape."""
+    """Return whether the net was trained on whole pictures, whatever their aspect ratio."""
     return bool((facts.get("preprocess") or {}).get("squash"))
 
 
 class Images:
-    """Pictures for a net that takes what `declared`, the manifest's `input`, says; `squash` scales them whole, and not
-    their middle."""
+    """Decodes pictures for the manifest's `input`, `declared`. `squash` scales them whole, not a centre crop."""
 
     def __init__(self, declared: dict[str, Any], limits: Limits, squash: bool = False) -> None:
         self.squash = squash
@@ -87,9 +83,7 @@ class Images:
         return self.array(pixels.astype(np.uint8), name, one=name == "image")
 
     def pictures(self, files: list[bytes], kind: str | None = None) -> Array:
-        """uint8 `[n, channels, height, width]` of PNG or JPEG files, scaled to the net's size. All together may have
-        `limits.pixels`.
-        """
+        """Decode PNG or JPEG files, of `limits.pixels` together, to uint8 `[n, channels, height, width]`."""
         self.count(len(files))
         if self.channels not in COLOURS:
             raise BadRequest(
@@ -115,7 +109,7 @@ class Images:
         return np.stack(found)
 
     def array(self, pixels: Array, name: str, one: bool | None = None) -> tuple[Array, bool]:
-        """`pixels` as the net takes them; `one` as `arranged` has it."""
+        """Return `pixels` in the net's layout; `one` as in `arranged`."""
         if pixels.dtype != np.uint8:
             raise BadRequest(422, f"{name} is of {pixels.dtype}: send pixels from 0 to 255 as uint8.")
         found = arranged(pixels, self.channels, self.size, one)
@@ -128,11 +122,11 @@ class Images:
         pictures, is_single = found
         self.count(len(pictures))
         self.check_pixels(pictures.shape[2], pictures.shape[3])
-        return np.array(pictures, order="C"), is_single  # a copy: torch wants arrays that it could write to
+        return np.array(pictures, order="C"), is_single  # a copy, since torch requires writable arrays
 
     def binary(self, body: bytes, shape_header: str | None) -> tuple[Array, bool]:
-        """Bytes of uint8 samples `[n, channels, height, width]`, one behind the other."""
-        for start, kind in FILES.items():  # whose length may by chance be that of samples
+        """Decode concatenated uint8 samples `[n, channels, height, width]`."""
+        for start, kind in FILES.items():  # whose length may by chance be a multiple of a sample's
             if body.startswith(start):
                 raise BadRequest(415, f"The body is a file of type {kind}: declare that as its Content-Type.")
         given = read_shape(shape_header, "height,width")
@@ -156,24 +150,24 @@ class Images:
         return np.frombuffer(body, dtype=np.uint8).reshape(count, self.channels, height, width).copy(), count == 1
 
     def count(self, samples: int) -> None:
-        """Refuses more samples than a request may have."""
+        """Raise BadRequest if there are more samples than a request may have."""
         if samples > self.limits.samples:
             raise BadRequest(
                 413, f"The request has {samples} images, more than {self.limits.samples}: send it in parts."
             )
 
     def check_pixels(self, height: int, width: int) -> None:
-        """Refuses images larger than they may be."""
+        """Raise BadRequest if images are empty or larger than the limit."""
         if not 1 <= height * width <= self.limits.pixels:
             raise BadRequest(413, f"The images have {height} x {width} pixels: send from 1 to {self.limits.pixels}.")
 
     def most_values(self) -> int:
-        """Pixels that a request can have at most."""
+        """Return the number of pixels that a request can have at most."""
         return self.channels * (self.limits.samples * self.size[0] * self.size[1] if self.size else self.limits.pixels)
 
 
 class Tokens:
-    """Token ids for a net that takes what `declared`, the manifest's `input`, says."""
+    """Decodes token ids for the manifest's `input`, `declared`."""
 
     def __init__(self, declared: dict[str, Any], limits: Limits) -> None:
         self.vocab_size, self.limits = int(declared["vocab_size"]), limits
@@ -200,7 +194,7 @@ class Tokens:
         return self.check(ids.reshape(given), "The body")
 
     def check(self, ids: Array, name: str) -> tuple[Array, bool]:
-        """int64 `[n, time]` of ids that the net has."""
+        """Return int64 `[n, time]` of ids within the vocabulary."""
         if ids.dtype.kind not in "iu":
             raise BadRequest(422, f"{name} is of {ids.dtype}: send token ids as whole numbers, such as int64.")
         single = ids.ndim == 1
@@ -242,11 +236,7 @@ def _what(facts: dict[str, Any], kind: str) -> str:
 
 
 def unpacked(text: str) -> bytes:
-    """What is in base64, also with `data:...;base64,` before it as browsers give it.
-
-    Raises:
-        BadRequest: it is not base64.
-    """
+    """Decode base64, also with the prefix `data:...;base64,` of browsers."""
     try:
         return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
     except ValueError as error:
@@ -256,11 +246,7 @@ def unpacked(text: str) -> bytes:
 
 
 def told_by(content: bytes) -> str:
-    """PNG or JPEG, told by how it begins: nobody declares the kind of a picture in JSON.
-
-    Raises:
-        BadRequest: it is neither.
-    """
+    """Return PNG or JPEG by the magic bytes, since JSON declares no picture type."""
     kind = kind_of(content[:12])
     if kind is not None and kind in PICTURES.values():
         return kind

@@ -1,17 +1,13 @@
-"""Whether a manifest, which may come from elsewhere, has what requests, answers and the page are made of. Imports no
-torch.
-"""
+"""Validates a manifest, which may come from another machine, before it is served. Imports no torch."""
 
 import math
 from typing import Any
 
-LARGEST = 2**31  # of a size, and of a sample
+LARGEST = 2**31  # of a size, and of a sample's values
 
 
 def described(facts: dict[str, Any]) -> bool:
-    """Of a manifest that `lathe.export.manifest.read` gave, whose `input`, `output` and `preprocess` are groups with
-    lists of sizes.
-    """
+    """Return whether a manifest (from `lathe.export.manifest.read`) has what requests and the page need."""
     given, preprocess, classes = facts["input"], facts["preprocess"], facts.get("classes")
     shape, many, words = given["shape"], facts["output"]["shape"][-1:], "vocab_size" in given
     texts = [facts.get("run"), facts.get("checkpoint"), *(classes if isinstance(classes, list) else [])]

@@ -1,4 +1,4 @@
-"""Which device each worker computes on. Imports torch only where a GPU is asked for."""
+"""The device of each worker. Imports torch only for GPUs."""
 
 from lathe.errors import UserError
 
@@ -6,20 +6,16 @@ GPU = "gpu"
 
 
 def gpus() -> list[str]:
-    """Names of the GPUs that are visible here, such as `cuda:0`. Nothing is allocated on them: the process that listens
-    has no use for one.
-    """
+    """Return the names of the visible GPUs, such as `cuda:0`. Allocates nothing, as the server process uses none."""
     import torch
 
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
 def places(accelerator: str, workers: int | str) -> tuple[int, tuple[str, ...]]:
-    """How many workers there are, and the device of each; of the CPU, which they share, none is named. `auto` is one
-    worker for each GPU, and one on the CPU; more workers than GPUs share them in turns.
+    """Return the number of workers, and the device of each (empty on the CPU).
 
-    Raises:
-        UserError: no GPU is visible.
+    `auto` is one worker for each GPU, or one on the CPU; more workers than GPUs share them in turn.
     """
     if accelerator != GPU:
         return (1 if workers == "auto" else int(workers)), ()

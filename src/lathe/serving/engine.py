@@ -1,10 +1,9 @@
-"""Requests to batches, batches to workers, answers back: one queue, and for each worker a task that feeds it and
-replaces it when it dies.
+"""Dynamic batching: one queue of requests, and for each worker a task that feeds and restarts it.
 
-A batch is what has waited while a worker computed the last one. Only if that last one held several requests, as with
-several clients at a time, does the next wait for as many again, at most `batch_timeout`: a lone client is never held
-up. A request belongs to one batch of one worker at a time, and its answer comes back over that worker's own socket in
-the request's place, so it can't reach anybody else.
+A batch has the requests that arrived while a worker computed the last one. Only if that last batch had several requests
+(several concurrent clients), the next waits for as many, at most `batch_timeout`: a single client never waits. A
+request is in one batch of one worker at a time, and its answer returns over that worker's socket in the request's
+place, so it can't reach another client.
 """
 
 import asyncio
@@ -27,8 +26,8 @@ from lathe.serving.options import Options
 
 Array = np.ndarray[Any, Any]
 Launch = Callable[[int], tuple[BaseProcess, socket]]
-BYTES = 2**30  # of inputs that wait
-LEAVE = 5.0  # seconds for a worker to leave by itself
+BYTES = 2**30  # of waiting inputs
+LEAVE = 5.0  # seconds that a worker has to exit by itself
 
 
 @dataclass(eq=False)
@@ -39,7 +38,7 @@ class Request:
 
 
 class Engine:
-    """`launch(index)` starts a worker process and gives it with the server's end of its socket."""
+    """The queue and its workers. `launch(index)` starts a worker, and returns its process and the server's socket."""
 
     def __init__(self, launch: Launch, options: Options) -> None:
         self.launch, self.options = launch, options
@@ -54,18 +53,14 @@ class Engine:
 
     @property
     def full(self) -> bool:
-        """Whether as many requests wait as may, or inputs of `BYTES`: small pictures become large ones."""
+        """Return whether `max_queue` requests wait, or inputs of `BYTES`: small files may decode to large pictures."""
         return (
             len(self.waiting) >= self.options.max_queue
             or sum(request.inputs.nbytes for request in self.waiting) >= BYTES
         )
 
     async def start(self) -> None:
-        """Returns when all workers have loaded the net.
-
-        Raises:
-            UserError: one could not.
-        """
+        """Start the workers, and return when all have loaded the net."""
         loaded: list[asyncio.Future[None]] = [
             asyncio.get_running_loop().create_future() for _ in range(self.options.workers)
         ]
@@ -73,7 +68,7 @@ class Engine:
         await asyncio.gather(*loaded)
 
     async def stop(self) -> None:
-        """Ends all workers; what still waits is told so."""
+        """Stop all workers, and answer waiting requests with 503."""
         self._stopping = True
         for keeper in self._keepers:
             keeper.cancel()
@@ -87,8 +82,9 @@ class Engine:
                 process.join()
 
     async def predict(self, inputs: Array, timeout: float, urgent: bool = False) -> Array:
-        """Logits `[rows, ..., classes]` of `inputs`, `[rows, ...]`. An urgent request goes first, however full the
-        queue is.
+        """Return the logits `[rows, ..., classes]` of `inputs`, `[rows, ...]`.
+
+        An urgent request is put first, also into a full queue.
 
         Raises:
             BadRequest: 503 the queue is full or the worker died, 504 it took longer than `timeout` seconds, 500 the net
@@ -112,7 +108,7 @@ class Engine:
             raise
 
     async def _keep(self, index: int, loaded: "asyncio.Future[None]") -> None:
-        """Starts worker `index`, feeds it until it dies or hangs, and starts the next."""
+        """Start worker `index`, feed it until it dies or hangs, and restart it."""
         failures = 0
         slow = f"had not loaded the net after load_timeout={self.options.load_timeout:g} seconds"
         while True:
@@ -144,10 +140,8 @@ class Engine:
                     loaded.set_exception(error)
             finally:
                 if channel is not None:
-                    channel.close()  # tells the worker to leave
-                if process is not None and not (
-                    self._stopping and up
-                ):  # one that loads the net would read that too late
+                    channel.close()  # which makes the worker exit
+                if process is not None and not (self._stopping and up):  # a loading worker would notice too late
                     process.kill()
             if process is not None:
                 await asyncio.to_thread(process.join)
@@ -159,13 +153,11 @@ class Engine:
                 return
             print(f"Worker {index} {why}: starting another.", file=sys.stderr, flush=True)
             self.metrics.restarts.inc()
-            await asyncio.sleep(
-                min(0.1 * (2 ** min(failures, 10) - 1), 10)
-            )  # at once, unless it dies again before it is up
+            await asyncio.sleep(min(0.1 * (2 ** min(failures, 10) - 1), 10))  # at once after a worker that was ready
             failures += 1
 
     async def _attend(self, process: BaseProcess, channel: ServerEnd) -> str:
-        """Feeds a worker as long as it lives, and says what became of it. Whoever waits for what it held is told."""
+        """Feed a worker while it lives; return how it ended. Requests that it held are answered with an error."""
         held: list[Request] = []
         loop = asyncio.get_running_loop()
         dead: asyncio.Future[None] = loop.create_future()
@@ -193,7 +185,7 @@ class Engine:
             self._fail(held, status, sentence)
 
     async def _feed(self, channel: ServerEnd, held: list[Request]) -> None:
-        """Hands batches to a worker; `held` is always what it has.
+        """Send batches to a worker; `held` always has the requests that it computes.
 
         Raises:
             EOFError: it died.
@@ -210,9 +202,7 @@ class Engine:
             held.clear()
 
     async def _take(self) -> list[Request]:
-        """The next batch: requests in the order of their coming, of at most `max_batch_size` samples together unless
-        one alone has more.
-        """
+        """Return the next requests in order: `max_batch_size` samples at most, or a single request with more."""
         async with self._taking:
             while True:
                 while not self.waiting:
@@ -223,7 +213,7 @@ class Engine:
                 rows = 0
                 while self.waiting and (not batch or rows + len(self.waiting[0].inputs) <= self.options.max_batch_size):
                     request = self.waiting.popleft()
-                    if not request.answer.done():  # else it has been told that it took too long
+                    if not request.answer.done():  # else it has timed out
                         batch.append(request)
                         rows += len(request.inputs)
                 if batch:
@@ -231,9 +221,7 @@ class Engine:
                     return batch
 
     async def _gather(self) -> None:
-        """Waits until as many requests are here as the last batch held, at most `batch_timeout` from the first one's
-        coming.
-        """
+        """Wait for as many requests as the last batch had, at most `batch_timeout` after the first arrived."""
         expected = min(self._last, self.options.max_batch_size)
         left = self.waiting[0].since + self.options.batch_timeout - time.monotonic()
         if left <= 0 or len(self.waiting) >= expected:
@@ -254,7 +242,7 @@ class Engine:
             timer.cancel()
 
     def _settle(self, batch: list[Request], answers: list[Any]) -> None:
-        """Gives each request its logits, or says that there are none."""
+        """Give each request its logits, or an error."""
         for request, logits in zip(batch, answers, strict=True):
             if request.answer.done():
                 continue

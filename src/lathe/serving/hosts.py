@@ -1,10 +1,8 @@
-"""Whom a request is meant for and which page sent it, so that a page of the web can't use a browser to reach a server
-that has no key.
+"""Checks Host and Origin, so that a web page can't use a browser to reach a server without a key.
 
-A page's own name may be made to resolve to 127.0.0.1 (DNS rebinding): its requests then carry that name as their Host.
-Addresses and localhost can't be made to resolve to anything else. A page may also send requests to the server by its
-real name (cross-site requests): browsers tell whose page it is by Origin and Sec-Fetch-Site.
-https://fetch.spec.whatwg.org/#http-origin, RFC 9110 7.2, RFC 6761 6.3.
+A page's own name may resolve to 127.0.0.1 (DNS rebinding): its requests then have that name as their Host. IP addresses
+and localhost can't be rebound. A page may also send cross-site requests to the server's real name, which browsers mark
+with Origin and Sec-Fetch-Site. https://fetch.spec.whatwg.org/#http-origin, RFC 9110 7.2, RFC 6761 6.3.
 """
 
 import re
@@ -21,8 +19,10 @@ ANY = "*"
 
 
 class Hosts:
-    """`listening` is the address or name that the server listens at, `named` what the user allows besides: names,
-    addresses, or `*`.
+    """The hosts that requests may name.
+
+    `listening` is the address or name of the server, `named` the names and addresses that the user allows in addition,
+    or `*`.
     """
 
     def __init__(self, listening: str, named: Collection[str]) -> None:
@@ -31,10 +31,10 @@ class Hosts:
         self.everywhere = (found := address(self.own)) is not None and found.is_unspecified
 
     def check(self, scope: Mapping[str, Any]) -> None:
-        """Of an ASGI request, whose `state["target"]` is the target of the request line.
+        """Check an ASGI request; `scope["state"]["target"]` is the target of its request line.
 
         Raises:
-            BadRequest: 421 it is meant for another server, or for none; 403 a page of another site sent it.
+            BadRequest: 421 it is for another server or has no host; 403 a page of another site sent it.
         """
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         target = scope["state"].get("target", b"/").decode("latin-1")
@@ -42,9 +42,7 @@ class Hosts:
             raise BadRequest(
                 421, f"The request has {len(hosts)} headers Host: send one, with a name that hosts=[...] allows."
             )
-        if "://" in target and not target.startswith(
-            "/"
-        ):  # a whole address, which counts in place of the header: RFC 9112 3.2.2
+        if "://" in target and not target.startswith("/"):  # an absolute URI replaces the header: RFC 9112 3.2.2
             hosts.append(target.partition("://")[2].partition("/")[0].partition("?")[0])
         server = scope["server"][0] if scope.get("server") else None
         for host in hosts:
@@ -70,7 +68,7 @@ class Hosts:
         ):
             return True
         found = address(name)
-        # at 0.0.0.0 a machine, or what forwards to it, may have any address
+        # at 0.0.0.0 a machine, or a proxy that forwards to it, may have any address
         return found is not None and (
             found.is_loopback or self.everywhere or (server is not None and found == address(server))
         )
@@ -79,7 +77,7 @@ class Hosts:
         fields = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
         origin, site = fields.get(b"origin"), fields.get(b"sec-fetch-site", "none")
         if origin is not None:
-            sent = origin.partition("://")[2]  # the scheme is https where a proxy has TLS
+            sent = origin.partition("://")[2]  # the scheme is https if a proxy terminates TLS
             match = AUTHORITY.fullmatch(sent)
             if sent == host or (match is not None and plain(match[1]) in self.named):
                 return
@@ -95,12 +93,12 @@ class Hosts:
 
 
 def plain(name: str) -> str:
-    """A host's name as it is compared: without the brackets of an IPv6 address or the root's dot."""
+    """Normalise a host's name for comparison: lower case, without IPv6 brackets and the root's dot."""
     return name.lower().removeprefix("[").removesuffix("]").removesuffix(".")
 
 
 def address(text: str) -> IPv4Address | IPv6Address | None:
-    """The IP address that `text` is, an IPv4 one that IPv6 carries as itself; None for a name."""
+    """Parse an IP address; None for a name. An IPv4-mapped IPv6 address is returned as IPv4."""
     try:
         found = ip_address(text.partition("%")[0])
     except ValueError:

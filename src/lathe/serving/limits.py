@@ -1,12 +1,15 @@
-"""What one request may ask for, and how it is told that it asked for something else."""
+"""Limits of a request, and the error of one that can't be answered."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Limits:
-    """`body`: bytes of a request's body. `pixels`: height times width of a picture, before any resizing. `samples`:
-    rows of a request. `tokens`: ids of a sequence where the manifest names no longest."""
+    """Limits of a request.
+
+    `body`: bytes. `pixels`: height times width of a picture before resizing. `samples`: rows. `tokens`: ids of a
+    sequence, if the manifest has no longest.
+    """
 
     body: int = 16 * 2**20
     pixels: int = 4096 * 4096
@@ -15,7 +18,7 @@ class Limits:
 
 
 class BadRequest(Exception):
-    """A request that cannot be answered: an HTTP `status` and one `sentence` that names the mistake and the way out."""
+    """A request that can't be answered: an HTTP `status` and one `sentence` with the mistake and the fix."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)

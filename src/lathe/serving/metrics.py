@@ -1,5 +1,4 @@
-"""What /metrics tells Prometheus. All of it is seen by the server's process, which hands out the batches, so nothing is
-gathered from the workers."""
+"""Prometheus metrics of /metrics. The server process hands out the batches, so it needs nothing from the workers."""
 
 from collections.abc import Callable
 
@@ -12,7 +11,7 @@ PATHS = ("/", "/predict", "/health", "/metrics", "/info")
 
 
 class Metrics:
-    """`waiting` and `ready` count requests in the queue and workers that are up, whenever somebody asks."""
+    """The server's metrics. `waiting` and `ready` return the queue's length and the number of workers that are up."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -37,5 +36,5 @@ class Metrics:
         self.answers.labels(path if path in PATHS else "other", str(status)).inc()
 
     def text(self) -> bytes:
-        """Prometheus's text format."""
+        """Return the metrics in Prometheus's text format."""
         return generate_latest(self.registry)

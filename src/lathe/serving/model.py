@@ -1,4 +1,4 @@
-"""What is served: an export of a run, or the run's own net (`target=module`), as a function of arrays."""
+"""Loads an export of a run, or the run's own net (`target=module`), as a function of arrays."""
 
 import json
 from collections.abc import Callable
@@ -19,14 +19,14 @@ Array = np.ndarray[Any, Any]
 
 
 def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
-    """The facts that clients need: an export's manifest, or the same of the module.
+    """Return an export's manifest, or the same facts of the module.
 
     Raises:
-        UserError: it is no run, has no such export, or one of weights that it had before.
+        UserError: not a run, no such export, or a stale one.
     """
     opened = open_run(run, "run")
     path = opened.path
-    if target == MODULE or not (path / "exports" / target).is_dir():  # a way out that leads nowhere is not told
+    if target == MODULE or not (path / "exports" / target).is_dir():  # don't propose an export that would be refused
         from lathe.runs.inference import check_input_spec
 
         check_input_spec(opened.config, run)
@@ -48,7 +48,7 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
             f"target={target} holds weights alone, which compute nothing without their net: choose another target."
         )
     check_origin(_folder(path, target), found)
-    if checkpoint not in ("best", found["checkpoint"]):  # best: what nobody has typed
+    if checkpoint not in ("best", found["checkpoint"]):  # best is the default
         raise UserError(
             f"checkpoint={checkpoint}: target={target} was exported from {found['checkpoint']}.ckpt: leave it out, or "
             "export the other."
@@ -75,17 +75,16 @@ def _folder(run: Path, target: str) -> Path:
 
 
 def load(run: str, target: str, checkpoint: str, threads: int, device: str | None = None) -> Callable[[Array], Array]:
-    """The net itself: uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]` to logits `[batch,
-    ..., classes]`. `device` is the GPU that it computes on, to which arrays are copied and their logits back; None is
-    the CPU, or where the export's runtime runs.
+    """Return the net as a function of arrays.
 
-    Raises:
-        UserError: as `describe`, or the export can't run on `device`.
+    `device` is a GPU, such as `cuda:0`; None is the CPU, or the device of the export's runtime.
+    Inputs are uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]`, outputs logits `[batch,
+    ..., classes]`.
     """
     if device is not None and device.startswith("cuda"):
         import torch
 
-        torch.cuda.set_device(device)  # what a runtime allocates by itself is then there as well
+        torch.cuda.set_device(device)  # a runtime's own allocations are then there as well
     if target != MODULE:
         return open_bundle(_folder(Path(run), target), threads, device=device)
     import torch
@@ -107,7 +106,7 @@ def load(run: str, target: str, checkpoint: str, threads: int, device: str | Non
 
 
 def example(facts: dict[str, Any]) -> Array:
-    """One sample of zeros as clients send it: uint8 pixels `[1, channels, height, width]` or int64 ids `[1, time]`."""
+    """Return one sample of zeros: uint8 pixels `[1, channels, height, width]` or int64 ids `[1, time]`."""
     given = facts["input"]
     sides = {"height": 32, "width": 32, "time": min(int(given.get("longest") or 8), 8)}
     if facts["preprocess"] is not None:
@@ -117,11 +116,7 @@ def example(facts: dict[str, Any]) -> Array:
 
 
 def receipt(run: Path) -> Any:
-    """The run's receipt, or None. /info shows it, so a link to another file is none.
-
-    Raises:
-        UserError: it can't be read.
-    """
+    """Return the run's receipt, or None. Links are not followed, since /info publishes the content."""
     path = run / "receipt.json"
     if not path.is_file() or path.is_symlink():
         return None

@@ -1,4 +1,4 @@
-"""The keys of configs/serve.yaml, checked."""
+"""Reads and checks the keys of configs/serve.yaml."""
 
 import os
 from collections.abc import Mapping
@@ -11,15 +11,16 @@ from lathe.serving.hosts import ANY, NAME, address, plain
 from lathe.serving.limits import Limits
 
 KEY = "LATHE_API_KEY"
-PROCESSES = 256  # workers, or threads of one, at most: the machine's cores, if it has more
+PROCESSES = 256  # at most, of workers or threads of one, unless the machine has more cores
 AUTO = "lathe.strategies.auto"
-BATCH_BYTES = 2**30  # of a batch of inputs
+BATCH_BYTES = 2**30  # of a batch's inputs
 
 
 @dataclass(frozen=True)
 class Options:
-    """`run` is the run directory's path; times are in seconds. `devices` has the GPU of each worker, such as `cuda:1`,
-    and is empty where they are on the CPU.
+    """The options of a server. `run` is the run directory; times are in seconds.
+
+    `devices` has the GPU of each worker, such as `cuda:1`, and is empty on the CPU.
     """
 
     run: str
@@ -48,12 +49,7 @@ class Options:
 
 
 def read(request: Mapping[str, Any], run: str) -> Options:
-    """The options of a resolved configs/serve.yaml, whose values are such as their keys take, with the API key from the
-    environment where it names none.
-
-    Raises:
-        UserError: a value that can't be.
-    """
+    """Return the options of a resolved configs/serve.yaml, with the environment's API key if it has none."""
     strategy = (request.get("strategy") or {}).get("_target_", AUTO)
     require(strategy == AUTO, "strategy is for training: the server has workers; leave it out.")
     target, host = request["export"], request["host"]
@@ -102,11 +98,7 @@ def read(request: Mapping[str, Any], run: str) -> Options:
 
 
 def check_batch(options: Options, sample: int) -> None:
-    """Each worker computes the largest batch once, before it takes requests; `sample` is the bytes of one input.
-
-    Raises:
-        UserError: it is larger than any that could come.
-    """
+    """Raise UserError if the largest batch, of inputs of `sample` bytes, is too large. Workers start with it."""
     require(
         options.max_batch_size * sample <= BATCH_BYTES,
         f"max_batch_size={options.max_batch_size} inputs of {sample} bytes are above 1 GiB: give at most "

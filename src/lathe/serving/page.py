@@ -1,6 +1,4 @@
-"""The web page at /: one file without anything from elsewhere, that shows a net an image, a drawing or token ids.
-Imports no torch.
-"""
+"""The web page at /: one self-contained file that tries a net on an image, a drawing or token ids. Imports no torch."""
 
 import base64
 import hashlib
@@ -10,8 +8,7 @@ import re
 from importlib.resources import files
 from typing import Any
 
-# The page says itself what it may do, so that it stays as safe behind a proxy or saved to a disk; scripts and styles
-# run by their hash.
+# In the page itself, so that it holds behind a proxy or in a saved file too; scripts and styles are allowed by hash.
 POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; img-src blob: data:; connect-src 'self'; base-uri "
     "'none'; form-action 'none'"
@@ -19,12 +16,10 @@ POLICY = (
 
 
 def page(facts: dict[str, Any]) -> str:
-    """The page, as HTML, for the net that `facts`, an export's manifest, describes."""
+    """Return the page's HTML for the net of an export's manifest."""
     text = files("lathe.serving").joinpath("page.html").read_text(encoding="utf-8")
     policy = POLICY.format(script=_hash(text, "script"), style=_hash(text, "style"))
-    data = json.dumps(shown(facts)).replace(
-        "<", "\\u003c"
-    )  # so that no name of a class or a run can end the element that it stands in
+    data = json.dumps(shown(facts)).replace("<", "\\u003c")  # no class or run name can close the element
     for mark, content in (
         ("__POLICY__", policy),
         ("__TITLE__", html.escape(f"{facts['run']}: {facts['target']}")),
@@ -35,7 +30,7 @@ def page(facts: dict[str, Any]) -> str:
 
 
 def shown(facts: dict[str, Any]) -> dict[str, Any]:
-    """What the page's script needs: the kind of input, its size, and what stands below the title."""
+    """Return the data of the page's script: the kind and size of the input, and the lines below the title."""
     given, arithmetic = facts["input"], "integers" if facts.get("integers") else "floats"
     about = [f"run {facts['run']}", f"{facts['target']} of {facts['checkpoint']}.ckpt, {arithmetic}"]
     if "vocab_size" in given:
@@ -53,7 +48,7 @@ def shown(facts: dict[str, Any]) -> dict[str, Any]:
         "kind": "image",
         "draw": channels == 1,
         "size": size,
-        "ink": "white" if preprocess["mean"][0] < 0.5 else "black",  # as in the data: most of an image is its ground
+        "ink": "white" if preprocess["mean"][0] < 0.5 else "black",  # as in the data: most of an image is background
         "about": [
             *about,
             f"{'grey' if channels == 1 else f'{channels} channels'}, {look}",
@@ -63,6 +58,6 @@ def shown(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hash(text: str, name: str) -> str:
-    """The source expression of the page's one inline element of that name without attributes."""
+    """Return the CSP source expression of the page's only inline element of that name without attributes."""
     (content,) = re.findall(f"<{name}>(.*?)</{name}>", text, flags=re.DOTALL)
     return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"

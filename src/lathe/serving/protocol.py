@@ -1,5 +1,8 @@
-"""uvicorn's HTTP protocol with what it lacks against slow, endless and half-closing clients: a deadline and an exact
-size for headers, one reading of a request's framing, answers to clients that have ended their side, errors as JSON."""
+"""Hardens uvicorn's HTTP protocol against slow, endless and half-closing clients.
+
+It adds a deadline and an exact size limit for headers, one interpretation of a request's framing, answers to clients
+that have closed their sending side, and errors as JSON.
+"""
 
 import asyncio
 import json
@@ -12,34 +15,36 @@ from lathe.serving.metrics import Metrics
 from lathe.serving.options import Options
 from lathe.serving.receiving import LINGER
 
-# from a request's first byte to the end of its empty line; as many again for the trailers of a body in chunks
+# from a request's first byte to the end of its empty line; the same again for the trailers of a chunked body
 HEADER_BYTES = 65536
 UPGRADE = (b"upgrade", b"http2-settings")
 UNREADABLE = "This is no HTTP request that can be read: check the request line, the headers and Content-Length."
 
 
 def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
-    """The protocol's class, as uvicorn's `http` takes it."""
+    """Return the protocol class for uvicorn's option `http`."""
 
     class Protocol(HttpToolsProtocol):
-        """A connection has `header_timeout` seconds for the headers of each request; the first ones count from its
-        opening. Of answers that are on their way, a client has to read something every `body_timeout` seconds.
+        """uvicorn's protocol with deadlines.
 
-        The parser gets headers line by line and bodies piece by piece, so that it is known where each begins: in one
-        packet there may be the end of a request, and others behind it.
+        A connection has `header_timeout` seconds for the headers of each request, the first from its opening. While
+        answers are being written, a client must read something every `body_timeout` seconds.
+
+        The parser gets headers line by line and bodies piece by piece, so that their boundaries are known: one packet
+        may have the end of a request and more requests after it.
         """
 
         timer: asyncio.TimerHandle | None = None
-        stuck: asyncio.TimerHandle | None = None  # while the client does not read its answers
-        begun = False  # in the headers of a request
-        size = 0  # bytes of those headers, or of a chunk's first line and of the trailers behind the last chunk
-        left = 0  # bytes of the body, or of its chunk, that are to come
-        chunked = False  # in a body in chunks
-        line: bytes | None = b""  # what has come of a chunk's first line; None: in the trailers
+        stuck: asyncio.TimerHandle | None = None  # runs while the client does not read its answers
+        begun = False  # within the headers of a request
+        size = 0  # bytes of those headers, or of a chunk's first line and the trailers after the last chunk
+        left = 0  # bytes of the body, or of its chunk, that are still to come
+        chunked = False  # within a chunked body
+        line: bytes | None = b""  # the received part of a chunk's first line; None: in the trailers
         running: Any = None  # the request that is being answered
-        over = False  # nothing more is read
-        ended = False  # the client has ended its side
-        refusal: tuple[int, str] | None = None  # the last answer, behind those that are due
+        over = False  # nothing more is parsed
+        ended = False  # the client has closed its sending side
+        refusal: tuple[int, str] | None = None  # the last answer, sent after those that are due
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -52,14 +57,16 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._end()
             self._unwatch()
-            if self.running is not None:  # uvicorn tells the newest request of a pipeline alone
+            if self.running is not None:  # uvicorn notifies only the newest request of a pipeline
                 self.running.disconnected = True
                 self.running.message_event.set()
             super().connection_lost(exc)
 
         def eof_received(self) -> bool:  # type: ignore[override]
-            """A client that has sent all it wants to may still read. One that has gone looks the same until it is
-            written to, so what it asked for is computed, once."""
+            """Answer a client that has closed only its sending side.
+
+            A client that is gone looks the same until something is written to it, so its request is computed once.
+            """
             self.ended = True
             if self.begun or self.left or self.chunked:
                 self._refuse(400, "The request ended before its headers or its body did: send the whole of it.")
@@ -79,7 +86,7 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
                 self._feed(piece)
 
         def _feed(self, piece: bytes) -> None:
-            """A line, a part of one, or bytes of a body."""
+            """Parse a line, a part of one, or bytes of a body."""
             if self.left:
                 self.left -= len(piece)
                 return self._parse(piece)
@@ -92,7 +99,7 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
             if in_chunks and self.chunked and self.line is not None and not self.over:
                 self.line += piece
                 if self.line.endswith(b"\n"):
-                    length = int(self.line.partition(b";")[0], 16)  # which the parser has read as well
+                    length = int(self.line.partition(b";")[0], 16)  # which the parser has accepted too
                     self.left, self.size, self.line = (length + 2, 0, b"") if length else (0, self.size, None)
 
         def _parse(self, piece: bytes) -> None:
@@ -108,8 +115,8 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
             super().on_message_begin()
 
         def on_header(self, name: bytes, value: bytes) -> None:
-            if self.begun:  # trailers, which the parser tells in the same way, are no headers
-                super().on_header(name, value.rstrip(b" \t"))  # which the parser leaves there
+            if self.begun:  # the parser reports trailers in the same way
+                super().on_header(name, value.rstrip(b" \t"))  # the parser keeps this whitespace
 
         def on_headers_complete(self) -> None:
             self._end()
@@ -141,15 +148,14 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
                 self._say_refusal()
 
         def _due(self) -> bool:
-            """Whether there are answers to come."""
+            """Return whether answers are still to come."""
             return self.running is not None and not self.running.response_complete and not self.running.disconnected
 
         def _should_upgrade(self) -> bool:
-            return True  # whatever it is to: `_decline` declines
+            return True  # to any protocol; `_decline` ignores the offer
 
         def _decline(self) -> None:
-            """Java's client and curl --http2 offer HTTP/2 with a request; behind such an offer httptools takes no body.
-            So the request is read again without the offer."""
+            """Parse a request again without its offer of HTTP/2, after which httptools takes no body."""
             method = self.parser.get_method()
             if method == b"CONNECT":
                 return self._refuse(400, UNREADABLE)
@@ -182,7 +188,7 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
             self.stuck = self.loop.call_later(options.body_timeout, self._move_on, left)
 
         def _move_on(self, before: int) -> None:
-            """Ends the connection of a client that has read nothing since."""
+            """Abort the connection if the client has read nothing since."""
             left = self.transport.get_write_buffer_size()
             if left < before:
                 self._watch(left)
@@ -190,7 +196,7 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
                 self.transport.abort()
 
         def _close(self) -> None:
-            """What is still to be written is, for as long as the client reads it."""
+            """Close, but write what is left for as long as the client reads it."""
             self.transport.close()
             if self.stuck is None:
                 self._watch(self.transport.get_write_buffer_size())
@@ -217,19 +223,19 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
                 self._close()
 
         def _refuse(self, status: int, sentence: str) -> None:
-            """The connection's last answer. Requests before this one get theirs first."""
+            """Set the connection's last answer. Earlier requests get theirs first."""
             self._end()
             if self.over or self.transport.is_closing():
                 return
             self.over = True
             cycle = self.cycle
-            if cycle is not None and cycle.more_body and not cycle.response_complete:  # it is the refused request
+            if cycle is not None and cycle.more_body and not cycle.response_complete:  # this is the refused request
                 if cycle is not self.running:
                     self.pipeline.popleft()
-                elif cycle.response_started:  # without waiting for it
+                elif cycle.response_started:  # its answer has begun: don't wait for its body
                     cycle.keep_alive = False
                     return
-                cycle.disconnected = True  # whoever reads its body is told to leave
+                cycle.disconnected = True  # makes the reader of its body stop
                 cycle.message_event.set()
             self.refusal = status, sentence
             if not self._due():
@@ -258,7 +264,7 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
 
 
 def options_of(options: Options, metrics: Metrics) -> dict[str, Any]:
-    """What uvicorn is told besides the app."""
+    """Return uvicorn's options, apart from the app."""
     return {
         "http": make_protocol(options, metrics),
         "ws": "none",

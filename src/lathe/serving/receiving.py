@@ -1,4 +1,4 @@
-"""A request's body within a size and a time, whatever its headers say of it."""
+"""Reads a request's body within limits of size and time, whatever its headers claim."""
 
 import asyncio
 
@@ -6,16 +6,16 @@ from starlette.requests import ClientDisconnect, Request
 
 from lathe.serving.limits import BadRequest
 
-# seconds that a refused body is read on: a client that still sends would see a reset connection in place of the answer
+# seconds for which a refused body is still read: a client that is sending would see a reset instead of the answer
 LINGER = 1.0
 
 
 async def read(request: Request, most: int, seconds: float) -> bytes:
-    """The whole body. `request.state.unread` says whether some of it may still be under way.
+    """Return the whole body. `request.state.unread` is set if some of it may still arrive.
 
     Raises:
         BadRequest: 413 it has more than `most` bytes, 408 it took longer than `seconds`.
-        ClientDisconnect: the client went away.
+        ClientDisconnect: the client disconnected.
     """
     too_large = BadRequest(413, f"The body has more than {most} bytes: send less at a time.")
     if int(request.headers.get("content-length", 0)) > most:
@@ -49,7 +49,7 @@ async def read(request: Request, most: int, seconds: float) -> bytes:
 
 
 async def discard(request: Request) -> None:
-    """Reads on for a moment, and forgets it; not if the client waits for leave to send it."""
+    """Read and drop the rest of the body for `LINGER` seconds, unless the client waits for `100 Continue`."""
     request.state.unread = True
     if request.headers.get("expect", "").lower() == "100-continue":
         return

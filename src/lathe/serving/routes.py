@@ -1,4 +1,4 @@
-"""What the server answers at each path, as one ASGI application."""
+"""The ASGI application: the answer of each path."""
 
 import asyncio
 import json
@@ -22,21 +22,21 @@ from lathe.serving.limits import BadRequest
 from lathe.serving.options import Options
 from lathe.serving.page import page
 
-INLINE = 65536  # bytes of a body that is decoded in the event loop: handing it to a thread would take longer
+INLINE = 65536  # bytes of a body that is decoded in the event loop, since a thread would take longer
 JSON, BINARY, HTML = "application/json", "application/octet-stream", "text/html; charset=utf-8"
-MOST = 65536  # lines of an answer: they are made in the event loop, while everybody else waits
-# the page's own policy says what it may load; that nobody may frame it can't be said there
+MOST = 65536  # lines of an answer: they are formatted in the event loop, which blocks other requests
+# in addition to the page's own policy, which can't forbid framing
 FOR_BROWSERS = [
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-resource-policy", b"same-origin"),
 ]
-GONE = 499  # nobody reads it; /metrics counts it
+GONE = 499  # the client has disconnected; only /metrics has this status
 Handler = Callable[[Request], Awaitable[Response]]
 
 
 class App:
-    """`facts` are the export's manifest."""
+    """The application. `facts` are the export's manifest."""
 
     def __init__(self, engine: Engine, options: Options, facts: dict[str, Any]) -> None:
         self.engine, self.options, self.facts = engine, options, facts
@@ -54,7 +54,7 @@ class App:
         self._probe: asyncio.Task[None] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Counts every answer, and turns what went wrong into one sentence; a traceback goes to the log alone."""
+        """Answer a request: count it, and turn an error into one sentence. Tracebacks are only logged."""
         started = False
 
         async def counted(message: Message) -> None:
@@ -62,7 +62,7 @@ class App:
             if message["type"] == "http.response.start":
                 started = True
                 message["headers"] = [*message.get("headers", []), *FOR_BROWSERS]
-                if request.state.unread:  # some of the request may still be under way
+                if request.state.unread:  # some of the request may still arrive
                     message["headers"].append((b"connection", b"close"))
                 self.engine.metrics.answered(scope["path"], message["status"])
             await send(message)
@@ -88,7 +88,7 @@ class App:
             try:
                 return await self._handler(request)(request)
             finally:
-                if not hasattr(request.state, "unread"):  # nobody wanted its body
+                if not hasattr(request.state, "unread"):  # the handler has not read the body
                     await receiving.discard(request)
         except BadRequest as error:
             return refusal(error, request)
@@ -96,12 +96,7 @@ class App:
             return Response(status_code=GONE)
 
     def _handler(self, request: Request) -> Handler:
-        """What answers at the request's path.
-
-        Raises:
-            BadRequest: it is not meant for this server, for a path that is not there or by another method, or lacks the
-                key.
-        """
+        """Return the handler of the request's path."""
         self.hosts.check(request.scope)
         path, method = request.scope["path"], request.method
         if path not in self.handlers:
@@ -123,9 +118,8 @@ class App:
         if (coding := _only(request, "content-encoding") or "identity").lower() != "identity":
             raise BadRequest(415, f"Content-Encoding {quoted(coding)} is not taken: send the body as it is.")
         given = (content, kind, self.facts, self.options.limits, _only(request, "x-shape"))
-        quick = len(content) <= INLINE and not kind.lower().startswith(
-            ("image/", "application/json")
-        )  # JSON may hold a picture
+        # JSON may have a picture
+        quick = len(content) <= INLINE and not kind.lower().startswith(("image/", "application/json"))
         if quick:
             inputs, single = decode.decode(*given)
         else:
@@ -138,7 +132,7 @@ class App:
         logits = await self.engine.predict(inputs, self._left(began))
         found = self._binary(logits) if binary else self._json(logits, top_k, single)
         seconds = time.perf_counter() - began
-        found.headers["server-timing"] = f"predict;dur={1000 * seconds:.2f}"  # milliseconds, which browsers show
+        found.headers["server-timing"] = f"predict;dur={1000 * seconds:.2f}"  # in milliseconds; browsers show it
         self.engine.metrics.latency.observe(seconds)
         return found
 
@@ -146,9 +140,7 @@ class App:
         return max(self.options.request_timeout - (time.perf_counter() - began), 0.001)
 
     async def _in_time(self, work: Awaitable[tuple[model.Array, bool]], began: float) -> tuple[model.Array, bool]:
-        """What `work` gives, if it does so before the request's time is over; a thread goes on, but nobody waits for
-        it.
-        """
+        """Return the result of `work` within the request's time. A thread that takes longer is abandoned."""
         try:
             return await asyncio.wait_for(work, self._left(began))
         except TimeoutError:
@@ -176,7 +168,7 @@ class App:
             raise BadRequest(500, f"There is no answer to this input: {error}.") from error
 
     async def health(self, request: Request) -> Response:
-        """A real prediction, which callers at the same moment share."""
+        """Answer with a real prediction, shared by concurrent callers."""
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._predict_example())
         await asyncio.shield(self._probe)
@@ -205,11 +197,7 @@ class App:
 
 
 def about(options: Options, facts: dict[str, Any]) -> dict[str, Any]:
-    """What /info tells.
-
-    Raises:
-        UserError: the run's receipt can't be read.
-    """
+    """Return the content of /info."""
     return {
         "manifest": facts,
         "receipt": model.receipt(Path(options.run)),
@@ -233,9 +221,7 @@ def about(options: Options, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _only(request: Request, name: str) -> str | None:
-    """The value of a header, or None. Several are refused, as others on the request's way may have read another of
-    them.
-    """
+    """Return the value of a header, or None. Raises for duplicates: a proxy may have read another one."""
     values = request.headers.getlist(name)
     if len(values) > 1:
         raise BadRequest(400, f"The request has {len(values)} headers {name}: send one.")
@@ -247,7 +233,7 @@ def allowed(path: str) -> tuple[str, ...]:
 
 
 def refusal(error: BadRequest, request: Request) -> Response:
-    """One sentence as JSON."""
+    """Return an error's sentence as JSON."""
     headers = {}
     if error.status == 503:
         headers["retry-after"] = "1"

@@ -1,5 +1,4 @@
-"""`scripts/serve.py`: uvicorn listens, in this process, and `routes` answers. `engine` hands batches to worker
-processes and watches over them."""
+"""`scripts/serve.py`: uvicorn listens in this process, `routes` answers, and `engine` runs the worker processes."""
 
 import asyncio
 import errno
@@ -23,7 +22,7 @@ from lathe.serving.routes import App
 
 
 class Server(uvicorn.Server):
-    """Of one net; `facts` are the manifest of what `options` names."""
+    """The server of one net; `facts` are the target's manifest."""
 
     def __init__(self, options: Options, facts: dict[str, Any]) -> None:
         self.options = options
@@ -32,11 +31,7 @@ class Server(uvicorn.Server):
         super().__init__(uvicorn.Config(app, **options_of(options, self.engine.metrics)))
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answers until SIGINT or SIGTERM, then what it has accepted, and returns when no worker is left.
-
-        Raises:
-            UserError: a worker can't load the net.
-        """
+        """Serve until SIGINT or SIGTERM, answer accepted requests, and return when all workers have stopped."""
         starting = asyncio.create_task(self.engine.start())
 
         def stop() -> None:
@@ -55,7 +50,7 @@ class Server(uvicorn.Server):
             await self.engine.stop()
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
-        return nullcontext()  # `serve` does it; uvicorn would raise them again at the end
+        return nullcontext()  # `serve` handles them; uvicorn would raise them again at the end
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -72,17 +67,13 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound, so that nobody else takes the port while the net is loaded; it listens once that is done.
-
-    Raises:
-        UserError: the address is not this machine's, or in use.
-    """
+    """Return a bound socket, so that no other process takes the port while the net is loaded."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as error:  # a label of a name is empty, or too long
+    except (OSError, UnicodeError) as error:  # UnicodeError: an empty or too long label of a name
         reason = getattr(error, "strerror", None) or "no name can be so"
         raise UserError(
             f"host={host} is no address of this machine ({reason}): give 127.0.0.1, or 0.0.0.0 for all."
@@ -104,11 +95,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(cfg: dict[str, Any]) -> None:
-    """The job of scripts/serve.py: serves the run until it is stopped by a signal.
-
-    Raises:
-        UserError: an option that can't be, no such run or export, or a port in use.
-    """
+    """Serve the run until a signal: the job of scripts/serve.py."""
     options = serve_options.read(cfg["request"], str(Path(cfg["paths"]["run_dir"])))
     listener = listen(options.host, options.port)
     with listener:

@@ -1,6 +1,4 @@
-"""A worker: a process that loads the net and computes the batches that come over its socket, until the server closes
-that.
-"""
+"""A worker process: loads the net, and computes batches from its socket until the server closes it."""
 
 import logging
 import os
@@ -24,12 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def launch(index: int, options: Options, facts: dict[str, Any]) -> tuple[BaseProcess, socket]:
-    """Starts worker `index`: its process and the server's end of its socket. `facts` are the manifest of what `options`
-    names.
-
-    Raises:
-        OSError: there are too many open files, or there is no memory.
-    """
+    """Start worker `index`; return its process and the server's socket. `facts` are the target's manifest."""
     ours, theirs = socketpair()
     with theirs:
         device = options.devices[index] if options.devices else None
@@ -44,10 +37,11 @@ def launch(index: int, options: Options, facts: dict[str, Any]) -> tuple[BasePro
 
 
 def work(end: socket, options: Options, facts: dict[str, Any], device: str | None = None) -> None:
-    """The process. It says first whether the net is loaded, null or a sentence, then answers each batch. `device` is
-    its GPU; None is the CPU."""
-    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group; the server still owes
-    # answers then.
+    """Run the worker on the GPU `device`, or the CPU.
+
+    Its first message is null once the net is loaded, or an error; then it answers each batch.
+    """
+    # Ctrl-C and a service manager's SIGTERM reach the whole process group, but the server still has requests to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s worker %(process)d: %(message)s")
@@ -59,11 +53,11 @@ def work(end: socket, options: Options, facts: dict[str, Any], device: str | Non
             channel.send(compute(net, channel.receive()))
     except EOFError:
         logging.shutdown()
-        os._exit(0)  # it holds nothing, and torch takes a second to be taken down module by module
+        os._exit(0)  # it holds nothing, and torch's teardown takes a second
 
 
 def load(options: Options, facts: dict[str, Any], device: str | None = None) -> Net | str:
-    """The net, which has computed something once, or a sentence that says why there is none."""
+    """Return the net after a first computation, or an error message."""
     try:
         net = model.load(options.run, options.target, options.checkpoint, options.threads, device)
         first = model.example(facts)
@@ -79,9 +73,11 @@ def load(options: Options, facts: dict[str, Any], device: str | None = None) -> 
 
 
 def compute(net: Net, inputs: list[Array]) -> list[Array | None]:
-    """The logits `[rows, ..., classes]` of each request `[rows, ...]`. They may differ in rows, picture size and
-    length: those that fit are computed together. None: the net can't take that input, which fails alone, not with its
-    batch."""
+    """Return the logits `[rows, ..., classes]` of each request `[rows, ...]`; None if the net failed on it.
+
+    Requests of the same sample shape and dtype are computed together. If that fails, each is computed on its own, so
+    that only the faulty one fails.
+    """
     found: list[Array | None] = [None] * len(inputs)
     alike: dict[Any, list[int]] = {}
     for index, array in enumerate(inputs):

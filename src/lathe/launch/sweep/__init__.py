@@ -1,6 +1,4 @@
-"""Sweeps: the jobs of `-m`, chosen by grid, list or search, run in processes of their own, and taken up again after any
-end. Imports no torch.
-"""
+"""Sweeps: the jobs of `-m` from a grid, list or search, each in a process, and resumable. Imports no torch."""
 
 import lazy_loader
 

@@ -1,5 +1,6 @@
-"""A job's own process: forked from the sweep's, which has imported what a run needs and done nothing else. So nothing
-of one job reaches another, as if each had been typed alone, and the imports are paid once.
+"""A job's process, forked from the sweep's after the imports.
+
+The sweep's process has only imported what a run needs, so jobs can't affect each other, and the imports are paid once.
 """
 
 import atexit
@@ -28,9 +29,7 @@ SIGNALS = tuple(
 
 
 def fork(work: Callable[[], Any], log: Path, outcome: Path, variables: Mapping[str, str], threads: int | None) -> int:
-    """Runs `work` in a process of its own, whose output goes to the end of `log`, and returns the process's id. What
-    came of it stands in `outcome` as JSON: its number as `objective`, or the sentence that says why there is none.
-    """
+    """Run `work` in a forked process, and return its id. `log` gets its output, `outcome` its number or error."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -48,7 +47,7 @@ def fork(work: Callable[[], Any], log: Path, outcome: Path, variables: Mapping[s
             torch.set_num_threads(threads)
         code = _told(work, outcome)
         _ended()
-    except BaseException:  # there is nobody above that might see it
+    except BaseException:  # no caller could handle it
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -57,10 +56,10 @@ def fork(work: Callable[[], Any], log: Path, outcome: Path, variables: Mapping[s
 
 
 def _alone(parent: int, log: Path) -> None:
-    """Takes this process out of its parent's hands: its group, its signals, its terminal. It dies with its parent."""
+    """Detach this process from its parent's group, signals and terminal. It dies with its parent."""
     os.setpgid(0, 0)
     atexit._clear()
-    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # such as temporary folders of the parent's
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # such as the parent's temporary folders
     multiprocessing.process._children = set()  # type: ignore[attr-defined]
     for ending in (weakref.finalize._exitfunc, multiprocessing.util._exit_function):  # type: ignore[attr-defined]
         atexit.register(ending)
@@ -79,10 +78,10 @@ def _alone(parent: int, log: Path) -> None:
 
 
 def _told(work: Callable[[], Any], outcome: Path) -> int:
-    """Runs `work`, writes down what came of it, and returns the exit code."""
+    """Run `work`, write its outcome, and return the exit code."""
     try:
         value = work()
-    except SystemExit as error:  # a signal has stopped it, which is no outcome
+    except SystemExit as error:  # stopped by a signal: no outcome
         return error.code if isinstance(error.code, int) else 1
     except Exception as error:
         report_error(error)
@@ -97,6 +96,6 @@ def _told(work: Callable[[], Any], outcome: Path) -> int:
 
 
 def _ended() -> None:
-    """What a process of Python does at its end."""
+    """Run what Python runs at exit."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

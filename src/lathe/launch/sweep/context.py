@@ -1,4 +1,4 @@
-"""What Hydra gives a sweeper, and how a job of it is composed and run as Hydra runs one."""
+"""Hydra's context of a sweeper: composes and runs a job as Hydra does."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from lathe.launch.sweep.place import Job, SweepDir
 
 @dataclass(frozen=True)
 class Context:
-    """`config` is what was typed, without the keys that have several values; `task` what a job does with its own."""
+    """Hydra's context: `config` is composed without the keys that have several values, `task` is the job's function."""
 
     hydra: HydraContext
     task: TaskFunction
@@ -24,20 +24,20 @@ class Context:
 
     @property
     def loader(self) -> Any:
-        """What composes configurations."""
+        """Hydra's config loader."""
         return self.hydra.config_loader
 
     def composed(self, words: Sequence[str]) -> DictConfig:
-        """The configuration of a job, Hydra's own part with it."""
+        """Compose a job's configuration, with `hydra`."""
         found: DictConfig = self.loader.load_sweep_config(self.config, list(words))
         return found
 
     def words_of(self, folder: SweepDir, job: Job) -> list[str]:
-        """All overrides of a job: its own, and where it belongs."""
+        """Return all overrides of a job, with its place in the sweep."""
         return [*job.overrides, f"sweep.folder={as_typed(str(folder.path))}", f"sweep.job={job.number}"]
 
     def run(self, folder: SweepDir, job: Job) -> Any:
-        """Composes a job and runs it in this process; returns its objective."""
+        """Compose a job and run it in this process; return its objective."""
         setup_globals()
         config = self.composed(self.words_of(folder, job))
         with open_dict(config):
@@ -47,7 +47,7 @@ class Context:
 
 
 class SweepStopped(Stopped):
-    """A signal ended the sweep, which the same command takes up again."""
+    """Raised when a signal ended the sweep; the same command resumes it."""
 
     def __init__(self, name: str, folder: Path) -> None:
         super().__init__(name, None)

@@ -1,4 +1,4 @@
-"""What each job of a sweep gets of the machine: GPUs of its own, or a share of the cores."""
+"""The resources of each job of a sweep: GPUs, or a share of the cores."""
 
 import os
 from collections.abc import Mapping
@@ -11,18 +11,14 @@ from lathe.errors import require
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one job at a time runs: environment variables, and threads of torch (None: as many as torch takes)."""
+    """Resources of one job: environment variables, and torch's threads (None: torch's default)."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None
 
 
 def slots_of(jobs: int | str, trainer: Mapping[str, Any]) -> list[Slot]:
-    """A place for each job that may run at a time.
-
-    Raises:
-        UserError: there are not so many devices.
-    """
+    """Return a slot for each concurrent job; raise UserError if there are too few devices."""
     asked = trainer.get("devices")
     each = asked if isinstance(asked, int) and asked > 0 else len(asked) if isinstance(asked, list) else 1
     cards = _gpus() if trainer.get("accelerator") in ("auto", "gpu", "cuda") else []
@@ -53,7 +49,7 @@ def _on_cores(jobs: int | str, each: int) -> list[Slot]:
 
 
 def _gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES is to say for each GPU; counted by the driver's library, which leaves a fork whole."""
+    """Return CUDA_VISIBLE_DEVICES for each GPU, counted with NVML, after which a process can still fork."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     import torch
 

@@ -1,4 +1,4 @@
-"""The jobs of a sweep under way: started, watched, ended, and started again where they may be."""
+"""The running jobs of a sweep: starts, watches and ends their processes."""
 
 import json
 import os
@@ -18,13 +18,13 @@ from lathe.launch.sweep.devices import Slot
 from lathe.launch.sweep.place import Job, SweepDir
 from lathe.runs.rundir import RunDir
 
-Work = Callable[[Job], Callable[[], Any]]  # what the process of a job does
+Work = Callable[[Job], Callable[[], Any]]  # returns the work of a job's process
 STOPPED = {128 + getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT") if hasattr(signal, name)}
 
 
 @dataclass
 class Running:
-    """One job's process. `claim` keeps other processes from the job."""
+    """One job's process. `claim` locks the job against other processes."""
 
     job: Job
     slot: Slot
@@ -35,7 +35,7 @@ class Running:
 
 
 class Jobs:
-    """The processes of a sweep's jobs, one for each slot at most."""
+    """The processes of a sweep's jobs, at most one for each slot."""
 
     def __init__(self, folder: SweepDir, slots: Sequence[Slot], work: Work, silence: float | None) -> None:
         self.folder, self.work, self.silence = folder, work, silence
@@ -44,10 +44,10 @@ class Jobs:
         self.stopping = False
 
     def start(self, job: Job, claim: IO[str]) -> None:
-        """Starts a job that this process has claimed."""
+        """Start a job that this process has claimed."""
         slot = self.free.pop(0)
         job.state, job.tries, job.sentence = "running", job.tries + 1, None
-        self.folder.forget_run(job)  # which may have been moved or deleted since: the job says it anew
+        self.folder.forget_run(job)  # it may have been moved or deleted; the job writes it again
         self.folder.save(job)
         outcome = self._outcome(job)
         outcome.unlink(missing_ok=True)
@@ -55,7 +55,7 @@ class Jobs:
         self.running.append(Running(job, slot, pid, claim, time.monotonic()))
 
     def _alone(self, job: Job) -> Callable[[], Any]:
-        """What the job does, in a process that lets go of the other jobs' claims: it would keep them to its own end."""
+        """Return the job's work, which first closes the other jobs' claims: the process would keep them locked."""
         others, work = [running.claim for running in self.running], self.work(job)
 
         def alone() -> Any:
@@ -66,7 +66,7 @@ class Jobs:
         return alone
 
     def ended(self) -> list[Job]:
-        """The jobs whose processes have come to an end since, with what came of them."""
+        """Return the jobs whose processes have ended since the last call, with their outcomes."""
         found = []
         for running in list(self.running):
             self._watch(running)
@@ -79,22 +79,22 @@ class Jobs:
         return found
 
     def signal(self, number: int) -> None:
-        """Sends a signal to every job's processes, which ends the sweep."""
+        """Send a signal to every job's processes, and end the sweep."""
         self.stopping = True
         for running in self.running:
             with suppress(ProcessLookupError):
                 if number == signal.SIGKILL:
                     os.killpg(running.pid, number)
                 else:
-                    os.kill(running.pid, number)  # whoever has workers tells them
+                    os.kill(running.pid, number)  # a job with workers forwards it
 
     @property
     def began(self) -> dict[int, float]:
-        """When each running job began, by number."""
+        """The start time of each running job, by number."""
         return {running.job.number: running.began for running in self.running}
 
     def _watch(self, running: Running) -> None:
-        """Kills a job that has been silent for too long."""
+        """Kill a job that has been silent for too long."""
         job = running.job
         if job.run_dir is None and (found := self.folder.job(job.number).run_dir) is not None:
             job.run_dir = found
@@ -136,7 +136,7 @@ class Jobs:
         return job
 
     def _keep_output(self, job: Job) -> None:
-        """Puts what the job printed into its run directory."""
+        """Move the job's output into its run directory."""
         log = self.folder.log(job.number)
         if job.run_dir is None or not Path(job.run_dir).is_dir() or not log.exists():
             return
@@ -150,8 +150,8 @@ class Jobs:
 
 
 def was_pruned(job: Job) -> bool:
-    """Whether the job's run was ended early by its search."""
+    """Return whether the search ended the job's run early."""
     try:
         return job.run_dir is not None and "pruned" in RunDir(job.run_dir).result
-    except (UserError, OSError):  # torn; or moved away as soon as it was there
+    except (UserError, OSError):  # incomplete, or moved away at once
         return False

@@ -1,4 +1,4 @@
-"""Jobs in slots of this machine, until none is left or a signal ends the sweep."""
+"""Runs jobs in slots of this machine until none is left or a signal ends the sweep."""
 
 import signal
 import threading
@@ -15,23 +15,23 @@ from lathe.launch.sweep.place import ENDED, Job, SweepDir
 from lathe.launch.sweep.screen import Screen
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
-POLL = 0.02  # seconds between two looks at the processes
-IDLE = 1.0  # seconds between two looks for a job where none was found, which another process may have left
+POLL = 0.02  # seconds between polls of the processes
+IDLE = 1.0  # seconds between polls for a job, which another process may have abandoned
 
 
 class Source(Protocol):
-    """Where jobs come from: a list, or a search."""
+    """The source of jobs: a list, or a search."""
 
     total: int | None
-    names: Sequence[str]  # the objectives of a search, and for each max or min
+    names: Sequence[str]  # of a search; a direction (max or min) for each name
     directions: Sequence[str]
-    again: bool  # whether a job that failed under an earlier command is tried again
+    again: bool  # retry jobs that failed in an earlier command
 
     def more(self, folder: SweepDir) -> Job | None:
-        """Another job, or None if there is none now."""
+        """Return another job, or None if there is none now."""
 
     def told(self, job: Job) -> list[Job]:
-        """Takes in how a job has ended; returns jobs that are not run for it."""
+        """Process a finished job; return jobs that are skipped because of it."""
 
 
 class _Sweep:
@@ -41,10 +41,10 @@ class _Sweep:
         self.tried: dict[int, int] = {}  # by this command
 
     def next(self) -> tuple[Job, IO[str]] | None:
-        """A job that is to be run and that no other process has, claimed for this one."""
+        """Return a job to run, claimed for this process, or None."""
         for number in sorted(self.jobs):
             if self._open(self.jobs[number]) and (claim := self.folder.claim(number)) is not None:
-                job = self.jobs[number] = self.folder.job(number)  # another process may have brought it to its end
+                job = self.jobs[number] = self.folder.job(number)  # another process may have finished it
                 if self._open(job):
                     self.tried[number] = self.tried.get(number, 0) + 1
                     return job, claim
@@ -56,7 +56,7 @@ class _Sweep:
         return self.next()
 
     def told(self, job: Job) -> list[Job]:
-        """Takes in how a job has ended; returns jobs that are not run for it."""
+        """Process a finished job; return jobs that are skipped because of it."""
         left = self.source.told(job)
         self.folder.save(job)
         self.jobs |= {other.number: other for other in left}
@@ -64,11 +64,11 @@ class _Sweep:
 
     @property
     def done(self) -> int:
-        """How many jobs have come to their end."""
+        """The number of finished jobs."""
         return sum(job.state in ENDED for job in self.jobs.values())
 
     def tries_again(self, job: Job) -> bool:
-        """Whether a job that failed is started again by this command."""
+        """Return whether this command retries a failed job."""
         tried = self.tried.get(job.number, 0)
         return tried <= self.retries if tried else self.source.again
 
@@ -79,12 +79,12 @@ class _Sweep:
 def run_here(
     context: Context, folder: SweepDir, source: Source, slots: Sequence[Slot], options: dict[str, Any]
 ) -> None:
-    """Runs jobs until none is left. A first signal lets them write their checkpoints, a second ends them at once.
+    """Run jobs until none is left. The first signal lets them write checkpoints, the second kills them.
 
     Raises:
         SweepStopped: a signal ended the sweep.
     """
-    import_job("lathe.training.train")  # what every job would import is there before the first of them is forked
+    import_job("lathe.training.train")  # imports what every job needs before the first fork
     sweep = _Sweep(folder, source, options["retries"])
     queue = Jobs(folder, slots, lambda job: lambda: context.run(folder, job), options["silence"])
     shown = Screen(folder.path, len(slots), source.total, sweep.done, source.names, source.directions)
@@ -119,7 +119,7 @@ def run_here(
 
 @contextmanager
 def _heard() -> Iterator[list[int]]:
-    """The signals that come, in place of what they do otherwise; in a thread, which can't hear any, none."""
+    """Collect signals instead of handling them; outside the main thread, which can't receive any, none."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received

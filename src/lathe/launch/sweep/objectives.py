@@ -13,11 +13,11 @@ from lathe.runs.metric_names import COSTS, best_of, cost_of, objective_name, wit
 from lathe.runs.rundir import RunDir
 
 OF_RECEIPT = (*COSTS, "latency")
-LESS = (*OF_RECEIPT, "seconds", "parameters", "steps")  # of these, less is better
+LESS = (*OF_RECEIPT, "seconds", "parameters", "steps")  # lower is better
 
 
 def check_objectives(names: Sequence[str], cfg: Mapping[str, Any], space: Collection[str]) -> None:
-    """Raises UserError where a name is there twice, or stands in receipts that runs of `cfg` don't have."""
+    """Raise UserError if a name is repeated, or needs a receipt that runs of `cfg` don't have."""
     again = next((name for index, name in enumerate(names) if name in names[:index]), None)
     require(again is None, f"sweep.objectives={shown(names)}: {again} is there twice: leave one out.")
     costs = [name for name in names if name in OF_RECEIPT]
@@ -30,11 +30,7 @@ def check_objectives(names: Sequence[str], cfg: Mapping[str, Any], space: Collec
 
 
 def objectives_of(options: Mapping[str, Any], cfg: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What is searched for in runs of `cfg`, and for each whether more or less is better: max or min.
-
-    Raises:
-        UserError: nothing says it.
-    """
+    """Return the objectives of runs of `cfg`, and max or min for each; raise UserError if unknown."""
     asked = options["directions"]
     name, minimised = objective_of(cfg)
     names = options["objectives"] or ([] if name is None else [name])
@@ -65,10 +61,10 @@ def _way(name: str, minimised: bool | None) -> str:
 
 
 def reached(job: Job, names: Sequence[str] | None) -> list[float]:
-    """The values of a complete job's run; its own objective where `names` is None.
+    """Return the values of a complete job's run, or its own objective if `names` is None.
 
     Raises:
-        UserError: it has none of a name.
+        UserError: the run lacks one of them.
     """
     if not names and job.objective is not None:
         return [float(job.objective)]
@@ -89,15 +85,14 @@ def _told(job: Job) -> dict[str, Any]:
 
 
 def metric_of(jobs: Sequence[Job]) -> list[str]:
-    """The name of the metric that the first complete job's run is judged by; empty without one."""
+    """Return the name of the first complete job's metric; empty without one."""
     done = next((job for job in jobs if job.state == "complete"), None)
     name = objective_name(_result(done), done.overrides) if done is not None else ""
     return [name] if name else []
 
 
 def best_job(jobs: Sequence[Job], names: Sequence[str], directions: Sequence[str] = ()) -> Job | None:
-    """The best of two or more complete jobs, where they have one objective. Without `directions`, their runs say which
-    way is better."""
+    """Return the best of several complete jobs with one objective; their results give missing `directions`."""
     done = [job for job in jobs if job.state == "complete"]
     if len(names) != 1 or not done:
         return None
@@ -107,7 +102,7 @@ def best_job(jobs: Sequence[Job], names: Sequence[str], directions: Sequence[str
 
 
 def _result(job: Job) -> Mapping[str, Any]:
-    """The result.json of a job's run; empty where it can't be read."""
+    """Return the result.json of a job's run; empty if it can't be read."""
     with suppress(UserError, OSError):
         return RunDir(job.run_dir).result if job.run_dir is not None else {}
     return {}

@@ -1,9 +1,8 @@
-"""What a sweep leaves on disk: its words, and for each job how it stands. Imports no torch.
+"""The directory of a sweep: its overrides, and the state of each job. Imports no torch.
 
-logs/sweeps/<date>_<time>_<short id>/ holds sweep.yaml, jobs/<number>.json, what a job printed until it had a run
-directory, the study of a search, and `done` once every job is. One process at a time has a job, by a lock that the
-kernel lets go of however the process ends, so that the same command takes up what was cut short, and helps where it is
-still going on.
+logs/sweeps/<date>_<time>_<short id>/ has sweep.yaml, jobs/<number>.json, a job's output until it has a run directory, a
+search's study, and `done` once every job is. One process at a time owns a job, with a lock that the kernel releases
+however the process ends. So the same command resumes an interrupted sweep, and joins a running one.
 """
 
 import json
@@ -29,15 +28,17 @@ from lathe.trust.safe_yaml import as_yaml
 
 FORMAT = 1
 STATES = ("waiting", "running", "complete", "pruned", "failed")
-HOW = ("jobs", "retries", "silence", "resume", "folder", "job", "trials")  # may be another when a sweep is taken up
-ENDED = ("complete", "pruned")  # what is not run again
+HOW = ("jobs", "retries", "silence", "resume", "folder", "job", "trials")  # may change when a sweep is resumed
+ENDED = ("complete", "pruned")  # not run again
 
 
 @dataclass
 class Job:
-    """One job as jobs/<number>.json has it: `label` are the overrides in which it differs from the others, `values`
-    what it has reached for a search. `trial` is the search's trial that it belongs to (None: the one of its own number)
-    and `repeat` which of the trial's runs it is, from 0."""
+    """One job, as in jobs/<number>.json.
+
+    `label` are the overrides that distinguish it from other jobs, `values` its results for a search. `trial` is its
+    trial of the search (None: its own number), and `repeat` its index among the trial's runs.
+    """
 
     number: int
     overrides: list[str]
@@ -60,30 +61,30 @@ class Job:
 
 @dataclass(frozen=True)
 class SweepJob:
-    """The place of a run in its sweep, as its process is told by `sweep.folder` and `sweep.job`."""
+    """A run's place in its sweep, passed to its process as `sweep.folder` and `sweep.job`."""
 
     folder: Path
     number: int
 
     @property
     def launch_id(self) -> str:
-        """The name under which the job's run is found again."""
+        """The launch id of the job's run, so that a restart finds the run."""
         return f"{self.folder.name}-{self.number:05}"
 
     def found(self, run_dir: Path) -> None:
-        """Notes where the job's run is, before it trains."""
+        """Write the path of the job's run, before it trains."""
         write_atomically(_file(self.folder, self.number, "run"), str(run_dir))
 
 
 def check_sweep_words(typed: Sequence[str]) -> None:
-    """Raises UserError where `typed` has words of a sweep, in a command that is none."""
+    """Raise UserError if there are overrides of `sweep` in a command without -m."""
     own = next((word for word in typed if key_of(word).split(".")[0] == "sweep"), None)
     alone = own is not None and HydraConfig.get().mode != RunMode.MULTIRUN
     require(not alone, f"{own} is for a sweep: add -m (python train.py -m {own} ...).")
 
 
 def job_of(cfg: DictConfig) -> SweepJob | None:
-    """The place of this run in its sweep, or None; `sweep` is taken out of `cfg`: it is no part of the experiment."""
+    """Return this run's place in its sweep, or None. Removes `sweep` from `cfg`: it is not part of the experiment."""
     with open_dict(cfg):
         node = cfg.pop("sweep", None)
     if node is None or node.get("job") is None:
@@ -103,14 +104,10 @@ class SweepDir:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What sweep.yaml says.
-
-        Raises:
-            UserError: it is none that a sweep has written.
-        """
+        """The content of sweep.yaml."""
         try:
             found = OmegaConf.to_container(OmegaConf.load(self.path / "sweep.yaml"))
-        except Exception as error:  # a torn YAML file can raise nearly anything
+        except Exception as error:  # a damaged YAML file can raise nearly anything
             raise UserError(f"{self.path} is not the directory of a sweep: its sweep.yaml can't be read.") from error
         good = isinstance(found, dict) and found.get("format") == FORMAT and isinstance(found.get("words"), list)
         require(good, f"{self.path} is not the directory of a sweep that this version can take up again.")
@@ -119,32 +116,28 @@ class SweepDir:
 
     @property
     def done(self) -> bool:
-        """Whether every job was done."""
+        """True once all jobs are done."""
         return (self.path / "done").exists()
 
     def finish(self) -> None:
-        """Marks every job as done: the same command begins another sweep then. What only a running one needs goes."""
+        """Mark the sweep as done: the same command begins a new one. Remove the files of running jobs."""
         write_atomically(self.path / "done", f"{datetime.now():%Y-%m-%d %H:%M:%S}\n")
         for path in [*(self.path / "jobs").glob("*.lock"), *(self.path / "jobs").glob("*.run")]:
             path.unlink(missing_ok=True)
 
     def jobs(self) -> list[Job]:
-        """The jobs so far, by number."""
+        """Return the jobs so far, by number."""
         return [self.job(int(path.stem)) for path in sorted((self.path / "jobs").glob("[0-9]*.json"))]
 
     def trials(self) -> dict[int, list[Job]]:
-        """The jobs so far of each trial, by its number."""
+        """Return the jobs so far of each trial, by the trial's number."""
         found: dict[int, list[Job]] = {}
         for job in self.jobs():
             found.setdefault(job.of_trial, []).append(job)
         return found
 
     def job(self, number: int) -> Job:
-        """How a job stands.
-
-        Raises:
-            UserError: its file is none that a sweep has written.
-        """
+        """Read a job."""
         path = _file(self.path, number, "json")
         read = read_json(path, str(path))
         try:
@@ -157,27 +150,27 @@ class SweepDir:
         return job
 
     def save(self, job: Job) -> None:
-        """Writes how a job stands."""
+        """Write a job's state."""
         write_atomically(_file(self.path, job.number, "json"), json.dumps(asdict(job), indent=1) + "\n")
 
     def forget_run(self, job: Job) -> None:
-        """Leaves it to the job to say where its run is."""
+        """Remove the path of the job's run, which the job will write again."""
         job.run_dir = None
         _file(self.path, job.number, "run").unlink(missing_ok=True)
 
     def log(self, number: int) -> Path:
-        """What the job printed."""
+        """Return the path of the job's output."""
         return _file(self.path, number, "log")
 
     @contextmanager
     def adding(self) -> Iterator[None]:
-        """Lets one process at a time add jobs."""
+        """Lock out other processes that add jobs."""
         with open(self.path / ".lock", "a") as file:
             _lock(file, wait=True)
             yield
 
     def claim(self, number: int) -> IO[str] | None:
-        """Takes a job for this process, until the file that is returned is closed; None where another has it."""
+        """Lock a job until the returned file is closed; None if another process has it."""
         file = open(_file(self.path, number, "lock"), "a")  # noqa: SIM115 (held while the job runs)
         if _lock(file, wait=False):
             return file
@@ -186,7 +179,7 @@ class SweepDir:
 
 
 def _lock(file: IO[str], wait: bool) -> bool:
-    if sys.platform == "win32":  # no flock there: a sweep is not shared
+    if sys.platform == "win32":  # Windows has no flock: a sweep is not shared
         return True
     import fcntl
 
@@ -198,11 +191,7 @@ def _lock(file: IO[str], wait: bool) -> bool:
 
 
 def find_sweep(log_dir: Path, resume: str | None, identity: dict[str, Any]) -> SweepDir | None:
-    """The sweep that `resume` names, or the newest of the same command that is not done.
-
-    Raises:
-        UserError: there is no such sweep, or it is one of another command.
-    """
+    """Return the sweep of `resume`, or the newest unfinished one of the same command."""
     if resume is not None:
         found = SweepDir(Path(resume).resolve())
         require(
@@ -224,15 +213,11 @@ def find_sweep(log_dir: Path, resume: str | None, identity: dict[str, Any]) -> S
 
 
 def create_sweep(log_dir: Path, identity: dict[str, Any]) -> SweepDir:
-    """Makes `<log_dir>/sweeps/<date>_<time>_<short id>`.
-
-    Raises:
-        UserError: the place can't be written to.
-    """
+    """Create `<log_dir>/sweeps/<date>_<time>_<short id>`; raise UserError if it can't be written."""
     path = log_dir.absolute() / "sweeps" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(3)}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with whole(path) as making:  # a kill leaves no directory without its words
+        with whole(path) as making:  # a killed process leaves no directory without sweep.yaml
             (making / "jobs").mkdir(parents=True)
             write_atomically(making / "sweep.yaml", as_yaml(identity))
     except OSError as error:
@@ -244,7 +229,7 @@ def create_sweep(log_dir: Path, identity: dict[str, Any]) -> SweepDir:
 
 
 def identity_of(words: Sequence[str], name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What makes a sweep the same as another: all but how its jobs are run, and how many trials a search has."""
+    """Return what identifies a sweep: all but how its jobs are run, and the number of a search's trials."""
     return {"format": FORMAT, "words": _kept(words), "name": name, "where": os.getcwd(), "sweep": options}
 
 
@@ -253,6 +238,6 @@ def _kept(words: Sequence[str]) -> list[str]:
 
 
 def _what(identity: dict[str, Any]) -> dict[str, Any]:
-    """What of sweep.yaml says which sweep it is. A key that came later is as good as null where it is not there."""
+    """Return what identifies a sweep in sweep.yaml. A key of a newer version counts as null if it is missing."""
     options = {key: value for key, value in identity["sweep"].items() if key not in HOW and value is not None}
     return {**identity, "words": _kept(identity["words"]), "sweep": options}

@@ -1,6 +1,4 @@
-"""The jobs of a sweep that is known from the start: every combination of what is typed, a list of commands, an
-ablation.
-"""
+"""Jobs that are known from the start: a grid, a list of commands, an ablation."""
 
 import itertools
 import shlex
@@ -15,27 +13,26 @@ from lathe.errors import did_you_mean, require
 from lathe.launch.sweep.objectives import best_job, metric_of
 from lathe.launch.sweep.place import Job, SweepDir
 
-MANY = 1000  # jobs whose files take seconds to write
+MANY = 1000  # more than this many files take seconds to write
 
 
 def own_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words of the sweep itself, and those of its jobs."""
+    """Split overrides into those of the sweep and those of its jobs."""
     of_sweep = [word for word in arguments if key_of(word).split(".")[0] == "sweep"]
     return of_sweep, [word for word in arguments if word not in of_sweep]
 
 
 def axes_as_words(axes: Mapping[str, Sequence[Any]], params: Mapping[str, Any]) -> list[str]:
-    """Values by key, as Hydra's sweeper takes them on a command line."""
+    """Return values by key as overrides of Hydra's sweeper."""
     given = [f"{key}={value}" for key, value in params.items()]
     return [*given, *(f"{key}={','.join(as_typed(value) for value in values)}" for key, values in axes.items())]
 
 
 def combinations(words: Sequence[str], loader: Any) -> list[list[str]]:
-    """A list of overrides for each combination of the values in `words`; of a key that stands there twice the later
-    counts.
+    """Return the overrides of each combination of values; of a repeated key, the last counts.
 
     Raises:
-        UserError: a word draws from a range without an end, which is for a search, or is a pattern that nothing fits.
+        UserError: an override draws from a continuous range, or is a pattern without matches.
     """
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
     for item in parsed:
@@ -58,11 +55,7 @@ def combinations(words: Sequence[str], loader: Any) -> list[list[str]]:
 def planned(
     words: Sequence[str], options: Mapping[str, Any], params: Mapping[str, Any], loader: Any
 ) -> list[list[str]]:
-    """The overrides of every job, in the order in which they are run.
-
-    Raises:
-        UserError: a word to leave out was not typed, or a command of the list is none.
-    """
+    """Return the overrides of every job, in order."""
     variants = _variants(words, options)
     tell_typed(words, options["axes"] or {}, "sweep.axes")
     axes = axes_as_words(options["axes"] or {}, params)
@@ -74,7 +67,7 @@ def planned(
 
 
 def tell_typed(words: Sequence[str], keys: Iterable[str], name: str, wins: bool = True) -> None:
-    """Says of a key that was typed and has values in the sweep's `name` as well which of them count."""
+    """Print which values count for keys that are both typed and in the sweep's `name`."""
     typed = {key_of(word): word for word in words}
     for key in keys:
         if key in typed:
@@ -96,7 +89,7 @@ class Listed:
         self.labels = [" ".join(word for word in words if word not in shared) or "as it is" for words in jobs]
 
     def prepare(self, folder: SweepDir) -> None:
-        """Writes down those jobs that are not there yet."""
+        """Write the jobs that have no file yet."""
         self.folder = folder
         if len(self.jobs) > MANY:
             print(f"{len(self.jobs)} jobs are written down in {folder.path}, which takes a while.", flush=True)
@@ -107,19 +100,19 @@ class Listed:
                     folder.save(Job(number, words, self.labels[number]))
 
     def more(self, folder: SweepDir) -> Job | None:
-        """None: all are there."""
+        """Return None: all jobs exist."""
         return None
 
     def told(self, job: Job) -> list[Job]:
-        """None: no other job depends on how one has ended."""
+        """Return no jobs: they are independent."""
         return []
 
     def unfinished(self, folder: SweepDir) -> int:
-        """None: all are there."""
+        """Return 0: all jobs exist."""
         return 0
 
     def concluded(self) -> None:
-        """Prints the best job."""
+        """Print the best job."""
         jobs = self.folder.jobs()
         names = metric_of(jobs)
         best = best_job(jobs, names)
@@ -128,7 +121,7 @@ class Listed:
 
 
 def _variants(words: Sequence[str], options: Mapping[str, Any]) -> list[list[str]]:
-    """What is typed, with the words of each command of the list, and without each word to remove."""
+    """Return the overrides of each command of the list, and the same without each override to remove."""
     commands = [[*words, *_split(command)] for command in options["runs"] or [""]]
     removed = options["remove"] or []
     for word in removed:
@@ -144,7 +137,7 @@ def _variants(words: Sequence[str], options: Mapping[str, Any]) -> list[list[str
 
 
 def _split(command: str | Sequence[str]) -> list[str]:
-    """The overrides of a command: as on a command line, or a list, each of whose items is one as it stands."""
+    """Return the overrides of a command: a command line, or a list of overrides."""
     told = command if isinstance(command, str) else as_typed(list(command))
     try:
         words = shlex.split(command) if isinstance(command, str) else list(command)

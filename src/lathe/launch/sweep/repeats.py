@@ -1,4 +1,4 @@
-"""Several runs of each trial of a search, over seeds or folds, whose mean is what the trial has reached."""
+"""Several runs of each trial of a search, over seeds or folds. Their mean is the trial's value."""
 
 import itertools
 import math
@@ -15,11 +15,7 @@ THRESHOLD = 0.1  # p below which Optuna's WilcoxonPruner ends a trial, by its de
 
 
 def repeats_of(values: Mapping[str, Any] | None, words: Sequence[str], space: Mapping[str, Any]) -> list[list[str]]:
-    """The words of each run of a trial; one run without any where `values`, sweep.repeats, is None.
-
-    Raises:
-        UserError: they are empty, say the same twice, or name a key that is typed or drawn.
-    """
+    """Return the overrides of each run of a trial; one run without overrides if sweep.repeats is None."""
     if values is None:
         return [[]]
     require(bool(values), "sweep.repeats is empty: name a key and its values, {seed: [1, 2, 3]}, or leave it out.")
@@ -36,11 +32,7 @@ def repeats_of(values: Mapping[str, Any] | None, words: Sequence[str], space: Ma
 
 
 def check_pruner(options: Mapping[str, Any], count: int) -> bool:
-    """Whether the pruner compares the repeats of a trial, of which there are `count`.
-
-    Raises:
-        UserError: it needs repeats that there are not, or compares something else.
-    """
+    """Return whether the pruner compares the `count` repeats of a trial; raise UserError if they don't fit."""
     pruner, name = options["pruner"], f"sweep.pruner={shown(options['pruner'])}"
     compares = compares_repeats(pruner_of(options))
     alone = options.get("repeats") is None
@@ -56,7 +48,7 @@ def check_pruner(options: Mapping[str, Any], count: int) -> bool:
     )
     if compares:
         limit = pruner.get("p_threshold", THRESHOLD) if isinstance(pruner, Mapping) else THRESHOLD
-        least = math.floor(-math.log2(limit)) + 1  # so many that all fall behind have p = 2 ** -least
+        least = math.floor(-math.log2(limit)) + 1  # repeats that all fall behind have p = 2 ** -least
         require(
             count > least,
             f"{name} can end a trial after {least} runs at the earliest (p < {limit:g}), and sweep.repeats has "

@@ -1,4 +1,4 @@
-"""A sweep from its command to its last job: taken up where the same command was cut short, or begun."""
+"""Runs a sweep from its command to its last job, or resumes it."""
 
 import re
 import sys
@@ -27,8 +27,8 @@ from lathe.launch.sweep.plan import Listed, own_words, planned
 from lathe.launch.sweep.search import Search
 from lathe.runs.rerun_command import run_command
 
-# In place of this launcher, which runs a job after the other in one process, stands the queue here.
-FORKS = sys.platform.startswith("linux")  # elsewhere a fork of what has imported torch is not safe
+# The queue here replaces Hydra's basic launcher, which runs jobs one after another in one process.
+FORKS = sys.platform.startswith("linux")  # on other systems, a fork after importing torch is not safe
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 WITHOUT: dict[str, Any] = {
     "axes": None,
@@ -43,8 +43,9 @@ WITHOUT: dict[str, Any] = {
 
 
 def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]) -> list[Job]:
-    """Runs the jobs of a sweep, in slots of this machine or through another launcher of Hydra's. `params` are values by
-    key beside those in `arguments`, the overrides that were typed.
+    """Run the jobs of a sweep, in slots of this machine or with another Hydra launcher.
+
+    `params` are values by key in addition to `arguments`, the typed overrides.
 
     Raises:
         UserError: the sweep can't be run, or jobs failed.
@@ -71,7 +72,7 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
     try:
         source.prepare(folder)
     except UserError:
-        if found is None:  # the next command should not take up what has never begun
+        if found is None:  # the same command should not resume a sweep that never began
             files.remove(folder.path)
         raise
     already = sum(job.state in ENDED for job in folder.jobs())
@@ -85,12 +86,8 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
 
 
 def _options(context: Context) -> dict[str, Any]:
-    """What the group sweep says.
-
-    Raises:
-        UserError: a key lacks a value, or has one of another kind.
-    """
-    if context.config.get("sweep") is None:  # a sweep file of the user's that names hydra.sweeper.params
+    """Return the group sweep; raise UserError for a missing or invalid value."""
+    if context.config.get("sweep") is None:  # a user's sweep file with hydra.sweeper.params
         options = WITHOUT
     else:
         options = WITHOUT | resolve(OmegaConf.masked_copy(context.config, ["sweep"]))["sweep"]
@@ -101,10 +98,10 @@ def _options(context: Context) -> dict[str, Any]:
 
 
 def _source(context: Context, words: list[str], params: dict[str, Any], options: dict[str, Any]) -> Listed | Search:
-    """Where the jobs come from."""
+    """Return the source of the jobs."""
     jobs = planned(words, options, params, context.loader)
     if options.get("space") is None:
-        composed = [context.composed(job) for job in jobs]  # what Hydra refuses is told before any job
+        composed = [context.composed(job) for job in jobs]  # Hydra's errors are reported before any job
         _check_lists(composed[0] if composed else None, words)
         refuse(_in_every_job(composed))
         return Listed(jobs)
@@ -117,16 +114,14 @@ def _source(context: Context, words: list[str], params: dict[str, Any], options:
 
 
 def _in_every_job(jobs: Sequence[DictConfig]) -> list[str]:
-    """A sentence for each mistake that all jobs would end with. Those of some of them cost these alone, and are told
-    by them.
-    """
+    """Return the mistakes that all jobs would end with. A mistake in some jobs is reported by those jobs."""
     shared: list[str] | None = None
     for job in jobs:
         verb = str(job.hydra.job.config_name)
         raw = OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
         try:
             cfg = resolve(raw)
-            # a run that is continued says itself what it is made of
+            # a resumed run has its own configuration
             together = None if cfg.get("resume") is not None else ()
             found = check(cfg, verb, together, OmegaConf.to_container(raw)) if verb in training_commands() else []
         except UserError as error:
@@ -138,7 +133,7 @@ def _in_every_job(jobs: Sequence[DictConfig]) -> list[str]:
 
 
 def _check_lists(job: DictConfig | None, words: Sequence[str]) -> None:
-    """Raises UserError where a list was typed for a key that takes one value of it: in a sweep, one for each job."""
+    """Raise UserError if a list was typed for a key that takes one of its items: a sweep needs commas."""
     if job is None:
         return
     typed = {key_of(word): word for word in words if re.search(r"=\[.*\]$", word)}
@@ -156,12 +151,12 @@ def _check_lists(job: DictConfig | None, words: Sequence[str]) -> None:
 
 
 def _check_alone(context: Context) -> None:
-    """Raises UserError for what a sweep can't be combined with."""
+    """Raise UserError for what a sweep can't be combined with."""
     require(
         detect_external_launch() is None,
         "A sweep (-m) under torchrun or srun would be run once per rank: start it with python, or sweep outside.",
     )
-    if context.config.hydra.runtime.choices.get("launch") == "slurm":  # whose name is the job's
+    if context.config.hydra.runtime.choices.get("launch") == "slurm":  # which names the job itself
         return
     launch_id = read_nodes(OmegaConf.to_container(context.config.launch, resolve=True)).launch_id  # type: ignore[arg-type]
     require(
@@ -172,9 +167,7 @@ def _check_alone(context: Context) -> None:
 
 
 def _through_launcher(context: Context, folder: SweepDir, source: Listed | Search, at_once: int | str) -> None:
-    """Hands the jobs to a launcher of Hydra's, such as submitit's: those of a list all at once, those of a search
-    sweep.jobs at a time.
-    """
+    """Run the jobs with a Hydra launcher, such as submitit's: a list at once, a search in parts of `sweep.jobs`."""
     launcher = Plugins.instance().instantiate_launcher(
         hydra_context=context.hydra, task_function=context.task, config=context.config
     )
@@ -204,11 +197,12 @@ def _launched(launcher: Any, context: Context, folder: SweepDir, source: Listed 
 
 
 def _concluded(folder: SweepDir, source: Listed | Search) -> list[Job]:
-    """Says how the jobs have ended, and marks the sweep as done if all are. Those of a list that failed are tried
-    again; the trials of a search are counted.
+    """Print how the jobs ended, and mark the sweep as done if all are.
+
+    Failed jobs of a list are retried by the same command; failed trials of a search count.
 
     Raises:
-        UserError: some have failed; of a search all trials.
+        UserError: jobs of a list failed, or all trials of a search.
     """
     jobs = folder.jobs()
     failed = [job for job in jobs if job.state == "failed"]

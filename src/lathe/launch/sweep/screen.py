@@ -1,4 +1,4 @@
-"""Progress of a sweep: a live table on a terminal, else a line for each job that ended."""
+"""Progress of a sweep: a live table on a terminal, else a line for each finished job."""
 
 import re
 import statistics
@@ -16,13 +16,12 @@ from lathe.config.override_parsing import short_names
 from lathe.launch.sweep.objectives import best_job, metric_of
 from lathe.launch.sweep.place import ENDED, Job
 
-ROWS = 24  # of a table; above it, jobs that wait and those that ended first are counted
-COLUMNS = 6  # keys that have a column each; where jobs differ in more, one column holds them all
+ROWS = 24  # of a table; jobs beyond them are only counted
+COLUMNS = 6  # keys with a column each; if jobs differ in more, one column has them all
 
 
 class Screen:
-    """Shows the jobs of the sweep in `folder`: `slots` at a time, `total` in all if that is known. `names` and
-    `directions` are the objectives of a search."""
+    """Shows a sweep's jobs: `slots` at a time, `total` in all if known. `names` are a search's objectives."""
 
     def __init__(
         self,
@@ -51,14 +50,14 @@ class Screen:
             self.live = None
 
     def say(self, line: str, error: bool = False) -> None:
-        """A line that stays."""
+        """Print a line above the table."""
         if self.live is not None:
             self.live.console.print(line, markup=False)
         else:
             print(line, file=sys.stderr if error else sys.stdout, flush=True)
 
     def ended(self, job: Job, again: bool = False) -> None:
-        """Reports a job that ended, or that is tried `again`."""
+        """Report a job that ended, or that is tried `again`."""
         self.names = self.names or metric_of([job])
         if job.state == "failed":
             self.done += not again
@@ -69,7 +68,7 @@ class Screen:
             self.say(f"{self.done}{of}, job {job.number}, {job.label}: {outcome(job, self.names)}")
 
     def update(self, jobs: Sequence[Job], began: dict[int, float], force: bool = False) -> None:
-        """Brings the table up to date, four times a second."""
+        """Update the table, at most four times a second."""
         if self.live is None or (time.monotonic() - self.shown < 0.25 and not force):
             return
         self.shown = time.monotonic()
@@ -106,13 +105,13 @@ class Screen:
 
 
 def settings(job: Job) -> dict[str, str]:
-    """The values by key in a job's label, which holds the overrides that differ between jobs."""
+    """Return the values by key of a job's label, which has the overrides that differ between jobs."""
     words = re.split(r" (?=[^\s=]+=)", job.label)
     return {key: value for key, equals, value in (word.partition("=") for word in words) if equals}
 
 
 def outcome(job: Job, names: Sequence[str] = ()) -> str:
-    """The state of a job that ended, the values of the metrics `names`, its time and its run directory."""
+    """Return a finished job's state, the values of the metrics `names`, its time and its run directory."""
     if job.state == "pruned" and job.run_dir is None:
         return f"pruned, {job.sentence}"
     found = _reached(job)
@@ -123,7 +122,7 @@ def outcome(job: Job, names: Sequence[str] = ()) -> str:
 
 
 def _reached(job: Job) -> list[str]:
-    """The values that a search got for the job, else the run's own objective."""
+    """Return the job's values for a search, or the run's own objective."""
     values: Sequence[float | None] = job.values or [job.objective]
     return [f"{value:.4g}" for value in values if value is not None]
 

@@ -1,4 +1,4 @@
-"""A search: trials drawn one after the other by Optuna, which is told how the jobs of each have ended."""
+"""A search: Optuna draws trials one after another, and gets the results of their jobs."""
 
 import itertools
 import json
@@ -29,21 +29,19 @@ from lathe.runs.optuna_study import (
     should_prune,
 )
 
-SAME = ("space", "repeats", "objectives", "directions")  # what machines that share a study have to say alike
+SAME = ("space", "repeats", "objectives", "directions")  # must be equal on machines that share a study
 
 
 class Search:
-    """Trials of the words `words`, each with a point of `options["space"]` after them: a job each, or one for each of
-    sweep.repeats.
-    """
+    """Trials of the overrides `words` with points of `options["space"]`: one job, or one per repeat."""
 
-    again = False  # a trial is told once
+    again = False  # a trial has one result
 
     def __init__(self, context: Context, words: list[str], options: dict[str, Any]) -> None:
         check_installed()
         self.context, self.words, self.options = context, words, options
         self.shared = options["storage"] is not None
-        if self.shared:  # one that can't be opened leaves nothing behind
+        if self.shared:  # before anything is written
             open_database(options["storage"])
         self.space = {key: entry_of(key, entry) for key, entry in options["space"].items()}
         require(bool(self.space), "sweep.space is empty: name a key and its values, {optimizer.lr: [0.1, 0.3]}.")
@@ -56,12 +54,12 @@ class Search:
         if options["sampler"] == "grid":
             values = [all_values(key, entry) for key, entry in self.space.items()]
             self.grid = [dict(zip(self.space, point, strict=True)) for point in itertools.product(*values)]
-            if options["pruner"] != "none":  # which would keep each that is better than its neighbour before it
+            if options["pruner"] != "none":  # it would keep each that is better than its predecessor
                 random.Random(options["seed"]).shuffle(self.grid)  # noqa: S311 (no secret)
             self.trials = len(self.grid)
         self.total: int | None = self.trials * len(self.repeats)
         self._check_keys()
-        self.hopeless: str | None = None  # why no trial can reach anything
+        self.hopeless: str | None = None  # why no trial can have a value
         config = context.composed(words)
         cfg = resolve(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
         check_objectives(options["objectives"] or [], cfg, self.space)
@@ -77,7 +75,7 @@ class Search:
         self.compares = check_pruner(options, len(self.repeats))
 
     def _check_keys(self) -> None:
-        """Composes a job with each value of a list, and each end of a range: what names no key is told."""
+        """Compose a job with each value of a list and each end of a range, so that unknown keys raise."""
         for key, entry in self.space.items():
             group = "low" in entry and self.context.loader.get_group_options(key)
             require(
@@ -92,11 +90,7 @@ class Search:
             self.context.composed([*self.words, *repeat])
 
     def prepare(self, folder: SweepDir) -> None:
-        """Opens the study, or makes it, and tells it what a kill has left untold.
-
-        Raises:
-            UserError: its storage can't be opened, or holds another study under this name.
-        """
+        """Open or create the study, and complete it with the results of jobs before a kill."""
         self.folder = folder
         self.study = open_study(folder.path, folder.facts, self.directions)
         self._check_same()
@@ -107,7 +101,7 @@ class Search:
                     continue
                 if trial.number in there:
                     self._settle(there[trial.number])
-                elif not self.shared or _place(trial).endswith(folder.path.name):  # killed before its job was noted
+                elif not self.shared or _place(trial).endswith(folder.path.name):  # killed before its job was written
                     self._tell(trial.number, failed=True)
 
     def _check_same(self) -> None:
@@ -127,8 +121,10 @@ class Search:
         return list(self.study.get_trials(deepcopy=False))
 
     def more(self, folder: SweepDir) -> Job | None:
-        """The next run of a trial that has begun, else the first of another; None once there are as many as were asked
-        for. Runs that are compared (sweep.pruner=wilcoxon) wait for the trial's one before."""
+        """Return the next run of a started trial, or the first of a new one; None if all trials have begun.
+
+        Runs that are compared (sweep.pruner=wilcoxon) wait for the trial's previous one.
+        """
         if self.hopeless is not None:
             return None
         with folder.adding():
@@ -136,7 +132,7 @@ class Search:
             return self._next_repeat(trials) or self._new_trial(trials)
 
     def unfinished(self, folder: SweepDir) -> int:
-        """How many jobs its trials still lack."""
+        """Return the number of jobs that started trials still lack."""
         return sum(len(self.repeats) - len(jobs) for jobs in folder.trials().values())
 
     def _next_repeat(self, trials: dict[int, list[Job]]) -> Job | None:
@@ -150,7 +146,7 @@ class Search:
         return [repeat for repeat in range(len(self.repeats)) if repeat not in begun]
 
     def _point(self, job: Job) -> list[str]:
-        """The words that were drawn for the job's trial."""
+        """Return the overrides that were drawn for the job's trial."""
         return job.overrides[len(self.words) : len(job.overrides) - len(self.repeats[job.repeat])]
 
     def _added(self, trial: int, repeat: int, point: list[str], **more: Any) -> Job:
@@ -167,12 +163,12 @@ class Search:
         self.study.sampler, self.study.pruner = sampler_of(self.options, known), pruner_of(self.options)
         trial = self.study.ask()
         if self.shared:
-            if trial.number >= self.trials:  # another machine has begun the last one meanwhile
+            if trial.number >= self.trials:  # another machine has just begun the last one
                 self._tell(trial.number, failed=True)
                 return None
             trial.set_user_attr("sweep", f"{socket.gethostname()}:{self.folder.path}")
         point = self.grid[trial.number if self.shared else len(trials)] if self.grid else None
-        self.study.sampler = sampler_of(self.options, trial.number, point)  # whose number may not be the next one there
+        self.study.sampler = sampler_of(self.options, trial.number, point)  # its number may differ from `known`
         make_brackets(self.study, trial.number)
         return self._added(trial.number, 0, list(self._drawn(trial)))
 
@@ -185,8 +181,7 @@ class Search:
             yield word(key, chosen[key], entry)
 
     def told(self, job: Job) -> list[Job]:
-        """Takes in what a job has reached, and tells the study of its trial once that is known; a job without a number
-        has failed. Returns the jobs of the trial that are not run for it."""
+        """Process a finished job, report its trial to the study if known, and return the skipped jobs."""
         with self.folder.adding():
             self._read(job)
             if job.state == "failed" and len(self.repeats) > 1:
@@ -205,9 +200,9 @@ class Search:
                 self.hopeless = job.sentence
 
     def _settle(self, jobs: list[Job]) -> list[Job]:
-        """Tells the study what follows from the jobs of a trial so far, and returns those that are not run for it."""
+        """Report a trial's result to the study, if known, and return the jobs that are skipped because of it."""
         for job in jobs:
-            if job.state == "complete" and not job.values:  # a kill came between
+            if job.state == "complete" and not job.values:  # killed before it was read
                 self._read(job)
                 self.folder.save(job)
         number, why = jobs[0].of_trial, self._cut_short(jobs)
@@ -221,7 +216,7 @@ class Search:
         return []
 
     def _cut_short(self, jobs: list[Job]) -> str | None:
-        """Why a trial ends here, which has not all of its runs."""
+        """Return the reason to end a trial before all of its runs, or None."""
         number = jobs[0].of_trial
         ended = {state: next((job for job in jobs if job.state == state), None) for state in ("failed", "pruned")}
         if ended["failed"] is not None:
@@ -234,7 +229,7 @@ class Search:
         return None
 
     def concluded(self) -> None:
-        """Prints the best trials, and how many failed."""
+        """Print the best trials, and the number of failed ones."""
         told = [trial for trial in self._trials() if trial.state.name == "COMPLETE"]
         best = [] if not told else self.study.best_trials if len(self.directions) > 1 else [self.study.best_trial]
         for trial in best[:5]:
@@ -255,7 +250,7 @@ class Search:
         return f"job {trial}" if count == 1 else f"trial {trial}, mean of {count}, jobs {first} to {first + count - 1}"
 
     def _tell_of_others(self) -> None:
-        """Says which trials of a shared study other machines have begun and not ended."""
+        """Print the trials of a shared study that other machines have begun and not ended."""
         own = self.folder.trials()
         for trial in self._trials():
             if trial.state.name == "RUNNING" and trial.number not in own:
@@ -275,5 +270,5 @@ class Search:
 
 
 def _place(trial: Any) -> str:
-    """Where a trial of a shared study was begun."""
+    """Return where a trial of a shared study was begun."""
     return str(trial.user_attrs.get("sweep", "a place that it has not said"))

@@ -1,4 +1,4 @@
-"""The space of a search: what is drawn for each key, checked, drawn and written as a word of the command line."""
+"""The space of a search: checks it, draws values, and writes them as overrides."""
 
 import math
 import re
@@ -16,7 +16,7 @@ ENTRY = ("low", "high", "log", "step", "values", "when")
 
 
 def word(key: str, value: Any, entry: Mapping[str, Any] | None = None) -> str:
-    """Return the override that gives `key` this value, which may be a list's spelling in a study, of this `entry`."""
+    """Return the override `key=value`; in a study, the value of a list `entry` is its spelling."""
     if entry is not None and isinstance(value, str):
         value = entry.get("lists", {}).get(value, value)
     bare = isinstance(value, str) and re.fullmatch(r"[\w./+-]+", value, re.ASCII) and shown(value) == value
@@ -24,7 +24,7 @@ def word(key: str, value: Any, entry: Mapping[str, Any] | None = None) -> str:
 
 
 def brief(words: Sequence[str]) -> str:
-    """The words as a table shows them: of numbers that are not whole, four significant digits."""
+    """Return overrides for a table, with four significant digits of numbers that are not whole."""
     return " ".join(f"{key}={_digits(value)}" for key, _, value in (item.partition("=") for item in words))
 
 
@@ -36,11 +36,7 @@ def _digits(value: str) -> str:
 
 
 def entry_of(key: str, entry: Any) -> dict[str, Any]:
-    """What `sweep.space` says of one key, checked.
-
-    Raises:
-        UserError: it is no list of values, and no range.
-    """
+    """Return one key's entry in `sweep.space`, checked and normalised."""
     name = f"sweep.space.{key}"
     part = key_of(f"{key}=").split(".")[0]
     require(part not in NOT_THE_EXPERIMENT, f"{name}: {part} is no part of an experiment, so nothing is to be found.")
@@ -62,7 +58,7 @@ def entry_of(key: str, entry: Any) -> dict[str, Any]:
 
 
 def _listed(name: str, listed: Any) -> dict[str, Any]:
-    """Return `values` as Optuna keeps them, and under `lists` the lists and mappings by their spelling there."""
+    """Return `values` as Optuna stores them, and under `lists` the lists and mappings by that spelling."""
     require(isinstance(listed, list) and bool(listed), f"{name}={shown(listed)}: expected a list of values.")
     values = [plain(value) for value in listed]
     for place, value in enumerate(values):
@@ -96,7 +92,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_conditions(space: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises UserError where a key waits for a value that none before it can have."""
+    """Raise UserError if a key depends on a value that no key before it can have."""
     before: dict[str, Mapping[str, Any]] = {}
     for key, entry in space.items():
         for other, wanted in entry.get("when", {}).items():
@@ -111,7 +107,7 @@ def check_conditions(space: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value that Optuna can keep: of a list or a mapping, its spelling on the command line."""
+    """Return a value that Optuna can store: for a list or a mapping, its spelling on the command line."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else as_typed(value)
 
 
@@ -120,7 +116,7 @@ def _whole(entry: Mapping[str, Any]) -> bool:
 
 
 def suggested(trial: Any, key: str, entry: Mapping[str, Any]) -> Any:
-    """What Optuna draws for `key`."""
+    """Return Optuna's draw for `key`."""
     if "values" in entry:
         return trial.suggest_categorical(key, entry["values"])
     low, high, step, log = entry["low"], entry["high"], entry.get("step"), bool(entry.get("log"))
@@ -131,11 +127,7 @@ def suggested(trial: Any, key: str, entry: Mapping[str, Any]) -> Any:
 
 
 def all_values(key: str, entry: Mapping[str, Any]) -> list[Any]:
-    """Every value that `key` can have.
-
-    Raises:
-        UserError: there is no end of them.
-    """
+    """Return every value of `key`; raise UserError if there are infinitely many."""
     require("when" not in entry, f"sweep.space.{key}.when: sweep.sampler=grid takes every combination: choose tpe.")
     if "values" in entry:
         return list(entry["values"])
@@ -151,5 +143,5 @@ def all_values(key: str, entry: Mapping[str, Any]) -> list[Any]:
 
 
 def _exact(value: float) -> float:
-    """Without what adding up steps leaves in the last digits: 0.3, not 0.30000000000000004."""
+    """Remove the rounding error of added steps: 0.3, not 0.30000000000000004."""
     return value if isinstance(value, int) else float(f"{value:.12g}")

@@ -1,5 +1,4 @@
-"""torchvision whose wheel was built for CUDA, beside a CPU build of torch: the operators of the library that can't be
-loaded are declared, then the real package takes over."""
+"""torchvision's CUDA wheel with a CPU build of torch: declares the operators that can't be loaded, and imports it."""
 
 import sys
 from importlib.machinery import PathFinder
