@@ -1,4 +1,4 @@
-"""The task, net and batch size behind the module that a Trainer trains."""
+"""Access to the task, net and batch size of the module that a Trainer trains."""
 
 from typing import Any
 

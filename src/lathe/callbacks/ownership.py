@@ -1,4 +1,4 @@
-"""Tells callbacks of the user from those of Lathe and Lightning."""
+"""Distinguish the user's callbacks from Lathe's and Lightning's."""
 
 from lightning.pytorch.callbacks import Callback
 
