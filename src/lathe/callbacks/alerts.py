@@ -47,8 +47,8 @@ Address = Annotated[
 class Alerts(Callback):
     """Warn if a run slows down, its loss rises, the device is hot or the disk is nearly full.
 
-    Warnings are written to the log and posted to `url`. Each condition is checked at logged steps on rank 0 and
-    reported once, and again after it has recovered:
+    Rank 0 checks at logged steps, writes each warning to the log and posts it to `url`, once until the condition has
+    recovered. A message that fails does not stop training.
 
     - throughput: a window of `Throughput` is below 1 - `throughput_drop` times the median of the previous windows.
     - loss: the mean of the last 5 logged training losses (rank 0's batches) is not finite, or exceeds the lowest such
@@ -57,12 +57,12 @@ class Alerts(Callback):
     - disk: free space at the run directory.
 
     A message is JSON: `text` (a sentence, which Slack and Mattermost show), `kind`, `value`, `limit`, `step`, `run` and
-    `host`. A limit of None disables its check. A message that fails does not stop training.
+    `host`.
 
     Args:
         url: an http or https address, or env:NAME for an environment variable that holds it; None posts nothing.
-        throughput_drop, loss_rise: share of the usual throughput; multiple of the lowest loss.
-        temperature, disk_free_gb: degrees Celsius; free 10^9 bytes.
+        throughput_drop, loss_rise, temperature, disk_free_gb: limits, in degrees Celsius and 10^9 bytes; None: no
+            check.
         timeout: seconds that the address may take to answer.
     """
 

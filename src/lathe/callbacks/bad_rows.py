@@ -45,7 +45,7 @@ def blame(what: str, fault: str) -> NoReturn:
 def bad_rows(batch: Any, infinite: bool = False, named: Names = lambda rows: "") -> str:
     """Describe the rows of a batch that are not finite; "" if all are.
 
-    `infinite` refuses inf in every tensor; otherwise only in the first one, the net's input, as masks hold -inf.
+    Without `infinite`, only the first tensor may not hold inf: the net's input. Masks hold -inf.
     """
     for number, (name, tensor) in enumerate(_tensors(batch, "batch")):
         if not tensor.is_floating_point():

@@ -41,11 +41,7 @@ class Checkpoint(CheckpointBase):
     Args:
         dirpath: always checkpoints/ of the run directory.
         save_top_k: above 1, or -1 for all: also keep that many of the best epochs, with epoch and step in their names.
-        async: write files in a thread during training.
-
-    Raises:
-        UserError: `async` with a checkpoint that ranks write together, or a metric that the first epoch with a
-            validation does not report.
+        async: write files in a thread during training; not with a checkpoint that ranks write together.
     """
 
     @validated
@@ -252,7 +248,11 @@ class Checkpoint(CheckpointBase):
         }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Do not restart a run that was stopped early, unless its end was raised since."""
+        """Do not restart a run that was stopped early, unless its end was raised since.
+
+        Raises:
+            UserError: a file of this folder lacks this callback's state.
+        """
         require(
             self.state_key in checkpoint["callbacks"] or Path(str(trainer.ckpt_path)).parent != self._dirpath,
             f"checkpoint={trainer.ckpt_path} lacks `callbacks.{self.state_key}`: resume from another checkpoint, or "

@@ -19,14 +19,9 @@ def add_digests(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_digests(checkpoint: Any, path: str | Path, key: str = "checkpoint", parts: tuple[str, ...] = ()) -> None:
-    """Compare a checkpoint with its digests, if it has any: Lightning's have none.
+    """Raise UserError if a checkpoint differs from its digests, if it has any: Lightning's have none.
 
-    Args:
-        path: the file, which the configuration names as `key`.
-        parts: the entries to compare; all by default.
-
-    Raises:
-        UserError: an entry is missing or differs from what was written.
+    `key` is the configuration's name of the file `path`; `parts` are the entries to compare, all by default.
     """
     if not isinstance(checkpoint, dict) or KEY not in checkpoint:
         return

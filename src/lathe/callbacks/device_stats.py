@@ -21,15 +21,12 @@ class DeviceStats(Callback):
 
     - GPU, by NVML: `gpu_percent` (of the time in which a kernel ran), `gpu_memory_bytes` (of all processes),
       `gpu_celsius` and `gpu_watts`, if available; by torch: `allocated_bytes` and `reserved_bytes` of this process.
-    - CPU, by psutil: `cpu_percent` (of all cores, since the last row) and `memory_percent` of the machine, and
-      `resident_bytes` of this process.
+    - CPU, by psutil, if training runs on it or `cpu_stats` is True: `cpu_percent` (of all cores, since the last row)
+      and `memory_percent` of the machine, and `resident_bytes` of this process.
 
     result.json gets the joules from the first step to the end of training, if readable: `energy_gpu_j` of all ranks'
     GPUs, by their counters or by their power once a second; `energy_cpu_j` of their machines' processors by RAPL, other
     processes included. A resumed run adds those up to its checkpoint (several ranks: to the end of the epoch before).
-
-    Args:
-        cpu_stats: log the CPU too; None does so for training on a CPU.
     """
 
     @validated

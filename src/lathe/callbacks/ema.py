@@ -34,13 +34,9 @@ class EMA(SkippableHooks, Callback):
     Args:
         decay: weight of the past per update, in [0, 1).
         every_n_steps: optimizer steps per update; the average then forgets `every_n_steps` times more slowly.
-        start_step: optimizer steps before averaging begins.
+        start_step: optimizer steps before averaging begins; the net's tensors must not change shape afterwards.
         warmup: begin with a short memory: update t uses min(decay, (1 + t) / (10 + t)), as in TensorFlow and timm.
         buffers: "average" includes floating-point buffers (BatchNorm's running statistics); "copy" keeps the raw ones.
-
-    Raises:
-        UserError: a checkpoint callback saves weights only (Lightning then skips this callback), the net changes shape
-            after averaging began, or a rank does not hold its share of every tensor by name (pipeline, deepspeed_3).
     """
 
     @validated

@@ -28,11 +28,11 @@ OUT = "leave hard_samples out of callbacks"
 class HardSamples(SkippableHooks, Callback):
     """Train each epoch on a `share` of the training samples: the hardest ones and random others.
 
-    The hardest are those of the largest cross-entropy when they were last trained on; see `Selection`. Losses are those
-    of the training steps, of augmented samples, without label smoothing, class weights or custom losses. Ranks exchange
-    them at an epoch's end, so that they choose the same samples as one process, up to rounding. Checkpoints keep them,
-    and hard_samples.csv in the run directory lists the largest at the end: number in stored order, label, loss, how
-    often trained on, and file or item, if known.
+    The hardest have the largest cross-entropy when last trained on; see `Selection`. Losses are those of the training
+    steps, of augmented samples, without label smoothing, class weights or custom losses. Ranks exchange them at an
+    epoch's end, so that they choose the same samples as one process, up to rounding. Checkpoints keep them;
+    hard_samples.csv in the run directory lists the largest at the end, with number in stored order, label, times
+    trained on, and file or item.
 
     Args:
         share: of the training samples in an epoch; schedules and step counts are shorter accordingly.

@@ -68,8 +68,8 @@ class TorchProfiler(SkippableHooks, Callback):
         dirpath: folder of the traces; None is profile/ in the run directory.
         wait, warmup, active: batches before profiling (compilation, cold caches), discarded, and recorded.
         top_k: rows of the printed table.
-        record_shapes, profile_memory, with_stack: add input shapes, allocations (slower) or Python stacks (much slower
-            and larger) to the trace.
+        record_shapes, profile_memory, with_stack: more in the trace: input shapes, allocations (slower), stacks (slow,
+            large).
     """
 
     @validated

@@ -30,14 +30,14 @@ class Throughput(Callback):
     - `samples_per_s`, or `tokens_per_s` if the task counts tokens (`task.unit`, `task.count_units(batch)`): over all
       replicas, each taken to have a batch as large as this one's.
     - `step_ms`: wall-clock milliseconds per batch, the mean of the window.
-    - `data_wait`: share of the time between asking the loader for a batch and the start of its step, including transfer
-      and augmentation. On a GPU it is the host's share: the device may still run earlier steps.
+    - `data_wait`: share of the time between asking the loader for a batch and the start of its step, with transfer and
+      augmentation. On a GPU it is the host's share: the device may still run earlier steps.
     - `grad_sync`: under DDP on several ranks, share of the time that backward waits for other ranks' gradients after
-      its own computation, from the timers of DDP's reducer in one sampled step per window. nan in a row of which a
-      resumed run saw only its first step, which is never sampled.
+      its own computation, from the timers of DDP's reducer in one sampled step per window. nan if a resumed run saw
+      only a window's first step, which is never sampled.
     - `mfu`: model FLOP/s, three times the forward pass's (PaLM, arXiv:2204.02311, appendix B), over the peak of all
-      devices that share the net. Counted on a meta-device copy, made before a strategy shards the net. Left out if the
-      peak is unknown, and for a user's LightningModule.
+      devices that share the net. Counted on a meta-device copy, made before a strategy shards the net. Not if the peak
+      is unknown, nor for a user's LightningModule.
 
     Validation, checkpoints, the time between epochs and the first steps do not count. A GPU is synchronized only at the
     edges of a window and of such a pause. Windows end at batches `skip_steps + k * window` of the run, so that a
@@ -46,14 +46,13 @@ class Throughput(Callback):
 
     Per complete training epoch:
 
-    - `epoch_s`: wall-clock seconds of its batches, including the run's first ones and the wait for data; in a resumed
-      run also those before the checkpoint.
+    - `epoch_s`: wall-clock seconds of its batches, including the first steps and the wait for data, also before a
+      resume.
     - `rank_ms_min`, `rank_ms_max`, `slowest_rank`: under DDP on several ranks, milliseconds per batch of the fastest
       and of the slowest rank, without the wait in backward, and the number of the slowest. A wait in the forward pass
       (synchronized BatchNorm) counts as a rank's own time. nan if no step was sampled.
 
-    `summary` also has a rank's peak memory: torch's GPU allocations since training began (`peak_gpu_bytes`), and the
-    resident set since the process began (`peak_resident_bytes`).
+    `summary` adds a rank's peak memory: torch's GPU allocations since training began, and the process's resident set.
 
     Args:
         window: batches per measurement; None is `trainer.log_every_n_steps`.
@@ -283,9 +282,8 @@ class Throughput(Callback):
     def summary(self) -> dict[str, Any]:
         """Return the metrics over the fit; None if unknown, and on other ranks.
 
-        `step_ms` and `grad_sync` are medians of windows, the epoch metrics medians of epochs, the others totals;
-        `slowest_rank` is a name, host:rank. A process without a complete window or epoch returns its predecessor's
-        values.
+        Medians for `step_ms`, `grad_sync` and the epoch metrics, totals for the others; `slowest_rank` is a name,
+        host:rank. A process without a complete window or epoch returns its predecessor's values.
         """
         windows = self._windows if self._reports else []
         metrics = (

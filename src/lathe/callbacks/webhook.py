@@ -29,9 +29,6 @@ class Webhook:
     """Post JSON to an http or https address; warn of the first message that is lost.
 
     Log messages contain only host and port: the rest of the address is often a secret.
-
-    Raises:
-        UserError: `url` is not such an address, or names a variable that is not set.
     """
 
     def __init__(self, url: str, timeout: float, key: str) -> None:

@@ -12,8 +12,8 @@ from lathe.errors import UserError
 class Compression(Callback):
     """A compression method, listed under `compression` in the configuration.
 
-    The method acts in `window`, shares of the run's optimizer steps, which `compression.stages` sets before training;
-    its own start and end are shares of that window. Its changes of the net remain afterwards.
+    `window` is its share of the run's optimizer steps, set by `compression.stages` before training; the method's own
+    start and end are shares of that window. Its changes of the net remain afterwards.
     """
 
     window: tuple[float, float] = (0.0, 1.0)

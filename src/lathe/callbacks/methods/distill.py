@@ -234,10 +234,7 @@ class Distill(Compression):
         return math.inf if self.on_after_backward is None else 0
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Average the connectors' gradients, which are in no DDP bucket.
-
-        Gradients accumulated before are equal already.
-        """
+        """Average the connectors' gradients, which are in no DDP bucket; accumulated ones are equal already."""
         gradients = [parameter.grad for parameter in self._trained() if parameter.grad is not None]
         if gradients:
             flat = torch.cat([gradient.flatten() for gradient in gradients])

@@ -84,10 +84,8 @@ def pairs_of(
     """Return the layers of student and teacher that a feature method compares.
 
     By default: the input of the head, written `<head>.input`, for rkd and crd; the last blocks of all stages for
-    attention, of the middle stage for fitnets.
-
-    Raises:
-        UserError: a pattern matches nothing, or numbers or shapes of the layers differ.
+    attention, of the middle stage for fitnets. Raises UserError if a pattern matches nothing, or numbers or shapes
+    differ.
     """
     chosen: list[list[str]] = []
     for key, given, found, net in zip(
@@ -163,11 +161,7 @@ class Capture:
                 self._handles.append(module.register_forward_hook(after))
 
     def take(self, name: str) -> Tensor:
-        """Return a layer's features.
-
-        Raises:
-            UserError: the layer was not called, or this rank holds only a shard of its output.
-        """
+        """Return a layer's features; raise UserError if it was not called, or has only a shard of them."""
         if name not in self.found:
             raise UserError(
                 f"{KEY}: the layer {name} gave nothing in this step; feature methods need a net that calls its layers "

@@ -40,10 +40,7 @@ class Settings:
 
 
 def weights_of(method: Any, weight: Any) -> dict[str, float]:
-    """Return the methods with their weights.
-
-    `method` is a name, several joined by +, or a list; `weight` is None, a number, or numbers by name.
-    """
+    """Return the weights by method, from names (joined by +, or a list) and a number, a mapping or None."""
     names = method.split("+") if isinstance(method, str) else list(method)
     if len(set(names)) != len(names):
         raise ArgumentError(f"method={method}: name one method or several different ones of {', '.join(WEIGHTS)}.")

@@ -35,7 +35,6 @@ class Lottery(Masking):
         rounds: trainings, including the dense one: the run should be that many times as long as a plain one.
         rewind: a share of the first round below 1, or optimizer steps from 1 on; 0 is the initial net.
         scope: "global" compares all layers' weights, "layer" those of each.
-        layers, exclude, types, head: which weights, as in `Masking`.
     """
 
     name = "lottery"
@@ -62,10 +61,7 @@ class Lottery(Masking):
         self._schedules: list[tuple[Any, dict[str, Any], list[float]]] = []
 
     def begins(self, trainer: Trainer, number: int) -> int:
-        """Return the optimizer step after which round `number` begins.
-
-        Rounds also exist before and after the window, where the schedule restarts.
-        """
+        """Return the optimizer step after which round `number` begins, also outside the window."""
         return self.step_at(trainer, number / self.rounds)
 
     def rewind_step(self, trainer: Trainer) -> int:

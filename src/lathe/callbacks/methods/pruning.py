@@ -220,11 +220,7 @@ class Prune(Masking):
         return self.schedule is not None and self._step >= self.schedule.last
 
     def _check_wanda(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Copy the net's input, which is measured after the step, and check that layers are called.
-
-        Raises:
-            UserError: a layer is not called as a module, so that its input is unknown.
-        """
+        """Copy the net's input, measured after the step; raise UserError if a layer is not called."""
         net = pl_module.get_submodule("net")
         self._handles.append(net.register_forward_pre_hook(copy_input))
         try:

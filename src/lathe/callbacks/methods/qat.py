@@ -218,10 +218,7 @@ class QAT(SkippableHooks, Compression):
         return bool(self._quantizers) and all(q.is_enabled for q in self._quantizers)
 
     def report(self) -> dict[str, float]:
-        """Return `qat/layers`, the quantized layers without sums, and `qat/bits`.
-
-        `qat/bits` is the mean over all parameters, 32 for those in float.
-        """
+        """Return `qat/layers`, without sums, and `qat/bits`, the mean over all parameters with 32 for float."""
         weights = {id(layer.weight): layer for layer in self._weighted.values()}
         saved = sum(layer.weight.numel() * (32 - layer.__dict__["plan"].weight_bits) for layer in weights.values())
         return {"qat/layers": float(len(self._weighted)), "qat/bits": 32 - saved / max(self._parameters, 1)}

@@ -33,20 +33,17 @@ SECOND_MOMENTS = (
 class RigL(Masking):
     """RigL (Evci et al. 2020, arXiv:1911.11134), or SET with growth="random" (Mocanu et al. 2018).
 
-    From the window's first step a share `sparsity` of the weights is masked, spread over layers by `densities`. Every
-    `every_n_steps` optimizer steps until `end`, a share of each layer's weights is dropped by magnitude and as many
-    grow where the last step's dense gradient is largest. The share falls from `fraction` to 0 along half a cosine.
-    Grown weights start at zero, without momentum. A step whose gradient is not finite changes nothing.
+    From the window's first step a share `sparsity` of the maskable weights is masked, spread over layers by
+    `densities`. Every `every_n_steps` optimizer steps until `end`, a share of each layer's weights is dropped by
+    magnitude and as many grow where the last step's dense gradient is largest. The share falls from `fraction` to 0
+    along half a cosine. Grown weights start at zero, without momentum. A step whose gradient is not finite changes
+    nothing.
 
     Args:
-        sparsity: share of zeros among the maskable weights.
         densities: "erk" keeps small layers denser (Erdos-Renyi-Kernel), "uniform" gives each layer the same sparsity.
         growth: "gradient" (RigL) or "random" (SET), by (seed, step).
-        fraction: initial share of each layer's kept weights that is exchanged, in (0, 1).
-        every_n_steps: optimizer steps between exchanges.
         end: share of the window after which the masks are fixed.
         initial: "random" masks, or by "magnitude" of trained weights (`ckpt_path`, a later stage).
-        seed: of random masks and random growth.
         layers, exclude, types, head: which weights, as in `Masking`.
     """
 

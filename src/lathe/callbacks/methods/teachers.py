@@ -21,11 +21,7 @@ OpenRun = Callable[[str], nn.Module]
 
 
 def specs_of(teacher: Any) -> list[Any]:
-    """Return the configured teachers, each a run directory, "ema", or {"net": net, "weights": path}.
-
-    Raises:
-        UserError: there is none, or one has another form.
-    """
+    """Return the configured teachers, each a run directory, "ema", or {"net": net, "weights": path}."""
     several = isinstance(teacher, Sequence) and not isinstance(teacher, str)
     specs = list(teacher) if several else [teacher]
     if not specs or any(spec is None for spec in specs):
@@ -48,11 +44,7 @@ def specs_of(teacher: Any) -> list[Any]:
 
 
 def open_teacher(spec: Any, open_run: OpenRun | None) -> nn.Module:
-    """Return the net of a run directory or of {"net", "weights"}, frozen in eval mode, on the CPU.
-
-    Raises:
-        UserError: a file is missing or does not fit, or `open_run` is needed and None.
-    """
+    """Return the net of a run directory or of {"net", "weights"}, frozen in eval mode, on the CPU."""
     if isinstance(spec, Mapping):
         net: nn.Module = spec["net"]
         _load(net, str(spec["weights"]))
