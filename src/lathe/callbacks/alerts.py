@@ -61,8 +61,7 @@ class Alerts(Callback):
 
     Args:
         url: an http or https address, or env:NAME for an environment variable that holds it; None posts nothing.
-        throughput_drop, loss_rise, temperature, disk_free_gb: limits, in degrees Celsius and 10^9 bytes; None: no
-            check.
+        throughput_drop, loss_rise, temperature, disk_free_gb: limits (degrees Celsius, 10^9 bytes); None: no check.
         timeout: seconds that the address may take to answer.
     """
 

@@ -193,8 +193,7 @@ class EMA(SkippableHooks, Callback):
         checkpoint["ema"] = ema
         if not self._average.tensors:
             return
-        # A strategy returns its state in full, perhaps on rank 0 only, or sharded as the net is; the average follows
-        # it.
+        # A strategy returns its state in full, perhaps only on rank 0, or sharded as the net; the average follows it.
         state = dict(checkpoint["state_dict"])
         spread = any(is_sharded(tensor) for tensor in state.values())
         averages = [self._full(i, part, spread, bool(state)) for i, part in enumerate(self._average.tensors)]

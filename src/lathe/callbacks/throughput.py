@@ -41,8 +41,8 @@ class Throughput(Callback):
 
     Validation, checkpoints, the time between epochs and the first steps do not count. A GPU is synchronized only at the
     edges of a window and of such a pause. Windows end at batches `skip_steps + k * window` of the run, so that a
-    resumed run writes the same rows. The row of an interrupted window covers this process's batches, its warm-up only
-    if there are no others.
+    resumed run writes the same rows. The row of an interrupted window covers this process's batches, and its warm-up
+    only if nothing else.
 
     Per complete training epoch:
 

@@ -161,7 +161,7 @@ class Capture:
                 self._handles.append(module.register_forward_hook(after))
 
     def take(self, name: str) -> Tensor:
-        """Return a layer's features; raise UserError if it was not called, or has only a shard of them."""
+        """Return a layer's features; raise UserError if it was not called, or this rank has only a shard."""
         if name not in self.found:
             raise UserError(
                 f"{KEY}: the layer {name} gave nothing in this step; feature methods need a net that calls its layers "

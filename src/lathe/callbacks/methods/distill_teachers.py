@@ -19,7 +19,7 @@ from lathe.errors import ArgumentError, UserError
 class Teachers:
     """Teachers that are not submodules, so that no checkpoint, hyper-parameter or DDP bucket has them.
 
-    `weights` of the soft term (null: equal), and `cache` MiB of cached logits.
+    `weights` are those of the soft term (None: equal); `cache` MiB of their logits are cached.
     """
 
     def __init__(self, teacher: Any, weights: Any, ema_decay: float, cache: float) -> None:

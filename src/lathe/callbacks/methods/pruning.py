@@ -100,7 +100,7 @@ class Prune(Masking):
         self.kind, self.initial_sparsity, self.start, self.end = schedule, initial_sparsity, start, end
         self.every_n_steps, self.jumps, self.batches, self.seed = every_n_steps, jumps, batches, seed
         self.n, self.m, self.block = n, m, (int(block[0]), int(block[1]))
-        self.beside_removal = granularity in ("unstructured", "structured")  # removal would split blocks
+        self.beside_removal = granularity in ("unstructured", "structured")  # removal would split groups and blocks
         self.schedule: SparsitySchedule | None = None
         self._sums: dict[str, Tensor] = {}  # taylor and movement: this rank's part; wanda: squares of inputs
         self._restored: dict[str, Tensor] = {}
