@@ -10,8 +10,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 class MovingAverage:
     """`average = decay * average + (1 - decay) * weights` (Polyak and Juditsky, 1992), in place.
 
-    With `warmup`, update t uses min(decay, (1 + t) / (10 + t)), as in TensorFlow and timm. It starts from `tensors`, or
-    if empty from the first weights, in at least float32: in low precision small steps vanish.
+    With `warmup`, update t uses min(decay, (1 + t) / (10 + t)), as in TensorFlow and timm. The average starts from
+    `tensors`, or if empty from the first weights, in at least float32: in low precision small steps vanish.
     """
 
     def __init__(self, decay: float, warmup: bool = True) -> None:

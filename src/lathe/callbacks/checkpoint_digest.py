@@ -13,7 +13,7 @@ KEY = "outline"
 
 
 def add_digests(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checkpoint with a digest of each entry: names, types and tensor shapes, but no values."""
+    """Return the checkpoint with a digest of each entry's names, types and shapes; values may be edited."""
     parts = {name: part for name, part in checkpoint.items() if name != KEY}
     return {**parts, KEY: {str(name): _digest(part) for name, part in parts.items()}}
 

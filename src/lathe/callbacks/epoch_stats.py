@@ -91,7 +91,7 @@ class EpochStats:
 
 
 def waited_in_backward(reducer: DistributedDataParallel | None) -> float | None:
-    """Return the seconds that backward of DDP's newest sampled step waited for other ranks; None without a sample."""
+    """Return the seconds that backward waited for other ranks in DDP's newest sampled step, or None."""
     data = {} if reducer is None else reducer._get_ddp_logging_data()
     if data.get("backward_comm_time", 0) <= 0:
         return None

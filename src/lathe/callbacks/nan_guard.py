@@ -104,7 +104,7 @@ class NanGuard(Callback):
             self._look(trainer, pl_module, gradients=True)
 
     def on_whole_step(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Replace the two hooks above if a step is one compiled function, whose weights are updated already."""
+        """Act for the two hooks above if a step is one compiled function, which has updated the weights."""
         if self._given is not None:
             self._keep_inputs(pl_module)
         self._losses.append(loss)
@@ -176,7 +176,7 @@ class NanGuard(Callback):
     def _stop(
         self, trainer: Trainer, net: nn.Module, now: int, first: int, bad_loss: tuple[int, str] | None
     ) -> NoReturn:
-        """Raise the error; `now` is the current or just completed step, `first` the one after the last check."""
+        """Raise the error; `now` is the current or last step, `first` the one after the last check."""
         mine = _Finding(
             step=None if bad_loss is None else first + bad_loss[0],
             value="" if bad_loss is None else bad_loss[1],

@@ -178,7 +178,7 @@ def _pairs(gathered: Gathered) -> str:
 
 
 def _matrix(gathered: Gathered) -> str:
-    """Return the confusion matrix, coloured by shares of the class."""
+    """Return the confusion matrix, colored by shares of the class."""
     names = [escape(name) for name in gathered.names]
     head = "".join(f"<th>{name}</th>" for name in names)
     rows = []

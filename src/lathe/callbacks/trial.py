@@ -28,7 +28,7 @@ class TrialReport(Callback):
 
     def _behind(self, trainer: Trainer, value: float) -> bool:
         step = validations(trainer)
-        if step not in self.trial.storage.get_trial(self.trial._trial_id).intermediate_values:  # false after a resume
+        if step not in self.trial.storage.get_trial(self.trial._trial_id).intermediate_values:  # unless repeated
             self.trial.report(value, step)
         return not at_end(trainer) and bool(self.trial.should_prune())
 

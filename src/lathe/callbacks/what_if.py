@@ -151,7 +151,7 @@ def _unrepeatable(trainer: Trainer, task: Any) -> str | None:
         return "the steps of precision=16-mixed depend on what its scaler finds"
     needed = COPIES * sum(weight.nbytes for weight in module.parameters())
     free = psutil.virtual_memory().available
-    if trainer.strategy.root_device.type == "cpu" and free < needed:  # CPU memory has no out-of-memory error
+    if trainer.strategy.root_device.type == "cpu" and free < needed:  # a GPU raises an error instead
         return f"copies of the net may take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free"
     hook = task.own_hook()
     if hook is not None:
@@ -236,7 +236,7 @@ class Step:
         return step
 
     def _copied(self) -> Any:
-        """Return a copy of the task with its own net and loss, but the same Trainer, callbacks and metrics."""
+        """Return a copy of the task, its net and its loss, without copies of Trainer, callbacks and metrics."""
         others = (self.trainer, self.task.meters, *self.trainer.callbacks)  # type: ignore[attr-defined]
         task = copy.deepcopy(self.task, {id(one): one for one in others})
         vars(task)["_trainer"] = self.trainer  # deepcopy of a LightningModule leaves it out

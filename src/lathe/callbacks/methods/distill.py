@@ -40,10 +40,10 @@ class Distill(Compression):
 
     `hard` is the task's loss; `soft` is the sum of the methods' terms, a weighted mean over teachers. Both, as they
     enter the sum, are logged as train/hard_loss and train/soft_loss. A teacher gets the net's augmented and mixed
-    inputs, in eval mode and in the precision of the run. Its own validation metric is logged at the start, with a
-    warning if the student becomes as good. Rows whose target is -100 do not count. Relational methods (dist, rkd, crd)
-    compare samples within a rank's batch. Connectors (fitnets, crd) are a group of the run's optimizer without weight
-    decay.
+    inputs, in eval mode and in the precision of the run. Its validation metric is logged at the start, and the run ends
+    with a warning if the student is as good. Rows whose target is -100 do not count. Relational methods (dist, rkd,
+    crd) compare samples within a rank's batch. Connectors (fitnets, crd) are a group of the run's optimizer without
+    weight decay.
 
     configs/compression/distill.yaml describes the arguments. `teacher` is a run directory, "ema", {"net": net,
     "weights": path}, or a list.

@@ -1,8 +1,8 @@
 """Logit distillation: Hinton's loss, its decoupled form (DKD) and DIST.
 
 Every loss takes logits `[..., classes]` of student and teacher, computes in at least float32, and is a mean over rows
-(samples or tokens). `rows` `[rows]` are weights, 0 for padding; their sum is divided by `count`, 0-dim, by default
-`rows.sum()`. The teacher gets no gradient.
+(samples or tokens). `rows` `[rows]` are weights, 0 for padding; the weighted sum is divided by `count`, 0-dim, by
+default `rows.sum()`. The teacher gets no gradient.
 """
 
 import torch

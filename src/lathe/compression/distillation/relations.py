@@ -36,7 +36,7 @@ def rkd(
 
 
 def _distances(x: Tensor, pairs: Tensor | None) -> Tensor:
-    """Return Euclidean distances [batch, batch], divided by their mean; equal embeddings have gradient 0."""
+    """Return distances [batch, batch] over their off-diagonal mean; equal embeddings have gradient 0."""
     distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     own = torch.eye(len(x), dtype=torch.bool, device=x.device)
     others = (~own).to(x.dtype) if pairs is None else pairs.masked_fill(own, 0)

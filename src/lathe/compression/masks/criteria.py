@@ -109,7 +109,7 @@ def _add_products(
 
 
 def wanda(parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> Scores:
-    """Return |w| times the L2 norm of its input (Sun et al. 2023, arXiv:2306.11695: scope=output)."""
+    """Return |w| times its input's L2 norm (Sun et al. 2023, arXiv:2306.11695, with scope=output)."""
     scores = {}
     for name, parameter in parameters.items():
         norms = squares[name].sqrt()  # [groups, inputs]

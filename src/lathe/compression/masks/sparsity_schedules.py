@@ -12,8 +12,8 @@ from lathe.errors import ArgumentError
 class SparsitySchedule:
     """Sparsity from `initial_sparsity` at optimizer step `start` to `sparsity` at step `end`.
 
-    Masks are updated every `every_n_steps` steps and at `end`, and then fixed. With t, the share of the way from start
-    to end:
+    Masks are updated every `every_n_steps` steps and at `end`, and then fixed. With the initial and final sparsity, and
+    t, the share of the way from start to end:
 
     - one_shot: final at `start`; `end` is not used.
     - linear: initial + (final - initial) t.

@@ -74,7 +74,7 @@ def correct_bias(
 
 
 def first_inputs(batches: Sequence[Tensor]) -> Tensor:
-    """Return the first inputs as one batch: images `[batch, channels, height, width]`, features or tokens."""
+    """Return the first inputs as a batch: images `[batch, channels, height, width]`, features or tokens."""
     first = batches[0]
     tokens = not first.is_floating_point()
     size = first[0].numel() if tokens or first.dim() < 4 else first[0, 0].numel()
