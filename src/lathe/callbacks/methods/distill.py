@@ -163,7 +163,7 @@ class Distill(Compression):
         if trained:
             self._join(trainer, task, trained)
         if not trained or trainer.world_size == 1:
-            self.on_after_backward = None  # Lightning skips it
+            self.on_after_backward = None  # type: ignore[assignment]  # Lightning skips it
         inner: Any = task.objective
         self._inner: Callable[[Any, Any], dict[str, Tensor]] = inner
         task.objective = self.objective  # type: ignore[assignment]
