@@ -1,4 +1,4 @@
-"""Lightning adapters: when something acts during a run."""
+"""Lightning callbacks."""
 
 import lazy_loader
 

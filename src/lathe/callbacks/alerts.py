@@ -1,4 +1,4 @@
-"""A word while a run goes wrong: to the log, and to an address."""
+"""Warnings during a run, in the log and by webhook."""
 
 import logging
 import math
@@ -28,11 +28,11 @@ from lathe.measure.shards import local
 
 log = logging.getLogger(__name__)
 KEY = "callbacks.alerts"
-WINDOWS = 50  # of throughput, of which the median is what is usual
-FEWEST = 3  # of them before one is judged
-LOSSES = 5  # of logged steps, whose mean is judged: one batch is noise
-EVERY = 1.0  # seconds between two looks at temperature and disk
-FLOOR = 0.01  # of the first loss: below it a loss that rises is as good as zero
+WINDOWS = 50  # throughput windows, whose median is the reference
+FEWEST = 3  # windows before one is compared
+LOSSES = 5  # logged steps, whose mean is compared: one batch is noisy
+EVERY = 1.0  # seconds between two checks of temperature and disk
+FLOOR = 0.01  # of the first loss: below it, a rising loss counts as zero
 
 
 Address = Annotated[
@@ -45,30 +45,24 @@ Address = Annotated[
 
 
 class Alerts(Callback):
-    """Warn in the log, and post to `url`, when a run gets slow, its loss rises, the device is hot or the disk nearly
-    full: once for each of the four, and again after it has recovered. Looks at logged steps, in process 0; nothing
-    that goes wrong with a message stops training.
+    """Warn if a run slows down, its loss rises, the device is hot or the disk is nearly full.
 
-    - throughput: `Throughput` has measured a window of less than 1 - `throughput_drop` times the median of the windows
-      before.
-    - loss: the mean training loss of the newest 5 logged steps (process 0's batches) is above the lowest such mean by
-      more than `loss_rise` - 1 times that, or is not finite. Below a hundredth of the first loss nothing is a rise.
-    - temperature: of process 0's GPUs by NVML; without a GPU, of the hottest sensor that psutil knows.
-    - disk: of the run directory.
+    Rank 0 checks at logged steps, writes each warning to the log and posts it to `url`, once until the condition has
+    recovered. A message that fails does not stop training.
+
+    - throughput: a window of `Throughput` is below 1 - `throughput_drop` times the median of the previous windows.
+    - loss: the mean of the last 5 logged training losses (rank 0's batches) is not finite, or exceeds the lowest such
+      mean by more than `loss_rise` - 1 times that mean. Below a hundredth of the first loss, nothing is a rise.
+    - temperature: of rank 0's GPUs by NVML; without a GPU, of the hottest sensor that psutil reads.
+    - disk: free space at the run directory.
 
     A message is JSON: `text` (a sentence, which Slack and Mattermost show), `kind`, `value`, `limit`, `step`, `run` and
     `host`.
 
     Args:
-        url: an http or https address, or env:NAME, a variable of the environment that holds it; None posts nowhere.
-        throughput_drop: share of the usual throughput that is lost; None does not look.
-        loss_rise: times the lowest loss; None does not look.
-        temperature: degrees Celsius; None does not look.
-        disk_free_gb: 10^9 bytes that are left; None does not look.
+        url: an http or https address, or env:NAME for an environment variable that holds it; None posts nothing.
+        throughput_drop, loss_rise, temperature, disk_free_gb: limits (degrees Celsius, 10^9 bytes); None: no check.
         timeout: seconds that the address may take to answer.
-
-    Raises:
-        UserError: `url` can't be used, nothing is looked at, or throughput is to be and nothing measures it.
     """
 
     @validated
@@ -101,7 +95,7 @@ class Alerts(Callback):
         self._clear()
 
     def _clear(self) -> None:
-        self._on: set[str] = set()  # what has been told and has not recovered
+        self._on: set[str] = set()  # reported and not recovered
         self._windows = 0
         self._rates: deque[float] = deque(maxlen=WINDOWS)
         self._losses: deque[float] = deque(maxlen=LOSSES)
@@ -172,7 +166,7 @@ class Alerts(Callback):
         now = mean(self._losses)
         if math.isinf(self._first) and math.isfinite(now):
             self._first = self._lowest = now
-        # also of losses below zero
+        # also right for negative losses
         limit = self._lowest + (rise - 1) * max(abs(self._lowest), FLOOR * abs(self._first))
         text = f"the mean training loss of {LOSSES} logged steps is {now:.4g}"
         if math.isfinite(now):
@@ -196,7 +190,7 @@ class Alerts(Callback):
         if self._gpus:
             known = [gpu.celsius() for gpu in self._gpus]
             return max((found for found in known if found is not None), default=None)
-        # Linux and FreeBSD have it
+        # Linux and FreeBSD only
         sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict[str, Any])()
         return max((one.current for group in sensors.values() for one in group), default=None)
 

@@ -1,4 +1,4 @@
-"""The moving average of weights, for those who evaluate it (EMA) and those who learn from it (a teacher)."""
+"""Moving average of weights."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 class MovingAverage:
     """`average = decay * average + (1 - decay) * weights` (Polyak and Juditsky, 1992), in place.
 
-    With `warmup` it begins with a short memory: update t uses min(decay, (1 + t) / (10 + t)), as TensorFlow's and
-    timm's EMA do. It starts from `tensors`, or if they are empty from a copy of the first weights, in at least float32:
-    in low precision small steps vanish.
+    With `warmup`, update t uses min(decay, (1 + t) / (10 + t)), as in TensorFlow and timm. The average starts from
+    `tensors`, or if empty from the first weights, in at least float32: in low precision small steps vanish.
     """
 
     def __init__(self, decay: float, warmup: bool = True) -> None:
@@ -22,7 +21,7 @@ class MovingAverage:
 
     @torch.no_grad()
     def update(self, weights: Sequence[Tensor]) -> None:
-        """Accounts for weights of the average's precision, of any at the first update without `tensors`."""
+        """Add weights to the average, in its precision; any precision if `tensors` is empty."""
         if self.tensors:
             decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay
             get_ema_multi_avg_fn(decay)(self.tensors, weights, self.updates)
@@ -32,5 +31,5 @@ class MovingAverage:
 
 
 def wide(tensor: Tensor) -> torch.dtype:
-    """The precision in which it is averaged."""
+    """Return the precision of a tensor's average."""
     return torch.promote_types(tensor.dtype, torch.float32)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from lathe.errors import UserError
 
-ROWS = 5  # of a bad batch that are named
-Names = Callable[[list[int]], str]  # of rows of a batch, joined; empty where they have none
+ROWS = 5  # rows of a bad batch that are named
+Names = Callable[[list[int]], str]  # from rows of a batch to their joined names; empty if they have none
 
 
 def names_of(trainer: Trainer, split: str, loader: Any, batch: int, rows: list[int]) -> str:
@@ -24,7 +24,7 @@ def names_of(trainer: Trainer, split: str, loader: Any, batch: int, rows: list[i
 
 
 def bad_batch(trainer: Trainer) -> str:
-    """Read this process's validation again; describe the first batch that is not finite, or return ""."""
+    """Read this rank's validation batches again; describe the first one that is not finite, or return ""."""
     loaders: Any = trainer.val_dataloaders
     listed = loaders if isinstance(loaders, list) else [loaders]
     for loader, count in zip(listed, trainer.num_val_batches, strict=False):
@@ -45,9 +45,7 @@ def blame(what: str, fault: str) -> NoReturn:
 def bad_rows(batch: Any, infinite: bool = False, named: Names = lambda rows: "") -> str:
     """Describe the rows of a batch that are not finite; "" if all are.
 
-    Args:
-        infinite: refuse inf in every tensor; otherwise only in the net's input, the first one, as masks hold -inf.
-        named: returns the names of rows.
+    Without `infinite`, only the first tensor may not hold inf: the net's input. Masks hold -inf.
     """
     for number, (name, tensor) in enumerate(_tensors(batch, "batch")):
         if not tensor.is_floating_point():
@@ -63,7 +61,7 @@ def bad_rows(batch: Any, infinite: bool = False, named: Names = lambda rows: "")
 
 
 def _tensors(node: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a batch with their places; the net's input comes first."""
+    """Yield the tensors of a batch with their paths; the net's input comes first."""
     if isinstance(node, Tensor):
         yield name, node
     elif isinstance(node, dict | list | tuple):

@@ -1,4 +1,4 @@
-"""Write best.ckpt and last.ckpt, atomically, at moments from which a run resumes bit for bit."""
+"""Write best.ckpt and last.ckpt, atomically, at steps from which a run resumes bit for bit."""
 
 import math
 import os
@@ -29,24 +29,19 @@ Asynchronous = TypedDict("Asynchronous", {"async": bool}, total=False)  # a keyw
 
 
 class Checkpoint(CheckpointBase):
-    """Keep the best epoch by a monitored metric (the later of equal ones, which trained longer), and the latest state.
+    """Keep the best epoch by a monitored metric, and the latest state.
 
-    - best.ckpt: judged when the metric is reported, after a validation or at the end of the training epoch, and only
-      once every compression method has the net in its final form. If no epoch could be judged by the end, best.ckpt is
-      the latest state, and `unjudged` is the reason.
+    - best.ckpt: judged when the metric is reported, after a validation or at the end of the training epoch, once every
+      compression method has the net in its final form. Of equal epochs the later one is kept, which trained longer. If
+      no epoch was judged, it is the latest state, and `unjudged` is the reason.
     - last.ckpt: written after every `every_n_epochs` epochs (None: only after the last), and every
-      `every_n_train_steps` optimizer steps. If a validation is due after such a step, it is written after the
-      validation, so that a resumed run neither misses nor repeats one.
-
-    Files are in checkpoints/ of the run directory; `dirpath` can't be another folder.
+      `every_n_train_steps` optimizer steps; after a validation that is due then, so that a resumed run neither misses
+      nor repeats it.
 
     Args:
-        save_top_k: above 1, or -1 for all: also keep that many of the best epochs, by names with epoch and step.
-        async: write files in a thread during training.
-
-    Raises:
-        UserError: `async` with a checkpoint that ranks write together, or a metric that the first epoch with a
-            validation does not report.
+        dirpath: always checkpoints/ of the run directory.
+        save_top_k: above 1, or -1 for all: also keep that many of the best epochs, with epoch and step in their names.
+        async: write files in a thread during training; not with a checkpoint that ranks write together.
     """
 
     @validated
@@ -80,7 +75,7 @@ class Checkpoint(CheckpointBase):
         self.latest: dict[str, float] = {}  # metrics of the last epoch's final weights
         self.unjudged: str | None = None
         self._saved_step = self._validated_step = -1
-        self._validated: dict[str, float] = {}  # what the last validation reported
+        self._validated: dict[str, float] = {}  # metrics of the last validation
         self._stopped: list[float | None] | None = None
         self._due = False
 
@@ -129,7 +124,7 @@ class Checkpoint(CheckpointBase):
         if not due or trainer.global_step == self._saved_step:
             return
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            return  # the end of the epoch follows, and writes it
+            return  # the end of the epoch follows, and writes the checkpoint
         if validation_follows(trainer):
             self._due = True
         else:
@@ -140,7 +135,7 @@ class Checkpoint(CheckpointBase):
             return
         self._validated_step, self._validated = trainer.global_step, _reported(trainer)
         self._keep_best(trainer, self._validated)
-        if self._due and not stop_is_due(trainer):  # else the epoch's end follows, and records the stop
+        if self._due and not stop_is_due(trainer):  # else the epoch's end follows, and saves the stop
             self.save_last(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -167,7 +162,7 @@ class Checkpoint(CheckpointBase):
             self.save_last(trainer, like_best=self.monitor is None)
 
     def keep_newest(self, trainer: Trainer, reason: str) -> None:
-        """Write best.ckpt from the current state, which was not judged for this `reason`; a collective."""
+        """Write best.ckpt from the current state, unjudged for this `reason`; a collective."""
         self.best_score, self.best_metrics, self.unjudged = None, {}, reason
         self.save(trainer, "best")
 
@@ -213,7 +208,7 @@ class Checkpoint(CheckpointBase):
 
     @property
     def saved_step(self) -> int:
-        """Return the optimizer step of the last.ckpt that this process wrote last; -1 before the first."""
+        """Return the optimizer step of this process's newest last.ckpt; -1 before the first."""
         return self._saved_step
 
     @property
@@ -253,7 +248,7 @@ class Checkpoint(CheckpointBase):
         }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Keep a run stopped that was stopped early, unless its end was raised since.
+        """Do not restart a run that was stopped early, unless its end was raised since.
 
         Raises:
             UserError: a file of this folder lacks this callback's state.
@@ -269,7 +264,7 @@ class Checkpoint(CheckpointBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self.path("last").exists():
-            return  # the state of another run, from which this one starts
+            return  # the state of another run, whose weights this one starts from
         self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
         self.best_metrics = state_dict["best_metrics"]
         self.latest, self.unjudged = state_dict["latest"], state_dict["unjudged"]
@@ -278,9 +273,7 @@ class Checkpoint(CheckpointBase):
 
 
 def _reported(trainer: Trainer) -> dict[str, float]:
-    """Return what the loop at its end, training or validation, has reported, of each loader and of all;
-    `trainer.callback_metrics` holds older metrics too.
-    """
+    """Return the metrics of the loop that has just ended; `trainer.callback_metrics` has older ones too."""
     results, found = trainer._results, dict[str, Any]()
     assert results is not None
     for loader in dict.fromkeys((*(item.meta.dataloader_idx for item in results.values()), None)):  # None: of all

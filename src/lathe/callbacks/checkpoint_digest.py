@@ -1,4 +1,4 @@
-"""Digests of the parts of a checkpoint, stored in it to detect removed or replaced parts."""
+"""Digests of the entries of a checkpoint, stored in it to detect removed or replaced entries."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,22 +13,15 @@ KEY = "outline"
 
 
 def add_digests(checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the checkpoint with a digest of each part: names, types and tensor shapes, but not numbers or strings,
-    which may be edited by hand.
-    """
+    """Return the checkpoint with a digest of each entry's names, types and shapes; values may be edited."""
     parts = {name: part for name, part in checkpoint.items() if name != KEY}
     return {**parts, KEY: {str(name): _digest(part) for name, part in parts.items()}}
 
 
 def check_digests(checkpoint: Any, path: str | Path, key: str = "checkpoint", parts: tuple[str, ...] = ()) -> None:
-    """Compare a checkpoint with its digests; those written by Lightning have none.
+    """Raise UserError if a checkpoint differs from its digests, if it has any: Lightning's have none.
 
-    Args:
-        path: the file, which the configuration names as `key`.
-        parts: the parts to compare; all by default.
-
-    Raises:
-        UserError: a part is missing or differs from what was written.
+    `key` is the configuration's name of the file `path`; `parts` are the entries to compare, all by default.
     """
     if not isinstance(checkpoint, dict) or KEY not in checkpoint:
         return

@@ -19,9 +19,9 @@ from lathe.files import uninterrupted, whole
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Write a checkpoint to a temporary file and move it to its final name, so that such a file is always whole.
+    """Write a checkpoint to a temporary file and rename it, so that a file is always complete.
 
-    `read_folder` reads a checkpoint that is a folder of a sharded strategy. A file that replaces one removes it.
+    `read_folder` reads a sharded strategy's checkpoint folder. A file that replaces one removes it.
     """
 
     def __init__(self, read_folder: Callable[[Path], dict[str, Any]] | None = None) -> None:
@@ -36,7 +36,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @staticmethod
     def check(checkpoint: Any, path: _PATH) -> None:
-        """Raise UserError if a part is missing, or has another form than it was written in."""
+        """Raise UserError if an entry is missing, or differs from what was written."""
         check_digests(checkpoint, path)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
@@ -58,8 +58,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class AsyncCheckpointIO(AtomicCheckpointIO):
     """Copy a checkpoint into memory and write the copy in a thread during training.
 
-    One write at a time: the next save, a load and the end of the fit wait for it and raise its error. (Lightning's
-    plugin of that name queues any number of copies, leaves them on the GPU, and raises an old error at each save.)
+    The next save, a load and the end of the fit wait for a write and raise its error. (Lightning's plugin of that name
+    queues any number of copies, leaves them on the GPU, and raises an old error at each save.)
     """
 
     def __init__(self, read_folder: Callable[[Path], dict[str, Any]] | None = None) -> None:
@@ -97,9 +97,7 @@ class AsyncCheckpointIO(AtomicCheckpointIO):
 
 
 def in_main_memory(tree: Any) -> Any:
-    """Return nested containers with GPU tensors copied to main memory: plain `torch.load` opens a file of GPU tensors
-    only on machines with such a GPU.
-    """
+    """Return nested containers with GPU tensors copied to main memory, so that any machine can load them."""
     storages: dict[Any, Any] = {}
 
     def fetch(leaf: Any) -> Any:
@@ -110,7 +108,7 @@ def in_main_memory(tree: Any) -> Any:
 
 
 def snapshot(tree: Any) -> Any:
-    """Return a copy of nested containers with their tensors in main memory. Tensors that share storage still do."""
+    """Return a copy of nested containers with tensors in main memory; shared storage stays shared."""
     storages: dict[Any, Any] = {}
     return _mapped(
         tree, lambda leaf: _copied(leaf.detach(), storages) if isinstance(leaf, Tensor) else copy.deepcopy(leaf)

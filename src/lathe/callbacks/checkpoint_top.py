@@ -1,4 +1,4 @@
-"""Checkpoints of the best epochs besides the best one."""
+"""Checkpoints of the best epochs, in addition to best.ckpt."""
 
 import json
 import math
@@ -16,7 +16,7 @@ LIST = "top.json"
 class Top:
     """The `count` best epochs (-1: all that were judged; 1: only best.ckpt).
 
-    `kept` are their names, scores and steps, the best first; the later of equal ones, as with best.ckpt.
+    `kept` has names, scores and steps, the best first; of equal ones the later, as for best.ckpt.
     """
 
     def __init__(self, count: int, mode: str) -> None:
@@ -24,8 +24,9 @@ class Top:
         self.kept: list[dict[str, Any]] = []
 
     def judge(self, checkpoint: Any, trainer: Trainer, score: float) -> None:
-        """Write the checkpoint of the epoch that was just judged, if it is one of the best, then remove the one that it
-        replaces; a collective. A run resumed from before repeats this.
+        """Write a checkpoint if the epoch just judged is among the best, then remove the one it replaces.
+
+        A collective. A run resumed from an earlier checkpoint repeats this.
         """
         if self.count == 1 or math.isnan(score):
             return

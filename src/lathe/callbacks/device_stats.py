@@ -1,4 +1,4 @@
-"""How busy, how warm and how hungry the device is."""
+"""Load, temperature, memory and energy of devices."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,24 +17,16 @@ from lathe.measure.processes import everyones, processes
 
 
 class DeviceStats(Callback):
-    """Log `device/*` at every logged step, of process 0's device.
+    """Log `device/*` of rank 0's device at every logged step, and the energy of the run.
 
-    - On a GPU, by NVML: `gpu_percent` (of the time in which a kernel ran), `gpu_memory_bytes` (of all processes),
-      `gpu_celsius`, `gpu_watts`; and by torch's allocator `allocated_bytes` and `reserved_bytes` of this process. What
-      the GPU does not tell is left out; without NVML a warning says so, once.
-    - On a CPU, by psutil: `cpu_percent` (of all cores, since the line before), `memory_percent`, both of all processes
-      of the machine, and `resident_bytes` of this process.
+    - GPU, by NVML: `gpu_percent` (of the time in which a kernel ran), `gpu_memory_bytes` (of all processes),
+      `gpu_celsius` and `gpu_watts`, if available; by torch: `allocated_bytes` and `reserved_bytes` of this process.
+    - CPU, by psutil, if training runs on it or `cpu_stats` is True: `cpu_percent` (of all cores, since the last row)
+      and `memory_percent` of the machine, and `resident_bytes` of this process.
 
-    result.json gets the joules from the first step to the end of training, validations included: `energy_gpu_j` of the
-    GPUs of all processes, by their own counters, or by their power once a second; `energy_cpu_j` of the processors of
-    their machines by RAPL, other processes' share included. Each only where it can be read. A continued run adds what
-    an earlier process had counted at its last checkpoint (on several processes: at the end of the epoch before).
-
-    Args:
-        cpu_stats: also the CPU's; None does so where training is on a CPU, False never.
-
-    Raises:
-        UserError: there is no GPU and `cpu_stats` is False, which leaves nothing.
+    result.json gets the joules from the first step to the end of training, if readable: `energy_gpu_j` of all ranks'
+    GPUs, by their counters or by their power once a second; `energy_cpu_j` of their machines' processors by RAPL, other
+    processes included. A resumed run adds those up to its checkpoint (several ranks: to the end of the epoch before).
     """
 
     @validated
@@ -43,7 +35,7 @@ class DeviceStats(Callback):
         self._gpus: list[Gpu] = []
         self._meter: Meter | None = None
         self._before: dict[str, float] = {}  # joules that earlier processes of the run counted
-        self._others: dict[str, float] | None = None  # of all processes of this one, at the newest epoch's end
+        self._others: dict[str, float] | None = None  # joules of all ranks at the newest epoch's end
         self._logged = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -73,7 +65,7 @@ class DeviceStats(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._logged, self._others = 0, None
         self._process = psutil.Process()
-        psutil.cpu_percent()  # what is said next is of the time since
+        psutil.cpu_percent()  # the next call covers the time since this one
         self._meter = Meter(self._gpus, Rapl() if trainer.local_rank == 0 else None)
         self._meter.start()
 
@@ -86,7 +78,7 @@ class DeviceStats(Callback):
     ) -> None:
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
         step = trainer.global_step
-        if not every or not reached(trainer, every) or step == self._logged:  # the same step: gradients are added up
+        if not every or not reached(trainer, every) or step == self._logged:  # the same step: gradients accumulate
             return
         self._logged = step
         if trainer.is_global_zero and trainer.loggers:
@@ -123,12 +115,12 @@ class DeviceStats(Callback):
             self._meter.stop()
 
     def _joules(self, alone: bool) -> dict[str, float]:
-        """Of the whole run so far."""
+        """Return the joules of the whole run so far."""
         own = self._meter.joules() if self._meter is not None and alone else {}
         return _sum([self._before, own if self._others is None else self._others])
 
     def state_dict(self) -> dict[str, Any]:
-        """The joules so far."""
+        """Return the joules so far."""
         return {"joules": self._joules(alone=processes() == 1)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -152,7 +144,7 @@ def _sum(each: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def gpus_of(trainer: Trainer) -> list[torch.device]:
-    """The GPUs of this process: its own, or all that a strategy of one process spreads a net over."""
+    """Return the GPUs of this process, or all that a single-process strategy spreads a net over."""
     strategy = trainer.strategy
     several = getattr(strategy, "parallel_devices", None) if trainer.world_size == 1 else None
     return [device for device in several or [strategy.root_device] if device.type == "cuda"]

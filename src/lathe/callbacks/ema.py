@@ -1,4 +1,4 @@
-"""Exponential moving average of the weights: what is evaluated and shipped, while the raw weights go on training."""
+"""Exponential moving average of the weights, evaluated and exported while the raw weights train."""
 
 from typing import Any, Literal
 
@@ -19,31 +19,24 @@ from lathe.measure.shards import is_sharded, joined, local, part_of, whole
 
 
 class EMA(SkippableHooks, Callback):
-    """Keep `average = decay * average + (1 - decay) * weights` of `pl_module.net` (Polyak and Juditsky, 1992).
+    """Keep `average = decay * average + (1 - decay) * weights` of the net (Polyak and Juditsky, 1992).
 
-    The first update copies the weights; until then, evaluation and checkpoints show the raw weights. Validation inside
-    fit runs on the average, and after fit the net holds it. In a checkpoint `state_dict` is the average, under the
-    usual names, so whoever opens it need not know of this class; `checkpoint["ema"]` has the raw weights and the number
-    of updates, from which a resumed run goes on bit for bit. Lightning's own `WeightAveraging` loses the raw weights
-    when a run ends or dies inside validation, copies the whole LightningModule, and averages low-precision weights in
-    low precision, where small steps vanish: here the average is at least float32.
+    The first update copies the weights. Validation inside fit runs on the average, and after fit the net holds it. In a
+    checkpoint, `state_dict` is the average under the usual names; `checkpoint["ema"]` has the raw weights and the
+    number of updates, from which a run resumes bit for bit. Every rank averages what it holds: the whole net, or its
+    shards under fsdp and tensor. Averaged buffers that differ between ranks, such as BatchNorm's, are rank 0's in
+    evaluation.
 
-    Every process averages what it holds: the whole net, or its shards under fsdp and tensor; a checkpoint has full
-    tensors either way. Averaged buffers, which differ between processes as BatchNorm's do, are those of process 0
-    wherever they are shown.
+    Lightning's `WeightAveraging` loses the raw weights when a run ends or dies inside validation, copies the whole
+    LightningModule, and averages low-precision weights in low precision, where small steps vanish; here the average is
+    at least float32.
 
     Args:
         decay: weight of the past per update, in [0, 1).
         every_n_steps: optimizer steps per update; the average then forgets `every_n_steps` times more slowly.
-        start_step: optimizer steps before averaging begins.
-        warmup: begin with a short memory: update t uses min(decay, (1 + t) / (10 + t)), as TensorFlow's and timm's EMA
-            do.
-        buffers: floating-point buffers (BatchNorm's running statistics) are averaged like weights; "copy" shows the raw
-            ones.
-
-    Raises UserError for values out of range, for a checkpoint callback that saves weights only (Lightning then skips
-    this callback, and the file would hold raw weights), if the net changes shape once averaging has begun, and where a
-    process does not hold its share of every tensor under the net's own names (pipeline, deepspeed_3).
+        start_step: optimizer steps before averaging begins; the net's tensors must not change shape afterwards.
+        warmup: begin with a short memory: update t uses min(decay, (1 + t) / (10 + t)), as in TensorFlow and timm.
+        buffers: "average" includes floating-point buffers (BatchNorm's running statistics); "copy" keeps the raw ones.
     """
 
     @validated
@@ -60,35 +53,32 @@ class EMA(SkippableHooks, Callback):
         self._reset()
 
     def _reset(self) -> None:
-        self._average = MovingAverage(self.decay, self.warmup)  # of what this process holds, from the first update on
-        self._step = -1  # the last optimizer step that was looked at; -1 before training
+        self._average = MovingAverage(self.decay, self.warmup)  # of this rank's tensors, from the first update on
+        self._step = -1  # the last optimizer step that was counted; -1 before training
         self._index: dict[str, int] = {}  # name in the net's state_dict -> position below; tied weights share one
         self._owners: list[Tensor] = []  # the net's own tensors, which may be DTensors
-        self._live: list[Tensor] = []  # what this process holds of each, in the same memory
+        self._live: list[Tensor] = []  # this rank's local tensor of each, in the same memory
         self._raw: list[Tensor] = []  # the training weights while the net shows the average
         self._restored: dict[str, Tensor] = {}
 
-    # -- the average
-
     @property
     def updates(self) -> int:
-        """Updates so far."""
+        """Return the number of updates so far."""
         return self._average.updates
 
     def update(self, step: int) -> None:
-        """Account for the weights after optimizer step `step`, counted from 1."""
+        """Update the average after optimizer step `step`, counted from 1."""
         before, self._step = max(self._step, self.start_step), step
         if (step - self.start_step) // self.every_n_steps <= (before - self.start_step) // self.every_n_steps:
             return
         self._average.update(self._live if not self._narrow else [tensor.to(wide(tensor)) for tensor in self._live])
 
     def restart(self) -> None:
-        """Forget the past: the next update copies the weights."""
+        """Discard the average; the next update copies the weights."""
         self._average = MovingAverage(self.decay, self.warmup)
 
     def mask(self, masks: dict[str, Tensor]) -> None:
-        """Zero the average where masks (True where a weight stays; by parameter name, of the full shape) have just been
-        laid on the weights: those stay zero, and so does their average from here on."""
+        """Zero the average at weights that masks (full shape by parameter name, True: kept) have just removed."""
         if not self._average.tensors:
             return
         with torch.no_grad():
@@ -97,9 +87,7 @@ class EMA(SkippableHooks, Callback):
                 self._average.tensors[i].masked_fill_(~part_of(mask, self._owners[i]), 0.0)
 
     def _bind(self, net: nn.Module) -> None:
-        """Find the tensors to average. Done again each epoch: another callback may have put new ones in the place of
-        old ones.
-        """
+        """Find the tensors to average, in each epoch: another callback may have replaced some."""
         shapes = [t.shape for t in self._live]
         index: dict[str, int] = {}
         owners: list[Tensor] = []
@@ -138,8 +126,6 @@ class EMA(SkippableHooks, Callback):
                 torch._foreach_copy_(self._live, self._raw)
             self._raw = []
 
-    # -- when
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
@@ -157,7 +143,7 @@ class EMA(SkippableHooks, Callback):
         self._install()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Not sooner: it makes the loader, which then misses its restored position.
+        # Not sooner: it creates the loader, which then misses its restored position.
         steps = trainer.estimated_stepping_batches
         if 0 < steps < self.start_step and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
             raise UserError(
@@ -167,7 +153,7 @@ class EMA(SkippableHooks, Callback):
         if self._step < 0:
             self._step = trainer.global_step
         elif trainer.global_step > self._step:
-            # The checkpoint was written between an optimizer step and its update.
+            # the checkpoint was written between an optimizer step and its update
             self.update(trainer.global_step)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -202,24 +188,21 @@ class EMA(SkippableHooks, Callback):
             self._show_average()
             self._owners, self._live, self._average.tensors, self._raw = [], [], [], []
 
-    # -- checkpoints
-
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         ema: dict[str, Any] = {"updates": self.updates, "step": self._step}
         checkpoint["ema"] = ema
         if not self._average.tensors:
             return
-        # A strategy hands over its state whole, perhaps to process 0 alone, or spread as the net is; the average
-        # follows it.
+        # A strategy returns its state in full, perhaps only on rank 0, or sharded as the net; the average follows it.
         state = dict(checkpoint["state_dict"])
         spread = any(is_sharded(tensor) for tensor in state.values())
         averages = [self._full(i, part, spread, bool(state)) for i, part in enumerate(self._average.tensors)]
         raws = [self._full(i, part, spread, bool(state)) for i, part in enumerate(self._raw)]
         if not state:
             return
-        # The task strips "net." from the names in a hook of its own, which may have run already.
+        # the task strips "net." from the names in its own hook, which may have run already
         prefix = "net." if all(f"net.{name}" in state for name in self._index) else ""
-        # Inside validation the net shows the average, and the raw weights are put aside.
+        # inside validation the net holds the average, and `_raw` the raw weights
         raw = {name: raws[i] if raws else state[prefix + name].detach() for name, i in self._index.items()}
         for name, i in self._index.items():
             state[prefix + name] = averages[i].to(self._live[i].dtype)
@@ -229,9 +212,7 @@ class EMA(SkippableHooks, Callback):
             ema["average"] = {name: averages[i] for name, i in self._index.items()}
 
     def _full(self, i: int, part: Tensor, spread: bool, kept: bool) -> Tensor:
-        """The tensor at position `i`, of which this process holds `part`: spread still, or gathered on the CPU where it
-        is kept.
-        """
+        """Return tensor `i` from this rank's `part`: still sharded, or gathered, on the CPU if it is `kept`."""
         tensor = joined(part, self._owners[i])
         if spread or not is_sharded(tensor):
             return tensor
@@ -248,7 +229,7 @@ class EMA(SkippableHooks, Callback):
         self._average.updates, self._step = ema["updates"], ema["step"]
         if "raw" not in ema:
             return
-        # Lightning has just loaded `state_dict`, the average, into the net.
+        # Lightning has just loaded `state_dict`, the average, into the net
         net = net_of(pl_module)
         loaded = net.state_dict()
         if not ema["raw"].keys() <= loaded.keys():
@@ -267,7 +248,7 @@ class EMA(SkippableHooks, Callback):
             self._install()
 
     def _install(self) -> None:
-        """Take over a restored average, once the net is on its device."""
+        """Install a restored average, once the net is on its device."""
         if not self._restored:
             return
         if self._restored.keys() != self._index.keys():
@@ -280,7 +261,7 @@ class EMA(SkippableHooks, Callback):
 
 
 def _refuse_parts(net: nn.Module) -> None:
-    """Raises where a process does not hold its share of every tensor of the net."""
+    """Raise UserError if a rank does not hold its share of every tensor of the net."""
     if any(hasattr(parameter, "ds_id") for parameter in net.parameters()):
         raise UserError(
             "callbacks.ema cannot average weights that DeepSpeed keeps in parts (stage 3): drop ema from callbacks, or "

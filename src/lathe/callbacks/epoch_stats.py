@@ -26,7 +26,7 @@ class RankReport(NamedTuple):
 
 
 class EpochStats:
-    """Epoch statistics of a fit, kept by each rank; `state` is saved, so an interrupted epoch has its whole time."""
+    """Epoch statistics of a fit on each rank; `state` is saved for interrupted epochs."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.before = float(state.get("seconds", 0.0))  # of the current epoch, in earlier processes
@@ -45,9 +45,9 @@ class EpochStats:
         return {"seconds": self.before + self.seconds + running, "whole": list(self.whole)}
 
     def end(self, trainer: Trainer, wait: float | None, timed: bool) -> dict[str, float]:
-        """Return the metrics of the epoch that ends, none if it was cut short. A collective.
+        """Return the metrics of the epoch that ends; empty if it was cut short. A collective.
 
-        `wait` is that of the newest sampled step, and `timed` is true if steps are sampled at all.
+        `wait` is that of the newest sampled step; `timed` is True if steps are sampled at all.
         """
         self.waits += [wait] if wait is not None and not self.waits else []
         reports = everyones(self._report(trainer))
@@ -78,9 +78,7 @@ class EpochStats:
         return {"rank_ms_min": min(own), "rank_ms_max": max(own), "slowest_rank": float(own.index(max(own)))}
 
     def summary(self) -> dict[str, Any]:
-        """Return medians over the epochs, the peak memory of a rank, and the rank that was slowest most often; None for
-        what is unknown.
-        """
+        """Return medians over the epochs, a rank's peak memory, and the most often slowest rank, or None."""
         fastest, slowest = zip(*self.own, strict=True) if self.own else ((), ())
         return {
             "epoch_s": median(self.whole) if self.whole else None,
@@ -93,7 +91,7 @@ class EpochStats:
 
 
 def waited_in_backward(reducer: DistributedDataParallel | None) -> float | None:
-    """Return the seconds that backward of DDP's newest sampled step waited for other ranks; None without a sample."""
+    """Return the seconds that backward waited for other ranks in DDP's newest sampled step, or None."""
     data = {} if reducer is None else reducer._get_ddp_logging_data()
     if data.get("backward_comm_time", 0) <= 0:
         return None

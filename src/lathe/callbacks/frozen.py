@@ -1,4 +1,4 @@
-"""Layers that a run does not train."""
+"""Eval mode for frozen normalization layers."""
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
@@ -6,9 +6,7 @@ from torch import nn
 
 
 class FrozenStatistics(Callback):
-    """Keeps normalisation layers whose parameters are all frozen in eval mode during training: otherwise their running
-    mean and variance would go on following the batches, and a frozen layer would change.
-    """
+    """Keep fully frozen normalization layers in eval mode, so that their statistics do not change."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._hold(pl_module)

@@ -1,4 +1,4 @@
-"""What torch.compile does once training is under way."""
+"""Count recompilations during training."""
 
 from typing import Any
 
@@ -7,8 +7,9 @@ from torch._dynamo.utils import counters
 
 
 class Graphs(Callback):
-    """Counts the graphs that the compiler makes in training: all, and those after the first optimizer step, where each
-    is one too many, as all batches have one size. `made` and `anew` are of the newest fit in this process.
+    """Count the graphs of torch.compile in the newest fit of this process.
+
+    `made` counts all, `anew` those after the first optimizer step: recompilations, as all batches have one size.
     """
 
     skippable_steps = None  # every step is needed

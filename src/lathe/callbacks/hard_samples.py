@@ -1,4 +1,4 @@
-"""Epochs of the samples that still have something to teach."""
+"""Train on the hardest samples of the last epochs."""
 
 import csv
 import io
@@ -21,29 +21,23 @@ from lathe.files import write_atomically
 from lathe.measure.processes import everyones
 
 KEY = "hard_samples"  # in a checkpoint
-MOST = 1000  # samples in hard_samples.csv
+MOST = 1000  # rows in hard_samples.csv
 OUT = "leave hard_samples out of callbacks"
 
 
 class HardSamples(SkippableHooks, Callback):
-    """An epoch takes a `share` of the training samples: those of the largest cross-entropy when they were last trained
-    on (`hardest` of the epoch), and others at random. See `lathe.data.selection.Selection`.
+    """Train each epoch on a `share` of the training samples: the hardest ones and random others.
 
-    Losses are those that a step computes anyway, of augmented samples and without label smoothing, so that choosing
-    costs no pass of its own; class weights and a loss of one's own have no part in them. With several processes each
-    knows its own samples' losses, and an epoch's end brings them together: the same samples are chosen as with one,
-    where rounding does not decide. Checkpoints keep them, and hard_samples.csv in the run directory lists those of the
-    largest losses at the end: number in stored order, label where labels are at hand, loss, how often it was trained
-    on, and its file or item, if any.
+    The hardest have the largest cross-entropy when last trained on; see `Selection`. Losses are those of the training
+    steps, of augmented samples, without label smoothing, class weights or custom losses. Ranks exchange them at an
+    epoch's end, so that they choose the same samples as one process, up to rounding. Checkpoints keep them;
+    hard_samples.csv in the run directory lists the largest at the end, with number in stored order, label, times
+    trained on, and file or item.
 
     Args:
-        share: of the training samples that an epoch takes; epochs, schedules and counts of steps are as much shorter.
-        hardest: share of an epoch's samples that the largest losses choose.
+        share: of the training samples in an epoch; schedules and step counts are shorter accordingly.
+        hardest: share of an epoch's samples chosen by loss.
         passes: how often each sample is trained on before losses decide.
-
-    Raises:
-        UserError: when a fit begins, for data whose samples are not chosen by number, a task that has no loss of each
-            sample, or an epoch that holds no batch.
     """
 
     every_step = ("on_train_batch_start",)
@@ -54,7 +48,7 @@ class HardSamples(SkippableHooks, Callback):
         self._selection = Selection(share, hardest, passes)
         self._loader: Any = None
         self._losses_of: Any = None
-        self._rows: Tensor | None = None  # this process's samples of the epoch under way, [batches, local batch]
+        self._rows: Tensor | None = None  # this rank's samples of the current epoch, [batches, local batch]
         self._batch = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

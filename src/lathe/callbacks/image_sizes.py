@@ -1,4 +1,4 @@
-"""Small images first."""
+"""Progressive resizing."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -18,24 +18,20 @@ from lathe.errors import UserError, require
 
 
 class ImageSizes(Callback):
-    """Trains on smaller images in the first epochs, whose steps cost as much less as they have fewer pixels
-    (progressive resizing: Howard et al. in DAWNBench 2018; Tan and Le 2021, arXiv:2104.00298).
+    """Train on smaller images in the first epochs, at a cost in proportion to their pixels.
 
-    The net is given means over areas of pixels (`torch.nn.functional.interpolate`, "area") of what the data have,
-    augmented at their own size. Evaluation, exports and everything else see whole images.
+    Howard et al. in DAWNBench 2018; Tan and Le 2021, arXiv:2104.00298. Images are augmented at full size and shrunk by
+    `torch.nn.functional.interpolate(mode="area")`. Evaluation and exports use full-size images.
 
     Args:
-        scales: what a side is multiplied by in each epoch from the first on, 1 for whole images; these follow.
-
-    Raises:
-        UserError: when a fit begins, for a net that takes no image of such a size, data of no images, or compiled code.
+        scales: factor of the side in each epoch from the first on; later epochs use full-size images.
     """
 
     @validated
     def __init__(self, scales: Annotated[Sequence[PositiveShare], Field(min_length=1)]) -> None:
         self.scales = list(scales)
-        self._whole = 0  # pixels of a side
-        self._size = 0  # of the epoch under way
+        self._whole = 0  # pixels of a side at full size
+        self._size = 0  # pixels of a side in the current epoch
         self._hook: Any = None
 
     @torch.no_grad()
@@ -74,7 +70,7 @@ class ImageSizes(Callback):
                 ) from error
 
     def _side(self, epoch: int) -> int:
-        """Pixels in an epoch."""
+        """Return the pixels of a side in an epoch."""
         return max(1, round(self.scales[epoch] * self._whole)) if epoch < len(self.scales) else self._whole
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -91,7 +87,7 @@ class ImageSizes(Callback):
                 f"callbacks.image_sizes.scales={self.scales}: this run of {batches} batches ends before an epoch of "
                 "whole images: the net never trains on what it is evaluated on. Make it longer, or shorten scales."
             )
-        self._size = self._side(trainer.current_epoch)  # a run that goes on within an epoch does not start it
+        self._size = self._side(trainer.current_epoch)  # a run that resumes inside an epoch has no on_train_epoch_start
         self._hook = net_of(pl_module).register_forward_pre_hook(self._shrink)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

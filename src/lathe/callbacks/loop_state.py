@@ -5,7 +5,7 @@ from lightning.pytorch.callbacks import Timer
 
 
 def ends(trainer: Trainer) -> list[float | None]:
-    """Return the limits that end the run: epochs, steps, and seconds of Lightning's Timer (`trainer.max_time`)."""
+    """Return the limits that end the run: epochs, steps, and Timer's seconds (`trainer.max_time`)."""
     timers = [callback._duration for callback in trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
     return [trainer.max_epochs, trainer.max_steps, *timers]
 

@@ -16,10 +16,10 @@ SHOWN = ("Name", "Type", "Params", "In sizes", "Out sizes")
 
 
 class ModelSummary(RichModelSummary):
-    """Lightning's summary, short: names, types and parameters of the modules that have any.
+    """Lightning's summary with names, types and parameter counts of the modules that have parameters.
 
-    Metrics, activations and pooling layers have none. Lightning's column of FLOPs is left out: it is 0 unless the task
-    has an example input. The table is printed before a strategy shards the net: later rank 0 would count its own shard.
+    Lightning's FLOPs column is 0 unless the task has an example input. Once a strategy has sharded the net, rank 0
+    would count its own shard.
     """
 
     @validated
@@ -31,12 +31,12 @@ class ModelSummary(RichModelSummary):
             super().on_fit_start(trainer, pl_module)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Too late: see above."""
+        """Do nothing: `setup` prints the table."""
 
     def _summary(self, trainer: Trainer, pl_module: LightningModule) -> Summary:
         return summarize(
             pl_module, max_depth=self._max_depth
-        )  # a net that is whole needs no summary for DeepSpeed's partitions
+        )  # an unsharded net needs no summary for DeepSpeed's partitions
 
     @staticmethod
     def summarize(

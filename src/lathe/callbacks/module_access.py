@@ -1,4 +1,4 @@
-"""The task, net and batch size behind the module that a Trainer trains."""
+"""Access to the task, net and batch size of the module that a Trainer trains."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def count_units(pl_module: LightningModule, batch: Any) -> int:
 
 
 def planned_batches(trainer: Any, each: int) -> int | None:
-    """Count the training batches of a run with `each` in an epoch; None without a limit, or under `fast_dev_run`."""
+    """Count a run's training batches, `each` per epoch; None without a limit, or under `fast_dev_run`."""
     epochs, steps = trainer.max_epochs, trainer.max_steps
     ends = [] if epochs is None or epochs < 0 else [epochs * each]
     ends += [] if steps < 0 else [steps * trainer.accumulate_grad_batches]

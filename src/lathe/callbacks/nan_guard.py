@@ -1,4 +1,4 @@
-"""Stop as soon as a number is not finite, and say which one was first."""
+"""Stop at the first number that is not finite, and name its tensor."""
 
 import math
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from lathe.measure.shards import local
 
 
 class _Finding(NamedTuple):
-    """What one process knows; `step` and `value` are of its first bad loss, the names of what is bad now."""
+    """One rank's first bad loss (`step`, `value`) and its tensors that are bad now."""
 
     step: int | None
     value: str
@@ -35,21 +35,17 @@ class _Finding(NamedTuple):
 class NanGuard(Callback):
     """Raise UserError with the optimizer step and the first tensor that is nan or inf.
 
-    A single process on a CPU looks at every loss before backward, so the weights are still whole, and the forward pass
-    is run again to name the first module with a bad output. Elsewhere reading a number makes the host wait, so losses
-    are put aside unread and read every `every_n_steps` optimizer steps; the step named is exact either way. At those
-    steps gradients are read too, before the optimizer uses them: a checkpoint written every multiple of `every_n_steps`
-    never holds a bad weight. Parameters (and buffers, for nan only: a mask may hold -inf) are read before each
-    validation and at the end.
+    A single process on a CPU checks every loss before backward, so the weights are still good, and runs the forward
+    pass again to name the first module with a bad output. Otherwise reading a number makes the host wait, so losses are
+    stored and read every `every_n_steps` optimizer steps; the reported step is exact either way. Gradients are checked
+    at those steps too, before the optimizer uses them: a checkpoint written every multiple of `every_n_steps` never
+    holds a bad weight. Parameters (and buffers, for nan only: a mask may hold -inf) are checked before each validation
+    and at the end.
 
-    Processes compare notes at the same steps and stop together with the same sentence; none is left waiting in a
-    collective. Each looks at what it holds: the whole net, shards of it, or some of its blocks. DeepSpeed's engine
-    keeps gradients to itself from stage 2 on; a bad one is then found in the parameters or in the next loss. Under a
-    GradScaler, inf gradients and inf float16 losses are its business, not an error, until its scale is below 2^-8; an
-    engine's own scaler likewise.
-
-    Args:
-        every_n_steps: optimizer steps between two readings.
+    Ranks exchange their findings at the same steps and stop together with the same message. Each checks what it holds:
+    the whole net, shards, or some blocks. From stage 2 on, DeepSpeed's engine does not expose gradients; a bad one is
+    then found in the parameters or in the next loss. Under a scaler, inf gradients and inf float16 losses are not
+    errors until its scale is below 2^-8.
     """
 
     @validated
@@ -59,15 +55,15 @@ class NanGuard(Callback):
         self._ends: list[int] = []  # for each optimizer step since the last reading, the number of losses up to it
         self._batch: Any = None
         self._batch_idx = 0
-        self._given: Any = None  # the first input, which the net may write into; `_batch` holds a copy
+        self._given: Any = None  # the first input, which the net may modify; `_batch` holds a copy
         self._copying: RemovableHandle | None = None
-        self._told = False  # whether a validation that is not finite was looked at
+        self._told = False  # a validation that is not finite was reported
         self._at_once = False
 
     every_step = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step")
 
     def skippable_steps(self, trainer: Trainer) -> float:
-        """Return inf: the hooks that act at each step are in `every_step`."""
+        """Return inf: the hooks that run at each step are in `every_step`."""
         return math.inf
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -88,7 +84,7 @@ class NanGuard(Callback):
         self._first = False
 
     def _keep_inputs(self, pl_module: LightningModule) -> None:
-        """Gives the net copies of its inputs from now on, where it has written into the first one."""
+        """Copy the net's inputs from now on if it has modified the first one in place."""
         given, self._given = self._given, None
         if not torch.equal(given, self._batch[0]):
             self._copying = net_of(pl_module).register_forward_pre_hook(copy_input)
@@ -108,7 +104,7 @@ class NanGuard(Callback):
             self._look(trainer, pl_module, gradients=True)
 
     def on_whole_step(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """In the place of the two before, where a step is one compiled function: its weights have followed already."""
+        """Act for the two hooks above if a step is one compiled function, which has updated the weights."""
         if self._given is not None:
             self._keep_inputs(pl_module)
         self._losses.append(loss)
@@ -126,7 +122,7 @@ class NanGuard(Callback):
             self._look(trainer, pl_module, gradients=False, state=True)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Once, of the first validation whose metrics are not finite, which ends no run: what its batches hold."""
+        """Warn of the first validation whose metrics are not finite, with its bad rows; do not stop."""
         if self._told or trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         wild = everyones([name for name, value in trainer.callback_metrics.items() if not _finite(value)])
@@ -147,7 +143,7 @@ class NanGuard(Callback):
 
     def _look(self, trainer: Trainer, pl_module: LightningModule, gradients: bool, state: bool = False) -> None:
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        # Inside a step, it is the one after those that are complete.
+        # inside a step, that step is not counted yet
         now = trainer.global_step + (0 if state else 1)
         net = net_of(pl_module)
         scaled = str(trainer.precision) == "16-mixed"  # by a GradScaler, or inside an engine
@@ -160,16 +156,14 @@ class NanGuard(Callback):
         if state:
             suspect = suspect or bool(_first_bad_state(net))
         if _any_process(trainer, suspect):
-            # Before the optimizer acts, the step under way has been noted but is not complete.
+            # before the optimizer step, the current step is in `_ends` but not complete
             complete = len(self._ends) - gradients
             self._stop(trainer, net, now, trainer.global_step - complete + 1, bad_loss)
         self._losses.clear()
         self._ends.clear()
 
     def _first_bad_loss(self, scaled: bool) -> tuple[int, str] | None:
-        """Of the first bad loss: how many optimizer steps lay between the last reading and it, and its value in
-        words.
-        """
+        """Return the first bad loss: optimizer steps since the last check, and "nan" or "inf"."""
         if not self._losses:
             return None
         values = torch.stack([loss.float() for loss in self._losses]).tolist()
@@ -182,7 +176,7 @@ class NanGuard(Callback):
     def _stop(
         self, trainer: Trainer, net: nn.Module, now: int, first: int, bad_loss: tuple[int, str] | None
     ) -> NoReturn:
-        """`now` is the step under way or just done, `first` the one after the last reading."""
+        """Raise the error; `now` is the current or last step, `first` the one after the last check."""
         mine = _Finding(
             step=None if bad_loss is None else first + bad_loss[0],
             value="" if bad_loss is None else bad_loss[1],
@@ -190,8 +184,8 @@ class NanGuard(Callback):
             state=_first_bad_state(net),
         )
         findings = everyones(mine)
-        # The first bad loss counts; of processes that saw it in the same step (all do, if they share a batch), one that
-        # knows a name.
+        # The first bad loss counts; of ranks that saw it in the same step (all do, if they share a batch), one with a
+        # name.
         rank, found = min(
             enumerate(findings), key=lambda x: (x[1].step is None, x[1].step or 0, not x[1].state, not x[1].gradient)
         )
@@ -205,7 +199,7 @@ class NanGuard(Callback):
                 what = f"in optimizer step {now} the gradients are not finite at any loss scale"
         elif (
             found.state.startswith("parameter") and found.step == now
-        ):  # buffers may be bad since this step's own forward
+        ):  # buffers may be bad since this step's own forward pass
             what = (
                 f"in optimizer step {now} the loss is {found.value}{where} because {found.state} since the step before"
             )
@@ -215,11 +209,11 @@ class NanGuard(Callback):
             faults = everyones(bad_rows(self._batch, named=named))
             if faults[rank]:
                 blame(what, faults[rank])
-            # All processes run it, not only the one with the bad loss: the net may hold collectives.
+            # all ranks run it, not only the one with the bad loss: the net may contain collectives
             parts = everyones([name for name, _ in net.named_parameters()])
             if any(names != parts[0] for names in parts):
                 what = f"{what}, and each process has a part of the net only"
-            elif task_of(net) is not net:  # a user's own module, whose forward need not be what it trains with
+            elif task_of(net) is not net:  # a user's own module, which may train with something other than its forward
                 what = f"{what}, made in the training_step of {type(net).__name__} from finite weights"
             else:
                 culprits = everyones(_first_bad_output(trainer, net, net_input(self._batch)))
@@ -239,8 +233,7 @@ class NanGuard(Callback):
 
 
 def _first_bad_output(trainer: Trainer, net: nn.Module, x: Tensor) -> str:
-    """Run the forward pass again and name the first module, in order of completion, whose output is not finite; empty
-    where none is."""
+    """Run the forward pass again and name the first module whose output is not finite; "" if none."""
     bad: list[str] = []
 
     def watch(name: str) -> Any:
@@ -263,7 +256,7 @@ def _first_bad_output(trainer: Trainer, net: nn.Module, x: Tensor) -> str:
 
 
 def _gradients(net: nn.Module) -> dict[str, Tensor]:
-    """What this process holds of each gradient; nothing where it has none."""
+    """Return this rank's share of each gradient, without empty ones."""
     found = {name: local(p.grad) for name, p in net.named_parameters() if p.grad is not None}
     return {name: g._values() if g.is_sparse else g for name, g in found.items() if g.numel()}
 
@@ -283,7 +276,7 @@ def _finite(tensor: Tensor) -> bool:
 
 
 def _all_finite(tensors: Iterable[Tensor]) -> bool:
-    """One reading for all. The largest magnitude cannot overflow, as a sum of squares can."""
+    """Check all tensors in one read; unlike a sum of squares, the largest magnitude can't overflow."""
     listed = list(tensors)
     return not listed or bool(torch.stack([n.float() for n in torch._foreach_norm(listed, math.inf)]).isfinite().all())
 

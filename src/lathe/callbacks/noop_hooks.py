@@ -26,8 +26,8 @@ def skip_empty_hooks(callbacks: Iterable[Callback]) -> None:
     """Hide the per-batch hooks that a callback does not override, in place.
 
     Lightning calls every hook of every callback in a profiler context, about 2 us each, which adds up to half the step
-    of a small net; it skips a hook that is not callable. `LearningRateMonitor` finds the names of all parameter groups
-    at each logged step; here it keeps them.
+    of a small net; it skips a hook that is not callable. `LearningRateMonitor` gets cached names of parameter groups,
+    which it would find at each logged step.
     """
     for callback in callbacks:
         if type(callback) is LearningRateMonitor and not (callback.log_momentum or callback.log_weight_decay):
@@ -44,14 +44,14 @@ def skip_empty_hooks(callbacks: Iterable[Callback]) -> None:
 
 
 class LearningRates:
-    """`LearningRateMonitor._extract_stats` with the names of parameter groups found once, and with deferred rows."""
+    """`LearningRateMonitor._extract_stats` with cached names of parameter groups and deferred rows."""
 
     def __init__(self, monitor: LearningRateMonitor) -> None:
         self.monitor = monitor
         self.interval = ""
         self.named: list[tuple[Optimizer, list[str]]] = []
         self.schedulers: list[Any] = []
-        self.newest: dict[str, float] = {}  # which `trainer.callback_metrics` lacks
+        self.newest: dict[str, float] = {}  # not in `trainer.callback_metrics` yet
 
     def __call__(self, trainer: Any, interval: str) -> dict[str, float]:
         rates = self.newest = self._read(trainer, interval)
@@ -85,7 +85,7 @@ class LearningRates:
         for optimizer, names in self.named:
             for group, name in zip(optimizer.param_groups, names, strict=True):
                 rate = group["lr"]
-                # A tensor changes in place before its row is written.
+                # a tensor changes in place before its row is written
                 rates[name] = rate.detach().clone() if isinstance(rate, Tensor) else rate
                 monitor.lrs[name].append(rates[name])
         return rates

@@ -1,13 +1,10 @@
-"""Tells callbacks of the user from those of Lathe and Lightning."""
+"""Distinguish the user's callbacks from Lathe's and Lightning's."""
 
 from lightning.pytorch.callbacks import Callback
 
 
 def is_users(callback: Callback, *packages: str) -> bool:
-    """Return whether the callback's class is in none of `packages`, by default Lathe and Lightning.
-
-    A user's callback may log any metric, keep state and act in every stage.
-    """
+    """Return whether the callback's class is in none of `packages`, by default Lathe and Lightning."""
     return type(callback).__module__.partition(".")[0] not in (packages or ("lathe", "lightning"))
 
 

@@ -1,4 +1,4 @@
-"""A run that is told to stop writes a checkpoint first."""
+"""Write a checkpoint when a signal asks the run to stop."""
 
 import math
 import signal
@@ -16,22 +16,22 @@ from lathe.config.types import Count
 from lathe.config.validation import validated
 from lathe.data.steps import reached, steps_before
 
-# SLURM's --signal is USR1 by custom, a terminal that closes sends HUP; Windows has neither
+# SLURM's --signal is USR1 by convention, a terminal that closes sends HUP; Windows has neither
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 
 
 class Preemption(Callback):
-    """On SIGTERM, SIGHUP or SIGUSR1, finishes the optimizer step (and a validation that is due), writes last.ckpt and
-    stops. A signal that the process ignores, as SIGHUP under nohup, stays ignored.
+    """Finish the optimizer step on SIGTERM, SIGHUP or SIGUSR1, write last.ckpt and stop.
 
-    Lightning's own handler starts a collective inside the signal handler, which can meet another rank in the middle of
-    its gradients. This one only notes the signal. Every `every_n_steps` optimizer steps the ranks agree whether any of
-    them was signalled, then all stop at the same step. A stop at an epoch's last step waits for the first of the next:
-    what an epoch's end does (its line, a stop that is due) belongs to no checkpoint, and a continued run would go past
-    it. After the last epoch it stops before the test.
+    A due validation runs first. A signal that the process ignores, as SIGHUP under nohup, stays ignored. Lightning's
+    handler starts a collective inside the signal handler, which can interleave with another rank's gradient reduction.
+    This one only stores the signal; every `every_n_steps` optimizer steps the ranks agree whether one was signalled,
+    and stop at the same step. A stop at an epoch's last step waits for the next step: no checkpoint contains the end of
+    an epoch (its row, a due stop), and a resumed run would skip it. After the last epoch, the run stops before the
+    test.
     """
 
-    stops_all = True  # the processes agree on a stop here, so Lightning need not ask them before every batch
+    stops_all = True  # the ranks agree on a stop here, so Lightning need not ask them before every batch
 
     @validated
     def __init__(self, every_n_steps: Count = 10) -> None:
@@ -41,16 +41,16 @@ class Preemption(Callback):
         self._agreed = self._alone = self._waits = False
 
     def skippable_steps(self, trainer: Trainer) -> float:
-        """Return inf for one process without a signal; several agree at every n-th step."""
+        """Return inf for one process without a signal; several ranks agree at every n-th step."""
         if self.received is not None or self._agreed:
             return 0
         return math.inf if self._alone else steps_before(trainer, self.every_n_steps)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._alone = trainer.world_size == 1
-        # Not sooner: Lightning registers its own handlers after on_fit_start, and would call them before this one.
+        # Not sooner: Lightning registers its handlers after on_fit_start, and would call them before this one.
         heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        if threading.current_thread() is not threading.main_thread():  # where no handler can be set
+        if threading.current_thread() is not threading.main_thread():  # handlers can be set only in the main thread
             heard = []
         self._before = {number: signal.signal(number, self._note) for number in heard}
 
@@ -63,14 +63,14 @@ class Preemption(Callback):
         if self._alone and self.received is None and not self._agreed:
             return
         if trainer.fit_loop._should_accumulate():
-            return  # gradients that are not yet a step are in no checkpoint
+            return  # no checkpoint contains accumulated gradients
         if not self._agreed:
             if trainer.world_size > 1 and not reached(trainer, self.every_n_steps):
                 return
             self._agreed = self._any_rank(trainer)
         if self._agreed and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            # Told within a validation, Lightning would stop between two of its batches, and a continued run would lack
-            # it. One that was waited for and did not come has no batches.
+            # If the flag is set during validation, Lightning stops between two of its batches, and a resumed run lacks
+            # that validation. A validation that was waited for and did not come has no batches.
             self._waits = validation_follows(trainer) and not self._waits
             self._stop_after_this_step(trainer, not self._waits)
 
@@ -80,13 +80,13 @@ class Preemption(Callback):
             self._stop_after_this_step(trainer, True)
 
     def _stop_after_this_step(self, trainer: Trainer, stop: bool) -> None:
-        # Lightning raises SIGTERMException at its end
+        # Lightning raises SIGTERMException at the end of the step
         trainer._signal_connector.received_sigterm = stop
 
     def _any_rank(self, trainer: Trainer) -> bool:
         stop = self.received is not None
         if trainer.world_size > 1:
-            # Over all ranks, whatever a strategy's own reduce adds up over: replicas, or some of them.
+            # over all ranks: a strategy's own reduce may cover only some of them
             shared = torch.tensor(float(stop), device=trainer.strategy.root_device)
             torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
             stop = bool(shared.item())

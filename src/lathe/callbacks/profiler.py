@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, operator by operator."""
+"""Profile training steps by operator."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,24 +16,26 @@ from lathe.errors import UserError
 
 
 class Operator(NamedTuple):
-    """What an operator took by itself, without the operators that it calls; `share` is of all operators."""
+    """Time of an operator, without its callees; `share` is of all operators."""
 
     name: str
-    calls: float  # a step
-    ms: float  # a step
+    calls: float  # per step
+    ms: float  # per step
     share: float
 
 
 def activities(device_type: str) -> list[ProfilerActivity]:
-    """What is recorded on devices of this type."""
+    """Return the activities to record on devices of this type."""
     return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device_type == "cuda" else [])]
 
 
 def operators_of(
     done: profile, device_type: str, steps: int, frames: tuple[str, ...] = ("ProfilerStep",)
 ) -> list[Operator]:
-    """Every operator of `steps` recorded steps, the costliest first; on a GPU by the device's time. What begins with
-    `frames`, as the profiler's own frame around a step does, is none."""
+    """Return the operators of `steps` recorded steps, the slowest first; on a GPU by the device's time.
+
+    Events whose names begin with `frames`, such as the profiler's own around a step, are left out.
+    """
     times = [
         (event.self_device_time_total if device_type == "cuda" else event.self_cpu_time_total, event)
         for event in done.key_averages()
@@ -47,7 +49,7 @@ def operators_of(
 
 
 def table_of(title: str, operators: Sequence[Operator]) -> Table:
-    """These operators as a table for the screen."""
+    """Return a table of these operators."""
     table = Table(title=title, title_justify="left")
     for column, side in (("operator", "left"), ("calls/step", "right"), ("ms/step", "right"), ("share", "right")):
         table.add_column(column, justify=side)  # type: ignore[arg-type]
@@ -57,23 +59,17 @@ def table_of(title: str, operators: Sequence[Operator]) -> Table:
 
 
 class TorchProfiler(SkippableHooks, Callback):
-    """Record some training steps with torch.profiler, write a trace per process, and print the costliest operators.
+    """Profile some training steps with torch.profiler, and print the slowest operators.
 
-    The trace is `<dirpath>/rank<r>.<step>.pt.trace.json`, a Chrome trace: drop it on https://ui.perfetto.dev, or point
-    TensorBoard with torch-tb-profiler at the folder. Time is self time, without that of the operators called inside; on
-    a GPU it is the device's time.
+    Each rank writes `<dirpath>/rank<r>.<step>.pt.trace.json`, a Chrome trace for https://ui.perfetto.dev or TensorBoard
+    with torch-tb-profiler. Time is self time, without callees; on a GPU it is the device's.
 
     Args:
-        dirpath: folder of the traces, made if missing; None is profile/ in the run directory.
-        wait: batches before anything happens, so that compilation and caches are out of the picture.
-        warmup: batches profiled and thrown away: the profiler's own start-up.
-        active: batches recorded.
+        dirpath: folder of the traces; None is profile/ in the run directory.
+        wait, warmup, active: batches before profiling (compilation, cold caches), discarded, and recorded.
         top_k: rows of the printed table.
-        record_shapes: shapes of the operators' inputs, in the trace.
-        profile_memory: allocations, in the trace; slower.
-        with_stack: Python stacks, in the trace; much slower and larger.
-
-    Raises UserError at the end of a fit that was too short to record anything, and for counts out of range.
+        record_shapes, profile_memory, with_stack: more in the trace: input shapes, allocations (slower), stacks (slow,
+            large).
     """
 
     @validated
@@ -93,7 +89,7 @@ class TorchProfiler(SkippableHooks, Callback):
         self.record_shapes, self.profile_memory, self.with_stack = record_shapes, profile_memory, with_stack
         self._profile: profile | None = None
         self._trainer: Trainer | None = None
-        self.trace: Path | None = None  # this process's file, once written
+        self.trace: Path | None = None  # this rank's file, once written
         self._table: Table | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -105,7 +101,7 @@ class TorchProfiler(SkippableHooks, Callback):
             record_shapes=self.record_shapes,
             profile_memory=self.profile_memory,
             with_stack=self.with_stack,
-            acc_events=True,  # of one cycle: else torch 2.11 warns of events of cycles before, of which there are none
+            acc_events=True,  # otherwise torch 2.11 warns of events of earlier cycles
         )
         self._profile.start()
 

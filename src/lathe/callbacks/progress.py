@@ -1,4 +1,4 @@
-"""A progress bar on a terminal, and one finished row per epoch everywhere."""
+"""A progress bar on a terminal, and one row per epoch."""
 
 import math
 import sys
@@ -17,23 +17,23 @@ from lathe.config.types import Count
 from lathe.config.validation import validated
 from lathe.measure.shards import local
 
-BAR, METRICS = 8, 3  # columns of the bar itself at least, and metrics in its line at most
-OTHERS = 43  # columns of all that is not a metric in that line: epoch, bar, batches and the time left
+BAR, METRICS = 8, 3  # minimum width of the bar itself, and most metrics in its line
+OTHERS = 43  # columns of that line without metrics: epoch, bar, batches and time left
 
 
 class Progress(RichProgressBar):
-    """Lightning's rich bar, drawn a few times a second instead of at every batch, and a row for each finished epoch.
+    """Lightning's rich bar, drawn a few times a second, and a row for each finished epoch.
 
     The bar shows the epoch (counted from 1), batches, the time left in the epoch, the last training loss, and two more
-    metrics where they fit. Reading the loss waits for a GPU, so that happens only when the bar is drawn. Where the
-    output is not a terminal (a file, a pipe, a notebook), only rows are printed, without control codes. A row has the
-    epoch's seconds, `train/loss` of all its batches and processes where the task logs that, and the newest validation
-    metrics: all of them in a file, as many as fit into one line on a terminal.
+    metrics if they fit; the loss is read only then, as reading waits for a GPU. If the output is not a terminal, only
+    rows are printed, without control codes. A row has the epoch's seconds, `train/loss` over all batches and ranks if
+    the task logs it, and the newest validation metrics: all of them in a file, as many as fit into one line on a
+    terminal.
 
     Args:
         refresh_rate: draws per second.
         leave: keep one finished bar per epoch on the screen.
-        plain: rows without a bar; None decides by whether standard output is a terminal.
+        plain: rows without a bar; None: if standard output is not a terminal.
     """
 
     acts_in_final_test = True
@@ -51,7 +51,7 @@ class Progress(RichProgressBar):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self.plain or (self.plain is None and not sys.stdout.isatty()):
-            self.disable()  # Lightning's half
+            self.disable()  # Lightning's bar
         super().setup(trainer, pl_module, stage)
         self._rows = trainer.is_global_zero
 
@@ -70,7 +70,7 @@ class Progress(RichProgressBar):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
-        # An epoch that is continued in its middle has no on_train_epoch_start.
+        # an epoch that is resumed inside has no on_train_epoch_start
         self._started = perf_counter()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -93,7 +93,7 @@ class Progress(RichProgressBar):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.is_enabled:
-            # The bar was drawn last some batches ago.
+            # the bar was last drawn some batches ago
             self._update(self.train_progress_bar_id, trainer.fit_loop.epoch_loop.batch_progress.current.ready)
         super().on_train_epoch_end(trainer, pl_module)
         if self._rows:
@@ -118,7 +118,7 @@ class Progress(RichProgressBar):
             return
         metrics = self.get_metrics(trainer, pl_module)
         if "train/loss" in metrics:
-            if "train/loss" in trainer.callback_metrics:  # of all batches, of all processes
+            if "train/loss" in trainer.callback_metrics:  # over all batches and ranks
                 metrics["train/loss"] = float(local(trainer.callback_metrics["train/loss"]))
             else:  # the module logs it under another name, or not at all
                 metrics = {"last batch's loss" if k == "train/loss" else k: v for k, v in metrics.items()}
@@ -143,9 +143,7 @@ class Progress(RichProgressBar):
         return self._console.width
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """The loss of the last batch, then the metrics that callbacks monitor, those of validation (`val/` as a task
-        names them, or `val_`, `validation_` as a module does), and those logged with `prog_bar=True`.
-        """
+        """Return the last loss, monitored and validation metrics, and those logged with `prog_bar=True`."""
         loss = self._outputs.get("loss") if isinstance(self._outputs, dict) else self._outputs
         found: dict[str, Any] = {} if loss is None else {"train/loss": loss}
         monitored = {getattr(callback, "monitor", None) for callback in trainer.callbacks}  # type: ignore[attr-defined]
@@ -153,10 +151,10 @@ class Progress(RichProgressBar):
         names = [*(name for name in logged if name in monitored), *(name for name in logged if split_of(name) == "val")]
         found |= {name: logged[name] for name in names}
         found |= {name: value for name, value in trainer.progress_bar_metrics.items() if name not in found}
-        # A loss that is spread over processes would want all of them to read it, and only this one draws.
+        # reading the full value of a sharded loss is a collective, and only this rank draws
         values = {name: float(local(value) if isinstance(value, Tensor) else value) for name, value in found.items()}
         if "train/loss" in values and pl_module.automatic_optimization:
-            values["train/loss"] *= trainer.accumulate_grad_batches  # Lightning has divided it by this
+            values["train/loss"] *= trainer.accumulate_grad_batches  # Lightning divided it by this
         loss = values.get("train/loss")
         if any(values[name] == loss for name in trainer.progress_bar_metrics if name != "train/loss"):
             del values["train/loss"]  # the module logs it under another name
@@ -164,10 +162,10 @@ class Progress(RichProgressBar):
 
 
 def _count(trainer: Trainer, epoch: int) -> str:
-    """The number of an epoch, from 1, of how many."""
+    """Return the epoch's number, from 1, and the total if known."""
     return f"epoch {epoch + 1}" + ("" if trainer.max_epochs in (None, -1) else f"/{trainer.max_epochs}")
 
 
 def _fitting(texts: list[str], width: int, gap: int) -> int:
-    """The number of texts that fit into `width` columns, `gap` columns apart."""
+    """Count the texts that fit into `width` columns, `gap` columns apart."""
     return sum(end - gap <= width for end in accumulate(len(text) + gap for text in texts))

@@ -1,4 +1,4 @@
-"""Restores what Lightning leaves out of a resume: random generators, and often the position in the data."""
+"""Restore the random generators, and the position in the data if Lightning does not."""
 
 import random
 from typing import Any
@@ -15,11 +15,10 @@ from lathe.measure.processes import everyones
 
 
 class ExactResume(Callback):
-    """Continue a run exactly where its checkpoint was written.
+    """Resume a run exactly at its checkpoint.
 
-    The generators of every rank are saved and restored, since dropout draws from them. The position of the train loader
-    is restored even if a scheduler has created the loader early by `trainer.estimated_stepping_batches`, in which case
-    Lightning 2.6 drops the saved position.
+    The generators of every rank are saved and restored, since dropout uses them. Lightning 2.6 drops the saved position
+    of a train loader that a scheduler created early by `trainer.estimated_stepping_batches`; it is restored here.
 
     Ranks are seeded by (seed, replica): with equal seeds they would draw the same dropout masks for different samples,
     and ranks that share the samples of a replica, such as tensor ranks, must agree. If the number of ranks has changed
@@ -42,7 +41,7 @@ class ExactResume(Callback):
             iter(loop._data_fetcher)  # replaces the iterator at the old position
         current: Any = loop.epoch_progress.current
         if current.ready and current.ready == current.started == current.processed and loop._combined_loader:
-            # an epoch that max_steps has cut short: the loader must start the next epoch
+            # max_steps cut the epoch short: the loader must start the next one
             for loader in loop._combined_loader.flattened:
                 if isinstance(loader, EpochLoader):
                     loader.load_state_dict({**loader.state_dict(), "batch": len(loader)})

@@ -1,4 +1,4 @@
-"""What the net makes of single samples: the worst and random predictions, the confusion matrix and calibration."""
+"""Report of predictions: worst and random samples, confusion matrix and calibration."""
 
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -23,28 +23,24 @@ UNNAMED = (
 
 
 class _Kept(NamedTuple):
-    """A sample, under the number that decides whether it is kept: the larger, the sooner."""
+    """A sample with its priority; the largest priorities are kept."""
 
     priority: float
     sample: Shown
 
 
 class Samples(Callback):
-    """At the end of a run, with the weights of best.ckpt: samples/<split>.html and .json in the run directory.
+    """Write samples/<split>.html and .json to the run directory, with the weights of best.ckpt.
 
-    The page shows the samples of the largest cross-entropy and some drawn by the run's seed, each with its image, its
-    class, and what was predicted with which probability; the confusion matrix; and calibration: the accuracy of
-    predictions by their probability, in bins of equal width, with the expected calibration error, the mean difference
-    of the two weighed by the bins' samples (Guo et al. 2017, arXiv:1706.04599). Numbers are of all processes.
+    The page has the samples of the largest cross-entropy and random ones, with image, class, predicted class and its
+    probability; the confusion matrix; and accuracy by predicted probability in bins of equal width, with the expected
+    calibration error, the mean difference of the two weighted by samples (Guo et al. 2017, arXiv:1706.04599). Numbers
+    are over all ranks.
 
     Args:
-        split: "val" takes one more validation, at the end; "test" comes with the run's test.
-        worst: samples of the largest loss.
-        random: samples drawn from all.
+        split: "val" runs one more validation at the end; "test" uses the run's test.
+        worst, random: number of samples.
         bins: of the probability of the predicted class.
-
-    Raises:
-        UserError: the task does not predict classes.
     """
 
     acts_in_final_test = True
@@ -58,14 +54,14 @@ class Samples(Callback):
         bins: Count = 15,
     ) -> None:
         self.split, self.worst, self.random, self.bins = split, worst, random, bins
-        self.page: Path | None = None  # on rank 0, once it is written
+        self.page: Path | None = None  # on rank 0, once written
         self.needs_final_validation = split == "val"
         self._forget()
 
     def _forget(self) -> None:
         self._seen, self._worst, self._random = 0, list[_Kept](), list[_Kept]()
         self._confusion: Tensor | None = None
-        self._calibration = torch.zeros(3, self.bins, dtype=torch.float64)  # samples, probabilities, right ones
+        self._calibration = torch.zeros(3, self.bins, dtype=torch.float64)  # samples, probabilities, correct ones
         self._draws = torch.Generator()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -99,7 +95,7 @@ class Samples(Callback):
 
     @torch.no_grad()
     def _look(self, split: str, outputs: Any, batch: Any) -> None:
-        """Adds a batch: logits [batch, classes] and (x, y) with class numbers or probabilities y."""
+        """Add a batch: logits [batch, classes] and (x, y) with class numbers or probabilities y."""
         x, y = batch[0], batch[1]
         require(
             isinstance(outputs, Tensor) and outputs.dim() == 2 and len(outputs) == len(y),
@@ -157,7 +153,7 @@ class Samples(Callback):
         def most(place: int, count: int) -> list[Shown]:
             every = [(rank, kept) for rank, found in enumerate(each) for kept in found[place]]
             every.sort(key=lambda item: (-item[1].priority, item[0]))
-            # a sample's number is known to the process that reads them all
+            # only a single process, which reads all samples, knows their numbers
             if len(each) > 1:
                 return [kept.sample._replace(number=None) for _, kept in every[:count]]
             found = [kept.sample for _, kept in every[:count]]
@@ -180,7 +176,7 @@ class Samples(Callback):
 
 
 def _pixels(x: Any) -> Tensor | None:
-    """An image [channels, height, width] in float32 on the CPU; None for what is no image."""
+    """Return an image [channels, height, width] in float32 on the CPU; None if `x` is not an image."""
     if not isinstance(x, Tensor) or x.dim() != 3 or x.shape[0] not in (1, 3):
         return None
     return x.detach().float().cpu().clone()

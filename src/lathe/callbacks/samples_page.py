@@ -1,4 +1,4 @@
-"""The page of single predictions, one HTML file, and its numbers as JSON."""
+"""The prediction report as HTML and JSON."""
 
 import base64
 import io
@@ -18,14 +18,16 @@ from lathe.files import write_atomically
 from lathe.html_page import figure, page, section, table
 from lathe.measure.plot import lines
 
-SIDE = 96  # pixels of a shown image at least: small ones are enlarged whole times, without smoothing
-MATRIX = 30  # classes up to which the whole matrix is shown
-PAIRS = 30  # confusions that are listed, the most frequent first
+SIDE = 96  # minimum side of a shown image in pixels: small ones are enlarged by whole factors, without smoothing
+MATRIX = 30  # largest number of classes with a full matrix
+PAIRS = 30  # listed confusions, the most frequent first
 
 
 class Shown(NamedTuple):
-    """A sample that is shown. `number` counts the split's samples from 0, None where nobody knows; `pixels` are float32
-    [channels, height, width] as the net gets them; `file` is what people call it, None where it has no name."""
+    """A shown sample; `pixels` are float32 [channels, height, width] as the net gets them.
+
+    `number` counts the split's samples from 0; `file` is its file or item. None if unknown.
+    """
 
     number: int | None
     label: int
@@ -38,8 +40,10 @@ class Shown(NamedTuple):
 
 @dataclass(frozen=True)
 class Gathered:
-    """What all processes have seen: `confusion` int64 [class, predicted], `calibration` float64 [3, bins] of samples,
-    sums of probabilities and right predictions; `note`: what a reader should know of the rest."""
+    """Numbers of all ranks: `confusion` int64 [class, predicted], `calibration` float64 [3, bins].
+
+    The rows of `calibration` are samples, sums of probabilities and correct predictions.
+    """
 
     split: str
     confusion: Tensor
@@ -53,12 +57,12 @@ class Gathered:
 
 
 def calibration_error(calibration: Tensor) -> float:
-    """The expected calibration error: sum over bins of |right - probabilities| / samples."""
+    """Return the expected calibration error: sum over bins of |correct - probabilities| / samples."""
     return float((calibration[2] - calibration[1]).abs().sum() / calibration[0].sum())
 
 
 def write_page(folder: Path, gathered: Gathered) -> Path:
-    """Writes <split>.json and <split>.html into `folder`, and returns the page."""
+    """Write <split>.json and <split>.html into `folder`; return the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / f"{gathered.split}.json", json.dumps(_numbers(gathered), indent=1) + "\n")
     page = folder / f"{gathered.split}.html"
@@ -71,7 +75,7 @@ def _numbers(gathered: Gathered) -> dict[str, Any]:
 
     def shown(samples: Sequence[Shown]) -> list[dict[str, Any]]:
         rows = [{name: value for name, value in s._asdict().items() if name != "pixels"} for s in samples]
-        return [row | {"loss": row["loss"] if math.isfinite(row["loss"]) else None} for row in rows]  # JSON has no word
+        return [row | {"loss": row["loss"] if math.isfinite(row["loss"]) else None} for row in rows]  # JSON has no inf
 
     return {
         "split": gathered.split,
@@ -148,7 +152,7 @@ def _png(sample: Shown, gathered: Gathered) -> str:
     if gathered.mean is not None and gathered.std is not None and len(gathered.mean) == len(pixels):
         mean, std = torch.tensor(gathered.mean), torch.tensor(gathered.std)
         pixels = pixels * std[:, None, None] + mean[:, None, None]
-    else:  # a data set that says nothing of its scale: from its darkest to its brightest
+    else:  # the data have no mean and std: scale from the darkest to the brightest pixel
         pixels = (pixels - pixels.min()) / (pixels.max() - pixels.min()).clamp(min=1e-12)
     array = (pixels.nan_to_num().clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     image = Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
@@ -159,7 +163,7 @@ def _png(sample: Shown, gathered: Gathered) -> str:
 
 
 def _pairs(gathered: Gathered) -> str:
-    """The most frequent confusions."""
+    """Return a table of the most frequent confusions."""
     wrong = gathered.confusion.clone().fill_diagonal_(0)
     values, places = wrong.flatten().topk(min(PAIRS, wrong.numel()))
     names, of = gathered.names, gathered.confusion.sum(dim=1)
@@ -174,7 +178,7 @@ def _pairs(gathered: Gathered) -> str:
 
 
 def _matrix(gathered: Gathered) -> str:
-    """The confusion matrix, coloured by shares of the class."""
+    """Return the confusion matrix, colored by shares of the class."""
     names = [escape(name) for name in gathered.names]
     head = "".join(f"<th>{name}</th>" for name in names)
     rows = []
@@ -187,7 +191,7 @@ def _matrix(gathered: Gathered) -> str:
             cells += f"<td{style}>{n or ''}</td>"
         rows.append(f"<tr><th>{name}</th>{cells}</tr>")
     top = f"<thead><tr><th>true \\ predicted</th>{head}</tr></thead>"
-    long = " long" if max(map(len, gathered.names)) > 3 else ""  # names of columns are turned then
+    long = " long" if max(map(len, gathered.names)) > 3 else ""  # rotates the column names
     drawn = f'<table class="matrix{long}">{top}<tbody>{"".join(rows)}</tbody></table>'
     return figure(
         drawn, "Samples by class (row) and prediction (column). The stronger the colour, the larger the share."

@@ -5,14 +5,12 @@ from typing import Any
 
 
 class SkippableHooks:
-    """Mixin for a callback that does not need all of its hooks around a batch at every step.
+    """Mixin for a callback that does not need all of its per-batch hooks at every step.
 
-    `skippable_steps` is what a callback has to define; it need not derive from this class. Steps run one by one
-    with a callback that overrides a hook around a batch and does not define it. A subclass that overrides a hook again
-    has to define it again. `skippable_steps = None` states that every step is needed.
-
-    `every_step` names the hooks that run at every step all the same: on_train_batch_start, on_before_backward,
-    on_before_optimizer_step or on_train_batch_end.
+    Steps run one by one with a callback that overrides a per-batch hook and does not define `skippable_steps`; it need
+    not derive from this class. A subclass that overrides a hook again has to define it again. `skippable_steps = None`
+    states that every step is needed. `every_step` names the hooks that run at every step nevertheless:
+    on_train_batch_start, on_before_backward, on_before_optimizer_step or on_train_batch_end.
 
     These methods are optional, and not defined here:
 
@@ -22,12 +20,12 @@ class SkippableHooks:
       only logs a row at it. `deferred_row_at_start(trainer)`, before that step's forward pass, or
       `deferred_row(trainer)`, after its update, returns the row or None. `complete_deferred_rows(trainer)` is called
       after the group, before its rows are written. For one process.
-    - `on_whole_step(trainer, pl_module, loss)` is called after a step that is one compiled function
-      (`compile.scope=step`), in place of the hooks inside it.
+    - `on_whole_step(trainer, pl_module, loss)` replaces the hooks inside a step that is one compiled function
+      (`compile.scope=step`).
     """
 
     every_step: tuple[str, ...] = ("on_train_batch_end",)
 
     def skippable_steps(self, trainer: Any) -> float:
-        """Return how many of the next steps do not need the hooks that are not in `every_step`."""
+        """Count the next steps that do not need the hooks outside `every_step`."""
         return math.inf

@@ -1,4 +1,4 @@
-"""Measure the speed of training and its waits."""
+"""Measure training speed and its waits."""
 
 import math
 from collections.abc import Mapping
@@ -23,43 +23,39 @@ TIMED = ("cpu", "cuda")  # devices for which DDP's reducer has a timer
 
 
 class Throughput(Callback):
-    """Log `throughput/*` once per window of training steps, and once per epoch, measured on process 0.
+    """Log `throughput/*` once per window of training steps and once per epoch, measured on rank 0.
 
-    - `samples_per_s`, or `tokens_per_s` where the task counts tokens (`task.unit`, `task.count_units(batch)`): of all
-      replicas of the net together, each taken to have a batch as large as this one's. Processes that share a replica
-      share its batch.
+    Per window:
+
+    - `samples_per_s`, or `tokens_per_s` if the task counts tokens (`task.unit`, `task.count_units(batch)`): over all
+      replicas, each taken to have a batch as large as this one's.
     - `step_ms`: wall-clock milliseconds per batch, the mean of the window.
-    - `data_wait`: share of the time between asking the loader for a batch and handing it to the step, transfer and
-      augmentation included. On a GPU it is the host's share: the device may still be busy with earlier steps.
-    - `grad_sync`: share of the time that backward waits for the gradients of other processes after its own computation
-      has ended, from the timers of DDP's reducer (events on a GPU) in one sampled step per window. Communication hidden
-      behind backward does not count, waiting for a slower process does. Left out where there is no such timer: one
-      process, or not DDP; nan in a row of which a resumed run saw only its first step, which is never sampled.
-    - `mfu`: model FLOP/s, three times forward's (PaLM, arXiv:2204.02311, appendix B), over the peak of all devices that
-      share the net. Counted on a copy without memory (the meta device), made before a strategy shards the net. Left out
-      if the peak is unknown, and for a user's LightningModule.
+    - `data_wait`: share of the time between asking the loader for a batch and the start of its step, with transfer and
+      augmentation. On a GPU it is the host's share: the device may still run earlier steps.
+    - `grad_sync`: under DDP on several ranks, share of the time that backward waits for other ranks' gradients after
+      its own computation, from the timers of DDP's reducer in one sampled step per window. nan if a resumed run saw
+      only a window's first step, which is never sampled.
+    - `mfu`: model FLOP/s, three times the forward pass's (PaLM, arXiv:2204.02311, appendix B), over the peak of all
+      devices that share the net. Counted on a meta-device copy, made before a strategy shards the net. Not if the peak
+      is unknown, nor for a user's LightningModule.
 
-    Validation, checkpoints, the time between epochs and the first steps do not count. A GPU is synchronised only at the
-    edges of a window and of such a pause.
+    Validation, checkpoints, the time between epochs and the first steps do not count. A GPU is synchronized only at the
+    edges of a window and of such a pause. Windows end at batches `skip_steps + k * window` of the run, so that a
+    resumed run writes the same rows. The row of an interrupted window covers this process's batches, and its warm-up
+    only if nothing else.
 
-    At the end of each training epoch that had all its batches:
+    Per complete training epoch:
 
-    - `epoch_s`: wall-clock seconds of its batches, including the run's first ones and the wait for data, without
-      validation, checkpoints and the time between epochs. In a resumed run, the seconds up to the checkpoint count.
-    - `rank_ms_min`, `rank_ms_max`, `slowest_rank`: under DDP on several processes, milliseconds of a batch of the
-      fastest process and of the slowest, each without its wait in backward for the others, and the number of the
-      slowest. A wait within the forward pass (synchronised BatchNorm) counts as a process's own. nan if no step
-      of the epoch was sampled.
+    - `epoch_s`: wall-clock seconds of its batches, including the first steps and the wait for data, also before a
+      resume.
+    - `rank_ms_min`, `rank_ms_max`, `slowest_rank`: under DDP on several ranks, milliseconds per batch of the fastest
+      and of the slowest rank, without the wait in backward, and the number of the slowest. A wait in the forward pass
+      (synchronized BatchNorm) counts as a rank's own time. nan if no step was sampled.
 
-    `summary` also has the peak memory of a process: torch's allocations on its GPU since training began
-    (`peak_gpu_bytes`), and its resident set since the process began (`peak_resident_bytes`).
-
-    Windows end at batches `skip_steps + k * window` counted from the run's first, so that a resumed run writes the
-    rows of an uninterrupted one. The row of an interrupted window covers what this process saw of it, its warm-up only
-    if there is nothing else.
+    `summary` adds a rank's peak memory: torch's GPU allocations since training began, and the process's resident set.
 
     Args:
-        window: batches per measurement; None follows `trainer.log_every_n_steps`.
+        window: batches per measurement; None is `trainer.log_every_n_steps`.
         skip_steps: batches at the start of each process that are not measured: compilation, autotuning, caches.
         peak_flops: FLOP/s of one device; None looks the GPU's name up in `lathe.measure.flops`.
     """
@@ -73,7 +69,7 @@ class Throughput(Callback):
 
     def _clear(self) -> None:
         self._on = self._reports = False
-        self._timed = False  # steps are sampled for their wait for other processes
+        self._timed = False  # steps are sampled for their wait for other ranks
         self._reducer: DistributedDataParallel | None = None
         self._epochs = EpochStats(self._restored)
         self._size = 0
@@ -90,7 +86,7 @@ class Throughput(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self._peak = self.peak_flops or peak_flops(trainer.strategy.root_device, compute_dtype(trainer))
-            known = task_of(pl_module) is pl_module  # the use of a batch in a user's module is unknown
+            known = task_of(pl_module) is pl_module  # how a user's module uses a batch is unknown
             self._twin = without_memory(net_of(pl_module)) if self._peak and trainer.is_global_zero and known else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -113,8 +109,7 @@ class Throughput(Callback):
         self._size = self.window or trainer.log_every_n_steps or 50  # type: ignore[attr-defined]
         if self._reducer is not None:
             self._reducer._set_ddp_runtime_logging_sample_rate(self._size)
-        # Lightning has no public hook before the loader is asked; this one is looked up on the loop at the start of
-        # each epoch.
+        # Lightning has no public hook before a batch is fetched; the loop looks this one up at the start of each epoch.
         self._progress = trainer.fit_loop.epoch_loop.batch_progress.total
         loop, ask = trainer.fit_loop.epoch_loop, type(trainer.fit_loop.epoch_loop)._on_before_fetch
 
@@ -143,11 +138,11 @@ class Throughput(Callback):
         return min(edge, warm) if warm >= 0 else edge
 
     def can_defer_log(self, trainer: Trainer) -> bool:
-        """Return whether the next step that is needed ends a window, whose row can be deferred."""
+        """Return whether the next needed step ends a window, whose row can be deferred."""
         return self._on and not self._paused and self._twin is None and self._seen >= self.skip_steps
 
     def deferred_row(self, trainer: Trainer) -> dict[str, float]:
-        """End a window; return its row."""
+        """End a window and return its row."""
         if self._cuda:
             torch.cuda.synchronize()
         self._tick()
@@ -170,7 +165,7 @@ class Throughput(Callback):
                 twin, self._twin = self._twin, None
                 self._flops_per_unit = step_flops(twin, net_input(batch)) / max(1, count_units(pl_module, batch))
             now = perf_counter()
-            # The last batch of an epoch was fetched ahead.
+            # the last batch of an epoch was prefetched
             self._begun = self._asked or now
             self._waited += now - self._begun
             self._asked = 0.0
@@ -195,7 +190,7 @@ class Throughput(Callback):
             self._begin_window()
 
     def _tick(self) -> None:
-        """Add the time up to now to training's."""
+        """Add the time up to now to the training time."""
         now = perf_counter()
         self._spend(now - (self._begun if self._paused else self._mark))
         self._paused = False
@@ -204,7 +199,7 @@ class Throughput(Callback):
     def _begin_window(self) -> None:
         self._seconds = self._waited = 0.0
         self._units = self._batches = 0
-        self._mark = perf_counter()  # the time spent on a row does not count
+        self._mark = perf_counter()  # excludes the time that writing the row took
 
     def _pause(self) -> None:
         if self._on and not self._paused:
@@ -277,7 +272,7 @@ class Throughput(Callback):
 
     @property
     def newest(self) -> tuple[int, float | None]:
-        """Return the number of windows, and samples or tokens per second in the last one; on process 0."""
+        """Return the number of windows, and samples or tokens per second in the last one; on rank 0."""
         return len(self._windows), self._metrics(self._windows[-1:])[f"{self._unit}_per_s"]
 
     def result_names(self, task: Any) -> list[str]:
@@ -285,11 +280,10 @@ class Throughput(Callback):
         return [f"{getattr(task, 'unit', 'samples')}_per_s", *RESULTS]
 
     def summary(self) -> dict[str, Any]:
-        """Return the metrics over the fit: medians of windows for `step_ms` and `grad_sync`, of epochs for theirs,
-        totals for the others. `slowest_rank` is a name, host:rank.
+        """Return the metrics over the fit; None if unknown, and on other ranks.
 
-        None if unknown: on other processes, in a run no longer than `skip_steps` or without a whole epoch, for an
-        unknown peak. A process that was no longer than these returns what the one before it did.
+        Medians for `step_ms`, `grad_sync` and the epoch metrics, totals for the others; `slowest_rank` is a name,
+        host:rank. A process without a complete window or epoch returns its predecessor's values.
         """
         windows = self._windows if self._reports else []
         metrics = (

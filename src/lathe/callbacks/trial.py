@@ -1,4 +1,4 @@
-"""A run that is one of a search's: each validation is reported, and a run that falls behind ends early."""
+"""Report validations to Optuna and stop pruned runs."""
 
 from typing import Any
 
@@ -8,9 +8,10 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 
 class TrialReport(Callback):
-    """Reports what `monitor` says to `trial`, a trial of Optuna's (None in all processes but the first), after each
-    validation, under the number of validations so far; where the study's pruner says so, all processes stop training.
-    `pruned` is then the optimizer step. After the last validation the run is at its end, and counts whole.
+    """Report `monitor` to an Optuna `trial` (rank 0's) after each validation, and stop if it is pruned.
+
+    The step of a report is the number of validations; `pruned` is the optimizer step of the stop. The last validation
+    does not prune.
     """
 
     def __init__(self, trial: Any, monitor: str) -> None:
@@ -27,20 +28,20 @@ class TrialReport(Callback):
 
     def _behind(self, trainer: Trainer, value: float) -> bool:
         step = validations(trainer)
-        if step not in self.trial.storage.get_trial(self.trial._trial_id).intermediate_values:  # a continued run's
+        if step not in self.trial.storage.get_trial(self.trial._trial_id).intermediate_values:  # unless repeated
             self.trial.report(value, step)
         return not at_end(trainer) and bool(self.trial.should_prune())
 
 
 def at_end(trainer: Trainer) -> bool:
-    """Whether training ends with this validation anyway."""
+    """Return whether training ends with this validation anyway."""
     steps, epochs = trainer.max_steps, trainer.max_epochs
     last_epoch = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
     return 0 <= steps <= trainer.global_step or (last_epoch and trainer.is_last_batch)
 
 
 def validations(trainer: Trainer) -> int:
-    """How many validations there were, this one included; the same after a resume."""
+    """Count the validations, including this one; the same after a resume."""
     every = trainer.val_check_batch
     if isinstance(every, int) and every < trainer.num_training_batches:
         return round((trainer.fit_loop.total_batch_idx + 1) / every)

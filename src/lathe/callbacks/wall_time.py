@@ -7,10 +7,7 @@ from lightning.pytorch.callbacks import Callback
 
 
 class WallTime(Callback):
-    """Count `seconds` since construction, plus those that earlier processes spent before the restored checkpoint.
-
-    Steps after that checkpoint are repeated, so their first time does not count.
-    """
+    """Count `seconds` since construction, plus those of earlier processes up to the restored checkpoint."""
 
     def __init__(self) -> None:
         self._start, self._earlier = monotonic(), 0.0

@@ -1,4 +1,4 @@
-"""Messages to an address that the user gives, posted by a thread that holds nothing up."""
+"""Post messages to a user's address from a thread."""
 
 import json
 import logging
@@ -14,37 +14,33 @@ from urllib.request import HTTPRedirectHandler, Request, build_opener
 from lathe.errors import require
 
 log = logging.getLogger(__name__)
-ENV = "env:"  # before the name of a variable of the environment that holds the address
-MOST = 100  # messages that wait: more are dropped
+ENV = "env:"  # prefix of the name of an environment variable that holds the address
+MOST = 100  # queued messages: more are dropped
 
 
 class _NoRedirect(HTTPRedirectHandler):
-    """An answer that leads elsewhere is a failure: what is posted goes to the address that was given, and nowhere
-    else."""
+    """Treat a redirect as an error: messages are sent only to the given address."""
 
     def redirect_request(self, *args: Any, **kwargs: Any) -> None:
         return None
 
 
 class Webhook:
-    """Posts JSON to an http or https address. A message that does not arrive is lost; the first is told.
+    """Post JSON to an http or https address; warn of the first message that is lost.
 
-    Messages name the address by its host and port alone: the rest often is a secret.
-
-    Raises:
-        UserError: `url` is no such address, or names a variable that is not set.
+    Log messages contain only host and port: the rest of the address is often a secret.
     """
 
     def __init__(self, url: str, timeout: float, key: str) -> None:
         self._url, self._timeout, self._key = _address(url, key), timeout, key
         parts = urlsplit(self._url)
-        self.host = f"{parts.scheme}://{parts.netloc}"  # a login has been refused
+        self.host = f"{parts.scheme}://{parts.netloc}"  # `_address` refuses a login
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST)
         self._thread: threading.Thread | None = None
         self._told = False
 
     def post(self, message: Mapping[str, Any]) -> None:
-        """Leaves a message to the thread."""
+        """Queue a message."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="lathe-webhook", daemon=True)
             self._thread.start()
@@ -54,7 +50,7 @@ class Webhook:
             self._tell(f"more than {MOST} messages wait")
 
     def close(self) -> None:
-        """Waits for what was left, no longer than one message may take."""
+        """Wait for queued messages, at most `timeout`."""
         if self._thread is None:
             return
         try:
@@ -68,7 +64,7 @@ class Webhook:
         opener = build_opener(_NoRedirect)
         while (body := self._waiting.get()) is not None:
             headers = {"Content-Type": "application/json", "User-Agent": "lathe"}
-            request = Request(self._url, body, headers)  # noqa: S310, its scheme was looked at
+            request = Request(self._url, body, headers)  # noqa: S310, its scheme was checked
             try:
                 with opener.open(request, timeout=self._timeout):
                     pass
@@ -77,7 +73,7 @@ class Webhook:
                 error.close()
             except URLError as error:
                 self._tell(str(error.reason))
-            except Exception as error:  # a thread that dies is told by nobody; some of these have the address in them
+            except Exception as error:  # the thread must not die; some errors contain the address
                 self._tell(type(error).__name__)
 
     def _tell(self, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""What a run left lying: number formats, layouts and kernels that would have been faster here, by measurement."""
+"""Benchmark faster settings after training (bf16, channels_last, fused optimizer)."""
 
 import copy
 import math
@@ -23,33 +23,30 @@ from lathe.callbacks.module_access import task_of
 from lathe.config.types import NonNegativeInt
 from lathe.config.validation import validated
 
-WARMUP = 2  # steps of each that are not timed
-COPIES = 10  # times the weights: two nets, their gradients, two states of each in their optimizers, and room
-# what to type for each
+WARMUP = 2  # untimed steps of each
+COPIES = 10  # memory in multiples of the weights: two nets, their gradients, two optimizer states each, and a reserve
+# the override for each
 TYPED = {
     "bf16": "precision=bf16-mixed",
     "channels_last": "trainer.channels_last=true",
     "fused optimizer": "trainer.fused_optimizer=auto",
-    "one thread": "launch.threads=1",  # several wait for each other where the machine does other things as well
+    "one thread": "launch.threads=1",  # threads wait for each other if the machine is also used by other programs
 }
 
 
 class WhatIf(Callback):
-    """After training, time steps of copies of the net in the run's own settings and in others, one of each in turn, and
-    print those that would have been faster: bfloat16, channels last, a fused optimizer, all of these together, and one
-    thread of a CPU.
+    """Time steps with the run's settings and with others after training, and print those that are faster.
 
-    The batch is one that the run trained with. A timed step is forward, loss, backward, clipping and update, without
-    the loop around them. Weights, metrics, checkpoints and random numbers of the run are what they would be without:
-    net and loss are copied with what they hold, though not what they keep in their classes or in files. A step can't be
-    repeated outside the run with several devices, a compiled net, accumulated gradients, float16 with its scaler, a
-    loss that compression has wrapped, a hook on the net or a `training_step` of the user's own.
+    The others are bfloat16, channels last, a fused optimizer, all of these together, and one CPU thread. Steps
+    alternate between two settings, on copies of net and loss with a batch of the run: forward, loss, backward, clipping
+    and update, without the loop. The run's weights, metrics, checkpoints and random numbers do not change, unless net
+    or loss keep state in classes or files. `_unrepeatable` returns why a run can't be measured.
 
     Args:
-        steps: that are timed of each.
-        at_least: how many times as fast something has to be to be worth a line.
-        min_steps: optimizer steps that a fit must have made to be measured. With 0 there is a line for every fit, also
-            for one that could not be measured, or whose settings were the quickest.
+        steps: timed steps of each.
+        at_least: smallest speedup that is printed.
+        min_steps: optimizer steps that a fit must have made to be measured. 0 prints a line for every fit, also if
+            nothing was measured or faster.
     """
 
     @validated
@@ -60,7 +57,7 @@ class WhatIf(Callback):
         min_steps: NonNegativeInt = 0,
     ) -> None:
         self.steps, self.at_least, self.min_steps = steps, at_least, min_steps
-        self.line = ""  # what was said
+        self.line = ""  # the printed line
         self._batch: Any = None
         self._began = 0
 
@@ -75,7 +72,7 @@ class WhatIf(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._batch is None and trainer.global_step - self._began >= self.min_steps - 1:
-            # in the machine's memory: the device's may be full
+            # in main memory: the device's may be full
             self._batch = tree_map(
                 lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf, batch
             )
@@ -87,7 +84,7 @@ class WhatIf(Callback):
         faster: dict[str, list[float]] = {}
         try:
             faster, otherwise = self._faster(trainer, task_of(pl_module))
-        except Exception as error:  # the run is done: nothing that a copy of a user's net does may take its end away
+        except Exception as error:  # the run is done: an error in a copy of a user's net must not end it
             otherwise = f"nothing was measured ({type(error).__name__}: {' '.join(str(error).split()):.200})."
         finally:
             torch.set_num_threads(threads)
@@ -103,7 +100,7 @@ class WhatIf(Callback):
             print(f"callbacks.what_if: {self.line}", flush=True)
 
     def _faster(self, trainer: Trainer, task: Any) -> tuple[dict[str, list[float]], str]:
-        """What was faster in each pair of steps, with how many times as fast; what to say where there is nothing."""
+        """Return each faster setting's speedups per pair of steps, and the text if there are none."""
         reason = _unrepeatable(trainer, task)
         if reason is not None:
             return {}, f"nothing was measured: {reason}."
@@ -111,7 +108,7 @@ class WhatIf(Callback):
         others = {name: own.changed(name) for name in TYPED if own.has(name)}
         if not others:
             return {}, f"the run has all of {', '.join(TYPED)} that there are for it."
-        computed = [name for name in others if name != "one thread"]  # which is for what else the machine does
+        computed = [name for name in others if name != "one thread"]  # does not affect the computation of a step
         if len(computed) > 1:
             together = own
             for name in computed:
@@ -126,11 +123,11 @@ class WhatIf(Callback):
         )
 
     def _ratios(self, own: "Step", other: "Step", batch: Any) -> list[float]:
-        """How many times as fast `other` was in each pair of steps."""
+        """Return the speedup of `other` in each pair of steps."""
         left, right = own.ready(), other.ready()
         pairs = []
         for number in range(WARMUP + self.steps):
-            first, second = (left, right) if number % 2 else (right, left)  # neither always runs behind the other
+            first, second = (left, right) if number % 2 else (right, left)  # alternates the order
             times = {id(one): one(batch) for one in (first, second)}
             pairs.append(times[id(left)] / times[id(right)])
         return pairs[WARMUP:]
@@ -141,7 +138,7 @@ def _middle(ratios: list[float]) -> float:
 
 
 def _unrepeatable(trainer: Trainer, task: Any) -> str | None:
-    """Why steps can't be made outside the run; None where they can."""
+    """Return the reason why steps can't run outside the run; None if they can."""
     module = trainer.lightning_module
     compiled = "whole_step" in vars(module) or any(one._compiled_call_impl is not None for one in module.modules())
     if not isinstance(trainer.strategy, SingleDeviceStrategy):
@@ -154,7 +151,7 @@ def _unrepeatable(trainer: Trainer, task: Any) -> str | None:
         return "the steps of precision=16-mixed depend on what its scaler finds"
     needed = COPIES * sum(weight.nbytes for weight in module.parameters())
     free = psutil.virtual_memory().available
-    if trainer.strategy.root_device.type == "cpu" and free < needed:  # a GPU says so itself, and nobody is ended
+    if trainer.strategy.root_device.type == "cpu" and free < needed:  # a GPU raises an error instead
         return f"copies of the net may take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free"
     hook = task.own_hook()
     if hook is not None:
@@ -168,13 +165,13 @@ def _unrepeatable(trainer: Trainer, task: Any) -> str | None:
 
 
 class Step:
-    """A way to make steps: a number format, a layout, and an optimizer."""
+    """Settings of a step: number format, memory layout, optimizer kernels and threads."""
 
     def __init__(self, trainer: Trainer, task: Any) -> None:
         self.trainer, self.task = trainer, task
         self.device = trainer.strategy.root_device
         given = trainer.optimizers[0].defaults
-        # what the run's optimizer was made with; None asks for the quickest that there is
+        # the arguments of the run's optimizer; None takes the fastest kernels
         self.kernels: dict[str, Any] | None = {
             name: given[name] for name in ("fused", "foreach") if given.get(name) is not None
         }
@@ -182,7 +179,7 @@ class Step:
         self.last, self.threads = False, torch.get_num_threads()
 
     def has(self, name: str) -> bool:
-        """Whether there is such a change of this one."""
+        """Return whether setting `name` would change this one."""
         net = self.task.net
         if name == "bf16":
             full = str(self.trainer.precision) == "32-true" and not isinstance(
@@ -198,7 +195,7 @@ class Step:
         return any(given.get(kernel) and not (self.kernels or {}).get(kernel) for kernel in ("fused", "foreach"))
 
     def changed(self, name: str) -> "Step":
-        """The same with another format, layout or optimizer."""
+        """Return a copy with setting `name`."""
         other = copy.copy(self)
         if name == "bf16":
             other.format = lambda: torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
@@ -211,7 +208,7 @@ class Step:
         return other
 
     def ready(self) -> Callable[[Any], float]:
-        """A function that makes a step with a batch, on a copy of the net, and returns its seconds."""
+        """Return a function that makes a step with a batch, on a copy of the net, and returns its seconds."""
         task = self._copied()
         net = task.net
         if self.last:
@@ -239,11 +236,10 @@ class Step:
         return step
 
     def _copied(self) -> Any:
-        """The task with a net and a loss of its own, whose state moves on with each step. The Trainer, its callbacks
-        and metric objects are no part of a step, and not copied."""
+        """Return a copy of the task, its net and its loss, without copies of Trainer, callbacks and metrics."""
         others = (self.trainer, self.task.meters, *self.trainer.callbacks)  # type: ignore[attr-defined]
         task = copy.deepcopy(self.task, {id(one): one for one in others})
-        vars(task)["_trainer"] = self.trainer  # which a LightningModule leaves out
+        vars(task)["_trainer"] = self.trainer  # deepcopy of a LightningModule leaves it out
         return task.train()
 
     def _now(self) -> float:

@@ -1,4 +1,4 @@
-"""A first layer that is made from the training images."""
+"""Initialize a whitening layer from training images."""
 
 from typing import Any
 
@@ -12,22 +12,16 @@ from lathe.errors import UserError, require
 
 
 class Whitening(Callback):
-    """Has a net that has a method `whiten(images)`, such as `lathe.nets.Airbench`, look at training images before its
-    first step.
+    """Call `whiten(images)` of a net such as `lathe.nets.Airbench` before its first step.
 
-    They are normalised and not augmented, the same on each process. Weights that come from a checkpoint, of the run
-    itself or of another, stay as they are: the net says so by its buffer `whitened`.
+    Images are normalized and not augmented, the same on each rank. Weights from a checkpoint stay as they are: the
+    net's buffer `whitened` is set.
 
     Args:
         samples: images, the first of the training split in stored order.
-        settle_epoch: from which on the layer's bias does not learn either, by the net's method `settle()`, as Jordan's
-            does after three of eight epochs (arXiv:2404.00498): a step is shorter by the gradient of the layer's
-            outputs. None never.
-
-    Raises:
-        UserError: when a fit begins, for a net that has no such method, a data module that has no `first_images`, or a
-            layer that is to settle where the number of weights that learn is settled already: in compiled code, and on
-            several processes.
+        settle_epoch: epoch from which the layer's bias is frozen too, by the net's method `settle()`, as Jordan's is
+            after three of eight epochs (arXiv:2404.00498): steps skip the gradient of the layer's outputs. None never.
+            Not with compiled code or several ranks, where the set of trained weights is fixed.
     """
 
     @validated
@@ -78,7 +72,7 @@ class Whitening(Callback):
                 f"callbacks.whitening.settle_epoch={settles} never comes in a run of trainer.max_epochs={epochs}: the "
                 "layer's bias learns to the end. Set a smaller one, or null."
             )
-        self._settle(trainer, pl_module)  # a run that goes on within an epoch does not start it
+        self._settle(trainer, pl_module)  # a run that resumes inside an epoch has no on_train_epoch_start
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._settle(trainer, pl_module)

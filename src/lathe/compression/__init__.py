@@ -1,3 +1,1 @@
-"""Algorithms that make nets small: functions and small classes on tensors and modules, without Lightning. Callbacks say
-when they act.
-"""
+"""Compression algorithms on tensors and modules, without Lightning; callbacks schedule them."""

@@ -1,4 +1,4 @@
-"""Forward passes that leave a net and its input as they were."""
+"""Forward passes that do not change a net or its input."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,13 +9,13 @@ from torch.utils.hooks import RemovableHandle
 
 
 def copy_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """Forward pre-hook for a net whose input is used again: the net gets a copy, which it may write into."""
+    """Copy the input of a net that may modify it in place; a forward pre-hook."""
     return (args[0].clone(), *args[1:]) if args and isinstance(args[0], Tensor) else None
 
 
 @contextmanager
 def evaluated(net: nn.Module, hooks: Iterable[RemovableHandle] = ()) -> Iterator[None]:
-    """`net` in evaluation mode, with a copy of its input; at the end, modes are restored and `hooks` removed."""
+    """Run `net` in eval mode on copies of its input; then restore modes and remove `hooks`."""
     modes = [(module, module.training) for module in net.modules()]
     copying = net.register_forward_pre_hook(copy_input)
     net.eval()

@@ -1,6 +1,4 @@
-"""Changes that compression made to a net besides its weights, as plain data: enough to rebuild the net and load a
-checkpoint into it.
-"""
+"""Structural changes of compression, as plain data to rebuild a net before loading a checkpoint."""
 
 from typing import Any
 
@@ -10,12 +8,9 @@ from lathe.errors import UserError
 
 
 def structure_of(net: nn.Module) -> dict[str, Any]:
-    """Return the changes in the order in which they have to be repeated; empty for a net as configured.
-
-    Numbers, strings, lists and dicts only, for a checkpoint or JSON.
-    """
+    """Return the changes, in the order to repeat them, as plain data; empty for a net as configured."""
     if not any("plan" in vars(module) or "_channels_removed" in vars(module) for module in net.modules()):
-        return {}  # most nets: without importing what follows
+        return {}  # avoids the imports for most nets
     from lathe.compression import channels, quantization
 
     found = {"channels": channels.describe(net), "quantization": quantization.describe(net)}
@@ -23,7 +18,7 @@ def structure_of(net: nn.Module) -> dict[str, Any]:
 
 
 def apply_structure(net: nn.Module, structure: dict[str, Any]) -> None:
-    """Repeat the changes on a net that has none of them, or exactly these, in place. Load the weights afterwards.
+    """Repeat the changes on an unchanged net, or verify them, in place; load the weights afterwards.
 
     Raises:
         UserError: the net has no such layers, or `structure` does not come from `structure_of`.

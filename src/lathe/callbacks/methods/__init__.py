@@ -1,3 +1,1 @@
-"""The methods of compression as callbacks: they say when an algorithm of `lathe.compression` acts, and carry its
-state.
-"""
+"""Compression methods as callbacks, which schedule the algorithms of `lathe.compression`."""

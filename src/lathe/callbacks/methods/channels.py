@@ -1,4 +1,4 @@
-"""Removal of channels: a net that is smaller in fact, not behind masks."""
+"""Removal of channels, attention heads and hidden units."""
 
 import copy
 import hashlib
@@ -32,30 +32,25 @@ from lathe.measure.processes import everyones
 from lathe.measure.shards import local, parameters_of, part_of, whole
 
 KEY = "compression.prune_channels"
-BATCHES = 15  # for BatchNorm's statistics, and for `taylor`
+BATCHES = 15  # for BatchNorm's statistics and for `taylor`
 
 
 class PruneChannels(SkippableHooks, Compression):
-    """Removes whole channels, attention heads and hidden units until the net keeps to a budget (see `find_groups`,
-    `choose`).
+    """Remove channels, attention heads and hidden units until the net meets a budget.
 
-    `one_shot` removes them before the first step, from the weights that `ckpt_path` gave, and estimates BatchNorm's
-    statistics anew. `gradual` trains the dense net up to `start`, chooses what will go, fades that out by a factor that
-    falls to 0 at `end`, and removes it after training: the net's outputs stay as they were, because what is removed is
-    silent by then.
+    `find_groups` finds the units and `choose` selects them. `one_shot` removes them before the first step, by the
+    weights of `ckpt_path`, and re-estimates BatchNorm's statistics. `gradual` trains the dense net up to `start`,
+    selects units, scales them down to 0 until `end`, and removes them after training, when their removal does not
+    change the outputs.
 
     Args:
         budget, share, importance, scope, round_to, min_channels, exclude: see
             `lathe.compression.channels.prune.Options`.
         mode: `gradual` or `one_shot`.
-        start, end: shares of the window at which fading begins and is over.
-        regularise: `group_norm`, `group_lasso`, `bn_scale`, or null: pushes weak units towards zero up to `start`.
-        strength: of that push, added to gradients.
+        start, end: shares of the window at which fading begins and ends.
+        regularise: `group_norm`, `group_lasso`, `bn_scale`, or null: penalty on weak units up to `start`.
+        strength: of the penalty, added to gradients.
         latency_batch: samples in the batch that latency is measured with.
-
-    Raises UserError without torch-pruning, for a value out of range, a net that can't be followed, a budget that can't
-    be met, and strategies under which a process does not hold its weights under the net's own names (pipeline,
-    deepspeed).
     """
 
     @validated
@@ -75,7 +70,7 @@ class PruneChannels(SkippableHooks, Compression):
         exclude: Sequence[Name] = (),
         latency_batch: Count = 32,
     ) -> None:
-        require_packages()  # here: it is told before data is read
+        require_packages()  # raises before data are loaded
         self.options = Options(budget, share, importance, scope, round_to, min_channels, tuple(exclude))
         gradual = mode == "gradual"
         if start > end:
@@ -89,18 +84,16 @@ class PruneChannels(SkippableHooks, Compression):
         self._reset()
 
     def _reset(self) -> None:
-        self.chosen: dict[str, list[int]] | None = None  # units that go, by group
-        self.factor = 1.0  # what they are scaled to
-        self.shares: dict[str, float] = {}  # what remains of the dense net
-        self._step = -1  # the last optimizer step that was looked at; -1 before training
+        self.chosen: dict[str, list[int]] | None = None  # units to remove, by group
+        self.factor = 1.0  # the factor that scales them
+        self.shares: dict[str, float] = {}  # remaining shares of the dense net
+        self._step = -1  # the last optimizer step that was processed; -1 before training
         self._sensitivity: dict[str, Tensor] = {}
         self._groups: list[slices.Group] = []
-        # The net before, without values where its time does not count.
+        # the dense net, without values unless its time counts
         self._dense: tuple[nn.Module, Tensor] | None = None
         self._fade: Fade | None = None
-        self._stays: dict[str, Tensor] = {}  # by parameter, where weights do not fade
-
-    # -- before training
+        self._stays: dict[str, Tensor] = {}  # by parameter name, True where weights do not fade
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -113,7 +106,7 @@ class PruneChannels(SkippableHooks, Compression):
                 f"{KEY}.mode=one_shot acts before the first step: give it the first of compression.stages, or use "
                 "mode=gradual."
             )
-        if self.mode == "one_shot" and slices.describe(net):  # a resumed run: run.py has given the net its structure
+        if self.mode == "one_shot" and slices.describe(net):  # a resumed run: the net already has its structure
             return
         example = an_input(trainer, pl_module, self.latency_batch)
         with under(KEY):
@@ -126,9 +119,9 @@ class PruneChannels(SkippableHooks, Compression):
             self._dense = budget.skeleton(net, example)
 
     def _refuse(self, trainer: Trainer) -> None:
-        """Raises UserError for a strategy under which a process does not hold its weights under the net's own names."""
+        """Raise UserError if ranks do not hold weights under the net's own names (pipeline, deepspeed)."""
         strategy: Any = trainer.strategy
-        # Lightning's own declare nothing.
+        # Lightning's own strategies have no `reshapes`
         reshapes = getattr(strategy, "reshapes", hasattr(strategy, "deepspeed_engine"))
         if reshapes and not getattr(strategy, "keeps_parameters", False):
             name = type(strategy).__name__
@@ -164,10 +157,8 @@ class PruneChannels(SkippableHooks, Compression):
                 net.zero_grad(set_to_none=True)
             rewind(trainer)
 
-    # -- choosing
-
     def _choose(self, trainer: Trainer, net: nn.Module) -> None:
-        """Process 0 decides for all."""
+        """Choose the units on rank 0 and broadcast them."""
         assert self._dense is not None
         (dense, example), message = self._dense, None
         tensors = {name: whole(parameter) for name, parameter in parameters_of(net).items()}
@@ -195,13 +186,11 @@ class PruneChannels(SkippableHooks, Compression):
         tensors = {name: whole(parameter) for name, parameter in named.items()}
         gradients = {name: whole(parameter.grad) for name, parameter in named.items() if parameter.grad is not None}
         for name, change in loss_change(self._groups, tensors, gradients).items():
-            finite = change.cpu().nan_to_num(0.0, 0.0, 0.0)  # a step that overflows in float16 says nothing
+            finite = change.cpu().nan_to_num(0.0, 0.0, 0.0)  # float16 overflow does not count
             self._sensitivity[name] = self._sensitivity.get(name, 0) + finite
 
-    # -- fading out
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Under fsdp a checkpoint is restored after on_fit_start.
+        # under fsdp a checkpoint is restored after on_fit_start
         twice = self.mode == "one_shot" and self.chosen is None
         if twice:
             raise UserError(
@@ -211,7 +200,7 @@ class PruneChannels(SkippableHooks, Compression):
             self._bind(pl_module.get_submodule("net"))
         self._begin, self._end = self.step_at(trainer, self.start), self.step_at(trainer, self.end)
         self._first = self.step_at(trainer, 0.0)
-        # A resumed run's checkpoint may have been written between an optimizer step and what follows here.
+        # a resumed run's checkpoint may have been written between an optimizer step and this callback
         if self.mode == "gradual" and trainer.global_step > self._step:
             self._act(trainer, pl_module, trainer.global_step)
 
@@ -233,7 +222,7 @@ class PruneChannels(SkippableHooks, Compression):
             self._act(trainer, pl_module, trainer.global_step)
 
     def _act(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
-        """What follows optimizer step `step`, counted from 1; 0 is before the first."""
+        """Act after optimizer step `step`, counted from 1; 0 is before the first."""
         self._step = step
         if step < self._begin:
             return
@@ -247,11 +236,11 @@ class PruneChannels(SkippableHooks, Compression):
         self._fade.scale(self.factor / before if before else 0.0)
         if before > self.factor == 0.0:
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, EMA):  # what is silent from here on is silent in the average too
+                if isinstance(callback, EMA):  # faded units are zero in the average too
                     callback.mask(self._stays)
 
     def _bind(self, net: nn.Module) -> None:
-        """Finds the weights that fade."""
+        """Find the weights that fade."""
         assert self.chosen is not None
         named = parameters_of(net)
         masks = {name: mask.to(named[name].device) for name, mask in fading(self._groups, self.chosen, net).items()}
@@ -265,8 +254,6 @@ class PruneChannels(SkippableHooks, Compression):
         digest = hashlib.sha256(json.dumps(removed, sort_keys=True).encode()).hexdigest()
         assert len(set(everyones(digest))) == 1, "ranks removed different channels"
 
-    # -- after training
-
     def ready(self, trainer: Trainer) -> bool:
         return self.mode == "one_shot" or (self.chosen is not None and self.factor == 0.0)
 
@@ -277,7 +264,7 @@ class PruneChannels(SkippableHooks, Compression):
             rank_zero_warn(f"{KEY}: training ended before {KEY}.end={self.end}, so no channel was removed.")
             self.chosen = None
             return False
-        silence(net, self._groups, self.chosen)  # an average of weights still holds something of them
+        silence(net, self._groups, self.chosen)  # an average of weights is not exactly zero there
         slices.remove(net, self._groups, self.chosen)
         return True
 
@@ -287,8 +274,6 @@ class PruneChannels(SkippableHooks, Compression):
     def report(self) -> dict[str, float]:
         removed = self.mode == "one_shot" or self.factor == 0.0
         return {f"prune_channels/{name}_share": share for name, share in self.shares.items() if removed}
-
-    # -- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         chosen = {"chosen": self.chosen, "factor": self.factor, "shares": self.shares}

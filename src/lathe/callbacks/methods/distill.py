@@ -1,4 +1,4 @@
-"""Distillation: the student's objective gets a second part, which a frozen teacher sets."""
+"""Knowledge distillation: add a frozen teacher's term to the student's loss."""
 
 import math
 from collections.abc import Callable
@@ -36,23 +36,17 @@ from lathe.measure.processes import everyones_tensors
 
 
 class Distill(Compression):
-    """Trains on `hard + soft` instead of the task's own objective, `hard`; with `alpha`, on `(1 - alpha) * hard + alpha
-    * soft`. `soft` is the sum of the methods' terms, the weighted mean of those of all teachers. Both parts, as they
-    enter the sum, are logged as train/hard_loss and train/soft_loss.
+    """Train on `hard + soft`; with `alpha`, on `(1 - alpha) * hard + alpha * soft`.
 
-    A teacher sees what the net sees, augmentation and mixing included, in eval mode and in the precision of the run.
-    Its own metric on the validation split is logged at the start, and a student that becomes as good is told.
+    `hard` is the task's loss; `soft` is the sum of the methods' terms, a weighted mean over teachers. Both, as they
+    enter the sum, are logged as train/hard_loss and train/soft_loss. A teacher gets the net's augmented and mixed
+    inputs, in eval mode and in the precision of the run. Its validation metric is logged at the start, and the run ends
+    with a warning if the student is as good. Rows whose target is -100 do not count. Relational methods (dist, rkd,
+    crd) compare samples within a rank's batch. Connectors (fitnets, crd) are a group of the run's optimizer without
+    weight decay.
 
-    Rows whose target is -100 do not count. Relational methods (dist, rkd, crd) compare samples within a process's part
-    of the batch. Connectors (fitnets, crd) are trained by the run's optimizer, in a group of their own without weight
-    decay.
-
-    Args: as configs/compression/distill.yaml explains them. `teacher` is a run directory, "ema", {"net": net,
+    configs/compression/distill.yaml describes the arguments. `teacher` is a run directory, "ema", {"net": net,
     "weights": path}, or a list.
-
-    Raises:
-        UserError: values out of range; a teacher that can't be opened or has other outputs; layers that can't be
-            compared; connectors under a strategy that spreads the net.
     """
 
     @validated
@@ -100,21 +94,19 @@ class Distill(Compression):
         self.teachers = Teachers(teacher, teacher_weights, ema_decay, cache)
         self.alpha = 0.9 if alpha is None and list(weights) == ["kd"] else alpha
         self.warmup = warmup
-        self.open_run: OpenRun | None = None  # opens the net of a run directory; train.py sets it
+        self.open_run: OpenRun | None = None  # opens the net of a run directory; set by the training
         self.comparisons: list[Comparison] = []
         self.best: float | None = None  # the student's best value of the task's monitor
-        self._capture: Capture | None = None  # of the student's layers
+        self._capture: Capture | None = None  # the student's layers
         self._undo: list[Callable[[], None]] = []
-        self._sums: Tensor | None = None  # of hard, soft and 1 over the steps since the last logged one: [3]
+        self._sums: Tensor | None = None  # [3]: sums of hard, soft and 1 over the steps since the last logged one
         self._restored: list[list[float]] | None = None
         self._steps = (0, 0)  # the window's first optimizer step, and the first one after it
         self._step = -1
-        self._filled = 0  # the first epoch at which the teachers' cache has had its chance
-
-    # -- what is trained on
+        self._filled = 0  # the first epoch at which the cache is judged
 
     def objective(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
-        """The two parts of the loss; outside the method's window the task's own terms."""
+        """Return the two terms of the loss; outside the window, the task's own terms."""
         terms = self._inner(outputs, batch)
         (begin, end), step = self._steps, self._trainer.global_step
         if begin <= step < end:
@@ -134,7 +126,7 @@ class Distill(Compression):
     def _soft(self, outputs: Tensor, batch: Any) -> Tensor:
         logits = self.teachers.answers(batch[0])
         kind = outputs.device.type
-        # A 16-bit format costs a relation its digits, and little work is done here.
+        # 16 bits are too imprecise for relations, and this part is cheap
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
             which = counted(outputs, batch)
             terms = [
@@ -145,8 +137,6 @@ class Distill(Compression):
             ]
         self.teachers.forget()
         return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
-
-    # -- when
 
     def check(self, net: nn.Module) -> None:
         self.teachers.open_others(self.open_run)
@@ -173,7 +163,7 @@ class Distill(Compression):
         if trained:
             self._join(trainer, task, trained)
         if not trained or trainer.world_size == 1:
-            self.on_after_backward = None  # type: ignore[assignment]  # Lightning passes over it
+            self.on_after_backward = None  # type: ignore[assignment]  # Lightning skips it
         inner: Any = task.objective
         self._inner: Callable[[Any, Any], dict[str, Tensor]] = inner
         task.objective = self.objective  # type: ignore[assignment]
@@ -183,7 +173,7 @@ class Distill(Compression):
         return [parameter for comparison in self.comparisons for parameter in comparison.connectors.parameters()]
 
     def _join(self, trainer: Trainer, task: Any, trained: list[nn.Parameter]) -> None:
-        """Lets the run's optimizer train the connectors."""
+        """Add the connectors to the run's optimizer."""
         strategy = trainer.strategy
         whole = isinstance(strategy, SingleDeviceStrategy | DDPStrategy) and not isinstance(strategy, DeepSpeedStrategy)
         if not whole or hasattr(strategy, "shard"):
@@ -197,7 +187,7 @@ class Distill(Compression):
             optimizer = make(net)
             group: dict[str, Any] = {"params": trained, "name": "distill", "weight_decay": 0.0}
             if any("role" in other for other in optimizer.param_groups):
-                group["role"] = "adamw"  # Muon's other half: connectors are no hidden layers
+                group["role"] = "adamw"  # connectors are not hidden layers, so Muon does not take them
             optimizer.add_param_group(group)
             return optimizer
 
@@ -219,13 +209,12 @@ class Distill(Compression):
             ):  # the checkpoint was written between an optimizer step and its update
                 average.update()
         self._step = trainer.global_step
-        # A cache begins empty: it can tell after two whole epochs, of which the one that a continued run is in may be
-        # none.
+        # A cache starts empty: it is judged after two complete epochs, not counting one that a run resumes inside.
         self._filled = trainer.current_epoch + (3 if trainer.global_step else 2)
         self._steps = (self.step_at(trainer, 0), self.step_at(trainer, 1))
         rows, self._restored = self._restored, None
         if rows is not None and any(row[2] > 0 for row in rows):
-            world = trainer.world_size  # other devices than before: each goes on with a share of the total
+            world = trainer.world_size  # the number of ranks has changed: each continues with a share of the total
             total = [sum(column) / world for column in zip(*rows, strict=True)]
             mine = rows[trainer.global_rank] if len(rows) == world else total
             self._sums = torch.tensor(mine, dtype=torch.float32, device=pl_module.device)
@@ -241,13 +230,11 @@ class Distill(Compression):
     every_step = ("on_train_batch_end",)
 
     def skippable_steps(self, trainer: Trainer) -> float:
-        """Return inf, or 0 where connectors share gradients at each step."""
+        """Return inf, or 0 if connectors average gradients at each step."""
         return math.inf if self.on_after_backward is None else 0
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Connectors are in no DDP bucket: the mean of their gradients is taken here. What accumulated before is equal
-        already.
-        """
+        """Average the connectors' gradients, which are in no DDP bucket; accumulated ones are equal already."""
         gradients = [parameter.grad for parameter in self._trained() if parameter.grad is not None]
         if gradients:
             flat = torch.cat([gradient.flatten() for gradient in gradients])
@@ -292,15 +279,13 @@ class Distill(Compression):
                 self._capture.remove()
             self._undo, self.comparisons = [], []
 
-    # -- checkpoints
-
     def state_dict(self) -> dict[str, Any]:
         state: dict[str, Any] = {"step": self._step, "figures": self.teachers.metrics, "best": self.best}
         state["comparisons"] = [comparison.state_dict() for comparison in self.comparisons]
         if self.teachers.average is not None:
             state["average"] = self.teachers.average.state_dict()
         mine = torch.zeros(3, device=self._trainer.strategy.root_device) if self._sums is None else self._sums
-        return {**state, "sums": [row.tolist() for row in everyones_tensors(mine)]}  # as the task keeps them
+        return {**state, "sums": [row.tolist() for row in everyones_tensors(mine)]}  # as the task saves them
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._step, self.teachers.metrics, self.best = state_dict["step"], state_dict["figures"], state_dict["best"]

@@ -1,4 +1,4 @@
-"""A teacher's answers, kept for inputs that come again."""
+"""Cache of a teacher's logits."""
 
 from collections.abc import Callable
 
@@ -7,25 +7,21 @@ from torch import Tensor
 
 
 class LogitCache:
-    """Logits of inputs that have been seen, bit for bit the same: at most `limit` bytes of them, the oldest leave
-    first.
+    """Logits by input, at most `limit` bytes of them; the oldest are dropped first.
 
-    The key of a row is a 64-bit hash of its content, so it is the sample *and* its augmentation; a sample's number
-    alone would give the logits of one crop to another. Two different inputs share a key with a probability of about
-    2^-64 per pair.
+    The key of a row is a 64-bit hash of its content, so that crops of a sample differ. Two inputs share a key with a
+    probability of about 2^-64.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.rows: dict[int, Tensor] = {}
-        self.lookups = self.hits = self.saved = (
-            0  # rows asked for, known rows, and those for which nobody had to compute
-        )
-        self.told = False  # that it spares nothing
+        self.lookups = self.hits = self.saved = 0  # rows requested, cached rows, and rows that were not computed
+        self.told = False  # warned that the cache saves nothing
         self._factors: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def keys(self, x: Tensor) -> list[int]:
-        """A hash of each row of `x` [batch, ...]. Waits for the device."""
+        """Return a hash of each row of `x` [batch, ...]. Waits for the device."""
         flat = x.detach().contiguous().view(len(x), -1)
         words = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]).to(
             torch.int64
@@ -41,9 +37,7 @@ class LogitCache:
         return (mixed ^ (mixed >> 32)).sum(1).tolist()
 
     def get(self, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """`compute(x)` [batch, ...], or what it was for the same rows before; a batch with a new row in it is computed
-        as a whole.
-        """
+        """Return `compute(x)` [batch, ...], cached or computed; one new row computes the whole batch."""
         keys = self.keys(x)
         self.lookups += len(keys)
         known = sum(key in self.rows for key in keys)
@@ -54,7 +48,7 @@ class LogitCache:
         logits = compute(x)
         size = logits[0].numel() * logits.element_size()
         for key, row in zip(keys, logits.detach(), strict=True):
-            self.rows.setdefault(key, row.clone())  # its own memory: a view would keep the batch's
+            self.rows.setdefault(key, row.clone())  # a view would keep the memory of the whole batch
         while len(self.rows) * size > self.limit:
             del self.rows[next(iter(self.rows))]
         return logits

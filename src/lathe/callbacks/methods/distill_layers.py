@@ -1,4 +1,4 @@
-"""Which layers of a student and of its teacher belong together, and what comes out of them in a forward pass."""
+"""Pairs of student and teacher layers, and their features."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,13 +14,15 @@ from lathe.errors import UserError
 
 KEY = "compression.distill"
 Shape = tuple[int, ...]
-LISTED = 12  # candidates in a sentence
+LISTED = 12  # names in a message
 
 
 @dataclass
 class Probe:
-    """What a net does to a few inputs: its output, and the shape that leaves each layer, without the batch, in the
-    order of the calls. `head` is the last linear layer and `embedding` the shape that it takes."""
+    """A net's output, and each layer's output shape without the batch, in call order.
+
+    `head` is the last linear layer, `embedding` the shape of its input.
+    """
 
     output: Tensor
     shapes: dict[str, Shape] = field(default_factory=dict)
@@ -29,7 +31,7 @@ class Probe:
 
 
 def probe(net: nn.Module, x: Tensor) -> Probe:
-    """Runs `net` on `x` [batch, ...] once, in eval mode and uncompiled, and leaves it as it was."""
+    """Run `net` on `x` [batch, ...] once, in eval mode and uncompiled, and leave it unchanged."""
     found = Probe(torch.empty(0))
     handles = []
 
@@ -47,7 +49,7 @@ def probe(net: nn.Module, x: Tensor) -> Probe:
 
 
 def stage_ends(net: nn.Module, found: Probe) -> list[str]:
-    """The last of each run of the net's `blocks` that give one shape, by name; empty for a net that names no blocks."""
+    """Return the last of each run of `net.blocks` with one output shape; empty for a net without `blocks`."""
     names = [name for name in found.shapes if name.startswith("blocks.") and name.count(".") == 1]
     return [
         name for i, name in enumerate(names) if i + 1 == len(names) or found.shapes[names[i + 1]] != found.shapes[name]
@@ -55,18 +57,18 @@ def stage_ends(net: nn.Module, found: Probe) -> list[str]:
 
 
 def fits(method: str, student: Shape, teacher: Shape) -> bool:
-    """Whether features of these shapes, without the batch, can be compared by a feature method."""
+    """Return whether a feature method can compare features of these shapes, without the batch."""
     if method == "attention":
         pairs = list(zip(student[1:], teacher[1:], strict=False))
         return len(student) == len(teacher) == 3 and all(max(pair) % min(pair) == 0 for pair in pairs)
     if method == "fitnets":
         places = (student[1:], teacher[1:]) if len(student) == 3 else (student[:-1], teacher[:-1])
         return len(student) == len(teacher) <= 3 and places[0] == places[1]
-    return all(len(shape) in (1, 3) for shape in (student, teacher))  # rkd and crd: one vector for each sample
+    return all(len(shape) in (1, 3) for shape in (student, teacher))  # rkd and crd: one vector per sample
 
 
 def choose(key: str, patterns: Sequence[str], found: Probe) -> list[str]:
-    """The layers that match `patterns` (`*` for anything), in the order of the patterns and of the calls."""
+    """Return the layers that match `patterns` (`*` for anything), in the order of patterns and calls."""
     chosen: list[str] = []
     for pattern in patterns:
         matching = [name for name in found.shapes if fnmatchcase(name, pattern)]
@@ -79,13 +81,11 @@ def choose(key: str, patterns: Sequence[str], found: Probe) -> list[str]:
 def pairs_of(
     method: str, student: Probe, teacher: Probe, nets: tuple[nn.Module, nn.Module], patterns: tuple[Any, Any]
 ) -> list[tuple[str, str]]:
-    """The layers, of student and teacher, that a feature method compares.
+    """Return the layers of student and teacher that a feature method compares.
 
-    Without patterns: the input of the head, written `<head>.input`, for rkd and crd; the last blocks of all stages for
-    attention; that of the middle stage for fitnets.
-
-    Raises:
-        UserError: a pattern matches nothing, there are not as many on both sides, or their shapes can't be compared.
+    By default: the input of the head, written `<head>.input`, for rkd and crd; the last blocks of all stages for
+    attention, of the middle stage for fitnets. Raises UserError if a pattern matches nothing, or numbers or shapes
+    differ.
     """
     chosen: list[list[str]] = []
     for key, given, found, net in zip(
@@ -133,27 +133,27 @@ def listed(shapes: dict[str, Shape]) -> str:
 
 
 class Capture:
-    """Keeps what layers of `net` give in a forward pass, by name; `<name>.input` is what a layer takes.
+    """Store the outputs of layers of `net` in a forward pass, by name; `<name>.input` is a layer's input.
 
-    Hooks are set before a net is compiled, whose graph then gives these tensors too. With `training_only`, evaluation
-    keeps nothing.
+    Hooks have to be set before a net is compiled, whose graph then returns these tensors too. With `training_only`,
+    evaluation stores nothing.
     """
 
     def __init__(self, net: nn.Module, names: Sequence[str], training_only: bool) -> None:
         self.found: dict[str, Tensor] = {}
         self._handles: list[RemovableHandle] = []
-        found = self.found  # the hooks must not hold this object, nor a compiler look into it
+        found = self.found  # hooks must not refer to this object, which the compiler would trace
         for name in dict.fromkeys(names):
             inner = name.removesuffix(".input")
             module = net.get_submodule(inner)
 
             def before(module: nn.Module, inputs: Any, name: str = name) -> None:
                 if module.training or not training_only:
-                    found[name] = inputs[0].clone()  # the layer may write into it
+                    found[name] = inputs[0].clone()  # the layer may modify it in place
 
             def after(module: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
                 if module.training or not training_only:
-                    found[name] = output.clone()  # the next layer may write into it
+                    found[name] = output.clone()  # the next layer may modify it in place
 
             if inner != name:
                 self._handles.append(module.register_forward_pre_hook(before))
@@ -161,11 +161,7 @@ class Capture:
                 self._handles.append(module.register_forward_hook(after))
 
     def take(self, name: str) -> Tensor:
-        """What a layer gave.
-
-        Raises:
-            UserError: the layer was not called, or this process holds a part of its output alone.
-        """
+        """Return a layer's features; raise UserError if it was not called, or this rank has only a shard."""
         if name not in self.found:
             raise UserError(
                 f"{KEY}: the layer {name} gave nothing in this step; feature methods need a net that calls its layers "

@@ -1,4 +1,4 @@
-"""The teachers of a run together: what they answer, and how good they are themselves."""
+"""The teachers of a run: logits and validation metrics."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +17,9 @@ from lathe.errors import ArgumentError, UserError
 
 
 class Teachers:
-    """Nets that no module knows, so that they are in no checkpoint, hyper-parameter or DDP bucket.
+    """Teachers that are not submodules, so that no checkpoint, hyper-parameter or DDP bucket has them.
 
-    `weights` are their parts of the soft term, null for equal ones; `cache` MiB of their logits are kept.
-
-    Raises:
-        UserError: as `specs_of`; weights that are not theirs; a cache for a teacher that changes.
+    `weights` are those of the soft term (None: equal); `cache` MiB of their logits are cached.
     """
 
     def __init__(self, teacher: Any, weights: Any, ema_decay: float, cache: float) -> None:
@@ -42,11 +39,11 @@ class Teachers:
         self.average: Average | None = None
         self.nets: list[nn.Module] = []
         self.captures: list[Capture | None] = []
-        self.metrics: list[dict[str, float]] = []  # each one's own, on the validation split
+        self.metrics: list[dict[str, float]] = []  # of each teacher on the validation split
         self._dtype = torch.float32
 
     def open(self, net: nn.Module, open_run: OpenRun | None) -> None:
-        """Opens the teachers of the student `net`, on the CPU."""
+        """Open the teachers of the student `net`, on the CPU."""
         if self.specs == ["ema"]:
             self.average = Average(net, self.ema_decay)
             self.nets = [self.average.net]
@@ -54,12 +51,12 @@ class Teachers:
             self.open_others(open_run)
 
     def open_others(self, open_run: OpenRun | None) -> None:
-        """Opens the teachers that are nets of their own, and no average of the student."""
+        """Open the teachers, unless the teacher is an average of the student."""
         if self.specs != ["ema"]:
             self.nets = [open_teacher(spec, open_run) for spec in self.specs]
 
     def probed(self, index: int, example: Tensor, student: Probe) -> Probe:
-        """What teacher `index` does to an example; its outputs have to be of the student's shape."""
+        """Probe teacher `index`; raise UserError if its outputs differ in shape from the student's."""
         name = name_of(self.specs[index])
         try:
             found = probe(self.nets[index], example)
@@ -82,7 +79,7 @@ class Teachers:
 
     @torch.no_grad()
     def answers(self, x: Tensor) -> Tensor:
-        """All teachers' logits for the net's input: [batch, teachers, ..., classes]."""
+        """Return all teachers' logits for the net's input: [batch, teachers, ..., classes]."""
         return self._compute(x) if self.cache is None else self.cache.get(x, self._compute)
 
     def _compute(self, x: Tensor) -> Tensor:
@@ -93,7 +90,7 @@ class Teachers:
         return x.to(self._dtype) if x.is_floating_point() else x
 
     def forget(self) -> None:
-        """Lets go of what layers gave in the last forward pass."""
+        """Discard the features of the last forward pass."""
         for capture in self.captures:
             if capture is not None:
                 capture.found.clear()
@@ -104,10 +101,8 @@ class Teachers:
                 capture.remove()
         self.nets, self.captures = [], []
 
-    # -- how good they are
-
     def evaluate(self, trainer: Trainer, task: Any) -> None:
-        """Takes and logs the teachers' own metrics on the validation split, over all processes."""
+        """Evaluate the teachers on the validation split, over all ranks, and log the monitored metric."""
         monitored = str(task.monitor).partition("/")[2]
         for index, net in enumerate(self.nets):
             total: Tensor | None = None
@@ -133,7 +128,7 @@ class Teachers:
         self.forget()
 
     def compare(self, best: float, metric: str, lower: bool) -> None:
-        """Warns if the student's best value of a metric is as good as the best teacher's."""
+        """Warn if the student's best value of a metric is as good as the best teacher's."""
         theirs = [metrics[metric] for metrics in self.metrics if metric in metrics]
         if theirs and (best <= min(theirs) if lower else best >= max(theirs)):
             rank_zero_warn(
@@ -143,7 +138,7 @@ class Teachers:
             )
 
     def check_cache(self) -> None:
-        """Warns, once, of a cache that has spared the teachers nothing in whole epochs."""
+        """Warn once if the cache has saved nothing."""
         cache = self.cache
         if cache is None or not cache.lookups or cache.saved or cache.told:
             return
@@ -172,9 +167,7 @@ class Teachers:
 
 @contextmanager
 def _as_evaluated(task: nn.Module) -> Iterator[None]:
-    """The task's own flag in evaluation mode, its net's untouched: losses without label smoothing, filling rows left
-    out.
-    """
+    """Set only the task's own flag to eval: losses without label smoothing and padding rows."""
     was, task.training = task.training, False
     try:
         yield

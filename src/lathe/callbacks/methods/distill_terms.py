@@ -1,4 +1,4 @@
-"""The soft terms of a distilled student's loss: which method compares what of the student with what of one teacher."""
+"""The soft loss terms of a student and one teacher."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,15 +15,14 @@ from lathe.data.order import IGNORE
 from lathe.errors import ArgumentError, UserError
 from lathe.measure.processes import everyones_tensors, processes
 
-# What each method's term is multiplied by: 1 in DKD's and DIST's papers, the values of the CRD repository for the
-# others.
+# Factor of each method's term: 1 in DKD's and DIST's papers, the CRD repository's for the others.
 WEIGHTS = {"kd": 1.0, "dkd": 1.0, "dist": 1.0, "fitnets": 100.0, "attention": 1000.0, "rkd": 1.0, "crd": 0.8}
 FEATURES = ("fitnets", "attention", "rkd", "crd")
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the configuration says of the methods; `weights` by method."""
+    """Options of the methods; `weights` by method."""
 
     weights: dict[str, float]
     temperature: float
@@ -41,12 +40,7 @@ class Settings:
 
 
 def weights_of(method: Any, weight: Any) -> dict[str, float]:
-    """The methods with their weights: from a name, several joined by +, or a list; and from null, a number, or numbers
-    by name.
-
-    Raises:
-        ArgumentError: a repeated method, or weights of others.
-    """
+    """Return the weights by method, from names (joined by +, or a list) and a number, a mapping or None."""
     names = method.split("+") if isinstance(method, str) else list(method)
     if len(set(names)) != len(names):
         raise ArgumentError(f"method={method}: name one method or several different ones of {', '.join(WEIGHTS)}.")
@@ -60,8 +54,11 @@ def weights_of(method: Any, weight: Any) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Counted:
-    """Which rows of the outputs count: `target` int64 [rows] or probabilities [rows, classes], `rows` their weights
-    (null: all count) and `count` what sums are divided by (null: the sum of `rows`)."""
+    """Rows of the outputs that count.
+
+    `target` is int64 [rows] or probabilities [rows, classes], `rows` are their weights (None: all count), and `count`
+    divides their sums (None: the sum of `rows`).
+    """
 
     target: Tensor | None
     rows: Tensor | None
@@ -69,7 +66,7 @@ class Counted:
 
 
 def counted(outputs: Tensor, batch: Any) -> Counted:
-    """Reads a batch as the tasks do: `(x, y)` or `(x, y, count)`, where rows with the target -100 only fill up."""
+    """Read a batch as tasks do: `(x, y)` or `(x, y, count)`; rows with the target -100 are padding."""
     target = batch[1] if isinstance(batch, list | tuple) and len(batch) > 1 and isinstance(batch[1], Tensor) else None
     if target is None or target.shape[: outputs.dim() - 1] != outputs.shape[:-1]:
         return Counted(None, None, None)
@@ -80,21 +77,17 @@ def counted(outputs: Tensor, batch: Any) -> Counted:
 
 
 class Comparison:
-    """One teacher's terms. Connectors and the queue of `crd` are made here, equal on all processes, and belong to
-    neither net.
-    """
+    """Terms of one teacher, with connectors and `crd`'s queue: equal on all ranks, in neither net."""
 
     def __init__(
         self, settings: Settings, student: Probe, teacher: Probe, nets: tuple[nn.Module, nn.Module], seed: int
     ) -> None:
         self.settings = settings
         self.pairs: dict[str, list[tuple[str, str]]] = {}
-        self.channels: dict[str, int] = {}  # of the student's layers, in the whole net
+        self.channels: dict[str, int] = {}  # of the student's layers, in the unsharded net
         self.connectors = nn.ModuleDict()
         self.queue: Queue | None = None
-        self._pending: tuple[Tensor, Tensor] | None = (
-            None  # what the queue takes next, once the backward pass is through
-        )
+        self._pending: tuple[Tensor, Tensor] | None = None  # pushed to the queue after the backward pass
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for method in settings.weights:
@@ -127,7 +120,7 @@ class Comparison:
     def __call__(
         self, outputs: Tensor, logits: Tensor, ours: Capture | None, theirs: Capture | None, which: Counted
     ) -> Tensor:
-        """The weighted sum of the methods' terms: 0-dim, in at least float32. Called without autocast."""
+        """Return the weighted sum of the terms: 0-dim, in at least float32. Call without autocast."""
         terms = [
             weight * self._term(name, outputs, logits, ours, theirs, which)
             for name, weight in self.settings.weights.items()
@@ -183,7 +176,7 @@ class Comparison:
         return loss
 
     def flush(self) -> None:
-        """Puts the last batch's embeddings into the queue, which the backward pass needs as it was."""
+        """Push the last batch's embeddings; the backward pass needs the queue before that."""
         if self.queue is not None and self._pending is not None:
             self.queue.push(*self._pending)
             self._pending = None
@@ -213,16 +206,14 @@ class Comparison:
 
 
 def _channels(shape: tuple[int, ...]) -> int:
-    """Of features of this shape, without the batch: the first of three sizes, else the last."""
+    """Return the channels of a feature shape without the batch: the first of three sizes, else the last."""
     return shape[0] if len(shape) == 3 else shape[-1]
 
 
 def _everyones(embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-    """All processes' embeddings and labels, in the order of their ranks, so that a queue of them is the same
-    everywhere.
-    """
+    """Return all ranks' embeddings and labels in the order of ranks, so that queues are equal."""
     embeddings = embeddings.detach().contiguous()
     labels = torch.full((len(embeddings),), -2, device=embeddings.device) if labels is None else labels.contiguous()
     if processes() > 1:
         embeddings, labels = torch.cat(everyones_tensors(embeddings)), torch.cat(everyones_tensors(labels))
-    return embeddings, torch.where(labels == IGNORE, -1, labels)  # a row that fills up leaves its place empty
+    return embeddings, torch.where(labels == IGNORE, -1, labels)  # a padding row counts as an empty place

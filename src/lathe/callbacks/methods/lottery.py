@@ -1,4 +1,4 @@
-"""Lottery tickets within one run: train, prune, rewind, and train again on a schedule that starts again."""
+"""Lottery tickets within one run: train, prune, rewind, and train again."""
 
 import copy
 import itertools
@@ -22,25 +22,19 @@ from lathe.measure.shards import is_sharded, local, part_of, whole
 
 
 class Lottery(Masking):
-    """Iterative magnitude pruning with rewinding (Frankle and Carbin 2019, arXiv:1803.03635; Frankle et al. 2020,
-    arXiv:1912.05671).
+    """Iterative magnitude pruning with rewinding.
 
-    The method's window is cut into `rounds` trainings of equal length. The first is dense; before each other one the
-    smallest of the surviving weights are masked, and the net goes back to a copy of what it was `rewind` steps into the
-    first round, BatchNorm's statistics too. The optimizer's state is dropped, an EMA starts anew, and the learning-rate
-    schedule, which is made for the length of a round, begins again: each round is a whole training. Outside the window
-    (`compression.stages`) the schedule repeats as well.
+    Frankle and Carbin 2019, arXiv:1803.03635; Frankle et al. 2020, arXiv:1912.05671. The window consists of `rounds`
+    trainings of equal length. The first is dense; before each other one the smallest remaining weights are masked, and
+    weights and BatchNorm statistics are reset to those `rewind` steps into the first round. Optimizer state and EMA are
+    reset, and the learning-rate schedule, made for the length of a round, restarts, outside the window
+    (`compression.stages`) too.
 
     Args:
-        sparsity: share of zeros among the maskable weights in the last round; rounds before it approach it
-            geometrically.
-        rounds: trainings, the dense one counted: the run should be that many times as long as a plain one.
-        rewind: where the first round is kept for rewinding: a share of a round below 1, optimizer steps from 1 on; 0 is
-            the initial net.
+        sparsity: share of zeros among the maskable weights in the last round; earlier rounds approach it geometrically.
+        rounds: trainings, including the dense one: the run should be that many times as long as a plain one.
+        rewind: a share of the first round below 1, or optimizer steps from 1 on; 0 is the initial net.
         scope: "global" compares all layers' weights, "layer" those of each.
-        layers, exclude, types, head: which weights, as in `Masking`.
-
-    Raises UserError for values out of range, and for rounds or a rewind that do not fit the run's number of steps.
     """
 
     name = "lottery"
@@ -60,22 +54,18 @@ class Lottery(Masking):
         super().__init__(layers, exclude, types, head)
         self.sparsities = round_sparsities(sparsity, rounds)
         self.rounds, self.rewind, self.scope = rounds, rewind, scope
-        self.round = 0  # the one under way
+        self.round = 0  # the current round
         self.saved: dict[
             str, Tensor
-        ] = {}  # what the net goes back to, on the CPU; empty before and when no more needed
+        ] = {}  # the state to rewind to, on the CPU; empty if not reached or no longer needed
         self._schedules: list[tuple[Any, dict[str, Any], list[float]]] = []
 
-    # -- when
-
     def begins(self, trainer: Trainer, number: int) -> int:
-        """The optimizer step after which round `number` begins; rounds go on before and past the window, for the
-        schedule's sake.
-        """
+        """Return the optimizer step after which round `number` begins, also outside the window."""
         return self.step_at(trainer, number / self.rounds)
 
     def rewind_step(self, trainer: Trainer) -> int:
-        """The optimizer step whose weights are kept."""
+        """Return the optimizer step whose weights are saved."""
         length = self.begins(trainer, 1) - self.begins(trainer, 0)
         return self.begins(trainer, 0) + (round(self.rewind * length) if self.rewind < 1 else int(self.rewind))
 
@@ -86,7 +76,7 @@ class Lottery(Masking):
             pl_module.schedule_repeats = round(self.rounds / (end - start))  # type: ignore[assignment]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Schedules are as they begin: a checkpoint's are restored later.
+        # initial states: those of a checkpoint are restored later
         self._schedules = [
             (
                 scheduler,
@@ -135,10 +125,8 @@ class Lottery(Masking):
                 f"{self.sparsities[self.round]:.3f} instead of {self.sparsities[-1]:.3f}: let it run to its end."
             )
 
-    # -- what
-
     def _begin(self, trainer: Trainer, pl_module: LightningModule, number: int) -> None:
-        """Prune the trained weights, and start round `number` from the kept ones."""
+        """Prune the trained weights, and start round `number` from the saved ones."""
         scores = {name: _whole(parameter).abs() for name, parameter in self.parameters.items()}
         masks = make_masks(scores, self.sparsities[number], scope=self.scope, previous=self.masks)
         self.round = number
@@ -163,8 +151,6 @@ class Lottery(Masking):
             for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
 
-    # -- resume
-
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "round": self.round, "saved": self.saved}
 
@@ -175,9 +161,7 @@ class Lottery(Masking):
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """The full tensor, the same on every process: BatchNorm's statistics differ between them, and process 0's are those
-    that count.
-    """
+    """Return the full tensor, the same on every rank: rank 0's BatchNorm statistics count."""
     value = whole(tensor)
     if not is_sharded(tensor) and processes() > 1:
         value = value.clone()

@@ -1,4 +1,4 @@
-"""What all methods that mask weights share: masks outside the modules, applied again after each optimizer step."""
+"""Base class of methods that mask weights."""
 
 import math
 import zlib
@@ -24,23 +24,18 @@ from lathe.measure.shards import is_sharded, local, parameters_of, part_of
 
 
 class Masking(SkippableHooks, Compression):
-    """Keep weights exactly zero where `masks` are, from the moment that a mask is set: in the net, in checkpoints, in
-    EMA's average.
+    """Keep masked weights exactly zero: in the net, in checkpoints and in EMA's average.
 
-    A subclass overrides `on_step`, looks at `parameters` (of the net, by name; they may be DTensors) and calls
-    `set_masks`. Process 0's masks are sent to all. Masks are no part of the modules: parameters stay plain leaves under
-    their own names, and an optimizer step moves masked weights before they are zeroed again, so that gradients and
-    momentum go on for those who want to regrow them.
+    A subclass overrides `on_step`, reads `parameters` (of the net, by name; they may be DTensors) and calls
+    `set_masks`. Masks are not part of the modules: parameters keep their names, and an optimizer step changes masked
+    weights before they are zeroed again, so that their gradients and momentum exist for regrowth. If channels are
+    removed after training (`prune_channels` with mode=gradual), sparsity is that of the remaining weights; a method
+    supports that if `beside_removal` is True.
 
-    `name` is the method's key in the configuration. Patterns of `layers` and `exclude` are those of a shell, matched
-    with the names of modules: `blocks.*.conv1`; null for `layers` is every layer of the kinds in `types` (linear, conv,
-    embedding, norm, bias).
-
-    Where channels are removed after training (`prune_channels` with mode=gradual), sparsity is that of the weights
-    which remain.
-
-    Raises UserError if a pattern matches nothing, nothing is left to mask, the processes hold different masks, or
-    channels are removed after training and the method does not count without them (`beside_removal`).
+    Args:
+        layers, exclude: shell patterns of module names, such as `blocks.*.conv1`; None takes every layer of `types`.
+        types: linear, conv, embedding, norm, bias.
+        head: mask the layer that makes the logits too.
     """
 
     name = "masking"
@@ -58,28 +53,26 @@ class Masking(SkippableHooks, Compression):
         self.masks: Masks = {}
         self.parameters: dict[str, Tensor] = {}
         self.updates = 0
-        self._step = -1  # the last optimizer step that was looked at; -1 before training
-        self._owners: list[Tensor] = []  # masked parameters, what this process holds of each, and its masks as numbers
+        self._step = -1  # the last optimizer step that was processed; -1 before training
+        self._owners: list[Tensor] = []  # masked parameters, this rank's local tensors, and masks as numbers
         self._live: list[Tensor] = []
         self._factors: list[Tensor] = []
         self._optimizers: list[Optimizer] = []
         self._averages: list[EMA] = []
         self._handles: list[Any] = []
         self._others: list[Compression] = []  # methods that remove parts of parameters after training
-        self._shapes: dict[str, tuple[int, ...]] = {}  # of all parameters, before they are spread
-        self._chosen: list[str] = []  # those that may be masked
-
-    # -- for subclasses
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of all parameters, before sharding
+        self._chosen: list[str] = []  # maskable parameters
 
     def choose(self, net: nn.Module) -> dict[str, nn.Parameter]:
-        """The parameters that this method may mask, by name."""
+        """Return the maskable parameters, by name."""
         return maskable(net, self.layers, self.exclude, self.types, self.head, prefix=f"compression.{self.name}")
 
     def check(self, net: nn.Module) -> None:
         self.choose(net)
 
     def warn_if_few(self, net: nn.Module, chosen: dict[str, nn.Parameter]) -> None:
-        """Warn where less than half of the weights that were asked for are masked."""
+        """Warn if less than half of the requested weights are masked."""
         weights = {name: p.numel() for name, p in weights_of(net, self.layers, self.exclude).items()}
         left = sorted(weights.keys() - chosen.keys(), key=lambda name: (-weights[name], name))
         share = 1 - sum(weights[name] for name in left) / max(sum(weights.values()), 1)
@@ -90,14 +83,10 @@ class Masking(SkippableHooks, Compression):
             )
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
-        """Called once before the first optimizer step (0) and once after each (from 1), when masks have been
-        applied.
-        """
+        """Act before the first optimizer step (0) and after each (from 1), once masks are applied."""
 
     def make(self, scores: dict[str, Tensor], sparsity: float, **options: Any) -> Masks:
-        """What `make_masks` makes of the weights that remain after training; the others keep the masks that they
-        have.
-        """
+        """Return `make_masks` of the weights that remain after training; the others keep their masks."""
         leaving = self._leaving()
         if not leaving:
             return make_masks(scores, sparsity, previous=self.masks, **options)
@@ -115,9 +104,7 @@ class Masking(SkippableHooks, Compression):
         return masks
 
     def follow_removal(self, trainer: Trainer, last: int) -> None:
-        """Raises UserError where channels are chosen after the step of the last update, which then could not count
-        without them.
-        """
+        """Raise UserError if channels are chosen after the last update, which then could not exclude them."""
         for other in self._others:
             choice = other.step_at(trainer, other.start)  # type: ignore[attr-defined]
             if choice > last:
@@ -127,11 +114,9 @@ class Masking(SkippableHooks, Compression):
                 )
 
     def set_masks(self, masks: Masks, momentum: bool = False) -> None:
-        """Take over masks (of the full shape, True where a weight stays; process 0's are sent to all) and apply them at
-        once.
+        """Set masks (full shape, True: kept) and apply them; a collective that broadcasts rank 0's masks.
 
-        With `momentum`, the optimizer's numbers for each weight that was or becomes masked are zeroed too. Every
-        process calls this.
+        `momentum` also zeroes the optimizer's state of weights that were or become masked.
         """
         before = self.masks
         self.masks = _from_process_0(
@@ -149,10 +134,8 @@ class Masking(SkippableHooks, Compression):
         if self._live:
             with torch.no_grad():
                 torch._foreach_mul_(self._live, self._factors)
-                # -0.0 becomes 0.0: a file of zeros with random signs does not compress.
+                # -0.0 becomes 0.0: random signs of zeros do not compress
                 torch._foreach_add_(self._live, 0.0)
-
-    # -- when
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -163,7 +146,7 @@ class Masking(SkippableHooks, Compression):
             raise UserError(f"compression.{self.name} finds nothing to mask: {HEAD_RULE}")
         self.warn_if_few(net, chosen)
         self._chosen = list(chosen)
-        # Without learned steps of fake quantization, which a resumed run's net has already and a new one's does not.
+        # without LSQ's scales, which only a resumed run's net has already
         self._shapes = {name: tuple(p.shape) for name, p in net.named_parameters() if "_quantizer." not in name}
         self._others = [method for method in compressions(trainer) if method.removes_late]
         if self._others and not self.beside_removal:
@@ -185,7 +168,7 @@ class Masking(SkippableHooks, Compression):
             self._step = trainer.global_step
             self.on_step(trainer, pl_module, self._step)
         elif trainer.global_step > self._step:
-            # The checkpoint was written between an optimizer step and its decision.
+            # the checkpoint was written between an optimizer step and its update
             self._step = trainer.global_step
             self.on_step(trainer, pl_module, self._step)
 
@@ -211,8 +194,6 @@ class Masking(SkippableHooks, Compression):
         self._handles, self._optimizers, self._averages = [], [], []
         self.parameters, self._owners, self._live, self._factors = {}, [], [], []
 
-    # -- what is left
-
     def report(self) -> dict[str, float]:
         leaving = self._leaving()
         counts = {
@@ -230,7 +211,7 @@ class Masking(SkippableHooks, Compression):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Every process calls this: it also asserts that all have the same masks."""
+        """Return the state; a collective, which asserts that all ranks have the same masks."""
         self._assert_same()
         return {
             "masks": {name: mask.cpu() for name, mask in self.masks.items()},
@@ -242,8 +223,6 @@ class Masking(SkippableHooks, Compression):
         self.masks = {name: mask.bool() for name, mask in state_dict["masks"].items()}
         self.updates, self._step = state_dict["updates"], state_dict["step"]
 
-    # -- inside
-
     def _leaving(self) -> dict[str, dict[int, set[int]]]:
         found: dict[str, dict[int, set[int]]] = {}
         for other in self._others:
@@ -251,7 +230,7 @@ class Masking(SkippableHooks, Compression):
         return found
 
     def _install(self) -> None:
-        """Take over restored masks, once the net is spread and on its device."""
+        """Install restored masks, once the net is sharded and on its device."""
         strange = [
             name
             for name, mask in self.masks.items()
@@ -294,7 +273,7 @@ class Masking(SkippableHooks, Compression):
 
 
 def checksum(masks: Masks) -> int:
-    """A number that differs where masks differ (CRC-32 of names and bits)."""
+    """Return the CRC-32 of names and bits of masks."""
     total = 0
     for name, mask in masks.items():
         total = zlib.crc32(
@@ -304,7 +283,7 @@ def checksum(masks: Masks) -> int:
 
 
 def _from_process_0(masks: Masks) -> Masks:
-    """The masks of process 0, whose names and shapes are those of this one."""
+    """Broadcast rank 0's masks; names and shapes are the same on all ranks."""
     if processes() < 2:
         return masks
     for mask in masks.values():

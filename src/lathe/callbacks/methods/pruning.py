@@ -1,4 +1,4 @@
-"""Pruning while training: sparsity grows along a schedule, then the net recovers behind fixed masks."""
+"""Pruning during training: sparsity follows a schedule, then the net recovers with fixed masks."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -40,22 +40,17 @@ GRADIENT_CRITERIA = ("taylor", "movement")
 
 
 class Prune(Masking):
-    """Remove the weights of least worth, more and more of them, until `sparsity` of the maskable weights is zero.
+    """Mask the weights of the lowest scores until `sparsity` of the maskable weights is zero.
 
-    Sparsity is absolute at each optimizer step (`compression.sparsity_schedules`), from `start` to `end`, which are
-    shares of this method's window; the rest of the window is for recovery. What has been removed stays removed.
-    `compression.masks.make_masks` says what `granularity`, `scope`, `norm`, `n`, `m` and `block` mean and how many
-    units exactly are removed, `compression.criteria` what the criteria are, `Masking` what `layers`, `exclude`, `types`
-    and `head` choose. Shapes stay as they are: zeros make a dense net smaller only after compression of its file, and
-    faster only where a kernel for them exists.
+    Sparsity is absolute at each optimizer step (`SparsitySchedule`), from `start` to `end`, shares of the window; the
+    rest of the window is for recovery. Masked weights stay masked. Shapes do not change: zeros reduce the size only of
+    a compressed file, and the time only with a sparse kernel.
 
-    taylor adds up gradients between two updates, movement from the start; wanda measures, in eval mode, the last
-    `batches` training batches before each update (the last micro-batch of each step).
-
-    Layers that do not divide into groups or blocks stay dense; where `layers` names them, that is an error, and where
-    they hold more than a tenth of the weights, a warning.
-
-    Raises UserError for values out of range, and where no update fits into the run.
+    `lathe.compression.masks.make_masks` describes `granularity`, `scope`, `norm`, `n`, `m` and `block`,
+    `lathe.compression.masks.criteria` the criteria, `Masking` the choice of layers. taylor adds up gradients between
+    two updates, movement from the start; wanda measures, in eval mode, the last `batches` training batches before each
+    update (the last micro-batch of each step). Layers that do not divide into groups or blocks stay dense, with a
+    warning above a tenth of the weights; naming them in `layers` is an error.
     """
 
     name = "prune"
@@ -105,14 +100,12 @@ class Prune(Masking):
         self.kind, self.initial_sparsity, self.start, self.end = schedule, initial_sparsity, start, end
         self.every_n_steps, self.jumps, self.batches, self.seed = every_n_steps, jumps, batches, seed
         self.n, self.m, self.block = n, m, (int(block[0]), int(block[1]))
-        self.beside_removal = granularity in ("unstructured", "structured")  # removal would break up groups and blocks
+        self.beside_removal = granularity in ("unstructured", "structured")  # removal would split groups and blocks
         self.schedule: SparsitySchedule | None = None
-        self._sums: dict[str, Tensor] = {}  # taylor and movement: what this process holds; wanda: squares of inputs
+        self._sums: dict[str, Tensor] = {}  # taylor and movement: this rank's part; wanda: squares of inputs
         self._restored: dict[str, Tensor] = {}
         self._batch: Any = None
         self._told = self._begun = False
-
-    # -- what
 
     def choose(self, net: nn.Module) -> dict[str, nn.Parameter]:
         found = super().choose(net)
@@ -138,7 +131,7 @@ class Prune(Masking):
         return fit
 
     def scores(self, net: nn.Module, step: int) -> dict[str, Tensor]:
-        """What each weight is worth after optimizer step `step`, by name, whole on every process."""
+        """Return the score of each weight after optimizer step `step`, by name, as full tensors."""
         weights = {name: whole(parameter) for name, parameter in self.parameters.items()}
         if self.criterion == "random":
             return criteria.random(weights, self.seed, step)
@@ -152,7 +145,7 @@ class Prune(Masking):
         return criteria.magnitude(weights)
 
     def update(self, net: nn.Module, step: int) -> None:
-        """Bring the masks to the schedule's sparsity at optimizer step `step`."""
+        """Set masks of the schedule's sparsity at optimizer step `step`."""
         assert self.schedule is not None
         target = self.schedule.at(step)
         if target > 0:
@@ -172,12 +165,10 @@ class Prune(Masking):
         elif self.criterion == "taylor":
             torch._foreach_zero_(list(self._sums.values()))
 
-    # -- when
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit":
-            # Only where it is used: each hook costs each step a call.
+            # only if needed: each hook costs a call per step
             self._begun = False
             if self.criterion == "wanda":
                 self._check_wanda(trainer, pl_module)
@@ -185,7 +176,7 @@ class Prune(Masking):
                 self.on_before_optimizer_step = self._add_gradients  # type: ignore[method-assign]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        first = int(self.criterion in (*GRADIENT_CRITERIA, "wanda"))  # these know nothing before the first step
+        first = int(self.criterion in (*GRADIENT_CRITERIA, "wanda"))  # these have no scores before the first step
         start = max(self.step_at(trainer, self.start), first)
         end = max(self.step_at(trainer, self.end), start)
         every = self.every_n_steps or max(1, (end - start) // 100)
@@ -219,7 +210,7 @@ class Prune(Masking):
         net = pl_module.get_submodule("net")
         if self.criterion == "wanda" and self._batch is not None and self._wanted(step):
             self._measure(net, trainer)
-        # A run that goes on from a checkpoint without masks may have passed its start.
+        # a run that resumes from a checkpoint without masks may be past its start
         late = not self._begun and self.updates == 0 and step > self.schedule.start
         self._begun = True
         if self.schedule.due(step) or (late and self.criterion not in (*GRADIENT_CRITERIA, "wanda")):
@@ -228,14 +219,8 @@ class Prune(Masking):
     def ready(self, trainer: Trainer) -> bool:
         return self.schedule is not None and self._step >= self.schedule.last
 
-    # -- what criteria gather over steps
-
     def _check_wanda(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Has the net leave its batches as they are, which are measured after the step.
-
-        Raises:
-            UserError: a layer is not called as a module, so that its input is not seen.
-        """
+        """Copy the net's input, measured after the step; raise UserError if a layer is not called."""
         net = pl_module.get_submodule("net")
         self._handles.append(net.register_forward_pre_hook(copy_input))
         try:
@@ -263,7 +248,7 @@ class Prune(Masking):
         (criteria.add_taylor if self.criterion == "taylor" else criteria.add_movement)(self._sums, weights, gradients)
 
     def _wanted(self, step: int) -> bool:
-        """Whether an update comes within `batches` steps from `step` on."""
+        """Return whether an update is due within `batches` steps from `step` on."""
         assert self.schedule is not None
         return any(self.schedule.due(later) for later in range(step, step + self.batches))
 
@@ -278,10 +263,10 @@ class Prune(Masking):
             net(net_input(self._batch))
         for module in net.modules():
             reshard: Any = getattr(module, "reshard", None)
-            if reshard is not None:  # fsdp: a root that stays gathered would not see new masks
+            if reshard is not None:  # fsdp: a root that stays gathered would not get new masks
                 reshard()
         for name, total in squares.items():
-            square = whole(total)  # under tensor parallelism each process sees a part of the features
+            square = whole(total)  # under tensor parallelism each rank has a part of the features
             if trainer.world_size > 1:
                 torch.distributed.all_reduce(square)
             self._sums[name] = self._sums[name] + square if name in self._sums else square
@@ -290,14 +275,12 @@ class Prune(Masking):
         return {name: whole(joined(part, self.parameters[name])) for name, part in self._sums.items()}
 
     def _take_over(self) -> None:
-        """Restored sums, once the net is spread and on its device."""
+        """Install restored sums, once the net is sharded and on its device."""
         for name, value in self._restored.items():
             owner = self.parameters[name]
             value = value.to(owner.device)
             self._sums[name] = value if self.criterion == "wanda" else part_of(value, owner).clone()
         self._restored = {}
-
-    # -- what is left
 
     def state_dict(self) -> dict[str, Any]:
         sums = self._sums if self.criterion == "wanda" else self._gathered()

@@ -1,4 +1,4 @@
-"""Pruning in patterns that hardware or a smaller file can use: whole rows, or N of every M consecutive inputs."""
+"""Pruning of rows, or of N:M groups of inputs."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from lathe.config.validation import validated
 
 
 class PruneStructured(Prune):
-    """Prune whole rows: the output channels of convolutions, the output features of linear layers."""
+    """Prune rows: output channels of convolutions, output features of linear layers."""
 
     name = "prune_structured"
     fixed_parameters = ("granularity", "n", "m", "block")
@@ -40,9 +40,7 @@ class PruneStructured(Prune):
 
 
 class PruneNM(Prune):
-    """Prune to N:M sparsity: of every `m` consecutive inputs of a weight at most `n` stay. The sparsity that is reached
-    is 1 - n / m.
-    """
+    """Prune to N:M sparsity: at most `n` of `m` consecutive inputs are kept; sparsity is 1 - n / m."""
 
     name = "prune_nm"
     fixed_parameters = ("sparsity", "granularity", "norm", "block")

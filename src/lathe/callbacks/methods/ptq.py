@@ -1,6 +1,4 @@
-"""Quantization after training: acts once, on the best weights. The algorithms are in
-`lathe.compression.quantization.ptq`.
-"""
+"""Post-training quantization of the best weights, by `lathe.compression.quantization.ptq`."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -29,9 +27,7 @@ from lathe.measure.flops import net_input
 
 
 class _AfterTraining(Compression):
-    """What the methods share: which layers, how many bits, and what is reported. `name` is the method's key in the
-    configuration.
-    """
+    """Base class: layers, bits and report. `name` is the method's key in the configuration."""
 
     name = ""
     batches = 1
@@ -42,7 +38,7 @@ class _AfterTraining(Compression):
     ) -> None:
         self.weight_bits = weight_bits
         self.layer_bits, self.exclude = dict(layer_bits or {}), list(exclude or [])
-        self.key = f"compression.{self.name}"  # what a pattern's sentence names
+        self.key = f"compression.{self.name}"  # the prefix of messages
         self._layers: dict[str, int] = {}
 
     def check(self, net: nn.Module) -> None:
@@ -50,11 +46,11 @@ class _AfterTraining(Compression):
         self.check_layers(net)
 
     def overrides(self) -> dict[str, LayerPlan | None]:
-        """What differs from `plan`, by pattern."""
+        """Return the layers that differ from `plan`, by pattern."""
         return overrides_of(self.plan, self.layer_bits, self.exclude)
 
     def check_layers(self, net: nn.Module) -> None:
-        """Raises UserError for options that don't fit the net."""
+        """Raise UserError for options that don't fit the net."""
         choose(net, self.plan, self.overrides(), self.key)
 
     def finalise(self, net: nn.Module, datamodule: Any) -> bool:
@@ -69,7 +65,7 @@ class _AfterTraining(Compression):
             self._layers["corrected"] = corrected
         self.tell_what_is_left(net, done.layers)
         left = done.corrected.get("uncorrected", [])
-        if left and len(left) >= corrected:  # a head without a bias is no reason to worry
+        if left and len(left) >= corrected:  # no warning for a few layers, such as a head without a bias
             rank_zero_warn(
                 f"compression.{self.name}.bias_correction=true: {len(left)} of {len(left) + corrected} layers, such as "
                 f"{left[0]}, have neither a bias nor a BatchNorm that alone reads them, so their means stay shifted."
@@ -77,13 +73,13 @@ class _AfterTraining(Compression):
         return True
 
     def tell_what_is_left(self, net: nn.Module, layers: Sequence[str]) -> None:
-        """Warns of weights that are still float, unless they were excluded."""
+        """Warn of weights that are still float, unless they were excluded."""
         sentence = float_sentence(net, self.key, self.overrides())
         if sentence is not None:
             rank_zero_warn(sentence)
 
     def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
-        """Quantizes `net` in place; `batches` are training inputs."""
+        """Quantize `net` in place; `batches` are training inputs."""
         raise NotImplementedError
 
     def report(self) -> dict[str, float]:
@@ -91,15 +87,11 @@ class _AfterTraining(Compression):
 
 
 class PTQStatic(_AfterTraining):
-    """Static integers for weights and activations, whose ranges come from the first `batches` training batches, as
-    training saw them: shuffled and augmented.
+    """Static integers for weights and activations, calibrated on the first `batches` training batches.
 
-    `equalize` balances channels across layers first (Nagel et al. 2019), `bias_correction` restores each layer's mean
-    outputs at the end (the same paper), `observer` and `percentile` choose the activations' ranges. `layer_bits` gives
-    weights of the layers that a pattern matches other bits, or leaves these in float (null), `exclude` lists patterns
-    of layers that stay in float.
-
-    Raises UserError for a pattern that matches nothing, or a net that is quantized already.
+    `equalize` balances channels across layers first, `bias_correction` restores each layer's mean outputs at the end
+    (both Nagel et al. 2019); `observer` and `percentile` choose the activations' ranges. By pattern of layer names,
+    `layer_bits` sets the bits of weights (None: float); layers in `exclude` stay in float.
     """
 
     name = "ptq_static"
@@ -145,11 +137,10 @@ class PTQStatic(_AfterTraining):
 
 
 class PTQDynamic(_AfterTraining):
-    """Integer weights of linear layers, whose inputs are rounded in the range of each batch as it comes: no calibration
-    data.
+    """Integer weights of linear layers, whose inputs are rounded in each batch's range; no calibration.
 
-    Convolutions stay in float, as no runtime runs them so faster; a net without linear layers is refused, and one of
-    convolutions with a linear head is told how little of it changed. The options are those of `PTQStatic`.
+    Convolutions stay in float, as no runtime is faster with them; a warning reports a small quantized share. The
+    options are those of `PTQStatic`.
     """
 
     name = "ptq_dynamic"
@@ -184,12 +175,11 @@ class PTQDynamic(_AfterTraining):
 
 
 class WeightOnly(_AfterTraining):
-    """Integer weights alone, of linear layers, convolutions and embeddings: a smaller file, while the net computes in
-    float.
+    """Integer weights of linear layers, convolutions and embeddings; the net computes in float.
 
-    `group_size` weights that follow one another along the input dimension share a scale; null is one scale for each
-    output channel. `bias_correction` restores each layer's mean outputs on `batches` training batches. The other
-    options are those of `PTQStatic`.
+    `group_size` consecutive weights along the input dimension share a scale; None is one scale per output channel.
+    `bias_correction` restores each layer's mean outputs on `batches` training batches. The other options are those of
+    `PTQStatic`.
     """
 
     name = "weight_only"
@@ -213,7 +203,7 @@ class WeightOnly(_AfterTraining):
         self.ungrouped(net, list(choose(net, self.plan, self.overrides(), self.key)))
 
     def ungrouped(self, net: nn.Module, layers: Sequence[str]) -> list[str]:
-        """Those of `layers` whose weights for one output do not divide into groups; raises UserError if none does."""
+        """Return the layers whose weights per output do not divide into groups; raise UserError if all are."""
         size = self.plan.group_size
         if size is None:
             return []
@@ -235,11 +225,11 @@ class WeightOnly(_AfterTraining):
 
 
 def inputs_of(datamodule: Any, batches: int) -> list[Tensor]:
-    """The inputs of the first `batches` training batches, or of all where there are fewer."""
+    """Return the inputs of the first `batches` training batches."""
     return [net_input(batch) for batch in islice(train_batches(datamodule), batches)]
 
 
 def weights_in(net: nn.Module, layers: Sequence[str]) -> float:
-    """The share of the net's parameters that `layers` hold."""
+    """Return the share of the net's parameters in `layers`."""
     inside = {id(p): p.numel() for name in layers for p in net.get_submodule(name).parameters(recurse=False)}
     return sum(inside.values()) / max(sum(p.numel() for p in net.parameters()), 1)

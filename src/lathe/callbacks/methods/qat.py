@@ -1,4 +1,4 @@
-"""Quantization-aware training: the net trains while its layers round as the integers that ship will."""
+"""Quantization-aware training."""
 
 import math
 import warnings
@@ -26,36 +26,28 @@ from lathe.data.transfer import val_batches
 from lathe.errors import ArgumentError, UserError
 from lathe.measure.shards import whole
 
-EXAMPLES = 64  # samples that show which layers share an input, and a first range
-RECOMPILATIONS = 64  # compiled graphs per function: rounding, observing and frozen statistics each change them once
+EXAMPLES = 64  # samples of the trace of layers and a first range
+RECOMPILATIONS = 64  # compiled graphs per function, which rounding, observing and frozen statistics change once each
 
 
 class QAT(SkippableHooks, Compression):
-    """Fake quantization of convolutions, linear layers, embeddings and residual sums (Jacob et al. 2018,
-    arXiv:1712.05877).
+    """Fake quantization of convolutions, linear layers, embeddings and residual sums.
 
-    Layers change their class before the optimizer is built; parameters keep their names. Ranges of activations are
-    observed from the run's first step on, rounding begins at `start`. Validation and checkpoints round as training
-    does, so that a metric is that of the net that ships; an epoch before `start` is never the best one. All state is in
-    buffers of the net and resumes with it.
+    Jacob et al. 2018, arXiv:1712.05877. Layers change their class before the optimizer is built; parameters keep their
+    names. Ranges of activations are observed from the run's first step on; rounding begins at `start`, in validation
+    and checkpoints too, and an earlier epoch is never the best one. All state is in buffers of the net.
 
     Args:
-        bits: of weights, 2 to 8.
-        activation_bits: of activations, 2 to 8; None leaves them in float.
-        per_channel: a scale for each output channel of a weight, else one for all of it.
-        lsq: scales are trained from `start` on (learned step size, Esser et al. 2020, arXiv:1902.08153).
-        layer_bits: {pattern of layer names: bits of the weights, or None for layers that stay in float}; the last that
-            matches counts.
+        bits, activation_bits: of weights and activations, 2 to 8; None leaves activations in float.
+        per_channel: a scale for each output channel of a weight, else one for the tensor.
+        lsq: train scales from `start` on (learned step size, Esser et al. 2020, arXiv:1902.08153).
+        layer_bits: {pattern of layer names: bits of the weights, or None for float}; the last match counts.
         exclude: patterns of layer names that stay in float.
         start, freeze_observers, freeze_batchnorm: shares of the window at which rounding begins, ranges of activations
-            are fixed, and BatchNorm layers go over to their running statistics and leave these alone; None: never (the
-            last two).
+            are fixed, and BatchNorm switches to its running statistics and freezes them; None (not `start`): never.
         observer: minmax (the widest so far), moving_average (of each step's extremes) or percentile (moving average of
             percentiles).
-        percentile: share of values within the range, in percent; read by observer=percentile alone.
-
-    Raises:
-        UserError: a value out of range, a pattern without a layer, or a net without a layer to quantize.
+        percentile: share of values within the range, in percent, for observer=percentile.
     """
 
     @validated
@@ -92,8 +84,6 @@ class QAT(SkippableHooks, Compression):
         self._steps: dict[str, float] = {}
         self._step = 0
 
-    # -- the net
-
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
@@ -122,17 +112,17 @@ class QAT(SkippableHooks, Compression):
             import torch._dynamo.config as dynamo
 
             dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILATIONS)
-            # torch 2.13's compiler makes an instance of each autograd function that it meets, and warns of that itself
+            # torch 2.13's compiler instantiates each autograd function, and warns of that itself
             warnings.filterwarnings("ignore", message=".*should not be instantiated", category=DeprecationWarning)
 
     def _agrees(self, trainer: Trainer, pl_module: LightningModule, net: nn.Module, key: str) -> bool:
-        """Whether a net that is quantized already is so as these options say."""
+        """Return whether a quantized net has the bits and float layers of these options."""
         plans = choose(net, self.plan, self.overrides, key)
         if any(layer.__dict__["plan"] != plans.get(name) for name, layer in self._layers.items()):
             return False
         left = {
             name: net.get_submodule(name) for name in plans if name not in self._layers
-        }  # right where the net calls them not
+        }  # correct for layers that the net does not call
         traced = tensors_read(net, _example(trainer, pl_module, net), left) if left else None
         return traced is None or not any(traced.called(name) for name in left)
 
@@ -147,15 +137,13 @@ class QAT(SkippableHooks, Compression):
                 "parameters named *_quantizer.growth in a group without it."
             )
 
-    # -- when
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # Synchronised BatchNorm layers have taken the place of plain ones since setup.
+        # synchronized BatchNorm layers have replaced plain ones since setup
         self._norms = [module for module in pl_module.get_submodule("net").modules() if isinstance(module, _BatchNorm)]
         for q in self._quantizers:
-            q.sync()  # a strategy may have filled the buffers by its own way
+            q.sync()  # a strategy may have written the buffers directly
         if trainer.global_step == 0:
-            reopen(pl_module.get_submodule("net"))  # where the run starts from a net that was rounded to its end
+            reopen(pl_module.get_submodule("net"))  # the run may start from a net with fixed ranges
         shares = {"start": self.start, "observers": self.freeze_observers, "batchnorm": self.freeze_batchnorm}
         self._steps = {
             name: math.inf if share is None else self.step_at(trainer, share) for name, share in shares.items()
@@ -164,7 +152,7 @@ class QAT(SkippableHooks, Compression):
         self._apply(self._step)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._freeze_norms(trainer.global_step)  # whoever has called train() has thawed them
+        self._freeze_norms(trainer.global_step)  # train() has unfrozen them
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -186,7 +174,7 @@ class QAT(SkippableHooks, Compression):
             )
 
     def _apply(self, step: int) -> None:
-        """Brings the quantizers to where they have to be after optimizer step `step`."""
+        """Switch quantizers and BatchNorm to their state after optimizer step `step`."""
         if step >= self._steps["start"] and not all(q.is_enabled for q in self._quantizers):
             self._first_steps()
             for q in self._quantizers:
@@ -203,7 +191,7 @@ class QAT(SkippableHooks, Compression):
                 norm.eval()
 
     def _first_steps(self) -> None:
-        """LSQ begins with the ranges that were observed, and with the weights' mean."""
+        """Initialize LSQ's scales from the observed ranges and the weights' mean."""
         done: set[int] = set()
         for layer in self._layers.values():
             for role in ("weight_quantizer", "input_quantizer", "other_quantizer"):
@@ -218,7 +206,7 @@ class QAT(SkippableHooks, Compression):
                     q.set_range(q.minimum, q.maximum)
 
     def _check_ranks(self) -> None:
-        """All ranks have to hold the same ranges: each of them ships."""
+        """Raise RuntimeError if ranges differ between ranks."""
         values = [t.float().flatten() for q in self._quantizers for t in (q.minimum, q.maximum, q.scale, q.zero_point)]
         mine = torch.cat(values)
         both = torch.stack([mine, -mine])
@@ -226,22 +214,18 @@ class QAT(SkippableHooks, Compression):
         if not torch.equal(both[0], -both[1]):
             raise RuntimeError("The ranges of quantized activations differ between ranks.")
 
-    # -- what the run asks
-
     def ready(self, trainer: Trainer) -> bool:
         return bool(self._quantizers) and all(q.is_enabled for q in self._quantizers)
 
     def report(self) -> dict[str, float]:
-        """`qat/layers`: quantized layers, sums left out; `qat/bits`: mean over all parameters, 32 for those that stay
-        in float.
-        """
+        """Return `qat/layers`, without sums, and `qat/bits`, the mean over all parameters with 32 for float."""
         weights = {id(layer.weight): layer for layer in self._weighted.values()}
         saved = sum(layer.weight.numel() * (32 - layer.__dict__["plan"].weight_bits) for layer in weights.values())
         return {"qat/layers": float(len(self._weighted)), "qat/bits": 32 - saved / max(self._parameters, 1)}
 
 
 def _example(trainer: Trainer, pl_module: LightningModule, net: nn.Module) -> Any:
-    """The inputs of up to 64 validation samples, where the net is."""
+    """Return the inputs of up to 64 validation samples, on the net's device."""
     device = next(net.parameters()).device
     source: Any = getattr(trainer, "datamodule", None) or pl_module
     batch = next(iter(val_batches(source, device)))
@@ -250,7 +234,7 @@ def _example(trainer: Trainer, pl_module: LightningModule, net: nn.Module) -> An
 
 
 def _share_ranges(trainer: Trainer, every: list[FakeQuantize]) -> None:
-    """Gives all ranks the ranges of rank 0, which has seen samples of its own."""
+    """Broadcast rank 0's ranges; each rank has read different samples."""
     observed = [q for q in every if not q.follows]
     ranges = trainer.strategy.broadcast([(q.minimum.tolist(), q.maximum.tolist()) for q in observed])
     for q, (low, high) in zip(observed, ranges, strict=True):

@@ -1,4 +1,4 @@
-"""Training that is sparse from its first step: connections are dropped and grown on a schedule."""
+"""Dynamic sparse training."""
 
 import math
 from typing import Any, Literal
@@ -27,31 +27,24 @@ from lathe.measure.shards import local, part_of, whole
 SECOND_MOMENTS = (
     "exp_avg_sq",
     "max_exp_avg_sq",
-)  # these follow the dense gradient while a weight is masked, and stay useful
+)  # follow the dense gradient while a weight is masked, and stay valid
 
 
 class RigL(Masking):
-    """Dynamic sparse training: RigL (Evci et al. 2020, arXiv:1911.11134), or SET with growth="random" (Mocanu et al.
-    2018).
+    """RigL (Evci et al. 2020, arXiv:1911.11134), or SET with growth="random" (Mocanu et al. 2018).
 
-    From the window's first step a share `sparsity` of the weights is masked, spread over layers by `densities`. Every
-    `every_n_steps` optimizer steps until `end`, a share of each layer's weights, those of least magnitude, is dropped
-    and as many grow where the gradient of the last step's batches, which is computed for masked weights too, is
-    largest. The share falls from `fraction` to 0 along half a cosine. Grown weights start at zero, without momentum. A
-    step whose gradient is not finite changes nothing.
+    From the window's first step a share `sparsity` of the maskable weights is masked, spread over layers by
+    `densities`. Every `every_n_steps` optimizer steps until `end`, a share of each layer's weights is dropped by
+    magnitude and as many grow where the last step's dense gradient is largest. The share falls from `fraction` to 0
+    along half a cosine. Grown weights start at zero, without momentum. A step whose gradient is not finite changes
+    nothing.
 
     Args:
-        sparsity: share of zeros among the maskable weights, all through the window and after it.
         densities: "erk" keeps small layers denser (Erdos-Renyi-Kernel), "uniform" gives each layer the same sparsity.
-        growth: "gradient" (RigL) or "random" (SET), which depends on (seed, step) alone.
-        fraction: share of each layer's kept weights that is exchanged at first, in (0, 1).
-        every_n_steps: optimizer steps between exchanges.
-        end: share of the window after which the masks stay as they are.
-        initial: "random" masks, or by "magnitude" of weights that are trained already (`ckpt_path`, a later stage).
-        seed: of random masks and random growth.
+        growth: "gradient" (RigL) or "random" (SET), by (seed, step).
+        end: share of the window after which the masks are fixed.
+        initial: "random" masks, or by "magnitude" of trained weights (`ckpt_path`, a later stage).
         layers, exclude, types, head: which weights, as in `Masking`.
-
-    Raises UserError for values out of range, and where no gradients are left after an optimizer step.
     """
 
     name = "rigl"
@@ -124,7 +117,7 @@ class RigL(Masking):
                 self._forget(parameter, self.masks[name] & ~before[name])
 
     def _forget(self, parameter: Tensor, grown: Tensor) -> None:
-        """Zero the momentum of weights that were masked until now."""
+        """Zero the momentum of weights that were masked."""
         for optimizer in self._optimizers:
             state: dict[str, Any] = optimizer.state.get(parameter, {})
             for key, value in state.items():
@@ -133,7 +126,7 @@ class RigL(Masking):
 
 
 def _gradient(parameter: Tensor, name: str) -> Tensor:
-    """Magnitudes of the last step's gradient: Lightning zeroes gradients before the next backward, not after a step."""
+    """Return magnitudes of the last step's gradient, which Lightning zeroes before the next backward."""
     if parameter.grad is None:
         raise UserError(
             f"compression.rigl.growth=gradient: {name} has no gradient after an optimizer step, because it is frozen "

@@ -1,4 +1,4 @@
-"""Samples that a method of compression looks at before training, which then begins at the first batch all the same."""
+"""Samples for compression methods before training, without consuming the training batches."""
 
 from collections.abc import Iterator
 from itertools import islice
@@ -14,18 +14,18 @@ from lathe.measure.flops import net_input
 
 
 def an_input(trainer: Trainer, pl_module: LightningModule, samples: int) -> Tensor:
-    """The net's input for that many validation samples, on the trainer's device."""
+    """Return the net's input for `samples` validation samples, on the trainer's device."""
     data: Any = getattr(trainer, "datamodule", None) or pl_module
     return net_input(next(iter(val_batches(data))))[:samples]
 
 
 def first_batches(trainer: Trainer, pl_module: LightningModule, count: int) -> Iterator[Any]:
-    """Training batches of epoch 0, on the trainer's device; `rewind` follows."""
+    """Yield training batches of epoch 0, on the trainer's device; call `rewind` afterwards."""
     yield from islice(train_batches(getattr(trainer, "datamodule", None) or pl_module), count)
 
 
 def rewind(trainer: Trainer) -> None:
-    """Lets training begin at the first batch again."""
+    """Reset the train loader to its first batch."""
     datamodule: Any = getattr(trainer, "datamodule", None)
     if isinstance(datamodule, ExactDataModule):
         datamodule.setup("fit")

@@ -1,5 +1,4 @@
-"""Teachers of a distilled student: opened from what a configuration names, or averaged from the student itself. Each is
-a plain net that nobody trains, and that is part of no checkpoint."""
+"""Teachers of a student: opened from the configuration, or an average of the student itself."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -22,11 +21,7 @@ OpenRun = Callable[[str], nn.Module]
 
 
 def specs_of(teacher: Any) -> list[Any]:
-    """The teachers that a configuration lists, each a run directory, "ema", or {"net": net, "weights": path}.
-
-    Raises:
-        UserError: there is none, or one is of another form.
-    """
+    """Return the configured teachers, each a run directory, "ema", or {"net": net, "weights": path}."""
     several = isinstance(teacher, Sequence) and not isinstance(teacher, str)
     specs = list(teacher) if several else [teacher]
     if not specs or any(spec is None for spec in specs):
@@ -49,11 +44,7 @@ def specs_of(teacher: Any) -> list[Any]:
 
 
 def open_teacher(spec: Any, open_run: OpenRun | None) -> nn.Module:
-    """The net of a run directory or of {"net", "weights"}, in eval mode, without gradients, on the CPU.
-
-    Raises:
-        UserError: a file is missing or does not fit, or there is nobody to open a run.
-    """
+    """Return the net of a run directory or of {"net", "weights"}, frozen in eval mode, on the CPU."""
     if isinstance(spec, Mapping):
         net: nn.Module = spec["net"]
         _load(net, str(spec["weights"]))
@@ -79,7 +70,7 @@ def _load(net: nn.Module, path: str) -> None:
         )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a torn or hostile file can fail in nearly any way
+    except Exception as error:  # a damaged or malicious file can raise nearly anything
         raise UserError(
             f"{KEY}.weights={path} can't be read as plain tensors: give a checkpoint, or a state dict."
         ) from error
@@ -101,15 +92,11 @@ def _load(net: nn.Module, path: str) -> None:
 
 
 class Average:
-    """A teacher that is the moving average of its student, `average = decay * average + (1 - decay) * weights` after
-    each optimizer step (Tarvainen and Valpola 2017, arXiv:1703.01780), beginning with a short memory: update t uses
-    min(decay, (1 + t) / (10 + t)).
+    """A teacher that is the moving average of its student (Tarvainen and Valpola 2017, arXiv:1703.01780).
 
-    Made before a strategy spreads the net; every process holds the whole average, in at least float32. Buffers are
-    averaged too, and those of process 0 are everyone's. Fake quantization is switched off in the teacher.
-
-    Raises UserError where no process can see whole parameters (deepspeed_3), and if a tensor changes its shape during
-    the run.
+    After each optimizer step, `average = decay * average + (1 - decay) * weights`; update t uses min(decay, (1 + t) /
+    (10 + t)). Create it before a strategy shards the net: every rank holds the whole average, in at least float32.
+    Buffers are averaged too, and are rank 0's. Fake quantization is off in the teacher.
     """
 
     def __init__(self, net: nn.Module, decay: float) -> None:
@@ -123,7 +110,7 @@ class Average:
         self._buffers: list[int] = []
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is averaged, by its name in the net: floating-point tensors that are no quantizer's."""
+        """Return the averaged tensors by name: all of floating point except the quantizers'."""
         return {
             name: tensor
             for name, tensor in self.net.state_dict(keep_vars=True).items()
@@ -131,8 +118,10 @@ class Average:
         }
 
     def bind(self, student: nn.Module) -> None:
-        """Looks up the student's tensors, done again each epoch: another callback may have put new ones in the place of
-        old ones.
+        """Find the student's tensors, in each epoch: another callback may have replaced some.
+
+        Raises:
+            UserError: a rank does not hold whole parameters (deepspeed_3), or a shape has changed.
         """
         live = student.state_dict(keep_vars=True)
         names = [name for name in self.tensors() if name in live]
@@ -154,7 +143,7 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Accounts for one optimizer step. Collective where parameters are spread, and where there are buffers."""
+        """Update the average after an optimizer step. A collective for sharded parameters and for buffers."""
         live = [whole(tensor).to(average) for tensor, average in zip(self._live, self._average.tensors, strict=True)]
         if self._buffers and processes() > 1:
             flat = torch.cat([live[i].flatten() for i in self._buffers])

@@ -1,4 +1,4 @@
-"""Channels removed: what hangs together in a net, which to take, and the smaller net."""
+"""Removal of channels: dependency groups, their selection, and the smaller net."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Which units are removed so that a net keeps to a budget, found by bisection."""
+"""Choice of units to remove for a budget, by bisection."""
 
 import copy
 import time
@@ -28,16 +28,15 @@ def choose(
     round_to: int | None = 1,
     min_units: int = 1,
 ) -> dict[str, list[int]]:
-    """The fewest units of lowest score without which copies of `net` cost at most `share`; names of groups and units in
-    order.
+    """Return the fewest units of lowest score to remove so that `net` costs at most `share`, by group.
 
     Args:
-        net: what copies are made of; on the meta device where `cost` reads shapes alone. It is not changed.
-        cost: what a copy costs, as a share of the dense net.
-        scope: `global` ranks the units of all groups together; `local` takes the same share of each group.
-        round_to: channels that remain of a layer are a multiple of it, which kernels like; heads are not rounded. None
-            takes 8 for layers of at least 32 channels, 4 from 16 channels on.
-        min_units: at least as many channels remain in each group; of heads, one.
+        net: is copied, not changed; on the meta device if `cost` reads only shapes.
+        cost: returns a copy's cost as a share of the dense net's.
+        scope: `global` ranks the units of all groups together; `local` removes the same share of each group.
+        round_to: remaining channels of a layer are a multiple of it, which kernels prefer; not for heads. None is 8 for
+            layers of at least 32 channels, 4 from 16 channels on.
+        min_units: remaining channels of each group at least; of heads, one remains.
 
     Raises:
         ArgumentError: the budget can't be met.
@@ -68,7 +67,7 @@ def choose(
         remove(small, groups, removed(count))
         return cost(small)
 
-    low, high = 0, len(ranked)  # the answer lies in (low, high]: low costs too much, high does not
+    low, high = 0, len(ranked)  # the answer is in (low, high]: low costs too much, high does not
     least = spent(high)
     if least > share:
         raise ArgumentError(
@@ -82,14 +81,12 @@ def choose(
 
 
 def parameters(net: nn.Module) -> int:
-    """Numbers that are trained, tied ones once."""
+    """Count the parameters, tied ones once."""
     return sum(parameter.numel() for parameter in net.parameters())
 
 
 def macs(net: nn.Module, example: Tensor) -> int:
-    """Multiply-adds of a forward pass on `example`, on the same device as the net; on the meta device nothing is
-    computed.
-    """
+    """Count the multiply-adds of a forward pass on `example`; on the meta device nothing is computed."""
     with evaluated(net), torch.no_grad(), FlopCounterMode(display=False) as counter:
         net(example)
     return int(counter.get_total_flops()) // 2
@@ -99,10 +96,10 @@ def macs(net: nn.Module, example: Tensor) -> int:
 def cost_function(
     budget: ChannelBudget, dense: nn.Module, example: Tensor
 ) -> tuple[nn.Module, Callable[[nn.Module], float]]:
-    """For `choose`: a net to make copies of, and what a copy costs as a share of `dense`.
+    """Return a net to copy, and a function for a copy's cost as a share of `dense`, for `choose`.
 
-    `example` is an input `[batch, ...]`. `macs` and `parameters` are counted on the meta device, `latency` is measured
-    on the device that `example` is on.
+    `example` is an input `[batch, ...]`. `latency` is measured on its device; `macs` and `parameters` are counted on
+    the meta device.
     """
     if budget == "latency":
         base = copy.deepcopy(dense).to(example.device).eval()
@@ -116,13 +113,10 @@ def cost_function(
 
 
 def skeleton(net: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
-    """A copy of a net and one sample as shapes without values, on the meta device. Its BatchNorms hand on what they
-    get: they count no multiply-adds and change no shape, and torch takes most of the time for what it does with their
-    shapes.
-    """
+    """Return a copy of a net and one sample on the meta device, with identities for slow BatchNorms."""
     shapes: dict[int, Tensor] = {id(tensor): tensor.detach().to("meta") for tensor in net.buffers()}
     shapes |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in net.parameters()}
-    bare = copy.deepcopy(net, shapes)  # `to("meta")` would part tied weights
+    bare = copy.deepcopy(net, shapes)  # `to("meta")` would untie weights
     for module in bare.modules():
         if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
             module.forward = _unchanged  # type: ignore[method-assign,assignment]
@@ -134,9 +128,7 @@ def _unchanged(x: Tensor) -> Tensor:
 
 
 def latency_share(small: nn.Module, dense: nn.Module, example: Tensor, repeats: int = 15, warmup: int = 3) -> float:
-    """Median time of a forward pass of `small` over that of `dense`, run in turns so that a busy machine slows both
-    alike.
-    """
+    """Return the median time of a forward pass of `small` over that of `dense`, in alternating order."""
     times: dict[nn.Module, list[float]] = {small: [], dense: []}
     with torch.inference_mode():
         for turn in range(warmup + repeats):

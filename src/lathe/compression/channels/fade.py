@@ -1,4 +1,4 @@
-"""Channels that fall silent step by step, so that removing them changes nothing."""
+"""Fading of channels before their removal."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,11 +9,10 @@ from lathe.compression.channels.slices import Group
 
 
 def fading(groups: Sequence[Group], chosen: Mapping[str, Sequence[int]], net: nn.Module) -> dict[str, Tensor]:
-    """By parameter name, True where a weight makes the output of a unit of `chosen[group.name]`; of the parameter's
-    full shape.
+    """Return masks, True where a weight makes the output of a unit in `chosen`, by parameter name.
 
-    A unit is silent where all of these are zero: rows and bias of each convolution that writes to its channel, and the
-    BatchNorms' weight and bias, whatever their running statistics are.
+    A unit's output is zero if all of these are: rows and bias of each convolution that writes its channel, and the
+    BatchNorms' weight and bias, whatever their running statistics.
     """
     parameters = dict(net.named_parameters())
     masks: dict[str, Tensor] = {}
@@ -27,7 +26,7 @@ def fading(groups: Sequence[Group], chosen: Mapping[str, Sequence[int]], net: nn
 
 
 def silence(net: nn.Module, groups: Sequence[Group], chosen: Mapping[str, Sequence[int]]) -> None:
-    """Zeroes, in place, whatever makes the output of the chosen units."""
+    """Zero the weights that make the output of the chosen units, in place."""
     parameters = dict(net.named_parameters())
     with torch.no_grad():
         for name, mask in fading(groups, chosen, net).items():
@@ -35,9 +34,7 @@ def silence(net: nn.Module, groups: Sequence[Group], chosen: Mapping[str, Sequen
 
 
 class Fade:
-    """Scales weights in place by a factor where masks say so; `weights` and `masks` are of equal shapes, on equal
-    devices.
-    """
+    """Scale masked weights in place; `weights` and `masks` have the same shapes and devices."""
 
     def __init__(self, weights: list[Tensor], masks: list[Tensor]) -> None:
         self.weights = weights
@@ -47,7 +44,7 @@ class Fade:
 
     @torch.no_grad()
     def scale(self, factor: float) -> None:
-        """Multiplies what fades by `factor`; 0 makes it exactly zero."""
+        """Multiply the masked weights by `factor`; 0 makes them exactly zero."""
         if not self.weights:
             return
         if factor != self._factor:

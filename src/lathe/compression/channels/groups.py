@@ -1,6 +1,4 @@
-"""Which channels of a net hang together: found by torch-pruning's dependency graph, kept as plain names and
-positions.
-"""
+"""Dependent channels of a net, found by torch-pruning's graph, as plain names and positions."""
 
 import copy
 import warnings
@@ -23,25 +21,23 @@ from lathe.errors import ArgumentError, UserError, uninstalled
 
 
 def require_packages() -> None:
-    """Raises UserError where torch-pruning, an extra, is not installed."""
+    """Raise UserError if torch-pruning, an extra, is not installed."""
     sentence = uninstalled("compress", "torch_pruning")
     if sentence:
         raise UserError(f"removing channels: {sentence}")
 
 
 def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) -> list[Group]:
-    """The groups of units of `net` that can be removed: channels of convolutions, hidden units of MLPs, heads of
-    attentions.
+    """Return the removable units of `net`: convolution channels, hidden units of MLPs, attention heads.
 
-    Found by tracing a copy of the net on `example` with the dependency graph of Fang et al. 2023 (DepGraph,
-    arXiv:2301.12900); the net itself is not touched. What reaches the net's output or comes from its input is left
-    alone, and so is what a norm mixes over channels (LayerNorm, GroupNorm: a transformer's residual stream), a grouped
-    convolution that is not depthwise, and each group that has a layer whose name matches a pattern of `exclude`. A
-    trial on a copy proves that removing units equals silencing them.
+    Traces a copy on `example` with the dependency graph of Fang et al. 2023 (DepGraph, arXiv:2301.12900). Excluded are
+    channels of the net's input and output, those that a norm mixes (LayerNorm, GroupNorm: a transformer's residual
+    stream), grouped convolutions that are not depthwise, and groups with a layer that matches a pattern of `exclude`. A
+    test on a copy verifies that removing units equals zeroing them.
 
     Raises:
-        UserError: a pattern matches no layer, nothing can be removed, the net joins channels in a way that can't be
-            followed, or torch-pruning is not installed.
+        UserError: a pattern matches no layer, nothing can be removed, the net can't be traced, or torch-pruning is not
+            installed.
     """
     require_packages()
     example = example[:2].detach().cpu()
@@ -67,9 +63,7 @@ def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) ->
 
 
 def _tied(net: nn.Module, groups: list[Group]) -> list[Group]:
-    """Joins groups that share a tied weight. Leaves out those that cut a computed weight (a parametrization), or only
-    some uses of a tied one.
-    """
+    """Join groups that share a tied weight; drop those of a computed one, or of only some of its uses."""
     tensors = {**dict(net.named_parameters(remove_duplicate=False)), **dict(net.named_buffers())}
     uses = Counter(id(p) for module in net.modules() for p in module.parameters(recurse=False))
 
@@ -88,12 +82,12 @@ def _tied(net: nn.Module, groups: list[Group]) -> list[Group]:
             slices, sizes = sum((one.slices for one in every), ()), sum((one.sizes for one in every), ())
             joined.append(replace(every[0], slices=slices, sizes=sizes))
     joined = [group for group in joined if all(count == uses[key[0]] for key, count in tied(group).items())]
-    names = {name for name, _ in [*net.named_parameters(), *net.named_buffers()]}  # of a tied tensor only the first
+    names = {name for name, _ in [*net.named_parameters(), *net.named_buffers()]}  # first name of a tied tensor
     return [replace(group, slices=tuple(part for part in group.slices if part.name in names)) for group in joined]
 
 
 def layers(group: Group) -> list[str]:
-    """The layers whose outputs a group's units are, and a group's own name."""
+    """Return the layers whose outputs are a group's units, and the group's own name."""
     return list(dict.fromkeys([group.name, *(part.module for part in group.slices if part.role == "out")]))
 
 
@@ -105,7 +99,7 @@ def _dependencies(net: nn.Module, example: Tensor) -> list[Group]:
     import torch_pruning as tp  # type: ignore[import-untyped]
 
     with warnings.catch_warnings(), torch.enable_grad():
-        warnings.simplefilter("ignore")  # on parameters that belong to no layer: their groups are left alone
+        warnings.simplefilter("ignore")  # on parameters outside of layers, whose groups are dropped
         graph = tp.DependencyGraph()
         try:
             graph.build_dependency(net, example, forward_fn=lambda net, x: net(x), verbose=False)
@@ -121,8 +115,8 @@ def _dependencies(net: nn.Module, example: Tensor) -> list[Group]:
 
 
 def _group(graph: Any, found: Any, names: dict[nn.Module, str], apart: set[nn.Module]) -> Group | None:
-    """A group of torch-pruning as names and positions; None for one that is left alone."""
-    root, end = found[0].dep.target.module, next(iter(graph.module2node))  # the graph is walked from the output
+    """Return a group of torch-pruning as names and positions; None if it is not removable."""
+    root, end = found[0].dep.target.module, next(iter(graph.module2node))  # the graph is built from the output
     units = int(graph.get_out_channels(root))
     slices: list[Slice] = []
     sizes: list[tuple[str, str, int]] = []
@@ -145,7 +139,7 @@ def _group(graph: Any, found: Any, names: dict[nn.Module, str], apart: set[nn.Mo
 
 
 def _positions(idxs: list[int], roots: list[int], units: int) -> Tensor | None:
-    """`[units, positions]`: those of each unit in a tensor, which are several behind a flattening."""
+    """Return each unit's positions in a tensor, `[units, positions]`: several after a flattening."""
     by_unit: list[list[int]] = [[] for _ in range(units)]
     for position, root in zip(idxs, roots, strict=True):
         if root is None or not 0 <= root < units:
@@ -189,9 +183,7 @@ def _matrix(module: nn.Module, name: str, index: Tensor, out: bool, transposed: 
 
 
 def _scatter(net: nn.Module) -> None:
-    """Moves the weights of a copy off zero, where a wrong channel would make no difference (a norm's weight that starts
-    at zero).
-    """
+    """Move the weights of a copy away from zero, where a wrong channel would not change the output."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -199,7 +191,7 @@ def _scatter(net: nn.Module) -> None:
 
 
 def _prove(net: nn.Module, groups: list[Group], example: Tensor) -> None:
-    """Raises UserError unless removing every other unit of each group gives the outputs that silencing them gives."""
+    """Raise UserError unless removing every other unit of each group equals zeroing it."""
     chosen = {group.name: list(range(1, group.units, 2)) for group in groups}
     with torch.no_grad():
         net(example)  # older weight_norm and spectral_norm keep a weight with its graph, which can't be copied
@@ -217,7 +209,7 @@ def _prove(net: nn.Module, groups: list[Group], example: Tensor) -> None:
 
 
 def _refuse_padding(net: nn.Module, example: Tensor) -> None:
-    """Raises UserError for a net that pads its channels, as the parameter-free shortcut of a residual net does."""
+    """Raise UserError if the net pads channels, as a residual net's parameter-free shortcut does."""
     with torch.enable_grad():
         stack, seen = [net(example).grad_fn], set()
     while stack:

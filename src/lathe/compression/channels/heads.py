@@ -1,4 +1,4 @@
-"""Attention heads as units that can be removed."""
+"""Attention heads as removable units."""
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,7 @@ PROJECTIONS = ("q", "k", "v")
 
 
 def attentions(net: nn.Module) -> dict[str, nn.Module]:
-    """The modules of `net` that attend as `lathe.nets.attention.Attention` does, by name: Linears q, k, v and out, and
-    `head_dim`, with the number of heads read from the tensors."""
+    """Return modules with Linears q, k, v, out and `head_dim`, as `lathe.nets.attention.Attention`."""
     return {
         name: module
         for name, module in net.named_modules()
@@ -20,11 +19,9 @@ def attentions(net: nn.Module) -> dict[str, nn.Module]:
 
 
 def head_groups(net: nn.Module) -> list[Group]:
-    """A group of heads for each attention of `net` (Michel et al. 2019, arXiv:1905.10650): rows of q, k and v, columns
-    of out.
+    """Return a group of heads for each attention (Michel et al. 2019, arXiv:1905.10650).
 
-    The width of the residual stream is left alone: a norm takes its mean over it, so that no part of it is ever without
-    effect.
+    The residual stream keeps its width: a norm averages over it, so that removing a part always has an effect.
     """
     return [_group(name, module) for name, module in attentions(net).items()]
 

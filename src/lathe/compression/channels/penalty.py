@@ -1,4 +1,4 @@
-"""Sparse learning: a push towards zero that weak units can't resist, so that little is lost when they go."""
+"""Penalties on weak units, so that their removal loses little."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,17 @@ from lathe.compression.channels.scores import per_unit
 from lathe.compression.channels.slices import Group, Slice
 
 PENALTIES = ("group_norm", "group_lasso", "bn_scale")
-ALPHA = 4.0  # Torch-Pruning's: the weakest unit of a group is pushed 2**ALPHA times as hard as the strongest
+ALPHA = 4.0  # as Torch-Pruning: the weakest unit's penalty is 2**ALPHA times the strongest's
 
 
 @torch.no_grad()
 def add_penalty(net: nn.Module, groups: Sequence[Group], kind: str, strength: float) -> None:
-    """Adds the gradient of a penalty to the gradients of `net`, in place.
+    """Add the gradient of a penalty to the gradients of `net`, in place.
 
-    `group_norm`: strength x 2^(4 (max - I) / (max - min)) x weight, where I is the norm of all that belongs to a unit
-    (Fang et al. 2023, DepGraph, arXiv:2301.12900, as Torch-Pruning's GroupNormPruner has it); `group_lasso`: strength x
-    weight / I (Yuan and Lin 2006; Wen et al. 2016, arXiv:1608.03665); `bn_scale`: strength x sign of BatchNorm's
-    weights (Liu et al. 2017, Network Slimming, arXiv:1708.06519).
+    - `group_norm`: strength x 2^(4 (max - I) / (max - min)) x weight, where I is the norm of a unit's weights (Fang et
+      al. 2023, DepGraph, arXiv:2301.12900, as in Torch-Pruning's GroupNormPruner).
+    - `group_lasso`: strength x weight / I (Yuan and Lin 2006; Wen et al. 2016, arXiv:1608.03665).
+    - `bn_scale`: strength x sign of BatchNorm's weights (Liu et al. 2017, Network Slimming, arXiv:1708.06519).
     """
     tensors = dict(net.named_parameters())
     for group in groups:
@@ -43,7 +43,7 @@ def add_penalty(net: nn.Module, groups: Sequence[Group], kind: str, strength: fl
 
 
 def _push(weight: Tensor, direction: Tensor, part: Slice, factor: Tensor) -> None:
-    """Adds factor `[units]` x direction to the gradient of the positions that each unit owns."""
+    """Add factor `[units]` x direction to the gradient at each unit's positions."""
     shape = [1] * weight.dim()
     shape[part.dim] = weight.shape[part.dim]
     index = part.index.to(weight.device)

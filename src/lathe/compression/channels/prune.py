@@ -1,4 +1,4 @@
-"""Channel removal in one call, and the options that every form of it takes."""
+"""Channel removal in one call, and its options."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,11 +19,10 @@ from lathe.config.validation import validated
 @validated
 @dataclass(frozen=True)
 class Options:
-    """What may remain, and what decides about it; the keys of `compression.prune_channels`.
+    """Options of channel removal; the keys of `compression.prune_channels`.
 
-    `budget`: `macs`, `parameters` or `latency` (measured on the device that the example is on); `share`: how much of
-    the dense net's may remain, in (0, 1); `importance`: see `scores`; `scope`, `round_to`, `min_channels`: see
-    `choose`; `exclude`: patterns of layers that are left alone.
+    `budget`: `macs`, `parameters` or `latency` (on the example's device); `share`: of the dense net's, in (0, 1);
+    `exclude`: patterns of layers; see `scores` and `choose` for the others.
     """
 
     budget: ChannelBudget = "macs"
@@ -43,9 +42,7 @@ class Options:
         sensitivity: Mapping[str, Tensor] | None = None,
         seed: int = 0,
     ) -> dict[str, list[int]]:
-        """The units to remove, by group. `net` gives the dense net's shapes (and times, for latency), `tensors` its
-        whole weights.
-        """
+        """Return the units to remove, by group; `net` has the dense net's shapes, `tensors` its full weights."""
         base, cost = cost_function(self.budget, net, example)
         found = scores(groups, tensors, self.importance, sensitivity=sensitivity, seed=seed)
         return choose(
@@ -61,18 +58,14 @@ def prune_channels(
     seed: int = 0,
     **options: object,
 ) -> dict[str, float]:
-    """Removes channels, heads and hidden units from `net`, in place, until it keeps to a budget; returns what remains
-    of the dense net, {"macs": share, "parameters": share}. Fine-tune afterwards, and re-estimate BatchNorm's statistics
-    before (`reestimate_batchnorm`).
+    """Remove channels, heads and hidden units from `net`, in place, until it meets a budget.
 
-    Args:
-        example: an input `[batch, ...]`.
-        sensitivity: for `importance="taylor"`, means of `loss_change` over batches.
-        seed: for `importance="random"`.
-        options: those of `Options`.
+    Returns the remaining shares, {"macs": share, "parameters": share}. Call `reestimate_batchnorm` and fine-tune
+    afterwards. `example` is an input `[batch, ...]`, `options` are those of `Options`; `importance="taylor"` needs
+    `sensitivity`, means of `loss_change` over batches.
 
     Raises:
-        UserError: for an option out of range, a net that can't be followed, or a budget that can't be met.
+        UserError: an option is out of range, the net can't be traced, or the budget can't be met.
     """
     chosen = Options(**options)  # type: ignore[arg-type]
     groups = find_groups(net, example, chosen.exclude)
@@ -84,11 +77,11 @@ def prune_channels(
 
 
 def sizes(net: nn.Module, example: Tensor) -> dict[str, int]:
-    """MACs of one sample, and parameters. Nothing is computed."""
+    """Count the MACs of one sample, and the parameters, without computing anything."""
     skeleton, shape = channel_budget.skeleton(net, example)
     return {"macs": channel_budget.macs(skeleton, shape), "parameters": channel_budget.parameters(skeleton)}
 
 
 def shares(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, float]:
-    """What remains of each size."""
+    """Return the remaining share of each size."""
     return {name: after[name] / size for name, size in before.items()}

@@ -1,4 +1,4 @@
-"""How much each unit of a group matters: what is removed has the lowest scores of the net, or of its layer."""
+"""Importance of the units of a group; the lowest scores are removed."""
 
 from collections.abc import Mapping, Sequence
 
@@ -20,18 +20,14 @@ def scores(
     sensitivity: Mapping[str, Tensor] | None = None,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """A score `[units]` for each group by name, with mean 1 in each, so that groups can be compared.
+    """Return a score `[units]` for each group by name, with mean 1 so that groups can be compared.
 
     Args:
-        tensors: a net's parameters by name, whole.
-        importance: `group_norm`, mean square of everything that belongs to a unit (Fang et al. 2023, DepGraph,
-            arXiv:2301.12900); `l1` or `l2`, norm of the weights that make it (Li et al. 2017, arXiv:1608.08710);
-            `bn_scale`, size of its BatchNorm weights (Liu et al. 2017, Network Slimming, arXiv:1708.06519); `taylor`,
-            the change of the loss without it, to first order (Molchanov et al. 2019, arXiv:1906.10771), given as
-            `sensitivity`; `random`.
-
-    Raises:
-        ArgumentError: a group has nothing of the kind.
+        tensors: a net's full parameters by name.
+        importance: `group_norm`, mean square of a unit's weights (Fang et al. 2023, DepGraph, arXiv:2301.12900); `l1`
+            or `l2`, norm of the weights that make its output (Li et al. 2017, arXiv:1608.08710); `bn_scale`, magnitude
+            of its BatchNorm weights (Liu et al. 2017, Network Slimming, arXiv:1708.06519); `taylor`, first-order change
+            of the loss (Molchanov et al. 2019, arXiv:1906.10771), given as `sensitivity`; `random`.
     """
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, Tensor] = {}
@@ -69,9 +65,7 @@ def scores(
 def loss_change(
     groups: Sequence[Group], tensors: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """For each unit, the squared sum of weight x gradient over all that makes its output: `sensitivity`, to be averaged
-    over batches.
-    """
+    """Return each unit's squared sum of weight x gradient; its mean over batches is `sensitivity`."""
     found = {}
     for group in groups:
         makers = [part for part in group.slices if part.role == "out" and part.name in gradients]
@@ -81,7 +75,7 @@ def loss_change(
 
 
 def per_unit(values: Tensor, part: Slice) -> Tensor:
-    """Sums of `values`, shaped as the slice's tensor, over what each unit owns of it: `[units]`."""
+    """Sum `values`, shaped as the slice's tensor, over each unit's positions: `[units]`."""
     sums = values.sum([dim for dim in range(values.dim()) if dim != part.dim]) if values.dim() > 1 else values
     return sums[part.index.to(values.device)].sum(1)
 

@@ -10,16 +10,16 @@ from torch import Tensor, nn
 
 from lathe.errors import UserError
 
-_KEY = "_channels_removed"  # in a net's __dict__, which deepcopy takes along
+_KEY = "_channels_removed"  # in a net's __dict__, which deepcopy copies
 
 
 @dataclass(frozen=True)
 class Slice:
-    """What the units of a group own of one tensor: positions `index` `[units, positions]` of dimension `dim`.
+    """Positions of a group's units in one tensor: `index` `[units, positions]` of dimension `dim`.
 
-    `role` is "out" for what makes a unit's output (a convolution's rows and bias, a BatchNorm's weight and bias), which
-    is therefore zero where all of these are; "in" for what reads it (a convolution's columns); "state" for running
-    statistics.
+    `role` is "out" for tensors that make a unit's output (a convolution's rows and bias, a BatchNorm's weight and
+    bias), which is zero if all of these are; "in" for tensors that read it (a convolution's columns); "state" for
+    running statistics.
     """
 
     module: str
@@ -30,17 +30,16 @@ class Slice:
 
     @property
     def name(self) -> str:
-        """The tensor's name in the net."""
+        """Return the tensor's name in the net."""
         return f"{self.module}.{self.tensor}" if self.module else self.tensor
 
 
 @dataclass(frozen=True)
 class Group:
-    """Units that can only be removed from all their layers together: `units` channels of a stream, heads, or hidden
-    units.
+    """Units that have to be removed from all their layers together: channels, heads or hidden units.
 
-    `name` is that of the first layer. `sizes` lists the modules' own numbers as (module, attribute, how many of it a
-    unit is).
+    `name` is that of the first layer. `sizes` are module attributes that count units: (module, attribute, its count per
+    unit).
     """
 
     name: str
@@ -51,11 +50,10 @@ class Group:
 
 
 def remove(net: nn.Module, groups: Iterable[Group], chosen: Mapping[str, Sequence[int]]) -> None:
-    """Removes the units `chosen[group.name]` of each group from `net`, in place: tensors are new ones with fewer
-    positions.
+    """Remove the units `chosen[group.name]` of each group from `net`, in place.
 
-    An optimizer made before still holds the old tensors. A unit whose "out" slices are zero adds nothing to the net's
-    output, which then stays as it was.
+    Tensors are replaced by smaller ones; create optimizers afterwards. The net's output does not change if the units'
+    "out" slices are zero.
     """
     groups = list(groups)
     dropped = positions(groups, chosen)
@@ -81,7 +79,7 @@ def remove(net: nn.Module, groups: Iterable[Group], chosen: Mapping[str, Sequenc
 
 
 def positions(groups: Iterable[Group], chosen: Mapping[str, Sequence[int]]) -> dict[str, dict[int, set[int]]]:
-    """What `remove` takes from each tensor: by its name and dimension, the positions that go."""
+    """Return the positions that `remove` removes, by tensor name and dimension."""
     found: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
     for group in groups:
         units = list(chosen.get(group.name, ()))
@@ -91,16 +89,14 @@ def positions(groups: Iterable[Group], chosen: Mapping[str, Sequence[int]]) -> d
 
 
 def staying(shape: Sequence[int], dims: Mapping[int, Iterable[int]]) -> tuple[Tensor, ...]:
-    """What indexes, in a tensor of `shape`, all that is left without the positions `dims`: one index for each
-    dimension.
-    """
+    """Return an index of what remains of a tensor of `shape` without the positions `dims`."""
     gone = {dim: set(places) for dim, places in dims.items()}
     kept = [[i for i in range(size) if i not in gone.get(dim, ())] for dim, size in enumerate(shape)]
     return tuple(torch.tensor(places).view(-1, *[1] * (len(shape) - 1 - dim)) for dim, places in enumerate(kept))
 
 
 def describe(net: nn.Module) -> dict[str, Any]:
-    """The shapes that differ from those `net` was configured with, as plain data; empty where nothing was removed."""
+    """Return the shapes that removal has changed, as plain data; empty if none."""
     found: dict[str, Any] = net.__dict__.get(_KEY, {})
     return {kind: {name: _plain(value) for name, value in items.items()} for kind, items in found.items()}
 
@@ -110,8 +106,7 @@ def _plain(value: Any) -> Any:
 
 
 def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
-    """Gives `net` the shapes that `describe` told of, in place. Values are to be loaded: these are cut from what was
-    there.
+    """Give `net` the shapes that `describe` returned, in place; load values afterwards.
 
     Raises:
         UserError: the net has no such tensors, or they are smaller.
@@ -126,7 +121,7 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
                 f"The structure holds {name} with shape {list(shape)}, which the net has {has}: it is that of "
                 "another net."
             )
-    for path, attributes in modules.items():  # before anything is changed
+    for path, attributes in modules.items():  # before any change
         for attribute, value in attributes.items():
             old = getattr(net.get_submodule(path), attribute)
             if type(old) is not int or type(value) is not int or not 0 < value <= old:
@@ -152,7 +147,7 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
 
 
 def _note(net: nn.Module, names: list[str], sizes: list[tuple[str, str]]) -> None:
-    """Writes down the present shapes of what has changed, beside what had changed before."""
+    """Record the present shapes of changed tensors, in addition to earlier ones."""
     if not names:
         return
     noted = net.__dict__.setdefault(_KEY, {"tensors": {}, "modules": {}})
@@ -186,7 +181,7 @@ def _without(tensor: Tensor, dims: Mapping[int, set[int]]) -> Tensor:
 
 
 def _cut_quantizer(net: nn.Module, path: str, positions: set[int]) -> None:
-    """The scales of a layer whose weights are quantized per output channel go with the channels."""
+    """Remove the channels' scales from a quantizer with one scale per output channel."""
     module = net.get_submodule(path)
     quantizer = getattr(module, "weight_quantizer", None)
     if not isinstance(quantizer, nn.Module):

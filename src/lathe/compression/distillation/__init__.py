@@ -1,4 +1,4 @@
-"""Losses by which a net learns from another: its outputs, its features, and the relations of its samples."""
+"""Distillation losses on outputs, features and relations of samples."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
-"""What a student's inner layers are told by a teacher's: hints and attention maps.
+"""Feature distillation: hints and attention maps.
 
 Features are `[batch, channels, height, width]`, `[batch, time, channels]` or `[batch, channels]`. `rows` are weights of
-the samples `[batch]`, or of the tokens `[batch * time]`; 0 does not count.
+the samples `[batch]` or tokens `[batch * time]`.
 """
 
 import torch
@@ -14,17 +14,17 @@ Shape = tuple[int, ...]
 
 
 def connector(student: Shape, teacher: Shape) -> nn.Module:
-    """A trainable map from features of the student's shape to the teacher's, both without the batch: a 1x1 convolution,
-    or a linear layer over the last dimension. It belongs to neither net, and is thrown away after training."""
+    """Return a trainable map from the student's to the teacher's feature shape, without the batch."""
     if len(student) == 3:
         return nn.Conv2d(student[0], teacher[0], kernel_size=1)
     return nn.Linear(student[-1], teacher[-1])
 
 
 def hint(student: Tensor, teacher: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Mean squared error of features, of equal shapes once a `connector` has mapped the student's: FitNets, Romero et
-    al. 2015, arXiv:1412.6550. There hints are a stage of their own before training; here, as in most repetitions, they
-    are a term beside the task's loss."""
+    """Return the mean squared error of equal shapes (FitNets, Romero et al. 2015, arXiv:1412.6550).
+
+    The paper trains on hints before the task; here, as usual since, they are a term of the loss.
+    """
     ours, theirs = _wide(student), _wide(teacher.detach())
     squares = (ours - theirs).square()
     per_row = squares.mean(-1).flatten() if squares.dim() == 3 else squares.flatten(1).mean(1)
@@ -32,15 +32,15 @@ def hint(student: Tensor, teacher: Tensor, rows: Tensor | None = None) -> Tensor
 
 
 def attention_map(features: Tensor) -> Tensor:
-    """Where a layer looks: the mean square over channels of features `[batch, channels, height, width]`, as a unit
-    vector `[batch, height * width]`."""
+    """Return the mean square over channels, as unit vectors `[batch, height * width]`."""
     return F.normalize(_wide(features).square().mean(1).flatten(1), dim=1)
 
 
 def attention(student: Tensor, teacher: Tensor, rows: Tensor | None = None) -> Tensor:
-    """Mean squared error of attention maps: Zagoruyko and Komodakis 2017, arXiv:1612.03928. Channels may differ; of two
-    sizes the larger is averaged down to the smaller. The mean over places is that of the CRD repository, where its
-    weight is 1000."""
+    """Return the mean squared error of attention maps (Zagoruyko and Komodakis 2017, arXiv:1612.03928).
+
+    Channels may differ; the larger map is averaged down. The mean over positions is the CRD repository's.
+    """
     size = (min(student.shape[2], teacher.shape[2]), min(student.shape[3], teacher.shape[3]))
     if student.shape[2:] != size:
         student = F.adaptive_avg_pool2d(student, size)

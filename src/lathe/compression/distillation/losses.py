@@ -1,9 +1,8 @@
-"""What a student's logits are told by a teacher's: Hinton's distillation, and its decoupled and relational forms.
+"""Logit distillation: Hinton's loss, its decoupled form (DKD) and DIST.
 
-Every loss takes logits `[..., classes]` of student and teacher, computes in at least float32, and is a mean over rows,
-a row being one distribution: a sample, or a token. `rows` `[rows]` are weights, 0 for a row that does not count; their
-sum is divided by `count`, a 0-dim tensor, which is `rows.sum()` unless a count over several devices is given. The
-teacher's side gets no gradient.
+Every loss takes logits `[..., classes]` of student and teacher, computes in at least float32, and is a mean over rows
+(samples or tokens). `rows` `[rows]` are weights, 0 for padding; the weighted sum is divided by `count`, 0-dim, by
+default `rows.sum()`. The teacher gets no gradient.
 """
 
 import torch
@@ -14,8 +13,10 @@ from torch.nn import functional as F
 def kd(
     student: Tensor, teacher: Tensor, temperature: float = 4.0, rows: Tensor | None = None, count: Tensor | None = None
 ) -> Tensor:
-    """`T^2 KL(softmax(teacher / T) || softmax(student / T))`, in nats: Hinton et al. 2015, arXiv:1503.02531. The factor
-    keeps the gradient's size as `temperature` changes."""
+    """Return `T^2 KL(softmax(teacher / T) || softmax(student / T))`, in nats.
+
+    Hinton et al. 2015, arXiv:1503.02531. The factor keeps the gradient's size as `temperature` changes.
+    """
     ours, theirs = _softened(student, teacher, temperature)
     return temperature**2 * mean(_divergence(ours, theirs), rows, count)
 
@@ -30,22 +31,18 @@ def dkd(
     rows: Tensor | None = None,
     count: Tensor | None = None,
 ) -> Tensor:
-    """Decoupled distillation: Zhao et al. 2022, arXiv:2203.08679, whose alpha is `target_weight` and whose beta is
-    `other_weight`.
+    """Return the decoupled loss; `target_weight` and `other_weight` are the paper's alpha and beta.
 
-    Hinton's loss is a sum of two: how sure the teacher is of the target class, and how it shares the rest among the
-    others. The second is weighed there by how unsure the teacher is; here by a constant.
-
-    Args:
-        target: int64 [...], the class of each row; or class probabilities [..., classes], of which the largest is
-            taken. Where `rows` is 0, any number will do.
+    Zhao et al. 2022, arXiv:2203.08679. Hinton's loss is a sum of a term of the target's probability, and one of the
+    distribution of the others, weighted by the teacher's uncertainty; here the weight is constant. `target` is int64
+    [...], or probabilities [..., classes]: the largest counts; any number if `rows` is 0.
     """
     ours, theirs = _softened(student, teacher, temperature)
     classes = target.argmax(-1) if target.is_floating_point() else target
     index = classes.reshape(-1, 1).clamp(min=0)
     hit = torch.zeros_like(ours, dtype=torch.bool).scatter_(1, index, True)
     target_term = _divergence(_binary(ours, hit, index), _binary(theirs, hit, index))
-    # Far below every logit and yet finite: 0 * (-inf - -inf) would be NaN.
+    # finite: 0 * (-inf - -inf) would be NaN
     others = [F.log_softmax(log_p.masked_fill(hit, -1e9), dim=-1) for log_p in (ours, theirs)]
     other_term = _divergence(*others)
     return temperature**2 * mean(target_weight * target_term + other_weight * other_term, rows, count)
@@ -59,12 +56,10 @@ def dist(
     within_weight: float = 1.0,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Relations instead of values: Huang et al. 2022, arXiv:2205.10536, whose beta is `between_weight` and whose gamma
-    is `within_weight`.
+    """Return DIST's loss; `between_weight` and `within_weight` are the paper's beta and gamma.
 
-    `T^2` times 1 minus Pearson's correlation of the two nets' probabilities: over the classes of each row (between
-    classes), and over the rows of each class (within a class). A strong teacher may be sharper than the student can be;
-    their correlation does not mind.
+    Huang et al. 2022, arXiv:2205.10536. `T^2` times 1 minus Pearson's correlation of the two nets' probabilities, over
+    the classes of each row and over the rows of each class.
     """
     ours, theirs = (log_p.exp() for log_p in _softened(student, teacher, temperature))
     weights = torch.ones(len(ours), dtype=ours.dtype, device=ours.device) if rows is None else rows.to(ours.dtype)
@@ -75,9 +70,7 @@ def dist(
 
 
 def correlation(x: Tensor, y: Tensor, weights: Tensor, eps: float = 1e-8) -> Tensor:
-    """Pearson's correlation of each row of `x` with that of `y`, both [rows, n], over places that weigh `weights` [1,
-    n]: [rows].
-    """
+    """Return the correlation of the rows of `x` and `y` [rows, n], weighted by `weights` [1, n]: [rows]."""
     total = weights.sum(-1, keepdim=True).clamp(min=1)
     x = (x - (weights * x).sum(-1, keepdim=True) / total) * weights.sqrt()
     y = (y - (weights * y).sum(-1, keepdim=True) / total) * weights.sqrt()
@@ -85,7 +78,7 @@ def correlation(x: Tensor, y: Tensor, weights: Tensor, eps: float = 1e-8) -> Ten
 
 
 def mean(values: Tensor, rows: Tensor | None, count: Tensor | None = None) -> Tensor:
-    """The weighted mean of `values` [rows]; 0 where no row counts."""
+    """Return the weighted mean of `values` [rows]; 0 if all weights are."""
     if rows is None:
         return values.mean() if count is None else values.sum() / count
     total = (values * rows.to(values.dtype)).sum()
@@ -93,20 +86,18 @@ def mean(values: Tensor, rows: Tensor | None, count: Tensor | None = None) -> Te
 
 
 def _softened(student: Tensor, teacher: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Log-probabilities [rows, classes] at a temperature."""
+    """Return log-probabilities [rows, classes] at a temperature."""
     dtype = torch.promote_types(student.dtype, torch.float32)
     ours, theirs = (logits.flatten(0, -2).to(dtype) / temperature for logits in (student, teacher.detach()))
     return F.log_softmax(ours, dim=-1), F.log_softmax(theirs, dim=-1)
 
 
 def _divergence(ours: Tensor, theirs: Tensor) -> Tensor:
-    """KL(theirs || ours) of each row of log-probabilities."""
+    """Return KL(theirs || ours) of each row of log-probabilities."""
     return F.kl_div(ours, theirs, reduction="none", log_target=True).sum(-1)
 
 
 def _binary(log_p: Tensor, hit: Tensor, index: Tensor) -> Tensor:
-    """The log-probabilities of the target and of all others together, [rows, 2], without the cancellation in log(1 -
-    p).
-    """
+    """Return log-probabilities of the target and the rest, [rows, 2], without cancellation in log(1 - p)."""
     rest = log_p.masked_fill(hit, -1e9).logsumexp(-1, keepdim=True)
     return torch.cat((log_p.gather(1, index), rest), dim=1)

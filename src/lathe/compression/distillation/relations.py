@@ -1,8 +1,6 @@
-"""What a student is told about samples beside each other: distances and angles, and which of many embeddings is the
-same sample's.
+"""Relational distillation: distances and angles of embeddings `[batch, features]`, and contrast.
 
-Embeddings are `[batch, features]`; those of student and teacher may differ in their features. `rows` `[batch]` weighs
-samples.
+Student and teacher may have different sizes. `rows` `[batch]` are weights of the samples.
 """
 
 import torch
@@ -19,9 +17,11 @@ def rkd(
     angle_weight: float = 50.0,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Relational distillation: Park et al. 2019, arXiv:1904.05068. Huber's loss between the two nets' distances of each
-    pair of samples, in units of their mean, and between the cosines of the angles of each triple. Takes `batch^3`
-    numbers for the angles."""
+    """Return RKD's loss (Park et al. 2019, arXiv:1904.05068).
+
+    Huber's loss of the distances of each pair of samples, in units of their mean, and of the cosines of each triple's
+    angles, `batch^3` numbers.
+    """
     ours, theirs = _flat(student), _flat(teacher.detach())
     pairs = None if rows is None else (rows[:, None] * rows[None, :]).to(ours.dtype)
     loss = torch.zeros((), dtype=ours.dtype, device=ours.device)
@@ -36,8 +36,7 @@ def rkd(
 
 
 def _distances(x: Tensor, pairs: Tensor | None) -> Tensor:
-    """Euclidean distances [batch, batch], divided by the mean of those between different samples. Of equal embeddings,
-    which a ReLU makes, the distance has no direction: its gradient is 0 here, and not what rounding makes of it."""
+    """Return distances [batch, batch] over their off-diagonal mean; equal embeddings have gradient 0."""
     distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     own = torch.eye(len(x), dtype=torch.bool, device=x.device)
     others = (~own).to(x.dtype) if pairs is None else pairs.masked_fill(own, 0)
@@ -45,8 +44,10 @@ def _distances(x: Tensor, pairs: Tensor | None) -> Tensor:
 
 
 def _angles(x: Tensor) -> Tensor:
-    """Cosines [batch, batch, batch] of the angle at the first index between the directions to the other two; 0 where a
-    sample lies within a thousandth of the mean distance, since a gradient grows as the distance shrinks."""
+    """Return the cosines of the angle at the first index, [batch, batch, batch].
+
+    0 for samples within a thousandth of the mean distance, since a gradient grows as the distance shrinks.
+    """
     steps = x[None, :] - x[:, None]
     lengths = steps.detach().norm(dim=2, keepdim=True)
     near = lengths <= 1e-3 * lengths.mean()
@@ -59,8 +60,10 @@ def _mean(values: Tensor, weights: Tensor | None) -> Tensor:
 
 
 class Queue:
-    """The newest `size` embeddings of a teacher, with the classes of their samples: the negatives of `crd`. -1 is a
-    place still empty, -2 a sample of no one class."""
+    """The newest `size` embeddings of a teacher, with their classes: negatives of `crd`.
+
+    Label -1 is an empty place, -2 a sample without a single class.
+    """
 
     def __init__(self, size: int, features: int, device: torch.device | None = None) -> None:
         self.embeddings = torch.zeros(size, features, device=device)
@@ -68,7 +71,7 @@ class Queue:
         self.next = 0
 
     def push(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Puts `embeddings` [n, features] with `labels` [n] into the places of the oldest."""
+        """Replace the oldest entries by `embeddings` [n, features] with `labels` [n]."""
         size = len(self.labels)
         embeddings, labels = embeddings.detach()[-size:], labels[-size:]
         first = min(len(labels), size - self.next)
@@ -80,7 +83,7 @@ class Queue:
 
 
 class Projections(nn.Module):
-    """Linear maps of student's and teacher's embeddings onto the unit sphere of one space, both trained."""
+    """Trainable linear maps of both nets' embeddings to unit vectors of one space."""
 
     def __init__(self, student: int, teacher: int, features: int) -> None:
         super().__init__()
@@ -101,18 +104,12 @@ def crd(
     temperature: float = 0.07,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Contrastive distillation: Tian et al. 2020, arXiv:1910.10699. In nats: how badly the student's embedding of a
-    sample picks out the teacher's embedding of the same sample among negatives, which are the batch's other samples and
-    the `queue` of the teacher's earlier embeddings.
+    """Return the contrastive loss (Tian et al. 2020, arXiv:1910.10699), in nats.
 
-    The paper draws negatives from a memory of the whole training set and estimates a ratio of densities (NCE). Here it
-    is the softmax over the negatives at hand (InfoNCE), which needs no memory that is indexed by samples. As there,
-    samples of the anchor's own class are no negatives.
-
-    Args:
-        student: unit vectors [batch, features], as `Projections` gives them.
-        teacher: likewise.
-        labels: int64 [batch]; None takes every other sample as a negative.
+    A softmax over the teacher's embedding of the same sample and negatives: those of other samples of the batch and of
+    the `queue`, but not of the sample's class. InfoNCE replaces the paper's NCE, which draws negatives from a memory of
+    the whole training set. `student` and `teacher` are unit vectors [batch, features] of `Projections`; `labels` are
+    int64 [batch], None takes every other sample as a negative.
     """
     positive = (student * teacher).sum(1, keepdim=True) / temperature
     negatives, classes = teacher, labels

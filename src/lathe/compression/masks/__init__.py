@@ -1,4 +1,4 @@
-"""Weights set to zero: which, by what score, when, and how they stay zero."""
+"""Weight masks: criteria, schedules and methods."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Mixed precision and mixed sparsity: one option for each layer, of least total loss within a budget."""
+"""Mixed precision and mixed sparsity: one option per layer, of least total loss within a budget."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 from lathe.errors import UserError
 
-MOST_STATES = 4000  # partial allocations that are followed at a time; fewer than these are followed exactly
+MOST_STATES = 4000  # followed partial allocations; exact below
 
 
 @dataclass(frozen=True)
 class Option:
-    """What a layer may be given: `value` (bits, a sparsity), what it costs (bytes, seconds), and what the metric loses
-    by it.
-    """
+    """An option of a layer: `value` (bits or sparsity), cost (bytes or seconds) and loss of the metric."""
 
     value: float
     cost: float
@@ -22,7 +20,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Allocation:
-    """The chosen value of each layer, with the total cost and the total loss, in which layers are taken to add up."""
+    """The chosen value of each layer, with total cost and total loss, which is taken to be additive."""
 
     values: dict[str, float]
     cost: float
@@ -30,15 +28,14 @@ class Allocation:
 
 
 def allocate(options: Mapping[str, Sequence[Option]], budget: float, said: str | None = None) -> Allocation:
-    """One option for each layer, so that the summed cost is at most `budget` and the summed loss as small as can be.
+    """Choose one option per layer: summed cost at most `budget`, least summed loss.
 
-    Layers are added one after the other to all partial allocations that no other one beats in both cost and loss (exact
-    dynamic programming, a multiple-choice knapsack). Where there are more than MOST_STATES of those, the best of each
-    narrow range of costs go on: the budget holds all the same, the loss is then very near the least.
+    Exact dynamic programming (a multiple-choice knapsack) over partial allocations that no other one beats in both cost
+    and loss. With more than MOST_STATES of those, the best of each narrow range of costs is kept: the loss is then
+    nearly the least. `said` is the budget as the user wrote it.
 
     Raises:
-        UserError: even the cheapest options cost more than the budget, or there is nothing to choose from; `said` is
-            the budget as the user wrote it.
+        UserError: the cheapest options exceed the budget, or a layer has no options.
     """
     said = said or f"budget={budget:g}"
     if not options or not all(options.values()):
@@ -48,7 +45,7 @@ def allocate(options: Mapping[str, Sequence[Option]], budget: float, said: str |
         raise UserError(
             f"{said} can't be met: the cheapest options together cost {least:g}; raise it or offer cheaper ones."
         )
-    # What the layers still to come cost at least: a partial allocation that leaves less than that is a dead end.
+    # Least cost of the remaining layers: a partial allocation that leaves less is dropped.
     rest = least
     front: list[tuple[float, float, tuple[float, ...]]] = [(0.0, 0.0, ())]
     for some in options.values():
@@ -66,7 +63,7 @@ def allocate(options: Mapping[str, Sequence[Option]], budget: float, said: str |
 
 
 def _undominated(states: list[tuple[float, float, tuple[float, ...]]]) -> list[tuple[float, float, tuple[float, ...]]]:
-    """Those that no other beats in both cost and loss, by rising cost and falling loss."""
+    """Return the states that no other beats in both cost and loss, by rising cost and falling loss."""
     best: list[tuple[float, float, tuple[float, ...]]] = []
     for state in sorted(states, key=lambda state: state[:2]):
         if not best or state[1] < best[-1][1]:
@@ -75,9 +72,7 @@ def _undominated(states: list[tuple[float, float, tuple[float, ...]]]) -> list[t
 
 
 def _thinned(front: list[tuple[float, float, tuple[float, ...]]]) -> list[tuple[float, float, tuple[float, ...]]]:
-    """At most about MOST_STATES of them, evenly over the range of costs: of each piece the last, which has the least
-    loss.
-    """
+    """Return about MOST_STATES states, evenly over the costs: the last of each range has the least loss."""
     if len(front) <= MOST_STATES:
         return front
     costs = [state[0] for state in front]
@@ -87,9 +82,7 @@ def _thinned(front: list[tuple[float, float, tuple[float, ...]]]) -> list[tuple[
 
 
 def quantized_bytes(shape: Sequence[int], bits: int) -> int:
-    """Bytes of a weight [out, ...] of `bits` per number, packed, with a float32 scale for each of its `out`
-    channels.
-    """
+    """Return bytes of a packed weight [out, ...] with `bits` per number and `out` float32 scales."""
     count = 1
     for size in shape:
         count *= size
@@ -97,8 +90,7 @@ def quantized_bytes(shape: Sequence[int], bits: int) -> int:
 
 
 def sparse_bytes(shape: Sequence[int], sparsity: float) -> int:
-    """Bytes of a float32 weight of which `round(sparsity * n)` numbers are zero: what remains and one bit for each
-    place, or the whole tensor where that is less."""
+    """Return bytes of a sparse float32 weight: the nonzero numbers and a bitmap, or the dense tensor."""
     count = 1
     for size in shape:
         count *= size
@@ -107,8 +99,7 @@ def sparse_bytes(shape: Sequence[int], sparsity: float) -> int:
 
 
 def monotone(losses: Mapping[float, float]) -> dict[float, float]:
-    """Losses by value, from the mildest value on, that never fall and are never below 0: what a stronger change seems
-    to win is noise of the measurement. The mapping's order is from mild to strong."""
+    """Return losses by value, from mild to strong, made monotone and at least 0: gains are noise."""
     found: dict[float, float] = {}
     highest = 0.0
     for value, loss in losses.items():

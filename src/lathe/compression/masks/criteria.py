@@ -1,6 +1,4 @@
-"""What a weight is worth: scores of the shape of each parameter, by name; those of least score are removed
-(`masks.make_masks`).
-"""
+"""Pruning criteria: scores of the shape of each parameter, by name; the lowest are removed."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,14 +16,12 @@ _BATCHNORM = nn.modules.batchnorm._BatchNorm
 
 
 def magnitude(parameters: Mapping[str, Tensor]) -> Scores:
-    """|w| (Han et al. 2015, arXiv:1506.02626). For rows and blocks, `make_masks(norm=p)` makes the Lp norm of it."""
+    """Return |w| (Han et al. 2015, arXiv:1506.02626); `make_masks(norm=p)` makes Lp norms of it."""
     return {name: parameter.detach().abs() for name, parameter in parameters.items()}
 
 
 def random(parameters: Mapping[str, Tensor], seed: int, step: int = 0) -> Scores:
-    """Uniform numbers in [0, 1) that depend on (seed, step, name) alone: the baseline that every criterion has to
-    beat.
-    """
+    """Return uniform numbers in [0, 1) that depend only on (seed, step, name), as a baseline."""
     scores = {}
     for name, parameter in parameters.items():
         digest = hashlib.blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest()
@@ -37,14 +33,10 @@ def random(parameters: Mapping[str, Tensor], seed: int, step: int = 0) -> Scores
 def batchnorm_scale(
     net: nn.Module, parameters: Mapping[str, Tensor], whole: Mapping[str, Tensor] | None = None
 ) -> Scores:
-    """|gamma| of the BatchNorm behind a layer, for each of its output channels (Liu et al. 2017, "Network Slimming",
-    arXiv:1708.06519).
+    """Return |gamma| of the BatchNorm after each layer, per output channel.
 
-    The BatchNorm behind a layer is the next one of as many channels among the leaves of `net.modules()`, before any
-    other layer with weights. `whole` has gathered copies of sharded gammas, by their names.
-
-    Raises:
-        UserError: a layer has no BatchNorm behind it.
+    Liu et al. 2017, "Network Slimming", arXiv:1708.06519. The next layer with weights in `net.modules()` must be a
+    BatchNorm of as many channels, else UserError. `whole` has gathered copies of sharded gammas, by name.
     """
     followers = batchnorms(net, parameters)
     scores = {}
@@ -56,8 +48,8 @@ def batchnorm_scale(
 
 
 def batchnorms(net: nn.Module, names: Iterable[str]) -> dict[str, str]:
-    """For each layer's weight, the name of the scale of the BatchNorm behind it; raises as `batchnorm_scale` does."""
-    # By their weights: a fake quantizer whose scale is learned lies between a layer and its BatchNorm.
+    """Return the name of the BatchNorm weight after each layer's weight; raise as `batchnorm_scale`."""
+    # only modules with weights: a learned fake quantizer is between a layer and its BatchNorm
     leaves = [
         (name, module)
         for name, module in net.named_modules()
@@ -81,9 +73,11 @@ def batchnorms(net: nn.Module, names: Iterable[str]) -> dict[str, str]:
 def add_taylor(
     sums: Mapping[str, Tensor], weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]
 ) -> None:
-    """Adds |w grad|, in place: by how much, to first order, the loss would change without the weight (Molchanov et al.
-    2017 and 2019, arXiv:1611.06440, arXiv:1906.10771). Gradients of one optimizer step, before it; what is not finite
-    counts as 0."""
+    """Add |w grad|, the first-order change of the loss without the weight, in place.
+
+    Molchanov et al. 2017 and 2019, arXiv:1611.06440, arXiv:1906.10771. Call before an optimizer step, with its
+    gradients; values that are not finite count as 0.
+    """
     _add_products(sums, weights, gradients, signed=False)
 
 
@@ -91,11 +85,9 @@ def add_taylor(
 def add_movement(
     sums: Mapping[str, Tensor], weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]
 ) -> None:
-    """Adds -w grad, in place: positive where the steps move a weight away from zero (Sanh et al. 2020,
-    arXiv:2005.07683).
+    """Add -w grad, in place: positive for a move away from zero (Sanh et al. 2020, arXiv:2005.07683).
 
-    In the paper masked weights go on moving behind the mask; here they are zero and keep the score at which they were
-    removed.
+    In the paper masked weights continue to move; here they are zero and keep their last score.
     """
     _add_products(sums, weights, gradients, signed=True)
 
@@ -117,8 +109,7 @@ def _add_products(
 
 
 def wanda(parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> Scores:
-    """|w| times the L2 norm of the input that it multiplies (Sun et al. 2023, arXiv:2306.11695, who compare within each
-    output: scope=output). `squares` are those of `input_squares`."""
+    """Return |w| times its input's L2 norm (Sun et al. 2023, arXiv:2306.11695, with scope=output)."""
     scores = {}
     for name, parameter in parameters.items():
         norms = squares[name].sqrt()  # [groups, inputs]
@@ -129,17 +120,13 @@ def wanda(parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> Sc
 
 @contextmanager
 def input_squares(net: nn.Module, names: Iterable[str]) -> Iterator[Scores]:
-    """While open, adds up the squares of what goes into each layer of these weights: [groups, input channels or
-    features], over all samples and places.
+    """Sum the squares of each layer's input, [groups, input channels or features], within the context.
 
     ```python
     with input_squares(net, parameters) as squares, torch.no_grad():
         net(batch)
     scores = wanda(parameters, squares)
     ```
-
-    Raises:
-        UserError: a weight is that of no linear layer or convolution.
     """
     squares: Scores = {}
     handles = []

@@ -1,11 +1,11 @@
-"""Which weights a net keeps: masks by parameter name, True where a weight stays.
+"""Weight masks by parameter name, True where a weight is kept.
 
 ```python
 masks = magnitude_masks(net, sparsity=0.8)
 apply_masks(net, masks)
 ```
 
-A mask zeroes weights; shapes, and with them dense speed, stay as they are.
+A mask zeroes weights; shapes and dense speed do not change.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,17 +37,17 @@ def make_masks(
     m: int = 4,
     block: tuple[int, int] = (4, 1),
 ) -> Masks:
-    """Masks that remove the units of lowest score: single weights, rows (`structured`: dimension 0, output channels or
-    features), blocks of `block` (rows x columns of the weight as a matrix [outputs, inputs * kernel]), or, of every `m`
-    consecutive inputs (dimension 1, at one place of the kernel), up to m - n single weights (`n_m`).
+    """Return masks that remove the units of lowest score.
 
-    round(sparsity * units) units are removed in all (`global`), in each layer (`layer`) or in each row (`output`:
-    single weights alone), except that every layer keeps its best unit, and what `previous` has removed stays removed.
-    Of equal scores, the weight that comes first is removed first. A row's or block's score is the mean of its weights'
-    scores, or with `norm` p, (mean |score|^p)^(1/p): not the sum, so that layers compare.
+    Units are single weights, rows (`structured`: dimension 0, output channels or features), blocks of `block` (rows x
+    columns of the weight as a matrix [outputs, inputs * kernel]), or, of every `m` consecutive inputs (dimension 1, at
+    one position of the kernel), up to m - n single weights (`n_m`). round(sparsity * units) are removed in total
+    (`global`), per layer (`layer`) or per row (`output`: single weights only), but every layer keeps its best unit, and
+    what `previous` has removed stays removed. Of equal scores, the first is removed first. A row's or block's score is
+    the mean of its weights' scores, or with `norm` p, (mean |score|^p)^(1/p), so that layers are comparable.
 
     Raises:
-        UserError: a sparsity outside [0, 1), an unknown word, or a weight whose shape the granularity does not divide.
+        UserError: an option is invalid, or the granularity does not divide a weight's shape.
     """
     check_options(sparsity, granularity, scope, n, m, block)
     units = {name: _units(score.detach().float(), granularity, norm, m, block, name) for name, score in scores.items()}
@@ -60,10 +60,10 @@ def make_masks(
             kept = _units(previous[name].float(), granularity, None, m, block, name) > 0
             ranked = torch.where(kept, ranked, -torch.inf)
         if granularity == "n_m":
-            place = ranked.argsort(dim=-1, stable=True).argsort(dim=-1)  # of a weight among its group
+            place = ranked.argsort(dim=-1, stable=True).argsort(dim=-1)  # the rank of a weight in its group
             ranked = torch.where(place < m - n, ranked, torch.inf)
         ranked = ranked.flatten()
-        ranked[ranked.argmax()] = torch.inf  # a layer without weights would cut the net in two
+        ranked[ranked.argmax()] = torch.inf  # a layer without weights would disconnect the net
         flat[name] = ranked
     if scope == "output":
         kept_units = {
@@ -80,7 +80,7 @@ def make_masks(
 
 
 def _lowest(ranked: Tensor, sparsity: float) -> Tensor:
-    """True for the round(sparsity * n) lowest of `ranked` [n], but for those at +inf, and always for those at -inf."""
+    """Mark the round(sparsity * n) lowest of `ranked` [n], never those at +inf, always those at -inf."""
     gone = ranked == -torch.inf
     count = min(max(round(sparsity * ranked.numel()), int(gone.sum())), int((ranked < torch.inf).sum()))
     if count == 0:
@@ -91,14 +91,14 @@ def _lowest(ranked: Tensor, sparsity: float) -> Tensor:
 
 
 def _lowest_of_rows(ranked: Tensor, sparsity: float) -> Tensor:
-    """As `_lowest`, for each row of [rows, n]."""
+    """Apply `_lowest` to each row of [rows, n]."""
     place = ranked.argsort(dim=1, stable=True).argsort(dim=1)
     removed = (place < round(sparsity * ranked.shape[1])) & (ranked < torch.inf)
     return removed | (ranked == -torch.inf)
 
 
 def _units(score: Tensor, granularity: str, norm: float | None, m: int, block: tuple[int, int], name: str) -> Tensor:
-    """The scores of what is removed together: [units], or [groups, m] for n_m."""
+    """Return the scores of units: [units], or [groups, m] for n_m."""
     if granularity == "unstructured":
         return score.flatten()
     if score.dim() < 2:
@@ -124,7 +124,7 @@ def _mean(score: Tensor, norm: float | None, dims: tuple[int, ...]) -> Tensor:
 
 
 def _weights(kept: Tensor, like: Tensor, granularity: str, m: int, block: tuple[int, int]) -> Tensor:
-    """The mask in the shape of the weight, from one truth value per unit."""
+    """Return the mask in the shape of the weight, from one boolean per unit."""
     shape = like.shape
     if granularity == "unstructured":
         return kept.reshape(shape)
@@ -139,7 +139,7 @@ def _weights(kept: Tensor, like: Tensor, granularity: str, m: int, block: tuple[
 
 
 def divides(shape: Sequence[int], granularity: str, m: int, block: tuple[int, int]) -> bool:
-    """Whether a weight of `shape` divides into the pieces that a granularity removes together."""
+    """Return whether a weight of `shape` divides into the units of a granularity."""
     if granularity == "n_m":
         return len(shape) > 1 and shape[1] % m == 0
     if granularity == "block":
@@ -160,7 +160,7 @@ def check_options(
     m: Count,
     block: Annotated[Sequence[Count], Field(min_length=2, max_length=2)],
 ) -> None:
-    """Raises ArgumentError for what `make_masks` does not take."""
+    """Raise ArgumentError for options that `make_masks` does not accept."""
     if not 0 <= sparsity < 1:
         raise ArgumentError(f"sparsity={sparsity} is not in [0, 1): give the share of weights to remove, such as 0.8.")
     if scope == "output" and granularity not in ("unstructured", "n_m"):
@@ -184,20 +184,14 @@ def magnitude_masks(
     m: int = 4,
     block: tuple[int, int] = (4, 1),
 ) -> Masks:
-    """Masks that remove the weights (rows, blocks) of least magnitude; `maskable` says of which layers, `make_masks`
-    the rest.
-    """
+    """Return masks of the smallest magnitudes, of the layers that `maskable` returns; see `make_masks`."""
     scores = {name: parameter.detach().abs() for name, parameter in maskable(net, layers, exclude).items()}
     return make_masks(scores, sparsity, granularity=granularity, scope=scope, norm=norm, n=n, m=m, block=block)
 
 
 @torch.no_grad()
 def apply_masks(net: nn.Module, masks: Mapping[str, Tensor]) -> None:
-    """Zero the masked weights of `net`, in place.
-
-    Raises:
-        UserError: the net has no parameter of a mask's name and shape.
-    """
+    """Zero the masked weights of `net`, in place; raise UserError if a name or shape differs."""
     parameters = dict(net.named_parameters())
     for name, mask in masks.items():
         if name not in parameters or parameters[name].shape != mask.shape:
@@ -209,7 +203,7 @@ def apply_masks(net: nn.Module, masks: Mapping[str, Tensor]) -> None:
 
 
 def sparsity_of(masks: Mapping[str, Tensor]) -> float:
-    """The share of weights that masks remove."""
+    """Return the share of masked weights."""
     return sum(int((~mask.bool()).sum()) for mask in masks.values()) / max(
         sum(mask.numel() for mask in masks.values()), 1
     )

@@ -1,4 +1,4 @@
-"""Which parameters of a net may be masked."""
+"""Selection of the parameters that may be masked."""
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -14,7 +14,7 @@ HEAD_RULE = (
     "embeddings, norms and biases unless types name them."
 )
 
-_CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # a transposed convolution has its inputs first
+_CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # not transposed ones, whose first dimension is the input
 _NORM = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
 _TYPES: dict[str, tuple[type[nn.Module], ...]] = {
     "linear": (nn.Linear,),
@@ -33,17 +33,12 @@ def maskable(
     head: bool = False,
     prefix: str = "masks",
 ) -> dict[str, nn.Parameter]:
-    """The parameters that may be masked, by their names in `net.named_parameters()`.
+    """Return the parameters that may be masked, by their names in `net.named_parameters()`.
 
-    Patterns are those of a shell (`blocks.*.conv1`), matched with names of modules. `types` are linear, conv,
-    embedding, norm (their weights) and bias (the biases of the layers that the others choose). The head makes the
-    logits: it stays dense unless `head` is true. It is the last linear layer (or convolution, where there is no linear
-    one) of the attribute `head`, or of the whole net where there is no such attribute. Tied parameters are chosen once.
-    Where a net has some of its parameters frozen, those are left out unless `layers` name them: nothing would make up
-    for what they lose.
-
-    Raises:
-        UserError: a pattern that matches nothing.
+    Patterns are shell patterns of module names (`blocks.*.conv1`); one without a match raises UserError. `types` are
+    linear, conv, embedding, norm (their weights) and bias (the biases of the chosen layers). The head (`head_of`) stays
+    dense unless `head` is True. Tied parameters are chosen once. In a partly frozen net, frozen parameters are left out
+    unless `layers` name them: training could not compensate for their loss.
     """
     kinds = tuple(kind for name in types if name != "bias" for kind in _TYPES[name])
     modules = {name: module for name, module in net.named_modules() if isinstance(module, kinds)}
@@ -74,10 +69,9 @@ def maskable(
 def weights_of(
     net: nn.Module, layers: Sequence[str] | None = None, exclude: Sequence[str] = ()
 ) -> dict[str, nn.Parameter]:
-    """The weights of the net, or of the modules that match `layers`, without modules that match `exclude`, by name.
+    """Return the weights of the net, or of modules that match `layers` but not `exclude`, by name.
 
-    A weight is a parameter of two dimensions or more; what begins with a dimension of 1, such as learned positions, is
-    added to a batch and counts as a bias.
+    A weight has at least two dimensions; with a first dimension of 1, such as learned positions, it counts as a bias.
     """
     found = {}
     for name, parameter in net.named_parameters():
@@ -95,7 +89,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def head_of(net: nn.Module) -> nn.Module | None:
-    """The layer that makes the logits: the last linear layer, or else convolution, of `net.head` or of the net."""
+    """Return the layer of the logits: the last linear layer, else convolution, of `net.head` or the net."""
     head = getattr(net, "head", None)
     within = list((head if isinstance(head, nn.Module) else net).modules())
     for kinds in ((nn.Linear,), _CONV):
@@ -106,8 +100,6 @@ def head_of(net: nn.Module) -> nn.Module | None:
 
 
 def zero_share(net: nn.Module) -> float:
-    """The share of exact zeros among the weights that may be masked: what pruning has left in a net whose masks are
-    gone.
-    """
+    """Return the share of exact zeros among the maskable weights: the sparsity of a net without masks."""
     weights = maskable(net).values()
     return sum(int((weight == 0).sum()) for weight in weights) / max(sum(weight.numel() for weight in weights), 1)

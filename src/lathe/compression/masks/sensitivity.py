@@ -1,4 +1,4 @@
-"""How much a net suffers when one layer alone is made sparse, or is given fewer bits.
+"""Sensitivity of a net to sparsity or fewer bits in a single layer.
 
 ```python
 found = scan(net, layers(net), sparsities=[0.5, 0.9], bits=[8, 4], score=score, batches=inputs)
@@ -24,11 +24,9 @@ Found = dict[str, dict[str, dict[float, dict[str, float]]]]
 
 
 def layers(net: nn.Module, patterns: Sequence[str] | None = None, key: str = "layers") -> dict[str, nn.Module]:
-    """The convolutions, linear layers and embeddings of `net` by name; those alone that match one of `patterns`, as a
-    shell's. A weight that two of them share counts for the first.
+    """Return convolutions, linear layers and embeddings by name, or those that match shell `patterns`.
 
-    Raises:
-        UserError: a pattern matches none; `key` names the list.
+    Of layers that share a weight, the first counts. A pattern without a match raises UserError with `key`.
     """
     found: dict[str, nn.Module] = {}
     shared: set[int] = set()
@@ -48,7 +46,7 @@ def layers(net: nn.Module, patterns: Sequence[str] | None = None, key: str = "la
 
 
 def change(weight: Tensor, kind: str, value: float) -> Tensor:
-    """`weight` with its smallest share `value` set to zero ("sparsity"), or rounded to `value` bits ("bits")."""
+    """Return `weight` with its smallest share `value` set to zero, or rounded to `value` bits."""
     if kind == "bits":
         return round_to_nearest(weight, int(value))
     scores = {"weight": weight.abs()}
@@ -56,8 +54,7 @@ def change(weight: Tensor, kind: str, value: float) -> Tensor:
 
 
 def round_to_nearest(weight: Tensor, bits: int) -> Tensor:
-    """`weight` [out, ...] on the grid of symmetric integers of `bits` bits, -(2^(bits-1) - 1) to 2^(bits-1) - 1, with a
-    scale for each of its `out` channels from their largest magnitude; channels of zeros stay."""
+    """Round `weight` [out, ...] to symmetric integers of `bits` bits, with a scale per output channel."""
     most = 2 ** (bits - 1) - 1
     scale = (
         weight.flatten(1).abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny).view(-1, *[1] * (weight.dim() - 1))
@@ -67,13 +64,10 @@ def round_to_nearest(weight: Tensor, bits: int) -> Tensor:
 
 
 class Changed:
-    """Within a `with`, layers have changed weights and BatchNorm's statistics fit them; after it, `net` is bit for bit
-    what it was.
+    """Change layers' weights and re-estimate BatchNorm within a `with`, then restore `net` bit for bit.
 
-    Args:
-        net: in eval mode.
-        values: for each layer, its kind of change and the value.
-        batches: inputs from which BatchNorm's statistics are estimated anew; none leaves them.
+    `net` is in eval mode; `values` are the kind of change and the value by layer; `batches` are inputs for BatchNorm's
+    statistics, none keeps them.
     """
 
     def __init__(self, net: nn.Module, values: Mapping[str, tuple[str, float]], batches: Iterable[Tensor] = ()) -> None:
@@ -110,8 +104,7 @@ def scan(
     batches: Sequence[Tensor] = (),
     done: Callable[[], None] = lambda: None,
 ) -> Found:
-    """What `score` says of `net` with one of the layers `names` changed at a time: layer -> "sparsity" or "bits" ->
-    value -> metrics. `done` is called after each measurement. The net is as before afterwards."""
+    """Return `score()` with one layer changed at a time: layer -> KINDS -> value -> metrics."""
     tried: dict[str, Sequence[float]] = {"sparsity": sparsities, "bits": bits}
     found: Found = {}
     for name in names:

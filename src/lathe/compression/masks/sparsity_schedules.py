@@ -1,4 +1,4 @@
-"""How much of a net is removed by when: an absolute sparsity as a function of the optimizer step."""
+"""Sparsity schedules over optimizer steps."""
 
 from dataclasses import dataclass
 
@@ -10,23 +10,18 @@ from lathe.errors import ArgumentError
 @validated
 @dataclass(frozen=True)
 class SparsitySchedule:
-    """Sparsity from `initial_sparsity` at optimizer step `start` to `sparsity` at step `end`, brought up to date every
-    `every_n_steps` steps and at `end`. What follows `end` is recovery: the masks stay.
+    """Sparsity from `initial_sparsity` at optimizer step `start` to `sparsity` at step `end`.
 
-    With t, the share of the way from start to end, and the two sparsities as initial and final:
+    Masks are updated every `every_n_steps` steps and at `end`, and then fixed. With the initial and final sparsity, and
+    t, the share of the way from start to end:
 
-    - one_shot: final at `start` at once; `end` has no say.
+    - one_shot: final at `start`; `end` is not used.
     - linear: initial + (final - initial) t.
-    - cubic: final + (initial - final) (1 - t)^3, fast while there is much to remove (Zhu and Gupta 2017,
-      arXiv:1710.01878).
-    - exponential: what remains falls by the same factor in each step: 1 - (1 - initial) ((1 - final) / (1 -
-      initial))^t.
+    - cubic: final + (initial - final) (1 - t)^3 (Zhu and Gupta 2017, arXiv:1710.01878).
+    - exponential: 1 - (1 - initial) ((1 - final) / (1 - initial))^t.
     - stepped: `jumps` equal jumps, the first at `start`, the last at `end`.
 
     Steps count from 1; 0 is before the first.
-
-    Raises:
-        ArgumentError: an end before the start, of sparsity or of steps.
     """
 
     sparsity: OpenShare
@@ -47,11 +42,11 @@ class SparsitySchedule:
 
     @property
     def last(self) -> int:
-        """The step of the last update."""
+        """Return the step of the last update."""
         return self.start if self.schedule == "one_shot" else self.end
 
     def due(self, step: int) -> bool:
-        """Whether masks are brought up to date after this optimizer step."""
+        """Return whether masks are updated after this optimizer step."""
         if step == self.last:
             return True
         if not self.start <= step < self.last:
@@ -61,9 +56,7 @@ class SparsitySchedule:
         return (step - self.start) % self.every_n_steps == 0
 
     def at(self, step: int) -> float:
-        """The sparsity from this optimizer step on, between updates as if there were one at each step; 0 before
-        `start`.
-        """
+        """Return the sparsity after this optimizer step, as if masks were updated at each; 0 before `start`."""
         if step < self.start:
             return 0.0
         if step >= self.last:
@@ -79,7 +72,7 @@ class SparsitySchedule:
         return 1 - (1 - self.initial_sparsity) * ratio
 
     def _jumps_by(self, step: int) -> int:
-        """How many jumps have been made by `step`; jump i of `jumps` comes i / (jumps - 1) of the way, from i = 0."""
+        """Count the jumps up to `step`; jump i of `jumps`, from 0, is at i / (jumps - 1) of the way."""
         if step < self.start:
             return 0
         if step >= self.end:

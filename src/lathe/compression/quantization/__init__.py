@@ -1,4 +1,4 @@
-"""Integers for weights and activations: rounding that trains, ranges, and what is done after training."""
+"""Quantization of weights and activations: fake quantization, ranges, and post-training methods."""
 
 import lazy_loader
 

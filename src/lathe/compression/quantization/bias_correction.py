@@ -1,9 +1,9 @@
-"""Empirical bias correction: Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias
-Correction", arXiv:1906.04721, section 4.2 and appendix D.
+"""Empirical bias correction.
 
-Rounding a layer's weights shifts the mean of its outputs, channel by channel. The shift is measured on calibration data
-and taken off: from the layer's bias, or, where it has none, added to the running mean of the BatchNorm that alone reads
-the layer, which subtracts it.
+Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv:1906.04721, section
+4.2 and appendix D. Rounding a layer's weights shifts the mean of its outputs, channel by channel. The shift, measured
+on calibration data, is subtracted from the layer's bias, or added to the running mean of the BatchNorm that is its only
+reader.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -15,17 +15,13 @@ from torch import Tensor, nn
 from lathe.compression.modes import evaluated
 from lathe.compression.quantization.equalize import LAYERS, followers
 
-SAMPLES = (
-    1024  # inputs that go through the net at once, fewer where they are large: all of their activations are in memory
-)
-PIXELS, TOKENS = 2**23, 2**12  # at most so many in all of them together; a token costs the logits of a whole vocabulary
-ROWS = 64  # inputs whose outputs are summed in float64 at a time
+SAMPLES = 1024  # most inputs at once: all of their activations are in memory
+PIXELS, TOKENS = 2**23, 2**12  # most of all inputs together; a token takes the logits of a whole vocabulary
+ROWS = 64  # inputs summed in float64 at a time
 
 
 def channel_means(layer: nn.Module, outputs: Tensor) -> Tensor:
-    """Mean of each output channel: over all but dimension 1 of a convolution's outputs, all but the last of a linear
-    layer's.
-    """
+    """Return the mean of each output channel: dimension 1 of a convolution, the last of a linear layer."""
     channel = outputs.dim() - 1 if isinstance(layer, nn.Linear) else 1
     others = [d for d in range(outputs.dim()) if d != channel]
     total = torch.stack([part.double().sum(dim=others) for part in outputs.detach().split(ROWS)]).sum(0)
@@ -34,8 +30,7 @@ def channel_means(layer: nn.Module, outputs: Tensor) -> Tensor:
 
 @torch.no_grad()
 def expected_outputs(net: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
-    """Mean output of each channel, before BatchNorm and activation, of every convolution and linear layer that runs
-    once in `net(inputs)`; the net computes in eval mode."""
+    """Return the mean of each output channel of every convolution and linear layer that runs once."""
     found: dict[str, list[Tensor]] = {}
 
     def note(name: str, layer: nn.Module, outputs: Tensor) -> None:
@@ -49,14 +44,11 @@ def expected_outputs(net: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
 def correct_bias(
     net: nn.Module, inputs: Tensor, expected: Mapping[str, Tensor], norms: Mapping[str, str]
 ) -> dict[str, list[str]]:
-    """Gives each layer of the quantized `net` that is named in `expected` the mean outputs that it had before, in
-    place.
+    """Restore the mean outputs `expected` of layers of the quantized `net`, in place.
 
-    `expected` is what `expected_outputs` measured on the same `inputs` before weights were rounded; `norms` names for a
-    layer the BatchNorm that alone reads it (`equalize.followers`). All inputs go through the net at once and a layer is
-    corrected as it runs, so that each correction sees those of the layers before it.
-
-    Returns the names of the layers under "bias", "batchnorm" and "uncorrected", those with neither of the two.
+    `expected` is what `expected_outputs` returned for the same `inputs` before rounding; `norms` are the layers'
+    BatchNorms (`equalize.followers`). A layer is corrected as it runs, so that each correction includes the previous
+    ones. Returns the layers by "bias", "batchnorm" and "uncorrected" (neither of the two).
     """
     modules: dict[str, Any] = dict(net.named_modules())
     done: dict[str, list[str]] = {"bias": [], "batchnorm": [], "uncorrected": []}
@@ -71,7 +63,7 @@ def correct_bias(
         elif name in norms:
             modules[norms[name]].running_mean.add_(shift)
             done["batchnorm"].append(name)
-            return None  # the BatchNorm, which runs after this, takes it off
+            return None  # the BatchNorm runs next, and subtracts it
         else:
             done["uncorrected"].append(name)
             return None
@@ -82,28 +74,25 @@ def correct_bias(
 
 
 def first_inputs(batches: Sequence[Tensor]) -> Tensor:
-    """The first of `batches`, as one batch: images `[batch, channels, height, width]`, features, or token ids `[batch,
-    time]`.
-    """
+    """Return the first inputs as a batch: images `[batch, channels, height, width]`, features or tokens."""
     first = batches[0]
     tokens = not first.is_floating_point()
     size = first[0].numel() if tokens or first.dim() < 4 else first[0, 0].numel()
     rows = min(SAMPLES, max(1, (TOKENS if tokens else PIXELS) // max(size, 1)))
-    alike = [
-        batch for batch in batches if batch.shape[1:] == first.shape[1:]
-    ]  # documents come in batches of different times
+    alike = [batch for batch in batches if batch.shape[1:] == first.shape[1:]]  # batches of documents differ in length
     return torch.cat(alike)[:rows]
 
 
 class Means:
-    """What the layers of a float net put out on average on the first of the inputs `batches` `[batch, ...]`, to be
-    restored once the net is quantized: 1024 of them, or as many as have 8 million pixels or 4096 tokens together.
+    """Mean outputs of a float net's layers, to be restored after quantization.
 
     ```python
     means = Means(net, batches)
     ...                                # round the weights of `net`
     means.restore(net, layers)
     ```
+
+    Measured on the first 1024 inputs, or as many as have 8 million pixels or 4096 tokens in total.
     """
 
     def __init__(self, net: nn.Module, batches: Sequence[Tensor]) -> None:
@@ -112,14 +101,12 @@ class Means:
         self.norms = followers(net, self.inputs[:2])
 
     def restore(self, net: nn.Module, layers: Container[str]) -> dict[str, list[str]]:
-        """`correct_bias` for those that are named in `layers`."""
+        """Apply `correct_bias` to `layers`."""
         return correct_bias(net, self.inputs, {n: mean for n, mean in self.expected.items() if n in layers}, self.norms)
 
 
 def _run(net: nn.Module, inputs: Tensor, act: Callable[[str, nn.Module, Tensor], Tensor | None]) -> None:
-    """`net(inputs)` in eval mode, calling `act` with each layer's name, module and outputs, which what it returns
-    replaces.
-    """
+    """Run `net(inputs)` in eval mode; `act(name, layer, outputs)` may replace each layer's outputs."""
 
     def hook(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
         return lambda layer, _, outputs: act(name, layer, outputs)

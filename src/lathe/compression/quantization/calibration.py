@@ -1,4 +1,4 @@
-"""Ranges of activations from data, for a net that is not trained any more."""
+"""Calibration of activation ranges."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,14 +15,11 @@ from lathe.errors import UserError
 
 
 def calibrate(net: nn.Module, batches: Iterable[Any], method: str = "minmax", percentile: float = 99.99) -> None:
-    """Chooses the ranges of activations from what the float net shows on `batches` (inputs, or tuples that begin with
-    them), fixes them and turns rounding on.
+    """Set the ranges of activations from `batches`, fix them and turn rounding on.
 
-    `minmax` takes the extremes, `percentile` that share of the values, `entropy` the clipping of least KL divergence
-    (Migacz 2017). The batches are run through twice but for minmax; an iterator is kept in memory for that.
-
-    Raises:
-        UserError: another method, a percentile outside (50, 100], no batch, or a net without quantized layers.
+    Batches are inputs, or tuples that begin with them. `minmax` takes the extremes, `percentile` that share of the
+    values, `entropy` the clipping of least KL divergence (Migacz 2017); the last two read the batches twice, and keep
+    those of an iterator in memory.
     """
     if method not in observers.METHODS:
         raise UserError(f"method={method!r} is unknown: take {', '.join(observers.METHODS)}.")
@@ -60,7 +57,7 @@ def calibrate(net: nn.Module, batches: Iterable[Any], method: str = "minmax", pe
 def _passes(
     net: nn.Module, batches: Iterable[Any], watched: list[FakeQuantize], see: Callable[[FakeQuantize, Tensor], None]
 ) -> int:
-    """Runs the net over the batches and hands what each quantizer reads to `see`; returns the number of batches."""
+    """Run the net over the batches and pass each quantizer's input to `see`; return the number of batches."""
 
     def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
         assert isinstance(module, FakeQuantize)

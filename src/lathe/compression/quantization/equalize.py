@@ -1,9 +1,9 @@
-"""Cross-layer equalisation: Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias
-Correction", arXiv:1906.04721, section 4.1.
+"""Cross-layer equalization.
 
-Where relu(s x) = s relu(x), a channel between two layers may be divided by any s > 0 and what reads it multiplied by s:
-the net computes the same, and s is chosen so that the channel's weights have equal ranges on both sides. One scale per
-tensor then suits all channels.
+Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction", arXiv:1906.04721, section
+4.1. Since relu(s x) = s relu(x), a channel between two layers can be divided by any s > 0 and the next layer's weights
+multiplied by s. With s chosen so that the channel's weights have equal ranges on both sides, one scale per tensor suits
+all channels.
 """
 
 from collections import Counter, defaultdict
@@ -19,8 +19,7 @@ from lathe.compression.modes import evaluated
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LAYERS = (*CONVOLUTIONS, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-# Functions f with f(s x) = s f(x) for each channel and s > 0. By name: torch has several of each (torch.relu, F.relu,
-# Tensor.relu_).
+# Functions f with f(s x) = s f(x) for each channel and s > 0, by name: torch.relu, F.relu and Tensor.relu_ differ.
 RECTIFIERS = frozenset({"relu", "relu_", "leaky_relu", "leaky_relu_", "dropout"})
 POOLS = frozenset(
     {"max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"}
@@ -29,8 +28,7 @@ POOLS = frozenset(
 
 @dataclass(eq=False)
 class Call:
-    """One function of tensors that a forward pass called: its name, the innermost module around it, the tensors it read
-    and made, and how many dimensions the latter have."""
+    """A function call of a forward pass: innermost module, tensors read and made, their dimensions."""
 
     name: str
     module: nn.Module | None
@@ -41,9 +39,7 @@ class Call:
 
 @dataclass
 class Flow:
-    """Which tensor of a forward pass went where. Tensors are known by their `id`; `kept` keeps them alive, so that no
-    id is used again.
-    """
+    """The data flow of a forward pass; tensors are identified by `id` and kept alive in `kept`."""
 
     calls: list[Call] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)
@@ -61,7 +57,7 @@ class Flow:
             self.times[call.module] += 1
 
     def only_reader(self, call: Call) -> Call | None:
-        """The one function that reads what `call` made; None if there are several, or if the net returns it."""
+        """Return the only call that reads the result of `call`; None if several do, or the net returns it."""
         if len(call.makes) != 1 or self.results[call.makes[0]]:
             return None
         readers = self.readers[call.makes[0]]
@@ -86,20 +82,18 @@ class _Recorder(TorchFunctionMode):
         )
         if name == "flatten" and not (outputs[0].dim() == 2 and len(outputs[0]) == len(inputs[0])):
             name = "reshape"
-        if makes and not set(makes) <= set(reads):  # what returns its own argument, such as dropout in eval, is no step
+        if makes and not set(makes) <= set(reads):  # not for a returned argument (dropout in eval)
             self.flow.add(
                 Call(name, self.stack[-1] if self.stack else None, reads, makes, [tensor.dim() for tensor in outputs])
             )
         changed = [key for key, tensor, was in zip(reads, inputs, versions, strict=True) if tensor._version != was]
-        if (
-            changed and name not in RECTIFIERS
-        ):  # in place: one more reader, so that nobody takes the next one for the only one
+        if changed and name not in RECTIFIERS:  # counts an in-place change as a reader
             self.flow.add(Call("in_place", None, changed, [], []))
         return result
 
 
 def tensors(item: Any) -> list[Tensor]:
-    """All tensors in nested tuples, lists and dicts."""
+    """Return all tensors in nested tuples, lists and dicts."""
     if isinstance(item, Tensor):
         return [item]
     if isinstance(item, dict):
@@ -110,12 +104,12 @@ def tensors(item: Any) -> list[Tensor]:
 
 
 def _pop(stack: list[nn.Module]) -> None:
-    stack.pop()  # a hook that returns a module would replace the output
+    stack.pop()  # returns None: a hook's result would replace the output
 
 
 @torch.no_grad()
 def trace(net: nn.Module, example: Tensor) -> Flow:
-    """The functions that `net(example)` calls in eval mode, in their order. The net is left as it was."""
+    """Return the calls of `net(example)` in eval mode, in order."""
     flow, stack = Flow(), []  # type: tuple[Flow, list[nn.Module]]
     modules = [
         module for module in net.modules() if not any(True for _ in module.children()) or isinstance(module, LAYERS)
@@ -131,9 +125,7 @@ def trace(net: nn.Module, example: Tensor) -> Flow:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two layers with nothing but homogeneous functions between the first one's BatchNorm, if it has one, and the
-    second.
-    """
+    """Two layers with only homogeneous functions between the first one (or its BatchNorm) and the second."""
 
     first: str
     norm: str | None
@@ -141,10 +133,10 @@ class Pair:
 
 
 def find_pairs(net: nn.Module, example: Tensor) -> list[Pair]:
-    """The pairs of layers whose common channels can be equalised, in the order of the forward pass.
+    """Return the pairs of layers that can be equalized, in the order of the forward pass.
 
-    A layer that runs more than once, or whose weight another one shares, belongs to no pair; nor does one whose output
-    is read twice, as in front of a residual sum.
+    Not in a pair: layers that run more than once, share a weight, or have an output with several readers, as before a
+    residual sum.
     """
     flow = trace(net, example)
     names = {module: name for name, module in net.named_modules()}
@@ -159,8 +151,7 @@ def find_pairs(net: nn.Module, example: Tensor) -> list[Pair]:
             norm, reader = reader.module, flow.only_reader(reader)
             if norm.weight is None or (isinstance(first, nn.Linear) and call.dims != [2]):  # type: ignore[union-attr]
                 continue
-        # Pooling and flattening go over the pixels of a convolution's channels, but over a linear layer's channels
-        # themselves.
+        # Pooling and flattening act on the pixels of a convolution, but on the channels of a linear layer.
         allowed = RECTIFIERS if isinstance(first, nn.Linear) else RECTIFIERS | POOLS | {"flatten"}
         while reader is not None and reader.name in allowed and not isinstance(reader.module, LAYERS):
             passes.append(reader.name)
@@ -172,7 +163,7 @@ def find_pairs(net: nn.Module, example: Tensor) -> list[Pair]:
 
 
 def followers(net: nn.Module, example: Tensor) -> dict[str, str]:
-    """For each layer whose output goes into one BatchNorm and nowhere else: that BatchNorm's name."""
+    """Return the BatchNorm after each layer whose output has no other reader, by name."""
     flow = trace(net, example)
     names = {module: name for name, module in net.named_modules()}
     found = {}
@@ -194,9 +185,7 @@ def _single(module: nn.Module | None, types: tuple[type[nn.Module], ...], flow: 
 
 
 def fits(first: Any, second: Any, flattened: bool) -> bool:
-    """Whether each output channel of `first` is one input channel of `second`, or a whole number of its flattened input
-    features.
-    """
+    """Return whether an output channel of `first` is one input channel (or flattened block) of `second`."""
     made, read = first.weight.shape[0], second.weight.shape[1] * getattr(second, "groups", 1)
     if flattened:
         return bool(read % made == 0 and isinstance(second, nn.Linear))
@@ -204,12 +193,7 @@ def fits(first: Any, second: Any, flattened: bool) -> bool:
 
 
 def by_input(layer: Any, channels: int) -> Tensor:
-    """A layer's weight as [groups, channels / groups, outputs / groups, values]: what reads each of the input's
-    `channels`.
-
-    A convolution in groups is cut along them; the input features of a linear layer after a flattened image are gathered
-    by channel.
-    """
+    """Return a weight by input channel: [groups, channels / groups, outputs / groups, values]."""
     groups = getattr(layer, "groups", 1)
     weight: Tensor = layer.weight.detach()
     return weight.reshape(groups, len(weight) // groups, channels // groups, -1).transpose(1, 2)
@@ -217,12 +201,11 @@ def by_input(layer: Any, channels: int) -> Tensor:
 
 @torch.no_grad()
 def equalize(net: nn.Module, example: Tensor, iterations: int = 20, tolerance: float = 1e-3) -> list[Pair]:
-    """Equalises the weights' ranges over every pair of layers, in place, and returns the pairs; the net computes what
-    it did.
+    """Equalize weight ranges over every pair of layers, in place; the net's outputs do not change.
 
-    The first layer is scaled by its BatchNorm's weight and bias where it has one, whose running statistics stay as they
-    are, else by its own. Sweeps over all pairs until no channel's scale moves by more than `tolerance`, at most
-    `iterations` times. A channel without any weight on one side is left alone, and weights that are zero stay zero.
+    The first layer is scaled by its BatchNorm's weight and bias, or by its own. Sweeps over all pairs until no
+    channel's scale changes by more than `tolerance`, at most `iterations` times. Channels without weights on one side
+    are skipped. Returns the pairs.
     """
     pairs = find_pairs(net, example)
     modules: dict[str, Any] = dict(net.named_modules())
@@ -234,7 +217,7 @@ def equalize(net: nn.Module, example: Tensor, iterations: int = 20, tolerance: f
 
 
 def _equalize(pair: Pair, modules: dict[str, Any]) -> float:
-    """Equalises one pair and returns by how much, as a share, the scale of any channel moved at most."""
+    """Equalize one pair; return the largest relative change of a channel's scale."""
     first, second = modules[pair.first], modules[pair.second]
     norm = modules[pair.norm] if pair.norm is not None else None
     channels = len(first.weight)
@@ -252,8 +235,6 @@ def _equalize(pair: Pair, modules: dict[str, Any]) -> float:
 
 
 def channel_scale(made: Tensor, read: Tensor) -> Tensor:
-    """s = sqrt(made / read) of each channel (the paper's equation 11): made / s and read * s are equal then. 1 where
-    either is nothing.
-    """
+    """Return sqrt(made / read) of each channel (the paper's equation 11), or 1 if either is zero."""
     nothing = torch.minimum(made, read) < 1e-12
     return torch.where(nothing, torch.ones_like(made), (made / read.clamp(min=1e-12)).sqrt())

@@ -1,6 +1,4 @@
-"""Fake quantization of one tensor: the float values that integers would stand for, with gradients that pass straight
-through.
-"""
+"""Fake quantization of one tensor, with straight-through gradients."""
 
 from typing import Any, ClassVar
 
@@ -12,11 +10,10 @@ from lathe.compression.quantization.lsq import LearnedStep, Untouched, first_ste
 
 
 class StraightThrough(torch.autograd.Function):
-    """(clamp(round(x / scale) + zero_point, low, high) - zero_point) * scale, in float32, given back in x's format.
+    """Round to (clamp(round(x / scale) + zero_point, low, high) - zero_point) * scale, in float32.
 
-    The gradient passes where x lies in the range and is zero elsewhere (Bengio et al. 2013, arXiv:1308.3432). Written
-    out, because torch.fake_quantize_per_tensor_affine with tensor parameters is not vectorised on a CPU and writes a
-    mask.
+    The gradient passes for x in the range and is zero outside (Bengio et al. 2013, arXiv:1308.3432).
+    torch.fake_quantize_per_tensor_affine with tensor parameters is not vectorized on a CPU and writes a mask.
     """
 
     @staticmethod
@@ -29,7 +26,7 @@ class StraightThrough(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         x, scale, zero_point = ctx.saved_tensors
         low, high = ctx.bounds
-        # Within the range where -|x / scale + zero_point - middle| > -(half the range): one kernel that is vectorised.
+        # In range: -|x / scale + zero_point - middle| > -(half the range), in one vectorized kernel.
         middle = (high + low) / 2
         place = torch.div(x.float(), scale)
         if zero_point is not None:
@@ -40,7 +37,7 @@ class StraightThrough(torch.autograd.Function):
 
 
 def rounded(x: Tensor, scale: Tensor, zero_point: Tensor | None, low: int, high: int) -> Tensor:
-    """What the integers of x stand for, in x's format; `scale` and `zero_point` broadcast with x, None is symmetric."""
+    """Round x; `scale` and `zero_point` broadcast with x, a zero point of None is symmetric."""
     q = torch.div(x.float(), scale).round_()
     if zero_point is None:
         q.clamp_(low, high)
@@ -50,27 +47,25 @@ def rounded(x: Tensor, scale: Tensor, zero_point: Tensor | None, low: int, high:
 
 
 class FakeQuantize(nn.Module):
-    """Rounds a tensor to what `bits`-bit integers can stand for.
+    """Round a tensor to values of `bits`-bit integers.
 
     Weights are symmetric, [-(2^(bits-1) - 1), 2^(bits-1) - 1] with zero at zero, so that a pruned weight stays zero;
-    activations are affine, [0, 2^bits - 1]. What decides the range:
+    activations are affine, [0, 2^bits - 1]. The range comes from:
 
-    - `follows`: the tensor itself, at each call. So it is for weights, until their range is frozen, and for dynamic
-      activations.
-    - else what was seen in training mode while observing. `forward` only widens `batch_minimum` and `batch_maximum`;
-      `ranges.update`, called once per optimizer step, makes ranges of them for all quantizers at once. So a forward
-      that is computed again changes nothing, accumulated batches count as one, and the ranks of a run can agree.
-    - with `lsq`, training: the parameter `growth` is the logarithm of the scale over its first value, from which
-      `ranges.update` makes `scale` after each step. So a step of any optimizer changes it by a share of itself, and it
-      can't become zero.
+    - `follows`: the tensor itself, at each call; for weights until their range is frozen, and for dynamic activations.
+    - otherwise observation in training mode. `forward` only widens `batch_minimum` and `batch_maximum`; `ranges.update`
+      sets the ranges of all quantizers once per optimizer step. So a recomputed forward changes nothing, accumulated
+      batches count as one, and ranks can agree.
+    - `lsq`: training. The parameter `growth` is the logarithm of the scale over its first value; `ranges.update`
+      computes `scale` after each step. So an optimizer step changes it by a share of itself, and it can't become zero.
 
-    `scale` (float32) and `zero_point` (int32) are of shape [1] (`axis` None), [channels] (`axis` 0), or [channels,
+    `scale` (float32) and `zero_point` (int32) have shape [1] (`axis` None), [channels] (`axis` 0), or [channels,
     groups] with a `group_size`: that many weights of an output channel share a scale. `enabled` and `observing` are
-    buffers, so that they resume with the net; Python's own copies of them decide in `forward`, because reading a tensor
-    would wait for the device and break a compiled graph: change them with `switch`.
+    buffers, so that they resume with the net; `forward` reads Python copies of them, since reading a tensor waits for
+    the device and breaks a compiled graph: change them with `switch`.
     """
 
-    never_decayed: ClassVar[tuple[str, ...]] = ("growth",)  # parameters that no weight decay should act on
+    never_decayed: ClassVar[tuple[str, ...]] = ("growth",)  # parameters without weight decay
     scale: Tensor
     growth: Tensor
     first: Tensor
@@ -100,7 +95,7 @@ class FakeQuantize(nn.Module):
         self.bits, self.symmetric, self.axis, self.group_size = bits, symmetric, axis, group_size
         self.follows, self.lsq = follows, lsq
         self.observer, self.percentile = "moving_average", 99.99
-        self.shared = False  # whether several layers read the same tensor through this quantizer
+        self.shared = False  # several layers read the same tensor through this quantizer
         self.high: int = 2 ** (bits - 1) - 1 if symmetric else 2**bits - 1
         self.low: int = -self.high if symmetric else 0
         shape = [1] if axis is None else [channels, groups] if group_size is not None else [channels]
@@ -108,7 +103,7 @@ class FakeQuantize(nn.Module):
         if lsq:
             self.growth = nn.Parameter(torch.zeros(shape, device=device))
             self.register_buffer("first", torch.ones(shape, device=device))
-        # int32: no moving average of buffers makes a fraction of it
+        # int32, so that no moving average of buffers makes it fractional
         self.register_buffer("zero_point", torch.zeros(shape, dtype=torch.int32, device=device))
         self.register_buffer("minimum", torch.zeros(shape, device=device))
         self.register_buffer("maximum", torch.zeros(shape, device=device))
@@ -130,10 +125,8 @@ class FakeQuantize(nn.Module):
         )
         return f"{self.bits} bits, {kind}{per}{', lsq' if self.lsq else ''}"
 
-    # -- state
-
     def switch(self, *, enabled: bool | None = None, observing: bool | None = None) -> None:
-        """Turns rounding or observing on or off, here and in what a checkpoint holds."""
+        """Turn rounding or observing on or off, in the buffers too."""
         if enabled is not None:
             self.enabled.fill_(int(enabled))
             self.is_enabled = enabled
@@ -142,7 +135,7 @@ class FakeQuantize(nn.Module):
             self.is_observing = observing
 
     def sync(self) -> None:
-        """Reads the flags from the buffers: for whoever has written these. Loading a state dict does so by itself."""
+        """Read the flags from the buffers after a direct write; loading a state dict does so itself."""
         if not self.enabled.is_meta:
             self.is_enabled, self.is_observing = bool(self.enabled), bool(self.observing)
 
@@ -150,20 +143,18 @@ class FakeQuantize(nn.Module):
         super()._load_from_state_dict(*args, **kwargs)
         self.sync()
 
-    # -- scales
-
     def view(self, values: Tensor, x: Tensor) -> Tensor:
-        """`values` of the scale's shape as they broadcast with x (with `group_size`, with `self.grouped(x)`)."""
+        """View `values` of the scale's shape so that they broadcast with x (or `self.grouped(x)`)."""
         if self.axis is None:
             return values
         return values.view(-1, *[1] * (x.dim() - 1)) if self.group_size is None else values.unsqueeze(-1)
 
     def grouped(self, x: Tensor) -> Tensor:
-        """x as [channels, groups, group_size] where groups share a scale, else x itself."""
+        """Return x as [channels, groups, group_size] if groups share a scale, else x."""
         return x if self.group_size is None else x.reshape(x.shape[0], -1, self.group_size)
 
     def extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Smallest and largest value of x for each scale, float32, of the scale's shape; zero is always within."""
+        """Return the smallest and largest value of x and zero for each scale, float32, of the scale's shape."""
         x = self.grouped(x.detach())
         low: Tensor
         high: Tensor
@@ -175,22 +166,20 @@ class FakeQuantize(nn.Module):
         return low.float().clamp_max(0), high.float().clamp_min(0)
 
     def qparams(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale and zero point, of the scale's shape, with which `forward(x)` rounds."""
+        """Return scale and zero point of `forward(x)`, of the scale's shape."""
         if self.follows and self.is_observing and not self.lsq:
             return self.from_range(*self.extremes(x))
         return self.scale, self.zero_point
 
     def from_range(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale and zero point for values between `low` <= 0 and `high` >= 0; a range of nothing but zero has the scale
-        1 / `self.high`.
-        """
+        """Return scale and zero point for `low` <= 0 and `high` >= 0; 1 / `self.high` for an empty range."""
         if self.symmetric:
             largest = torch.maximum(high, -low)
             return (largest + (largest == 0)) / self.high, torch.zeros_like(largest)
         return observers.affine(low, high, self.high)
 
     def set_range(self, low: Tensor, high: Tensor) -> None:
-        """Fixes the range by hand, as calibration does: tensors of the scale's shape."""
+        """Fix the range, as calibration does: tensors of the scale's shape."""
         with torch.no_grad():
             low, high = low.float().clamp_max(0).to(self.scale.device), high.float().clamp_min(0).to(self.scale.device)
             self.minimum.copy_(low)
@@ -200,7 +189,7 @@ class FakeQuantize(nn.Module):
             self.zero_point.copy_(zero_point)
 
     def set_first_step(self, weight: Tensor) -> None:
-        """LSQ's first step size of a weight."""
+        """Set LSQ's first step size from a weight."""
         with torch.no_grad():
             x = self.grouped(weight)
             dims = (
@@ -209,9 +198,7 @@ class FakeQuantize(nn.Module):
             self._begin(first_step(x, self.high, dims).view_as(self.scale))
 
     def restart(self) -> None:
-        """Lets learned scales go on from what they are: where an EMA has averaged them, their growth says another
-        value.
-        """
+        """Restart learned scales from `scale`: after an EMA has averaged both, `growth` differs from it."""
         with torch.no_grad():
             self._begin(self.scale)
 
@@ -222,13 +209,11 @@ class FakeQuantize(nn.Module):
             self.growth.zero_()
 
     def integers(self, x: Tensor) -> Tensor:
-        """The integers that x is rounded to, float32, of x's shape."""
+        """Return the integers that x is rounded to, float32, of x's shape."""
         scale, zero_point = self.qparams(x)
         y = self.grouped(x.detach()).float()
         q = torch.div(y, self.view(scale.detach(), y)).round_() + self.view(zero_point, y)
         return q.clamp_(self.low, self.high).view(x.shape)
-
-    # -- forward
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.is_observing and not self.follows:
@@ -241,10 +226,10 @@ class FakeQuantize(nn.Module):
         return x
 
     def _kept(self, x: Tensor) -> Tensor:
-        """x rounded, once for all layers that read it; it is kept on x itself and goes with it.
+        """Round x once for all layers that read it; the result is cached on x.
 
-        What the backward pass computes again (activation checkpointing) must not meet what the first pass has kept, nor
-        the other way round, or the two would save different tensors.
+        Activation checkpointing must not use the first pass's result, nor the other way round, or the two would save
+        different tensors.
         """
         place = (
             torch._C._current_graph_task_id(),
@@ -260,14 +245,14 @@ class FakeQuantize(nn.Module):
         return out
 
     def watch(self, x: Tensor) -> None:
-        """Takes the extremes of x into those of the optimizer step under way."""
+        """Add x to the extremes of the current optimizer step."""
         with torch.no_grad():
             low, high = observers.batch_range(x, self.observer, self.percentile)
             self.batch_minimum.copy_(torch.minimum(self.batch_minimum, low.float()))
             self.batch_maximum.copy_(torch.maximum(self.batch_maximum, high.float()))
 
     def quantize(self, x: Tensor) -> Tensor:
-        """x rounded, whatever the flags say."""
+        """Round x, whatever the flags."""
         scale, zero_point = self.qparams(x)
         y = self.grouped(x)
         scale = self.view(scale, y)
@@ -285,7 +270,7 @@ class FakeQuantize(nn.Module):
 
 
 def _saving() -> int:
-    """Tells regions of activation checkpointing from each other and from what is outside; compilers don't come here."""
+    """Return an id of the current activation-checkpointing region; not called under a compiler."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     hooks = top(True) if top is not None else None
     return 0 if hooks is None else id(hooks[0])

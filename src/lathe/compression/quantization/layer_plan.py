@@ -1,4 +1,4 @@
-"""Which layers of a net are quantized, and how."""
+"""Selection of a net's layers to quantize, and their settings."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,19 +15,15 @@ ACTIVATIONS = ("static", "dynamic", "none")
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """How one layer is quantized.
+    """Quantization settings of one layer.
 
     Attributes:
         weight_bits: 2 to 8.
-        activation_bits: 2 to 8; None leaves what the layer reads in float.
+        activation_bits: 2 to 8; None leaves the layer's input in float.
         per_channel: a scale for each output channel (row of an embedding), else one for the whole weight.
         lsq: scales are trained (learned step size).
-        activation: static ranges; dynamic, from each tensor when it comes; or none.
-        group_size: that many weights of an output channel share a scale, where it divides their number; None: all of
-            them.
-
-    Raises:
-        UserError: a value out of range.
+        activation: static ranges; dynamic, per tensor; or none.
+        group_size: that many weights of an output channel share a scale, if it divides their number; None: all of them.
     """
 
     weight_bits: int = 8
@@ -50,17 +46,17 @@ class LayerPlan:
 
     @property
     def reads(self) -> str:
-        """`activation`, none where it has no bits."""
+        """Return `activation`, or none without `activation_bits`."""
         return "none" if self.activation_bits is None else self.activation
 
 
 def choose(
     net: nn.Module, default: LayerPlan | None, overrides: dict[str, LayerPlan | None], key: str = "overrides"
 ) -> dict[str, LayerPlan]:
-    """The plan of each layer that is to be quantized, by its name, in the net's order.
+    """Return the plan of each layer to quantize, by name, in the net's order.
 
     Raises:
-        UserError: a pattern matches none of the net's layers that can be quantized.
+        UserError: a pattern matches no layer that can be quantized.
     """
     modules = dict(net.named_modules())
     names = [
@@ -88,9 +84,7 @@ def choose(
 
 
 def left_in_float(net: nn.Module, excluded: Iterable[str] = ()) -> tuple[float, list[str]]:
-    """Which share of the numbers in the weights of a quantized `net` stays in float, and the names of these parameters,
-    the largest first. Those of modules that match one of the patterns `excluded` are asked for and don't count as left.
-    """
+    """Return the share of weights in float without modules that match `excluded`, and their names by size."""
     rounded = {id(layer.weight) for layer in weighted(net).values() if layer.weight_quantizer is not None}
     left = {name: p.numel() for name, p in weights_of(net, exclude=list(excluded)).items() if id(p) not in rounded}
     share = sum(left.values()) / max(sum(p.numel() for p in weights_of(net).values()), 1)
@@ -98,9 +92,7 @@ def left_in_float(net: nn.Module, excluded: Iterable[str] = ()) -> tuple[float, 
 
 
 def float_sentence(net: nn.Module, key: str, overrides: Mapping[str, LayerPlan | None]) -> str | None:
-    """What to warn of where more than a twentieth of the weights stays in float though nobody asked for it, else
-    None.
-    """
+    """Return a warning if more than a twentieth of the weights stays in float unasked, else None."""
     share, names = left_in_float(net, [pattern for pattern, plan in overrides.items() if plan is None])
     if share <= 0.05:
         return None

@@ -1,6 +1,4 @@
-"""Layers that round what they read and their weights. They are made of plain layers by a change of class: parameters
-keep their names.
-"""
+"""Layers that round their input and weights, made by a change of class: parameters keep their names."""
 
 from typing import cast
 
@@ -12,7 +10,7 @@ from lathe.errors import UserError
 
 
 class QuantConv2d(nn.Conv2d):
-    """`nn.Conv2d` with a `weight_quantizer` and an `input_quantizer`, each None where it stays float."""
+    """`nn.Conv2d` with a `weight_quantizer` and an `input_quantizer`; None is float."""
 
     weight_quantizer: FakeQuantize | None
     input_quantizer: FakeQuantize | None
@@ -24,7 +22,7 @@ class QuantConv2d(nn.Conv2d):
 
 
 class QuantLinear(nn.Linear):
-    """`nn.Linear` with a `weight_quantizer` and an `input_quantizer`, each None where it stays float."""
+    """`nn.Linear` with a `weight_quantizer` and an `input_quantizer`; None is float."""
 
     weight_quantizer: FakeQuantize | None
     input_quantizer: FakeQuantize | None
@@ -36,7 +34,7 @@ class QuantLinear(nn.Linear):
 
 
 class QuantEmbedding(nn.Embedding):
-    """`nn.Embedding` with a `weight_quantizer`; the scale of a channel is that of a row."""
+    """`nn.Embedding` with a `weight_quantizer`, whose channels are rows."""
 
     weight_quantizer: FakeQuantize | None
 
@@ -48,9 +46,7 @@ class QuantEmbedding(nn.Embedding):
 
 
 class QuantAdd(nn.Module):
-    """The sum of two tensors, rounded by `input_quantizer` and `other_quantizer` first; made of a module whose class is
-    named `Add`.
-    """
+    """Sum of two tensors rounded by `input_quantizer` and `other_quantizer`; made of a class named `Add`."""
 
     input_quantizer: FakeQuantize
     other_quantizer: FakeQuantize
@@ -65,9 +61,7 @@ WEIGHTED = {nn.Conv2d: QuantConv2d, nn.Linear: QuantLinear, nn.Embedding: QuantE
 
 
 def quantized_class(module: nn.Module) -> type[nn.Module] | None:
-    """The class that quantizes `module`, None for one that nothing does. A subclass of a layer may compute something
-    else: it is left.
-    """
+    """Return the class that quantizes `module`; None for others and for subclasses, which may differ."""
     kind = type(module)
     if kind in WEIGHTED:
         return WEIGHTED[kind]
@@ -77,7 +71,7 @@ def quantized_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def to_quantized(module: nn.Module) -> None:
-    """Changes the class of a plain layer; quantizers are None until they are set."""
+    """Change the class of a plain layer; quantizers are None until set."""
     kind = quantized_class(module)
     assert kind is not None
     if kind is QuantAdd:
@@ -88,7 +82,7 @@ def to_quantized(module: nn.Module) -> None:
 
 
 def to_plain(module: nn.Module) -> None:
-    """Takes back what `to_quantized` did."""
+    """Undo `to_quantized`."""
     for role in roles_of(module):
         del module._modules[role]
     module.__dict__.pop("plan", None)
@@ -98,7 +92,7 @@ def to_plain(module: nn.Module) -> None:
 
 
 def roles_of(module: nn.Module) -> tuple[str, ...]:
-    """Which quantizers a layer has, or would have once it is quantized."""
+    """Return the quantizers that a layer has, or will have once quantized."""
     kind = quantized_class(module) or type(module)
     if issubclass(kind, QuantAdd):
         return ROLES[1:]
@@ -106,17 +100,17 @@ def roles_of(module: nn.Module) -> tuple[str, ...]:
 
 
 def quantized_layers(net: nn.Module) -> dict[str, nn.Module]:
-    """The quantized layers and residual sums of `net`, by name."""
+    """Return the quantized layers and residual sums of `net`, by name."""
     return {name: module for name, module in net.named_modules() if isinstance(module, QuantLayer)}
 
 
 def quantizers(net: nn.Module) -> list[FakeQuantize]:
-    """Every quantizer of `net` once, in its order."""
+    """Return every quantizer of `net` once, in order."""
     return [module for module in net.modules() if isinstance(module, FakeQuantize)]
 
 
 def weighted(net: nn.Module) -> dict[str, QuantConv2d | QuantLinear | QuantEmbedding]:
-    """The quantized layers that have a weight, by name."""
+    """Return the quantized layers that have a weight, by name."""
     return {
         name: module
         for name, module in net.named_modules()
@@ -125,11 +119,7 @@ def weighted(net: nn.Module) -> dict[str, QuantConv2d | QuantLinear | QuantEmbed
 
 
 def some_quantizers(net: nn.Module) -> list[FakeQuantize]:
-    """`quantizers(net)`.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Return `quantizers(net)`; raise UserError if there are none."""
     found = quantizers(net)
     if not found:
         raise UserError(f"{type(net).__name__} has no quantized layer: quantize it first.")

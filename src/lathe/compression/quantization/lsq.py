@@ -5,17 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TINY = 1e-9  # the least step size that back ends are given
+TINY = 1e-9  # smallest step size that back ends get
 
 
 class LearnedStep(torch.autograd.Function):
-    """Fake quantization whose scale is trained; float32 inside, the input's format outside.
+    """Fake quantization with a trained scale, in float32, cast to x's format.
 
-    `growth`, the logarithm of the scale, and `scale` are of a shape that broadcasts with x; the value comes from
-    `scale` alone. Gradient of x: straight through within the range, none outside. Gradient of the scale: sum of
-    (rounded - exact) within the range and of the bound outside, times `factor`, 1 / sqrt(n * largest integer) in the
-    paper. That of `growth` is it over the scale, which under SGD is the paper's step to first order, and under Adam a
-    step of the learning rate's share of the scale.
+    `growth`, the logarithm of the scale, and `scale` broadcast with x; only `scale` is read. The gradient of x passes
+    inside the range and is zero outside. That of the scale is the sum of (rounded - exact) inside the range and of the
+    bound outside, times `factor`, in the paper 1 / sqrt(n * largest integer). That of `growth` is it over the scale: to
+    first order the paper's step under SGD, and the learning rate's share of the scale under Adam.
     """
 
     @staticmethod
@@ -43,7 +42,7 @@ class LearnedStep(torch.autograd.Function):
         x, scale, zero_point = ctx.saved_tensors
         low, high, factor, kind = ctx.settings
         grad = grads[0].float()
-        # Plain arithmetic in place of masks: these kernels are vectorised on a CPU, comparisons are not.
+        # Arithmetic instead of masks: on a CPU these kernels are vectorized, comparisons are not.
         exact = torch.div(x.float(), scale)
         if zero_point is not None:
             exact.add_(zero_point)
@@ -59,9 +58,7 @@ class LearnedStep(torch.autograd.Function):
 
 
 class Untouched(torch.autograd.Function):
-    """x itself, and a gradient of zero for a scale that does not act yet: DistributedDataParallel waits for every
-    parameter's gradient.
-    """
+    """Identity with a zero gradient for an inactive scale: DDP waits for every parameter's gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
@@ -74,8 +71,6 @@ class Untouched(torch.autograd.Function):
 
 
 def first_step(weight: Tensor, high: int, dims: list[int]) -> Tensor:
-    """The paper's first step size, 2 * mean |w| / sqrt(largest integer), over `dims`; one, where all weights are
-    zero.
-    """
+    """Return the paper's first step size over `dims`, 2 * mean |w| / sqrt(largest integer); 1 for zeros."""
     mean = weight.detach().float().abs().mean(dims, keepdim=True)
     return torch.where(mean > 0, 2 * mean / high**0.5, 1.0)

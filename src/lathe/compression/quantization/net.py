@@ -1,10 +1,12 @@
-"""Fake quantization of a net's layers: which layers, by which quantizers, and the integers that come of it.
+"""Fake quantization of a net.
 
+```python
 names = quantize(net, example)             # 8 bits for weights and activations
 for x, y in batches:                       # train, with fake quantization on
     set_enabled(net, True)
     ...; optimizer.step(); update_ranges(net)
 integers, scale = integer_weight(net.get_submodule(names[0]))
+```
 """
 
 import copy
@@ -53,9 +55,6 @@ __all__ = [
 INT8 = LayerPlan()
 
 
-# -- which layers
-
-
 def quantize(
     net: nn.Module,
     example: Any,
@@ -66,17 +65,15 @@ def quantize(
     percentile: float = 99.99,
     key: str = "overrides",
 ) -> list[str]:
-    """Quantizes convolutions, linear layers, embeddings and residual sums (`Add`) of a float net, in place; returns
-    their names.
+    """Quantize convolutions, linear layers, embeddings and residual sums (`Add`) of a float net, in place.
 
-    `example` is a batch that `net(example)` takes: one forward pass in evaluation mode shows which layers read the same
-    tensor, which then share a quantizer, and gives activations a first range. A layer follows the last of `overrides`,
-    patterns of layer names, that matches it, else `default`; None leaves it in float. `key` names `overrides` in
-    messages. Rounding is off until `set_enabled`.
+    One forward pass `net(example)` in eval mode shows which layers read the same tensor, which then share a quantizer,
+    and sets a first range of activations. The last pattern of `overrides` that matches a layer's name sets its plan,
+    else `default`; None leaves it in float. `key` names `overrides` in messages. Rounding is off until `set_enabled`.
+    Returns the layers' names.
 
     Raises:
-        UserError: the net is quantized already, a pattern matches no layer or layers that can't be quantized, or no
-            layer is left.
+        UserError: the net is quantized already, a pattern matches no layer that can be quantized, or no layer is left.
     """
     if quantized_layers(net):
         raise UserError(f"{type(net).__name__} is quantized already: start from its float weights.")
@@ -104,7 +101,7 @@ def quantize(
 
 
 def _sharing(net: nn.Module, plans: dict[str, LayerPlan], group: Callable[[Slot], Any]) -> dict[Slot, Slot]:
-    """For each quantizer to be, by layer and role, the first one that it is the same as."""
+    """Return the first quantizer that each one equals, by layer and role."""
     firsts: dict[Any, Slot] = {}
     owners: dict[Slot, Slot] = {}
     for name, plan in plans.items():
@@ -174,11 +171,8 @@ def _make(module: nn.Module, role: str, plan: LayerPlan) -> FakeQuantize:
     )
 
 
-# -- what is known of a quantized net
-
-
 def describe(net: nn.Module) -> dict[str, Any]:
-    """How the layers of `net` are quantized, as plain data; empty for none.
+    """Return the quantization of `net` as plain data; empty if none.
 
     `{layer: {"plan": fields of LayerPlan, role: [layer, role] of the quantizer's first owner}}`.
     """
@@ -195,10 +189,10 @@ def describe(net: nn.Module) -> dict[str, Any]:
 
 
 def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
-    """Quantizes the layers of a float `net` as `describe` told, in place; ranges and flags come with the weights.
+    """Quantize a float `net` as `describe` returned, in place; ranges and flags come with the weights.
 
     Raises:
-        UserError: the net has no such layers, or is quantized otherwise.
+        UserError: the net has no such layers, or is quantized differently.
     """
     if quantized_layers(net):
         raise UserError(
@@ -219,28 +213,19 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
     _swap(net, plans, owners)
 
 
-# -- what is done with it
-
-
 def set_enabled(net: nn.Module, enabled: bool) -> None:
-    """Turns rounding on or off in all layers.
-
-    Raises:
-        UserError: `net` has no quantized layer.
-    """
+    """Turn rounding on or off in all layers; raise UserError if there are none."""
     for q in some_quantizers(net):
         q.switch(enabled=enabled)
 
 
 def update_ranges(net: nn.Module) -> None:
-    """Makes ranges of what the forward passes in training mode have seen; call after each optimizer step."""
+    """Update the ranges from forward passes in training mode; call after each optimizer step."""
     ranges.update(some_quantizers(net))
 
 
 def freeze_observers(net: nn.Module, weights: bool = True) -> None:
-    """Fixes the ranges of activations, and with `weights` also those of weights, as they are now. Dynamic ones stay
-    so.
-    """
+    """Fix the ranges of activations, and with `weights` those of weights; dynamic ones stay dynamic."""
     layers = quantized_layers(net)
     some_quantizers(net)
     for layer in layers.values():
@@ -254,9 +239,7 @@ def freeze_observers(net: nn.Module, weights: bool = True) -> None:
 
 
 def reopen(net: nn.Module) -> None:
-    """Makes a net whose ranges are fixed one that can be trained again: rounding is off and ranges are observed, from
-    those that there are; weights follow theirs. Learned scales stay, with rounding on, and are learned further. A net
-    without quantized layers stays as it is."""
+    """Prepare a net with fixed ranges for training: rounding off, ranges observed; learned scales stay."""
     for q in quantizers(net):
         if not q.lsq:
             q.switch(enabled=False, observing=True)
@@ -265,8 +248,10 @@ def reopen(net: nn.Module) -> None:
 
 
 def integer_weight(layer: nn.Module) -> tuple[Tensor, Tensor]:
-    """The integers that a layer's weight is rounded to, int8 of the weight's shape, and their scale: [channels], [1],
-    or [channels, groups]. A weight of exactly zero has the integer zero."""
+    """Return a layer's integer weight, int8, and its scale: [channels], [1], or [channels, groups].
+
+    A weight of exactly zero has the integer zero.
+    """
     q = getattr(layer, "weight_quantizer", None)
     weight = getattr(layer, "weight", None)
     assert isinstance(q, FakeQuantize)
@@ -277,9 +262,7 @@ def integer_weight(layer: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def strip(net: nn.Module) -> nn.Module:
-    """A copy of `net` in plain float layers, whose weights are the values that the integers stand for; activations are
-    not rounded.
-    """
+    """Return a copy of `net` in plain float layers with rounded weights; activations are not rounded."""
     plain = copy.deepcopy(net)
     done: set[int] = set()
     for layer in weighted(plain).values():

@@ -1,4 +1,4 @@
-"""Ranges of activations: what one batch shows, and what calibration data show, by histograms."""
+"""Ranges of activations of one batch, and histograms of calibration data."""
 
 import torch
 from torch import Tensor
@@ -6,21 +6,21 @@ from torch import Tensor
 OBSERVERS = ("minmax", "moving_average", "percentile")
 METHODS = ("minmax", "percentile", "entropy")
 BINS = 2048
-SAMPLE = 16384  # values of a batch that a percentile in training is taken from
+SAMPLE = 16384  # values of a batch for a percentile in training
 
 
 def affine(low: Tensor, high: Tensor, levels: Tensor | int) -> tuple[Tensor, Tensor]:
-    """Scale and zero point with which the integers 0 to `levels` reach from `low` <= 0 to `high` >= 0, and zero is
-    exact.
-    """
+    """Return scale and zero point of integers 0 to `levels` for `low` <= 0 to `high` >= 0; zero is exact."""
     width = high - low
     scale = (width + (width == 0)) / levels
     return scale, (-low / scale).round()
 
 
 def batch_range(x: Tensor, observer: str, percentile: float) -> tuple[Tensor, Tensor]:
-    """Smallest and largest value of x that count, each of shape [1]; with `percentile`, of at most 16384 evenly spaced
-    values the (100 - percentile)th and the percentile-th."""
+    """Return the smallest and largest value of x, each of shape [1].
+
+    With `percentile`, those of at most 16384 evenly spaced values within that share on each side.
+    """
     if observer != "percentile":
         low, high = torch.aminmax(x)
         return low.view(1), high.view(1)
@@ -31,7 +31,7 @@ def batch_range(x: Tensor, observer: str, percentile: float) -> tuple[Tensor, Te
 
 
 class Histogram:
-    """Counts of values in 2048 equal bins between `low` and `high`, on the CPU, from which a range is chosen."""
+    """Counts of values in 2048 equal bins between `low` and `high`, on the CPU."""
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = min(low, 0.0), max(high, 0.0)
@@ -42,9 +42,7 @@ class Histogram:
             self.counts += torch.histc(x.detach().float(), BINS, self.low, self.high).cpu().double()
 
     def range(self, method: str, percentile: float, bits: int) -> tuple[float, float]:
-        """The range by `percentile` (that share of values lies within, the rest half on each side that is not zero) or
-        `entropy`.
-        """
+        """Return the range by `entropy` or `percentile` (share inside; the rest half on each nonzero side)."""
         if method == "minmax" or not self.counts.sum():
             return self.low, self.high
         return self._percentile(percentile) if method == "percentile" else self._entropy(2**bits)
@@ -59,8 +57,10 @@ class Histogram:
         return min(self.low + below * width, 0.0), max(self.low + min(above, BINS) * width, 0.0)
 
     def _entropy(self, levels: int) -> tuple[float, float]:
-        """The clipping whose quantized distribution is nearest to the clipped one in KL divergence: Migacz 2017, "8-bit
-        Inference with TensorRT". Both ends move towards zero together, as in ONNX Runtime."""
+        """Return the clipping of least KL divergence (Migacz 2017, "8-bit Inference with TensorRT").
+
+        Both ends move towards zero together, as in ONNX Runtime.
+        """
         width = (self.high - self.low) / BINS
         zero = round(-self.low / width)
         reach = max(zero, BINS - zero)  # bins on the longer side
@@ -83,7 +83,7 @@ class Histogram:
         p = inner.clone()
         p[0] += self.counts[:start].sum()
         p[-1] += self.counts[stop:].sum()
-        # q: the same counts in `levels` bins, each spread evenly over those of its bins that are not empty
+        # q: the same counts in `levels` bins, each spread evenly over its nonempty original bins
         place = torch.arange(stop - start) * levels // (stop - start)
         filled = (p > 0).double()
         total = torch.zeros(levels, dtype=torch.float64).index_add_(0, place, inner)
@@ -96,7 +96,7 @@ class Histogram:
 
 
 def _smoothed(p: Tensor, epsilon: float = 1e-4) -> Tensor:
-    """A little of the mass moved to empty bins, as ONNX Runtime does: a divergence is infinite otherwise."""
+    """Move some mass to empty bins, as ONNX Runtime does, so that the divergence is finite."""
     empty = p == 0
     n = int(empty.sum())
     if n == 0 or n == p.numel():

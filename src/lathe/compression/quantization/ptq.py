@@ -1,13 +1,11 @@
-"""Quantization of a trained net, without training: to static integers, to integers whose scale each batch sets, or of
-weights alone.
+"""Post-training quantization: static or dynamic.
 
 ```python
 quantize_static(net, batches)      # a few batches of training inputs
 integers = integer_weight(net.head)
 ```
 
-What comes out is the net in the representation of `lathe.compression.quantization.net`: it computes what the integers
-will.
+The result is a net of `lathe.compression.quantization.net`, which computes as the integers will.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +27,7 @@ OBSERVERS = ("minmax", "percentile", "entropy")
 
 @dataclass
 class Quantized:
-    """What was done: the quantized layers, the pairs that were equalised, and which layers' means were corrected by
-    what.
-    """
+    """Quantized layers, equalized pairs, and layers whose means were corrected, by kind."""
 
     layers: list[str]
     pairs: list[Pair] = field(default_factory=list)
@@ -41,9 +37,7 @@ class Quantized:
 def overrides_of(
     plan: LayerPlan, layer_bits: Mapping[str, int | None] | None = None, exclude: Sequence[str] = ()
 ) -> dict[str, LayerPlan | None]:
-    """`quantize`'s overrides for weights of `layer_bits` bits by pattern, and for layers that stay as they are (None,
-    or `exclude`).
-    """
+    """Return overrides for `quantize`: weight bits by pattern, and float layers (None, or `exclude`)."""
     return {
         **{
             str(pattern): None if bits is None else replace(plan, weight_bits=bits)
@@ -54,7 +48,7 @@ def overrides_of(
 
 
 def refuse_quantized(net: nn.Module) -> None:
-    """Raises UserError for a net that is quantized: its weights are rounded already."""
+    """Raise UserError for a quantized net, whose weights are rounded already."""
     if describe(net):
         raise UserError(
             "the net is quantized already, and rounding rounded weights only loses: start from the run before it."
@@ -73,16 +67,14 @@ def quantize_static(
     bias_correction: bool = False,
     key: str = "overrides",
 ) -> Quantized:
-    """Integer weights and activations, whose ranges come from the net's inputs `batches` `[batch, ...]`, in place.
+    """Quantize weights and activations statically, in place, with ranges from inputs `[batch, ...]`.
 
-    `observer` says how: the whole range that was seen, that of the `percentile` of the values, or the one whose
-    histogram loses the least information (Migacz 2017, "8-bit Inference with TensorRT"). `equalization` comes first,
-    while the net computes in float; `bias_correction` last, on the first 1024 inputs. `key` names `overrides` in
-    messages.
+    `observer` takes the whole range, the share `percentile` of the values, or the histogram of least information loss
+    (Migacz 2017, "8-bit Inference with TensorRT"). `equalization` comes first, in float; `bias_correction` last, on the
+    first 1024 inputs. `key` names `overrides` in messages.
 
     Raises:
-        UserError: the net is quantized already, there are no batches, or a pattern of `overrides` or all of them match
-            nothing.
+        UserError: the net is quantized already, there are no batches, or overrides match nothing.
     """
     refuse_quantized(net)
     if not batches:
@@ -110,11 +102,10 @@ def quantize_dynamic(
     *,
     key: str = "overrides",
 ) -> Quantized:
-    """Integer weights of linear layers, in place, whose inputs are rounded in the range of each batch as it comes: no
-    calibration.
+    """Quantize weights of linear layers, in place; inputs are rounded in the range of each batch.
 
-    Convolutions stay in float: no runtime computes them so. An embedding is quantized where it shares its weight with a
-    linear layer. `example`, the net's input, only shows which layers run; `key` names `overrides` in messages.
+    Convolutions stay in float: no runtime computes them so. An embedding is quantized if it shares its weight with a
+    linear layer. `example`, the net's input, shows which layers run; `key` names `overrides` in messages.
 
     Raises:
         UserError: the net is quantized already, has no linear layer, or a pattern matches none.
@@ -126,11 +117,7 @@ def quantize_dynamic(
 
 
 def linear_alone(net: nn.Module, overrides: Mapping[str, LayerPlan | None], key: str) -> dict[str, LayerPlan | None]:
-    """The overrides, and one for each layer of another kind, which leaves it in float.
-
-    Raises:
-        UserError: the net has no linear layer, or a pattern matches none.
-    """
+    """Add overrides that leave other layers in float; raise UserError without a linear layer or match."""
     linear = {name: module for name, module in net.named_modules() if quantized_class(module) is QuantLinear}
     if not linear:
         raise UserError(
@@ -153,7 +140,7 @@ def linear_alone(net: nn.Module, overrides: Mapping[str, LayerPlan | None], key:
 
 
 def start(net: nn.Module, layers: list[str]) -> Quantized:
-    """Fixes the ranges of weights and turns rounding on, for nets whose activations need no calibration."""
+    """Fix the ranges of weights and turn rounding on, for nets without calibration."""
     freeze_observers(net)
     set_enabled(net, True)
     return Quantized(layers)

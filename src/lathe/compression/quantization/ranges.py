@@ -1,4 +1,4 @@
-"""Ranges of activations from what training shows, step by step."""
+"""Ranges of activations during training."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,22 +9,20 @@ from torch import Tensor
 from lathe.compression.quantization.fake_quant import FakeQuantize
 from lathe.compression.quantization.observers import affine
 
-MEMORY = 0.01  # weight of the newest step in a moving average, as in torch's own observers
+MEMORY = 0.01  # of the newest step in a moving average, as in torch's observers
 
 
 def update(quantizers: Sequence[FakeQuantize], reduce_max: Callable[[Tensor], None] | None = None) -> None:
-    """Makes ranges of what the forwards since the last call have seen, for all quantizers that observe, and scales of
-    what LSQ has learned; call once per optimizer step.
+    """Set ranges from the forwards since the last call, and LSQ's scales; call once per optimizer step.
 
-    A moving average starts as a plain mean: the t-th update weighs max(1/t, 0.01). Steps whose values are not finite,
-    as fp16 has them now and then, and quantizers that saw nothing keep their range. `reduce_max` replaces a tensor by
-    its maximum over all ranks, in place: ranges are then equal on all of them, and those of one process that sees the
-    whole batch.
+    A moving average starts as a plain mean: the t-th update weighs max(1/t, 0.01). Quantizers without values and steps
+    that are not finite (fp16) keep their range. `reduce_max` replaces a tensor by its maximum over all ranks, in place:
+    ranges then equal those of one process with the whole batch.
     """
     with torch.no_grad():
         for q in quantizers:
             if q.lsq and q.is_enabled:
-                growth: Any = q.growth  # under fsdp a DTensor, of which this process holds a part
+                growth: Any = q.growth  # under fsdp a DTensor
                 q.scale.copy_(
                     q.first * (growth.full_tensor() if hasattr(growth, "full_tensor") else growth).float().exp()
                 )
@@ -38,7 +36,7 @@ def update(quantizers: Sequence[FakeQuantize], reduce_max: Callable[[Tensor], No
             reduce_max(seen)
         counts = torch.stack([q.updates for q in watching])
         old = torch.stack([-torch.cat([q.minimum for q in watching]), torch.cat([q.maximum for q in watching])]).float()
-        new = seen.clamp_min(0)  # zero is always within
+        new = seen.clamp_min(0)  # the range includes zero
         valid = seen.isfinite().all(0)
         first = counts == 0
         weight = (1 / (counts + 1)).clamp_min(MEMORY)
@@ -59,7 +57,7 @@ def update(quantizers: Sequence[FakeQuantize], reduce_max: Callable[[Tensor], No
 
 
 def forget(quantizers: Sequence[FakeQuantize]) -> None:
-    """Drops what forwards have seen since the last update."""
+    """Discard the extremes since the last update."""
     for q in quantizers:
         q.batch_minimum.fill_(torch.inf)
         q.batch_maximum.fill_(-torch.inf)

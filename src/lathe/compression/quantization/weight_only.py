@@ -1,9 +1,9 @@
-"""Quantization of weights alone: integers in the file, float in the arithmetic.
+"""Weight-only quantization: integers in the file, float arithmetic.
 
-A scale for each output channel or, with few bits, for each group of weights along the input, as Frantar et al. 2023,
-"GPTQ", arXiv:2210.17323, have it in section 4. Ranges reach to the largest weight: with ranges of least squared error
-of the weights, nets on digits were no nearer to the float ones at 3 and 4 bits, while bias correction halves the
-squared error of their outputs.
+A scale per output channel or, for few bits, per group of weights along the input, as in Frantar et al. 2023, "GPTQ",
+arXiv:2210.17323, section 4. Ranges include the largest weight: at 3 and 4 bits, ranges of least squared error of the
+weights brought nets on digits no nearer to the float ones, while bias correction halves the squared error of their
+outputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,16 +26,14 @@ def quantize_weights(
     bias_correction: bool = False,
     key: str = "overrides",
 ) -> Quantized:
-    """Integer weights of convolutions, linear layers and embeddings, in place.
+    """Quantize weights of convolutions, linear layers and embeddings, in place.
 
-    Of the net's inputs `batches` `[batch, ...]`, the first shows which layers run; with `bias_correction`, the first
-    1024 inputs say what means are to be restored. A layer whose weights for one output (of a convolution: channels x
-    kernel) do not divide by the plan's `group_size` has one scale for each output channel. `key` names `overrides` in
-    messages.
+    The first of the inputs `batches` `[batch, ...]` shows which layers run; `bias_correction` measures means on the
+    first 1024. A layer whose weights per output (of a convolution: channels x kernel) do not divide by the plan's
+    `group_size` has one scale per output channel. `key` names `overrides` in messages.
 
     Raises:
-        UserError: the net is quantized already, there are no batches, it has no such layer, or a pattern matches
-            nothing.
+        UserError: the net is quantized already, there are no batches or layers, or a pattern matches nothing.
     """
     refuse_quantized(net)
     if not batches:
