@@ -1,5 +1,6 @@
-"""Kept for those who still run them: torch's DataParallel, Horovod, TorchScript and TorchServe. Nothing else depends on
-them.
+"""Legacy support for torch's DataParallel, Horovod, TorchScript and TorchServe.
+
+Nothing else depends on it.
 """
 
 import lazy_loader
