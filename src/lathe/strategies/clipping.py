@@ -12,10 +12,7 @@ from torch.optim import Optimizer
 
 
 def install_clipping(plugin: Precision) -> None:
-    """Make `trainer.gradient_clip_val` and the gradient scaler of 16-mixed work on sharded gradients.
-
-    torch's own functions take only plain gradients, or DTensors of one mesh.
-    """
+    """Make clipping and the 16-mixed scaler work on sharded gradients; torch's support only one mesh."""
     plugin.clip_grad_by_norm = _by_norm  # type: ignore[method-assign]
     plugin.clip_grad_by_value = _by_value  # type: ignore[method-assign]
     scaler = getattr(plugin, "scaler", None)
@@ -51,10 +48,7 @@ def _by_value(optimizer: Optimizer, clip_val: int | float) -> None:
 
 
 def clip_by_norm(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Scale the gradients to a global norm of at most `limit`, as torch's clip_grad_norm_ does. Collective.
-
-    Returns the norm before clipping (0-dim, plain).
-    """
+    """Clip the gradients' global norm to `limit`, as torch's clip_grad_norm_. Collective. Returns the old norm."""
     gradients = list(_gradients(parameters))
     norm = global_norm(gradients)
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
@@ -70,10 +64,7 @@ def clip_by_value(parameters: Iterable[Tensor], limit: float) -> None:
 
 
 def global_norm(gradients: Iterable[Tensor]) -> Tensor:
-    """Return the 2-norm over all gradients (0-dim, at least float32). Collective.
-
-    Gradients that are sharded over the same axes of the same mesh are summed first: one reduction per axis and kind.
-    """
+    """Return the 2-norm over all gradients (0-dim, at least float32). Collective, once per kind of sharding."""
     kinds: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Tensor]] = {}
     for gradient in gradients:
         mesh: DeviceMesh | None = None

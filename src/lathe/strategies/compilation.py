@@ -91,9 +91,6 @@ def compiler_arguments(
 
     On a CPU, modes lose their CUDA graphs: with them, a compiled step gave NaN on an x86 CPU without AVX-512 (torch
     2.13).
-
-    Raises:
-        ArgumentError: as `compile_net`.
     """
     arguments: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph, "backend": backend}
     if not options:

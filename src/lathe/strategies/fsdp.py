@@ -29,7 +29,7 @@ class FSDP(ShardedStrategy):
     group.
 
     Raises:
-        UserError: a number is out of range, `replicas` does not divide the ranks, or as `ShardedStrategy`.
+        UserError: `replicas` does not divide the ranks.
     """
 
     name = "fsdp"

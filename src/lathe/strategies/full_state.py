@@ -52,10 +52,7 @@ def map_spread(tree: Any, function: Callable[[DTensor, tuple[Any, ...]], Any], p
 
 
 def spread_like(tensor: Tensor, reference: Tensor) -> Tensor:
-    """Return a full tensor sharded like `reference`, without communication.
-
-    The tensor itself is returned if `reference` is not sharded, or both are sharded alike.
-    """
+    """Return a full tensor sharded like `reference`, locally. Unchanged if `reference` is plain or both are alike."""
     if not isinstance(reference, DTensor):
         return tensor
     if isinstance(tensor, DTensor):
@@ -85,10 +82,7 @@ def full_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def load_full_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Load the state of a single process's optimizer into one whose parameters may be sharded.
-
-    Entries with a parameter's shape are sharded like the parameter.
-    """
+    """Load a single process's optimizer state; entries of a parameter's shape are sharded like it."""
     by_id = parameters_by_id(optimizer)
     entries = {
         number: {name: _own(value, by_id.get(number)) for name, value in entry.items()}

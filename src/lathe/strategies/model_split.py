@@ -59,11 +59,7 @@ class ModelSplit(SingleDeviceStrategy):
         return f"strategy.split=[{','.join(map(str, self.split or []))}]"
 
     def shard(self, task: Any) -> None:
-        """Plan the placement of blocks; `model_to_device` moves them.
-
-        Raises:
-            UserError: the net has no blocks, fewer than devices, or not as many as the split.
-        """
+        """Plan the placement of blocks; `model_to_device` moves them."""
         self._plan(task.net)
 
     def _plan(self, net: nn.Module) -> list[list[nn.Module]]:
@@ -125,10 +121,7 @@ class ModelSplit(SingleDeviceStrategy):
 
 
 def balance(sizes: list[int], parts: int, extra: int = 0) -> list[int]:
-    """Return edges that cut `sizes` into consecutive non-empty parts with the smallest largest sum.
-
-    `extra` is added to the first part.
-    """
+    """Return edges that cut `sizes` into non-empty parts with the smallest largest sum. The first adds `extra`."""
     n = len(sizes)
     total = [0]
     for size in sizes:

@@ -8,11 +8,7 @@ from lathe.errors import UserError
 
 
 def step_one_by_one(optimizer: Optimizer, strategy: str) -> bool:
-    """Disable `foreach` if the optimizer's parameters are on different meshes; return whether they are.
-
-    Raises:
-        UserError: `fused` or `foreach` is set to true.
-    """
+    """Disable `foreach` if the optimizer's parameters are on different meshes; return whether they are."""
     meshes = {
         getattr(parameter, "device_mesh", None) for group in optimizer.param_groups for parameter in group["params"]
     }

@@ -64,10 +64,7 @@ class DDP(DDPStrategy):
 
 
 def _without_buffer_broadcast() -> dict[str, Any]:
-    """Return the argument by its name in this torch.
-
-    torch 2.13 renamed it and warns about the only name that 2.11 has.
-    """
+    """Return the argument by the name that this torch has: 2.13 renamed it and warns about the old one."""
     known = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
 

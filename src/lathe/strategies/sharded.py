@@ -148,10 +148,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def _evaluate_without_inference_mode(trainer: Trainer) -> None:
-    """Evaluate without inference mode, whose tensors have no version counters; fully_shard needs these.
-
-    Lightning disables that mode only under gloo and for its own FSDP.
-    """
+    """Evaluate without inference mode, whose tensors lack the version counters that fully_shard needs."""
     for loop in (
         trainer.fit_loop.epoch_loop.val_loop,
         trainer.validate_loop,

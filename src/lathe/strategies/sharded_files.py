@@ -111,9 +111,6 @@ def load_spread(
     """Read a checkpoint, with tensors sharded as in this process: each rank reads only its shards.
 
     `module_state` has the checkpoint's names after `prefix`. Without optimizers, their states are omitted.
-
-    Raises:
-        UserError: as `read`, or a shape does not fit.
     """
     meta, metadata = _open(path, key)
     parameters = [parameters_by_id(optimizer) for optimizer in optimizers]

@@ -34,10 +34,7 @@ class SyncBatchNorm(LayerSync):
 
 
 class _AllGather(torch.autograd.Function):
-    """Gathers x [k] of a group's ranks as [ranks, k].
-
-    The gradient of a rank's x is the sum of all ranks' gradients of its row.
-    """
+    """Gathers x [k] of a group's ranks as [ranks, k]; gradients of all ranks are summed per row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: torch.distributed.ProcessGroup | None) -> Tensor:

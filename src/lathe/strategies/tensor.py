@@ -29,8 +29,7 @@ class TensorParallel(ShardedStrategy):
     dimension 1. Logits are gathered: every rank of a group computes the whole loss.
 
     Raises:
-        UserError: the sizes do not multiply to the number of processes, the net can't be sharded so, or as
-            `ShardedStrategy`.
+        UserError: the sizes do not multiply to the number of processes, or the net can't be sharded so.
     """
 
     name = "tensor"

@@ -65,13 +65,7 @@ def check_limits(net: nn.Module, size: int) -> None:
 
 
 def parallelize(net: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
-    """Shard `net`, in place, over the one-dimensional `mesh`, by its plan. Tied weights stay tied.
-
-    Sequence parallelism is skipped if the plan has no module to `split`.
-
-    Raises:
-        UserError: as `plan_of` and `check_limits`; or, in a forward pass, the sequence length is not divisible.
-    """
+    """Shard `net` by its plan, in place, with ties. A plan without `split` disables sequence parallelism."""
     words = plan_of(net)
     check_limits(net, mesh.size())
     in_slices = sequence_parallel and "split" in words.values()

@@ -20,9 +20,6 @@ class ThreeD(Pipeline):
     Ranks count through tensor fastest, then stages, then data: the ranks that communicate most are neighbours
     (Narayanan et al. 2021, arXiv:2104.04473). With `sequence_parallel`, activations between the sharded layers are
     slices of dimension 1, and only a slice is sent from stage to stage.
-
-    Raises:
-        UserError: as `Pipeline`, and as `lathe.strategies.tensor_plan.parallelize`.
     """
 
     name = "3d"

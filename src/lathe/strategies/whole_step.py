@@ -211,10 +211,6 @@ def compile_task(task: Any, device_type: str, options: Mapping[str, Any], cache:
     """Compile a task's net, and its training step with `scope=step`, in place.
 
     Inductor caches its output in the folder `cache` for later runs, unless TORCHINDUCTOR_CACHE_DIR names another.
-
-    Raises:
-        ArgumentError: as `compile_net`.
-        UserError: as `WholeStep`.
     """
     if options.get("enabled") and cache is not None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache.absolute()))

@@ -92,10 +92,7 @@ def adopt_process_group(backend: str) -> None:
 
 
 def restore_linear() -> None:
-    """Restore torch's `linear`, which stage 3 replaces for all later nets.
-
-    DeepSpeed's function does not keep a gathered weight from forward to backward.
-    """
+    """Restore torch's `linear`; stage 3's replacement keeps no gathered weight from forward to backward."""
     from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses as Patch
 
     torch.nn.functional.linear = getattr(Patch, "linear_bk", torch.nn.functional.linear)

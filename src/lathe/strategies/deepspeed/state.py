@@ -113,11 +113,7 @@ class PlainState:
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Load a plain optimizer's full state, which every rank has, into this rank's shards.
-
-        Raises:
-            UserError: the state has other parameter groups.
-        """
+        """Load a plain optimizer's full state, which every rank has, into this rank's shards."""
         sizes = [len(group["params"]) for group in saved["param_groups"]]
         if sizes != [len(group) for group in self._groups]:
             raise UserError(

@@ -51,11 +51,7 @@ def block_names(net: nn.Module) -> list[str]:
 
 
 def enough_blocks(net: nn.Module, stages: int, slices: int, strategy: str) -> list[nn.Module]:
-    """Return the blocks of a net that can be cut into `stages` times `slices` parts.
-
-    Raises:
-        UserError: as `chain_of`, or the net has fewer blocks.
-    """
+    """Return the blocks of a net that can be cut into `stages` times `slices` parts."""
     blocks, total = chain_of(net, strategy), stages * slices
     if total > len(blocks):
         what = f"strategy.stages={stages}" + (f" x strategy.slices={slices}" if slices > 1 else "")
@@ -90,11 +86,8 @@ class Cut:
     """The part of a net that stage `stage` of `stages` runs, in `slices` interleaved pieces.
 
     Blocks of other stages become `nn.Identity`, so names do not change. Modules outside the blocks are kept on the
-    first and the last stage (both use a tied embedding) and dropped on the others. `spread` may then shard the tensors
-    of the whole net over the ranks of a stage.
-
-    Raises:
-        UserError: the net can't be cut, has fewer blocks than slices, or two stages would share a weight.
+    first and the last stage (both use a tied embedding) and dropped on the others. Before that, `spread` may shard the
+    tensors of the whole net over the ranks of a stage.
     """
 
     def __init__(

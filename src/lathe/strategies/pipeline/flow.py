@@ -21,9 +21,6 @@ def count_microbatches(net: nn.Module, asked: int | None, schedule: str, stages:
     """Return the number of micro-batches per batch.
 
     By default it is 1 for a net with BatchNorm, which needs the whole batch; a larger number warns on rank 0.
-
-    Raises:
-        UserError: the schedule can't run that many.
     """
     norm = any(isinstance(module, _BatchNorm) for module in net.modules())
     count = asked if asked is not None else 1 if norm else 2 * stages

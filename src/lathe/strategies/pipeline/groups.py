@@ -35,10 +35,7 @@ def make_groups(device_type: str, shape: Axes, place: tuple[int, int, int]) -> d
 
 
 def agree(cut: Cut, groups: dict[str, Any], replicas: int) -> None:
-    """Broadcast initial values to the ranks that share a tensor.
-
-    A net may draw its weights from its own generators.
-    """
+    """Broadcast initial values to ranks that share a tensor. A net may use its own generators."""
     with torch.no_grad():
         if replicas > 1:
             for tensor in cut.net.state_dict().values():

@@ -14,10 +14,7 @@ from lathe.strategies.pipeline.cut import Cut
 def tables(
     state: Any, names: set[str], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
-    """Yield every dict in a checkpoint that maps names of the net to tensors, with its path, at any depth.
-
-    These are the weights, and callbacks' copies of them.
-    """
+    """Yield each dict in a checkpoint of tensors by the net's names, such as the weights, with its path."""
     if not isinstance(state, dict) or not state:
         return
     if all(isinstance(value, Tensor) for value in state.values()) and names.issuperset(state):
@@ -88,10 +85,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def localise(checkpoint: dict[str, Any], cut: Cut) -> None:
-    """Reduce a full checkpoint to this stage's tensors.
-
-    The optimizer's state stays full until the optimizer exists.
-    """
+    """Reduce a full checkpoint to this stage's tensors. The optimizer's state stays full until the optimizer exists."""
     own = cut.net.state_dict()
     for _, table in list(tables(checkpoint, set(cut.tensors))):
         for name in list(table):
@@ -102,11 +96,7 @@ def localise(checkpoint: dict[str, Any], cut: Cut) -> None:
 
 
 def local_optimizer_state(state: dict[str, Any], cut: Cut) -> dict[str, Any]:
-    """Return this stage's part of the whole net's optimizer state, by this stage's ids.
-
-    Raises:
-        ValueError: the state has other groups than this net's optimizer.
-    """
+    """Return this stage's part of the whole net's optimizer state, by this stage's ids."""
     sizes = [len(group["params"]) for group in state["param_groups"]]
     if sizes != [len(names) for names in cut.groups]:
         raise ValueError(

@@ -114,11 +114,7 @@ class Pipeline(DDPStrategy):
         enough_blocks(net, self.axes.stages, self._slices, self.name)
 
     def shard(self, task: LightningModule) -> None:
-        """Cut the task's net in place, once, before the optimizer of this stage is built.
-
-        Raises:
-            UserError: the net or the batch can't be split so.
-        """
+        """Cut the task's net in place, once, before the optimizer of this stage is built."""
         net = task.get_submodule("net")
         if self._cut is not None and self._cut.net is net:
             return
