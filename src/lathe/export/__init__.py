@@ -53,22 +53,20 @@ class Target(Protocol):
         """Write the net to `path` atomically; the net and its modes do not change.
 
         `example` is the net's input `[batch, ...]`, used for its shape and dtype. Options are the keys of the target's
-        file in configs/target.
+        file in configs/target. Raises UserError if a package is missing, or the net, an option or the disk does not
+        allow the export.
         """
 
     def load(self, path: str | Path, threads: int | None = None) -> Callable[[Any], Any]:
         """Load the file as a function of arrays: from the net's input, `[batch, ...]`, to its output.
 
-        `threads` is the number of threads per call; None is the runtime's default.
+        `threads` is the number of threads per call; None is the runtime's default. Raises UserError if the file does
+        not exist, or can't be read on this machine.
         """
 
 
 def get(name: str) -> Target:
-    """Return the target `name`.
-
-    Raises:
-        UserError: the name is unknown.
-    """
+    """Return the target `name`."""
     if name not in TARGETS:
         raise UserError(f"target={name} is unknown: choose one of {', '.join(TARGETS)}.")
     return cast(Target, import_module(TARGETS[name]))

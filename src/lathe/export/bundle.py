@@ -25,10 +25,7 @@ class Bundle:
     run: Callable[[Array], Array]
 
     def __call__(self, inputs: Array) -> Array:
-        """Return logits of uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]`.
-
-        Pixels are normalized here if the file does not do it.
-        """
+        """Return logits of uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]`."""
         return self.run(prepared(self.manifest, inputs))
 
 

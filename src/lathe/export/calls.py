@@ -68,10 +68,7 @@ class Staged:
             return back.numpy().copy()
 
     def _room(self, buffer: Tensor, size: int) -> Tensor:
-        """Return `buffer`, or one of at least `size` bytes.
-
-        It has at least twice the old size, because locking pages is slow.
-        """
+        """Return `buffer`, or one of `size` bytes and at least twice the old size: locking pages is slow."""
         return buffer if size <= len(buffer) else self._buffer(max(size, 2 * len(buffer)))
 
     def _buffer(self, size: int) -> Tensor:

@@ -112,9 +112,6 @@ def deployable(net: nn.Module, example: Tensor, dialect: Dialect) -> nn.Module:
 
     The copy is in eval mode on the CPU. ONNX's operators compute nothing in torch, so it can't be run. Signs of folded
     BatchNorms go into the integers, their magnitudes into the scales.
-
-    Raises:
-        UserError: no layer is quantized, or a range is not known yet.
     """
     names = list(quantized_layers(net))
     if not names:

@@ -99,11 +99,7 @@ class Symmetric(Onnx):
     integer_bias = False
 
     def prepare(self, layer: Any) -> None:
-        """Store weights as floats if TensorRT has no integer kernel: for float activations or grouped scales.
-
-        Raises:
-            UserError: the range of its input is dynamic.
-        """
+        """Store weights as floats if TensorRT has no integer kernel: for float activations or grouped scales."""
         if layer.source == "dynamic":
             raise UserError(
                 "target=tensorrt has no activations whose range follows each input: quantize with static ranges, as "
@@ -151,10 +147,7 @@ class Inductor:
         self.ops = torch.ops.quantized_decomposed
 
     def prepare(self, layer: Any) -> None:
-        """Store weights as floats if this processor would not sum the layer's products exactly.
-
-        Rounding is the same; the sums are in floats.
-        """
+        """Store weights as floats if this processor would not sum the layer's integer products exactly."""
         if layer.source is None or layer.scale.dim() == 2 or sums.exact():
             return
         if not sums.fits(layer.integers, layer.source.top if isinstance(layer.source, Affine) else 255):
@@ -209,10 +202,7 @@ class Xnnpack(Inductor):
         )
 
     def prepare(self, layer: Any) -> None:
-        """Prepare a layer for tracing: make biases float, and weights without an integer kernel of XNNPACK.
-
-        These are weights with grouped scales, or with float activations.
-        """
+        """Make biases float, and weights without an XNNPACK kernel: grouped scales or float activations."""
         if layer.offset_scale is not None:
             layer.offset, layer.offset_scale = (layer.offset.double() * layer.offset_scale.double()).float(), None
         if layer.source is None or layer.scale.dim() == 2:

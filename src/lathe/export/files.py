@@ -13,8 +13,7 @@ def whole(path: str | Path) -> Iterator[Path]:
     """Write a file atomically, with an error of the disk as UserError.
 
     Raises:
-        UserError: the folder does not exist, or the disk is full or can't be written to; known problems are raised on
-            entry.
+        UserError: the folder does not exist, or the disk is full or read-only, before the body runs if possible.
     """
     path = files.followed(Path(path))
     if not path.parent.exists():
@@ -37,11 +36,7 @@ def refused(path: Path) -> Iterator[None]:
 
 
 def readable(path: str | Path, key: str) -> Path:
-    """Return the path if it is a file.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Return the path; raise UserError if it is not a file."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{key}={path}: there is no such file; export the run first.")

@@ -31,10 +31,7 @@ def described(device: torch.device) -> dict[str, str]:
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Compute float32 products and convolutions without TF32.
-
-    By default cuDNN's convolutions use TF32, which leaves three digits of a logit.
-    """
+    """Compute float32 without TF32, which cuDNN uses in convolutions and leaves three digits of a logit."""
     was = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

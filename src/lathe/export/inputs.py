@@ -29,10 +29,7 @@ def takes_any_time(net: nn.Module, length: int) -> bool:
 
 
 def dynamic_axes(net: nn.Module, example: Tensor) -> tuple[dict[int, Any]]:
-    """Return the dynamic axes: the batch, the time of token ids `[batch, time]`, and free sides of images.
-
-    The time is dynamic only if the net takes shorter sequences.
-    """
+    """Return the dynamic axes: batch, time of token ids if the net allows it, and free sides of images."""
     axes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
     if not example.is_floating_point() and example.dim() == 2:
         if takes_any_time(net, example.shape[1]):

@@ -26,7 +26,7 @@ class Preprocess(nn.Module):
         input_size: height and width of the input, "any" for images of any size, or None for the net's.
 
     Raises:
-        UserError: a size is invalid, or as `Normalizer`.
+        UserError: `input_size` is invalid, or as `Normalizer`.
     """
 
     scale: Tensor
@@ -65,11 +65,7 @@ class Preprocess(nn.Module):
 
 
 def check_input_size(given: Any, size: tuple[int, int]) -> tuple[int, int] | str:
-    """Return height and width of the input, or "any".
-
-    Raises:
-        UserError: it is neither.
-    """
+    """Return height and width of the input, or "any"."""
     if given is None:
         return size
     if given == ANY:
@@ -88,10 +84,7 @@ def check_input_size(given: Any, size: tuple[int, int]) -> tuple[int, int] | str
 
 
 def window_step(height: Any, width: Any, size: tuple[int, int]) -> Tensor:
-    """Return the input pixels per output pixel, for the largest window of the aspect ratio of `size`.
-
-    Height and width may be symbolic.
-    """
+    """Return the input pixels per output pixel of the largest window. Height and width may be symbolic."""
     return torch.minimum(torch.ones(()) * (height / size[0]), torch.ones(()) * (width / size[1]))
 
 

@@ -44,9 +44,7 @@ FLOATS = (
 def available(device: str = "cpu", integers: bool | None = None) -> str | None:
     """Return None, or the message that says what is missing to compile for `device`.
 
-    `integers` are compiled only for CPUs.
-
-    Loading needs only torch.
+    `integers` are compiled only for CPUs. Loading needs only torch.
     """
     if integers and device != "cpu":
         return f"target.aot_inductor.{FLOATS.format(device)}"
@@ -90,8 +88,8 @@ def export(net: nn.Module, example: Tensor, path: str | Path, device: Literal["c
     exactly are computed in floats, with a warning in the log.
 
     Raises:
-        UserError: the compiler or GPU is missing, the compiler fails, a quantized net has no ranges yet or is for a
-            GPU, or the file can't be written.
+        UserError: the compiler or GPU is missing, the compiler fails, or a quantized net has no ranges yet or is for a
+            GPU.
     """
     sentence = available(device)
     if sentence:
@@ -166,11 +164,7 @@ def _axes(net: nn.Module, given: Tensor, kind: str) -> tuple[dict[int, Any]]:
 def _compiled(
     program: torch.export.ExportedProgram, given: Tensor, folder: Path, metadata: Mapping[str, str]
 ) -> list[Any]:
-    """Return the files of a package in `folder`.
-
-    Raises:
-        UserError: the compiler fails.
-    """
+    """Return the files of a package in `folder`."""
     from torch._inductor import aot_compile, config
     from torch._inductor.exc import CppCompileError, InductorError
 
@@ -226,15 +220,11 @@ def _quiet() -> Iterator[None]:
 def load(path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
     """Load a package as a function from the net's input, `[batch, ...]`, to its output.
 
-    Several threads may call it; calls run one at a time. `threads` is torch's number of threads during each call, in
-    the calling thread; None leaves it unchanged. A package for a GPU runs on `device`, such as `cuda:1` (None: torch's
-    current one), with copies to it and back.
+    Several threads may call it; calls run one at a time. A package for a GPU runs on `device`, such as `cuda:1` (None:
+    torch's current one), with copies to it and back.
 
     Compiled code does not check dtype and shape, and an unknown token id ends the process, so the function checks both
     and raises UserError.
-
-    Raises:
-        UserError: the file does not exist, or can't be read on this machine or on `device`.
     """
     from torch._inductor import aoti_load_package
 

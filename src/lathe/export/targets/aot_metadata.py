@@ -45,11 +45,7 @@ def signature(program: torch.export.ExportedProgram) -> dict[str, str]:
 
 
 class Takes:
-    """The input of a package, read from its metadata.
-
-    Raises:
-        UserError: the metadata lack it, or the code needs instructions that this machine lacks.
-    """
+    """The input of a package, read from its metadata."""
 
     def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
         if not {DTYPE, SMALLEST, LARGEST, VALUES} <= set(metadata):
@@ -96,10 +92,7 @@ class Takes:
 
 
 def written(path: Path) -> dict[str, str]:
-    """Return the metadata in a package's file without loading code; empty if unreadable.
-
-    torch's reader then raises a more precise error.
-    """
+    """Return the metadata in a package's file without loading code; {} if unreadable."""
     try:
         with zipfile.ZipFile(path) as archive:
             name = next(name for name in archive.namelist() if name.endswith("_metadata.json"))
@@ -110,11 +103,7 @@ def written(path: Path) -> dict[str, str]:
 
 
 def placed(path: Path, metadata: Mapping[str, str], asked: str | None) -> torch.device | None:
-    """Return the GPU for a package's inputs, `asked` if given; None for a package for CPUs.
-
-    Raises:
-        UserError: the package was compiled for a device that this machine lacks, or for another kind than `asked`.
-    """
+    """Return the GPU for a package's inputs, `asked` if given; None for a package for CPUs."""
     kind = metadata.get(DEVICE)
     if kind is None:
         if asked is None:

@@ -47,8 +47,8 @@ def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: Co
     those with grouped scales, and convolutions that read one channel each with a float result.
 
     Raises:
-        UserError: ExecuTorch is missing, the net takes images of any size, a quantized net has no ranges yet or no
-            layer that XNNPACK computes in integers, too much memory would be reserved, or the file can't be written.
+        UserError: the net takes images of any size, a quantized net has no ranges yet or no layer that XNNPACK computes
+            in integers, or too much memory would be reserved.
     """
     sentence = available()
     if sentence:
@@ -143,11 +143,7 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
 
     `threads` is the size of XNNPACK's pool, which the whole process shares: calls wait for each other, and if functions
     of different `threads` alternate, each change reloads their files. None leaves the pool unchanged, initially one
-    thread for each core.
-
-    Raises:
-        UserError: ExecuTorch is missing, the file does not exist or can't be read; from the function: the input does
-            not fit the file.
+    thread for each core. The function raises UserError for an input that does not fit the file.
     """
     sentence = available()
     if sentence:

@@ -15,12 +15,6 @@ integers: bool | None = False
 
 
 def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
-    """Write one self-contained file that takes batches of any size.
-
-    A quantized net is written with the float values of its integer weights, and activations are not rounded.
-
-    Raises:
-        UserError: a package is missing, or the file can't be written.
-    """
+    """Write one self-contained float file for any batch size; a quantized net keeps only rounded weights."""
     require_packages()
     write(copied(net, floats=True), example, path)

@@ -111,9 +111,6 @@ def open_session(path: str | Path, threads: int | None = None, device: str | Non
 
     `threads=None` is ONNX Runtime's default, one for each core. Integers are summed exactly on every processor
     (`EXACT`).
-
-    Raises:
-        UserError: the file does not exist or can't be read, or ONNX Runtime can't run it on `device`.
     """
     require_packages()
     import onnxruntime  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -155,13 +152,7 @@ CUDA = "CUDAExecutionProvider"
 
 
 def providers_for(device: str | None, available: Sequence[str]) -> list[Any]:
-    """Return ONNX Runtime's providers for `device`: on a GPU, CUDA without TF32, then the CPU.
-
-    The CPU runs operators that CUDA lacks.
-
-    Raises:
-        UserError: this build has no CUDA provider.
-    """
+    """Return ONNX Runtime's providers for `device`: on a GPU, CUDA without TF32, then the CPU."""
     cpu = "CPUExecutionProvider"
     if device is None or not device.startswith("cuda"):
         return [cpu]
@@ -182,10 +173,7 @@ EXACT = "session.x64quantprecision"
 
 
 def load(path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
-    """Load a file as a function from the net's input, `[batch, ...]`, to its output; see `open_session`.
-
-    On a GPU, ONNX Runtime copies arrays itself.
-    """
+    """Load a file as a function from the net's input to its output; see `open_session`."""
     session = open_session(path, threads, device)
     name = session.get_inputs()[0].name
 

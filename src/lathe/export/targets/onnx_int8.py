@@ -1,7 +1,4 @@
-"""ONNX with integer weights, and integer arithmetic if activations have static ranges.
-
-The integers and ranges are those of training or calibration.
-"""
+"""ONNX with integer weights, and integer arithmetic for activations with static ranges."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,9 +26,6 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
     BatchNorm is folded. Activations are unsigned, weights signed with a scale for each output channel, biases 32-bit,
     so that ONNX Runtime computes fully in integers. Operations without a range, such as attention, norms and pooling,
     stay float.
-
-    Raises:
-        UserError: no layer is quantized, a package is missing, or the file can't be written.
     """
     require_packages()
     found = deployable(net, stand_in(example), Onnx())

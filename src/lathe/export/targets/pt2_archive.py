@@ -48,13 +48,7 @@ ARITHMETIC = (
 
 
 def checked(path: Path) -> io.BytesIO:
-    """Return a copy of an archive with the entries that `check` has read.
-
-    In a crafted file, torch's reader finds other entries than Python's.
-
-    Raises:
-        ValueError: as `check`.
-    """
+    """Check an archive and copy its entries; in a crafted file, torch's reader may find others."""
     found = io.BytesIO()
     with path.open("rb") as file:
         check(file)
@@ -115,10 +109,7 @@ def _entries(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_size(text: str) -> bool:
-    """Return whether an expression for sympy is only arithmetic.
-
-    Such as `Mul(Integer(2), Symbol('s77', positive=True))`.
-    """
+    """Return whether a size is only arithmetic, such as `Mul(Integer(2), Symbol('s77', positive=True))`."""
     for node in ast.walk(ast.parse(text, mode="eval")):
         if isinstance(node, ast.Name):
             if not FUNCTIONS.fullmatch(node.id) and not SYMBOLS.fullmatch(node.id):

@@ -55,7 +55,7 @@ def export(
     `push_to_hub` is only checked here; `publish` uploads the export after its comparison.
 
     Raises:
-        UserError: a package is missing, `push_to_hub` is not a repository's name, or a file can't be written.
+        UserError: `push_to_hub` is not a repository's name.
     """
     _require("safetensors", "target=safetensors")
     check_repository(push_to_hub)
@@ -83,11 +83,7 @@ def export(
 
 
 def restore(net: nn.Module, path: str | Path) -> nn.Module:
-    """Give `net`, as its configuration builds it, a file's structure and weights, in place; return it.
-
-    Raises:
-        UserError: the file does not exist, or does not fit the net.
-    """
+    """Give `net`, as its configuration builds it, a file's structure and weights, in place; return it."""
     return fill(net, _read(path), path)
 
 

@@ -70,7 +70,7 @@ def export(
     symmetric ranges (`lathe.export.dialects.Symmetric`).
 
     Raises:
-        UserError: TensorRT or a GPU is missing, options conflict, the net can't be built, or the file can't be written.
+        UserError: options conflict, or TensorRT can't build the net.
     """
     quantized = bool(quantized_layers(net))
     check_bounds(net, "tensorrt")
@@ -95,11 +95,7 @@ def export(
 
 
 def chosen(through: str, quantized: bool, half: bool) -> str:
-    """Return the builder to use, "torch_tensorrt" or "onnx".
-
-    Raises:
-        UserError: it does not support the net, or is not installed.
-    """
+    """Return the builder to use, "torch_tensorrt" or "onnx"."""
     if quantized and half:
         raise UserError(
             "target.tensorrt.half=true does not fit a quantized net, whose integers stand for float32: leave one of "
@@ -119,21 +115,14 @@ def chosen(through: str, quantized: bool, half: bool) -> str:
 
 
 def profile(example: Tensor, max_batch_size: int, typical_batch_size: int | None) -> Shapes:
-    """Return the smallest, typical and largest shape of the input.
-
-    The batch differs, and the time of token ids `[batch, time]`, whose typical value is the largest.
-    """
+    """Return the smallest, typical and largest input shape; batch and time of token ids differ."""
     rest = tuple(example.shape[1:])
     least = (1,) if not example.is_floating_point() and example.dim() == 2 else rest
     return (1, *least), (typical_batch_size or max_batch_size, *rest), (max_batch_size, *rest)
 
 
 def prepared(net: nn.Module, example: Tensor, half: bool) -> nn.Module:
-    """Return a copy of the net for tracing, with float16 or integers in its graph.
-
-    Raises:
-        UserError: no layer would be computed in integers.
-    """
+    """Return a copy of the net for tracing, with float16 or integers in its graph."""
     if not quantized_layers(net):
         found = copied(net)
         return Half(found) if half else found
@@ -157,10 +146,7 @@ def prepared(net: nn.Module, example: Tensor, half: bool) -> nn.Module:
 
 
 class Half(nn.Module):
-    """A float16 net with float32 input and output.
-
-    Preprocessing, which has values up to 255, stays in float32.
-    """
+    """A float16 net with float32 input and output. Preprocessing, which has values up to 255, stays in float32."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -175,11 +161,7 @@ class Half(nn.Module):
 
 
 def built(graph: bytes, shapes: Shapes, workspace: int | None) -> bytes:
-    """Return the engine that NVIDIA's builder makes from an ONNX graph.
-
-    Raises:
-        UserError: TensorRT does not support the graph.
-    """
+    """Return the engine that NVIDIA's builder makes from an ONNX graph."""
     import tensorrt  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     logger = tensorrt.Logger(tensorrt.Logger.ERROR)
@@ -224,11 +206,7 @@ def load(path: str | Path, threads: int | None = None, device: str | None = None
     """Load an engine as a function of the net's input, `[batch, ...]`; larger batches run in parts.
 
     It runs on torch's current GPU, one call after the other; `device`, such as `cuda:1`, becomes the current one.
-    `threads` has no effect.
-
-    Raises:
-        UserError: TensorRT or a GPU is missing, the file does not exist, or it was built for another GPU or version;
-            from the function: the input does not fit the engine.
+    `threads` has no effect. The function raises UserError for an input that does not fit the engine.
     """
     sentence = available()
     if sentence:

@@ -35,9 +35,6 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
 
     A quantized net's weights are stored as int8, with PT2E's operators for rounding. Torch runs these one by one, in
     float32: for speed, compile the graph (`torch.compile(program.module())`), or use target=aot_inductor.
-
-    Raises:
-        UserError: the net can't be traced, a quantized net has no ranges yet, or the file can't be written.
     """
     if Path(path).suffix != suffix:
         raise UserError(f"{path} is no name for an exported program: end it with {suffix}.")
@@ -57,11 +54,7 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
 
 
 def _program(net: nn.Module, given: Tensor, axes: tuple[dict[int, object]]) -> torch.export.ExportedProgram:
-    """Trace the net; remove notes and example inputs from the program.
-
-    Raises:
-        UserError: the net can't be traced.
-    """
+    """Trace the net; remove notes and example inputs from the program."""
     try:
         with torch.no_grad():
             program = torch.export.export(net, (given,), dynamic_shapes=axes)
@@ -84,15 +77,11 @@ def _program(net: nn.Module, given: Tensor, axes: tuple[dict[int, object]]) -> t
 def load(path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
     """Load a file as a function from the net's input, `[batch, ...]`, to its output.
 
-    `threads` is torch's number of threads during each call; None leaves it unchanged. It computes on `device`, such as
-    `cuda:1`, with copies to it and back; None is the CPU.
+    It computes on `device`, such as `cuda:1`, with copies to it and back; None is the CPU.
 
     `torch.export.load` unpickles and evaluates an archive's content, and has no `weights_only`; so archives with
     anything but tensors and operators are rejected (`pt2_archive`). `torch.export.load(path)` reads the file as well,
     after `import torch.ao.quantization.fx._decomposed` if it has integers.
-
-    Raises:
-        UserError: the file does not exist, or can't be read.
     """
     import torch.ao.quantization.fx._decomposed  # registers the operators of integers
     from torch.export.passes import move_to_device_pass

@@ -35,9 +35,6 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
     The content is `{"version", "structure", "state", "integers", "aliases"}`: `state` has tensors by their plain names;
     a quantized layer's weight is in `integers` instead, with its `data` (int8, or uint8 with packed bits), `shape`,
     `bits` and `scale`; `aliases` are further names of a tensor. `restore` reads them.
-
-    Raises:
-        UserError: the file can't be written.
     """
     with whole(path) as temporary:
         torch.save(content_of(net), temporary)
@@ -93,10 +90,7 @@ def content_of(net: nn.Module) -> dict[str, Any]:
 
 
 def _read_as_floats(net: nn.Module) -> set[int]:
-    """Return ids of the parameters that a float layer reads, such as an excluded tied head's.
-
-    Integers can't replace these.
-    """
+    """Return ids of the parameters that float layers read, such as an excluded tied head's."""
     rounding = {id(layer) for layer in quantized_layers(net).values()}
     return {id(p) for module in net.modules() if id(module) not in rounding for p in module.parameters(recurse=False)}
 
@@ -137,9 +131,6 @@ def restore(net: nn.Module, path: str | Path) -> nn.Module:
     """Give `net`, as its configuration builds it, a file's structure and weights, in place; return it.
 
     A rounded weight gets the values of its integers and a fixed range, so that outputs equal those of the exported net.
-
-    Raises:
-        UserError: the file does not exist, or does not fit the net.
     """
     return fill(net, _read(path), path)
 

@@ -28,10 +28,7 @@ class Delegated:
 
 
 def share_roundings(program: ExportedProgram) -> None:
-    """Let layers that read one tensor with one range share its integers.
-
-    A layer is computed in integers only if its result is read once, by a rounding.
-    """
+    """Merge equal roundings of a tensor: XNNPACK's integer layers need a result with one reader."""
     graph = program.graph_module.graph
     seen: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
@@ -44,10 +41,7 @@ def share_roundings(program: ExportedProgram) -> None:
 
 
 def without_kernel(program: ExportedProgram) -> list[str]:
-    """Return names of the modules whose integers XNNPACK can't take.
-
-    These are convolutions that read one channel each, such as the first for gray images, with a float result.
-    """
+    """Return names of convolutions without a kernel: one input channel each and a float result."""
     return [
         list(node.meta["nn_module_stack"].values())[-1][0]
         for node in _integer_gemms(program)
