@@ -168,10 +168,7 @@ def check_options(
 
 
 def factory_of(made: Any) -> Any:
-    """Return the function that makes an optimizer from a net.
-
-    It is `made`, or `of_class` if `made` is an optimizer's class with options, as Lightning users write it.
-    """
+    """Return `made`, or `of_class` with options if `made` is an optimizer's class, as in Lightning."""
     function, given = getattr(made, "func", made), getattr(made, "keywords", {})
     if not (inspect.isclass(function) and issubclass(function, Optimizer)):
         return made
@@ -193,10 +190,7 @@ def _named_by_target() -> Iterator[None]:
 
 
 def check_optimizer(factory: Any) -> None:
-    """Check that a task can call the factory `optimizer`, and `build_optimizer`'s keys for the class.
-
-    Raises ArgumentError if the class is not an optimizer, a key is missing, or as `check_options`.
-    """
+    """Check that a task can call the factory, and that its keys suit the class (else ArgumentError)."""
     function = getattr(factory, "func", factory)
     if function is of_class:
         with _named_by_target():

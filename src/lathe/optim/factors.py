@@ -9,10 +9,7 @@ from collections.abc import Sequence
 
 
 def warm_up(step: int, *, warmup: int) -> float:
-    """Return a line that reaches 1 at `step == warmup`, then 1.
-
-    The line is 0 at step -1, because a first step with a rate of zero would be wasted.
-    """
+    """Return a line from 0 at step -1 to 1 at `step == warmup`, then 1; a first rate of 0 would be wasted."""
     return 1.0 if step >= warmup else (step + 1) / (warmup + 1)
 
 
@@ -36,10 +33,7 @@ def cosine_factor(step: int, *, total: int, warmup: int, min_ratio: float) -> fl
 
 
 def restarts_factor(step: int, *, warmup: int, period: int, period_growth: float, min_ratio: float) -> float:
-    """Return the warm-up, then repeated half cosines from 1 to `min_ratio`.
-
-    The first has `period` steps, each next one `period_growth` times as many.
-    """
+    """Return the warm-up, then half cosines to `min_ratio` of `period`, `period * period_growth`, ... steps."""
     if step < warmup:
         return warm_up(step, warmup=warmup)
     since, length = float(step - warmup), float(period)

@@ -43,11 +43,7 @@ def _made(factory: Any, optimizer: Optimizer, total_steps: int | None) -> Any:
 
 
 def build_scheduler(factory: Callable[..., Any], optimizer: Optimizer, total_steps: int | None) -> LRScheduler:
-    """Return the scheduler that `factory` makes; it gets `total_steps` if it `wants_length`.
-
-    Raises:
-        UserError: the factory fails, or makes something else.
-    """
+    """Return the scheduler that `factory` makes; it gets `total_steps` if it `wants_length`."""
     name, before = _name(factory), _ratios(optimizer)
     try:
         made = _made(factory, optimizer, total_steps)
@@ -76,11 +72,7 @@ def _ratios(optimizer: Optimizer) -> list[float]:
 
 
 def check_scheduler(factory: Any) -> None:
-    """Check a scheduler's class or function and its keys; try torch's own schedulers for a few steps.
-
-    Raises:
-        UserError: it is not a scheduler, lacks a value, has an unknown key, or does not accept a value.
-    """
+    """Check a scheduler's class or function and its keys; try torch's own schedulers for a few steps."""
     function, name = getattr(factory, "func", factory), _name(factory)
     if not callable(function) or (inspect.isclass(function) and not issubclass(function, LRScheduler)):
         raise ArgumentError(
@@ -132,10 +124,7 @@ def _check_keys(function: Any, name: str, given: Mapping[str, Any]) -> None:
 
 
 def counted_in_steps(factory: Any) -> str | None:
-    """Return a note that a scheduler of torch counts steps, not epochs; None if it uses the run's length.
-
-    torch's documentation counts epochs.
-    """
+    """Return a note that a scheduler of torch counts steps, not epochs; None for other schedulers."""
     if wants_length(factory) or not getattr(factory, "func", factory).__module__.startswith("torch."):
         return None
     return (
@@ -145,11 +134,7 @@ def counted_in_steps(factory: Any) -> str | None:
 
 
 def try_out(kind: type[Optimizer], options: Mapping[str, Any]) -> None:
-    """Make one of torch's optimizers step on a single weight: some values are checked only then.
-
-    Raises:
-        UserError: a value is not accepted, or is not a boolean for a boolean option.
-    """
+    """Make one of torch's optimizers step on a single weight: some values are checked only then."""
     for key, value in options.items():
         parameter = inspect.signature(kind).parameters.get(key)
         if parameter is not None and "bool" in str(parameter.annotation) and not isinstance(value, bool):

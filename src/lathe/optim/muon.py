@@ -1,7 +1,4 @@
-"""Muon (Keller Jordan 2024, https://kellerjordan.github.io/posts/muon/) for matrices and convolutions.
-
-Other parameters use AdamW or SGD.
-"""
+"""Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon/), with AdamW or SGD for other weights."""
 
 import math
 from collections.abc import Callable

@@ -55,11 +55,7 @@ class Plan:
 
 
 def plan_of(made: Any) -> Plan:
-    """Return the plan of a scheduler's factory, or of Lightning's mapping with the factory as `scheduler`.
-
-    Raises:
-        ArgumentError: a key is unknown, or its value is wrong.
-    """
+    """Return the plan of a scheduler's factory, or of Lightning's mapping with the factory as `scheduler`."""
     if not isinstance(made, Mapping):
         return Plan(made)
     for key in made:
@@ -69,12 +65,7 @@ def plan_of(made: Any) -> Plan:
 
 
 def check_plan(made: Any, task: Any) -> None:
-    """Check the keys of `scheduler` with its signature, and its metric with those that `task` reports.
-
-    Raises:
-        UserError: as `plan_of` and `check_scheduler`; the metric is not reported, its direction is unknown, or a key
-            has no effect.
-    """
+    """Check the keys of `scheduler` with its signature, and its metric with those that `task` reports."""
     plan = plan_of(made)
     check_scheduler(plan.with_mode("min" if plan.mode == "auto" else plan.mode))
     if not plan.waits:
@@ -93,11 +84,7 @@ def check_plan(made: Any, task: Any) -> None:
 
 
 def monitored(plan: Plan, task: Any) -> str:
-    """Return the metric of a scheduler: its own, or the task's.
-
-    Raises:
-        ArgumentError: it has none, and the metrics of the task are unknown.
-    """
+    """Return the metric of a scheduler: its own, or the task's."""
     found = task.monitor if plan.monitor in (None, "auto") else plan.monitor
     if not found:
         raise ArgumentError("monitor=auto: nobody knows what this LightningModule logs: name a metric, and its mode.")
@@ -105,11 +92,7 @@ def monitored(plan: Plan, task: Any) -> str:
 
 
 def direction(plan: Plan, task: Any) -> str:
-    """Return the `mode` of a scheduler that needs a metric: its own, or that of the task's metric.
-
-    Raises:
-        ArgumentError: it has none, and the metric is not the task's.
-    """
+    """Return the `mode` of a scheduler that needs a metric: its own, or that of the task's metric."""
     monitor = monitored(plan, task)
     if plan.mode != "auto":
         return plan.mode

@@ -28,11 +28,7 @@ def bias_names(net: nn.Module) -> set[str]:
 
 
 def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str]:
-    """Return the parameter names of `net` that match any rule.
-
-    A rule is `norm`, `bias`, or a pattern (`*`, `?`, `[...]`). Raises ArgumentError, naming `key`, if a pattern matches
-    no parameter; `norm` and `bias` may match none.
-    """
+    """Return names of parameters that any rule matches: `norm`, `bias`, or a pattern (`*`, `?`, `[...]`)."""
     names = [name for name, _ in net.named_parameters()]
     found: set[str] = set()
     for rule in rules:
@@ -49,10 +45,7 @@ def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str
 
 
 def scale_of_each(net: nn.Module, scales: Mapping[str, float]) -> dict[str, float]:
-    """Return the learning-rate factor of each parameter that matches a rule; the last match counts.
-
-    Raises ArgumentError if a rule matches no parameter.
-    """
+    """Return the learning-rate factor of each parameter that matches a rule; the last match counts."""
     found: dict[str, float] = {}
     for rule, scale in scales.items():
         matched = matching_names(net, [rule], key="lr_scale")
@@ -63,10 +56,7 @@ def scale_of_each(net: nn.Module, scales: Mapping[str, float]) -> dict[str, floa
 
 
 def freeze(net: nn.Module, rules: Iterable[str]) -> tuple[int, int]:
-    """Freeze the parameters that `rules` match; return the number of frozen and of all scalars.
-
-    Raises ArgumentError if a pattern matches no parameter, and UserError if none remains trainable.
-    """
+    """Freeze the parameters that `rules` match; return the number of frozen and of all scalars."""
     frozen = matching_names(net, rules, key="freeze")
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and name not in frozen)

@@ -89,10 +89,7 @@ def short_schedule(scheduler: LRScheduler) -> Callable[[], Any]:
 
 
 def _tensors(group: dict[str, Any], state: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor]] | None:
-    """Return a group's parameters with gradients, the gradients, and momentum buffers.
-
-    None if torch must create a buffer, or a gradient is sparse.
-    """
+    """Return parameters, gradients and momentum buffers; None if torch must step (no buffers, or sparse)."""
     parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
     gradients = [parameter.grad for parameter in parameters]
     if any(gradient.layout is not torch.strided for gradient in gradients):
