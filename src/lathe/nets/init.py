@@ -50,20 +50,14 @@ def xavier_uniform(net: nn.Module) -> None:
 
 @torch.no_grad()
 def orthogonal(net: nn.Module) -> None:
-    """Initialise by Saxe et al. 2014, arXiv:1312.6120: flattened weights have orthonormal rows or columns.
-
-    They are multiplied by sqrt(2) before a ReLU.
-    """
+    """Initialise by Saxe et al. 2014, arXiv:1312.6120: orthonormal rows or columns, x sqrt(2) before ReLU."""
     for layer, is_classifier in _layers(net):
         nn.init.orthogonal_(layer.weight, gain=1.0 if is_classifier else nn.init.calculate_gain("relu"))
 
 
 @torch.no_grad()
 def zero_gamma(net: nn.Module) -> None:
-    """Set the last norm of each residual branch to zero (Goyal et al. 2017, arXiv:1706.02677).
-
-    Blocks then start as their shortcuts. Raises ArgumentError if no block of the net has a `last_norm`.
-    """
+    """Zero the norms that end residual branches (Goyal et al. 2017, arXiv:1706.02677). Blocks start as shortcuts."""
     norms = [block.last_norm for block in getattr(net, "blocks", []) if hasattr(block, "last_norm")]
     if not norms:
         raise ArgumentError(f"init=zero_gamma found no block with a last_norm in {type(net).__name__}: choose another.")

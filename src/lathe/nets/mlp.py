@@ -24,10 +24,7 @@ class HiddenLayer(nn.Module):
 
 
 class Stack(nn.Module):
-    """A stem, `repeats` equal blocks and a linear classifier.
-
-    `forward` maps `[batch, ...]` to logits `[batch, num_classes]`. `layer` makes the stem and the blocks.
-    """
+    """A stem and `repeats` equal blocks, made by `layer`, and a linear classifier on flattened inputs."""
 
     def __init__(
         self, layer: Callable[..., nn.Module], inputs: int, num_classes: int, width: int, repeats: int, dropout: float

@@ -1,7 +1,4 @@
-"""Nets of timm (Wightman 2019, "PyTorch Image Models") with timm's parameter names.
-
-Weights can be exchanged with timm in both directions.
-"""
+"""Nets of timm (Wightman 2019, "PyTorch Image Models"), with timm's parameter names for exchange."""
 
 import functools
 import re
@@ -20,10 +17,7 @@ from lathe.nets.blocks import blocks_of, run
 
 
 def import_timm(name: str) -> Any:
-    """Return the package, an optional dependency, for the net `name`.
-
-    Raises ArgumentError if it is not installed, or can't be imported with this torch.
-    """
+    """Return the package for the net `name`; raise ArgumentError if it is missing or does not suit torch."""
     lacking = uninstalled("timm", "timm")
     if lacking:
         raise ArgumentError(f"name={name}: {lacking}")

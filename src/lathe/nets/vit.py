@@ -93,10 +93,7 @@ class ViT(nn.Module):
 
     @property
     def tensor_plan(self) -> dict[str, str]:
-        """Return the tensor-parallel style of each module.
-
-        The modules after the blocks need all tokens and are small, so each rank has them in full.
-        """
+        """Return the tensor-parallel styles; modules after the blocks need all tokens, and are replicated."""
         return {"embed": "split", "norm": "join"} | block_plan(self.dropout)
 
     @property
