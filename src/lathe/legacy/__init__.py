@@ -1,7 +1,4 @@
-"""Legacy support for torch's DataParallel, Horovod, TorchScript and TorchServe.
-
-Nothing else depends on it.
-"""
+"""Legacy support for torch's DataParallel, Horovod, TorchScript and TorchServe. Nothing else depends on it."""
 
 import lazy_loader
 

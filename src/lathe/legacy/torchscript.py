@@ -54,9 +54,6 @@ def export(
         method: trace records the operators of one call; script compiles the net's Python code, with its branches.
         freeze: make weights constants, and fold BatchNorm into convolutions.
         fuse: let oneDNN fuse operators in `load`; the file stores only this option.
-
-    Raises:
-        UserError: options conflict, the net can't be traced or scripted, or the file can't be written.
     """
     if fuse and not freeze:
         raise UserError(
@@ -147,10 +144,7 @@ def _trials(net: nn.Module, given: Tensor) -> list[Tensor]:
 
 
 def _check(module: Any, net: nn.Module, trials: list[Tensor], method: str) -> None:
-    """Raise UserError if the file's outputs would differ from the net's.
-
-    A trace keeps a number that Python code computed from a size.
-    """
+    """Raise UserError if outputs differ from the net's: a trace keeps numbers that Python made of sizes."""
     for x in trials:
         try:
             same = _close(module(x), net(x))
@@ -194,16 +188,11 @@ def _quiet() -> Iterator[None]:
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
     """Load a file as a function from the net's input, `[batch, ...]`, to its output.
 
-    `threads` is torch's number of threads during each call; None leaves it unchanged.
-
     oneDNN makes kernels for one input shape, at run time. With `fuse`, each of the first four shapes gets its own
     kernels, in a first call that takes as long as about five; calls with further shapes run without them. So call it
     with the most important shapes first.
 
     The file's code is TorchScript, which can't access Python; PyTorch still says to treat such files as programs.
-
-    Raises:
-        UserError: the file does not exist, or can't be read.
     """
     path = readable(path, "path")
     notes: dict[str, Any] = {NOTE: ""}

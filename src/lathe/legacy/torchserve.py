@@ -44,10 +44,7 @@ SECONDS = 600  # time limit of the archiver
 
 
 def available() -> str | None:
-    """Return None, or the message that says what to install.
-
-    Writing and loading an archive need neither TorchServe nor Java.
-    """
+    """Return None, or the message that says what to install; TorchServe and Java are not needed."""
     return uninstalled("export", "model_archiver")
 
 
@@ -73,9 +70,6 @@ def export(
     them it can be loaded, but its handler does not know the format of requests, and rejects them. `payload` None is
     torch_export, one file for every machine in a format that is not deprecated; for a quantized net it is onnx, because
     torch runs an exported program's integers as floats.
-
-    Raises:
-        UserError: options conflict, a package is missing, as the payload's target, or the file can't be written.
     """
     if Path(path).suffix != suffix:
         raise UserError(f"{path} is no name for an archive of TorchServe: end it with {suffix}.")
@@ -196,9 +190,6 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
 
     The archive's handler and payload run in this process, without TorchServe and Java. `threads` None is the archive's
     setting.
-
-    Raises:
-        UserError: the file does not exist, Lathe did not write the archive, or its payload can't be loaded here.
     """
     path = readable(path, "path")
     folder = Path(tempfile.mkdtemp(prefix=scratch_prefix()))
@@ -222,9 +213,6 @@ def unpack(path: Path, folder: Path) -> None:
     """Write only the handler, the facts and the payload of an archive into `folder`.
 
     The handler is code, so it must equal the one that this Lathe writes.
-
-    Raises:
-        UserError: Lathe did not write the archive.
     """
     again = "export the run again"
     try:

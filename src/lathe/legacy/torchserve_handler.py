@@ -67,10 +67,7 @@ class Model:
         return decode(body, self._kind(body, content_type), facts, self.limits)
 
     def _kind(self, body: bytes, declared: str) -> str:
-        """Return the declared type of a body, or the detected one if clients declare none or a generic one.
-
-        curl, for example, declares one type for all files.
-        """
+        """Return the declared type of a body, or the detected one if it is missing or, as of curl, generic."""
         declared = declared.partition(";")[0].strip().lower()
         if declared in (JSON, NPY) or declared.startswith("image/"):
             return declared
@@ -93,10 +90,7 @@ class Model:
         return self.run(inputs)
 
     def answers(self, requests: Sequence[tuple[Array, bool]]) -> list[dict[str, Any] | None]:
-        """Return the answers to requests with samples of one shape.
-
-        If they fail as a batch, each is tried separately; None for those that fail again.
-        """
+        """Return answers to requests of one shape; if they fail, try each; None for those that fail again."""
         try:
             logits = self.logits(np.concatenate([samples for samples, _ in requests]))
             ends = np.cumsum([len(samples) for samples, _ in requests])
