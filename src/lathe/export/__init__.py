@@ -1,4 +1,4 @@
-"""Ways to ship a net, one file per target: export, load, run."""
+"""Export targets, one module each: export, load, run."""
 
 from collections.abc import Callable
 from importlib import import_module
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from lathe.config.schema import own_targets
 from lathe.errors import UserError
 
-# A file's module is only imported when its target is asked for.
+# a target's module is imported only when the target is used
 TARGETS = {
     "onnx": "lathe.export.targets.onnx",
     "onnx_int8": "lathe.export.targets.onnx_int8",
@@ -26,48 +26,47 @@ TARGETS = {
 TARGETS = own_targets() | TARGETS
 
 
-# Files of these are programs, which run when they are loaded: machine code, or TorchScript, which PyTorch asks to treat
-# as code.
+# These files are programs, which run when loaded: machine code, or TorchScript, which PyTorch says to treat as code.
 PROGRAMS = ("aot_inductor", "tensorrt", "torchscript", "torchserve")
 
-# Arguments of `export` that are no options: the verb gives them to targets that take them. `facts` is what the manifest
-# will say, `config` the node of the configuration that builds the net.
+# Arguments of `export` that are not options: `facts` for the manifest, and `config`, the node that builds the net.
 GIVEN = ("facts", "config")
 
 
 class Target(Protocol):
-    """What each target's file has.
+    """The functions and attributes of each target's module.
 
-    Its `available` may take options, which may need more. It may also have `made_for(...)`, which gives what the
-    manifest says of the machine that a file with these options holds for; a `load` with `device`, the GPU that it is to
-    run on, such as `cuda:1`; `complete(folder)`, called once the export in `folder` has passed its comparison, which
-    may add files to it; and `publish(folder, ...)`, called with those options that it takes once the folder has its
-    final name.
+    `available` may take options that need more packages. Optional are `made_for(...)`, the manifest's entry for the
+    machine that a file with these options is for; a `load` with `device`, a GPU such as `cuda:1`; `complete(folder)`,
+    called after the parity comparison, which may add files to the export; and `publish(folder, ...)`, called with its
+    options when the folder has its final name.
     """
 
-    suffix: str  # of its file
-    computes: bool  # whether `load` gives a function; False for weights alone, which have `restore(net, path)` instead
-    integers: (
-        bool | None
-    )  # True: takes quantized nets alone; False: float nets alone; None: both, as integers and as floats
+    suffix: str  # of the file
+    computes: bool  # whether `load` returns a function; False for weights, which have `restore(net, path)` instead
+    integers: bool | None  # True: only quantized nets; False: only float nets; None: both, as integers or as floats
 
     def available(self, **options: Any) -> str | None:
-        """None, or the sentence that says what to install."""
+        """Return None, or the message that says what to install."""
 
     def export(self, net: nn.Module, example: Tensor, path: str | Path, **options: Any) -> None:
-        """Writes the net to `path`, whole or not at all; `example` is its input `[batch, ...]`. Options are the keys of
-        the target's file in configs/target."""
+        """Write the net to `path` atomically; the net and its modes do not change.
+
+        `example` is the net's input `[batch, ...]`, used for its shape and dtype. Options are the keys of the target's
+        file in configs/target. Raises UserError if a package is missing, or the net, an option or the disk does not
+        allow the export.
+        """
 
     def load(self, path: str | Path, threads: int | None = None) -> Callable[[Any], Any]:
-        """What was written, as a function of arrays."""
+        """Load the file as a function of arrays: from the net's input, `[batch, ...]`, to its output.
+
+        `threads` is the number of threads per call; None is the runtime's default. Raises UserError if the file does
+        not exist, or can't be read on this machine.
+        """
 
 
 def get(name: str) -> Target:
-    """The target `name`.
-
-    Raises:
-        UserError: there is none of that name.
-    """
+    """Return the target `name`."""
     if name not in TARGETS:
         raise UserError(f"target={name} is unknown: choose one of {', '.join(TARGETS)}.")
     return cast(Target, import_module(TARGETS[name]))

@@ -1,4 +1,4 @@
-"""Batches for runtimes that want to know the largest one beforehand."""
+"""Shapes and batches for runtimes that need the largest batch in advance."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ Array = np.ndarray[Any, Any]
 
 
 def check_bounds(net: nn.Module, target: str) -> None:
-    """Raises UserError for a net that takes pictures of every size."""
+    """Raise UserError if the net takes images of any size."""
     if takes_any_size(net):
         raise UserError(
             f"target.input_size=any: target={target} has to know the largest picture beforehand; give "
@@ -23,14 +23,14 @@ def check_bounds(net: nn.Module, target: str) -> None:
 
 
 def largest(example: Tensor, max_batch_size: int) -> Tensor:
-    """Zeros of the largest input."""
+    """Return zeros of the largest input."""
     return torch.zeros(
         max_batch_size, *example.shape[1:], dtype=torch.float32 if example.is_floating_point() else example.dtype
     )
 
 
 def bounded_axes(net: nn.Module, given: Tensor) -> tuple[dict[int, Any]]:
-    """`lathe.export.inputs.dynamic_axes` with the sizes of `given` as the largest; an axis of size one can't differ."""
+    """Return `dynamic_axes` with the sizes of `given` as maxima; an axis of size one is fixed."""
     (axes,) = dynamic_axes(net, given)
     names = {0: "batch", 1: "time"}
     return (
@@ -39,9 +39,7 @@ def bounded_axes(net: nn.Module, given: Tensor) -> tuple[dict[int, Any]]:
 
 
 def in_parts(run: Callable[[Array], Array], x: Array, largest: int) -> Array:
-    """What `run` answers to at most `largest` samples at a time: no sample's answer depends on the others of its
-    batch.
-    """
+    """Run at most `largest` samples at a time; a sample's output does not depend on the rest of the batch."""
     if len(x) <= largest:
         return run(x)
     return np.concatenate([run(x[start : start + largest]) for start in range(0, len(x), largest)])

@@ -1,4 +1,4 @@
-"""An export in hand: its file, checked and loaded, and what its manifest says of inputs and answers."""
+"""An opened export: its verified and loaded file, and its manifest."""
 
 import inspect
 from collections.abc import Callable
@@ -18,30 +18,27 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Bundle:
-    """`run` takes what `manifest["input"]` describes, `[batch, ...]`, and gives logits as an array `[batch, ...,
-    classes]`.
-    """
+    """`run` maps inputs as in `manifest["input"]`, `[batch, ...]`, to logits `[batch, ..., classes]`."""
 
     folder: Path
     manifest: dict[str, Any]
     run: Callable[[Array], Array]
 
     def __call__(self, inputs: Array) -> Array:
-        """Logits of uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]`, wherever
-        preprocessing happens.
-        """
+        """Return logits of uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]`."""
         return self.run(prepared(self.manifest, inputs))
 
 
 def open_bundle(
     folder: str | Path, threads: int | None = None, key: str = "target", device: str | None = None
 ) -> Bundle:
-    """The export in `folder`, with `threads` as its target's `load` takes them, on the GPU `device`, such as `cuda:1`;
-    None is where its target runs by itself.
+    """Open the export in `folder`, with `threads` as its target's `load` takes them.
+
+    `device` is a GPU such as `cuda:1`; None is the target's default.
 
     Raises:
-        UserError: there is no export, it was changed since, its target can't be used here or not on `device`, it
-            computes nothing, or it is a program from elsewhere that is not trusted.
+        UserError: the folder has no export, the export was changed, its target can't be used here or on `device`, it
+            has only weights, or it is an untrusted program from another machine.
     """
     folder = Path(folder)
     manifest = manifests.read(folder, key)
@@ -63,13 +60,13 @@ def open_bundle(
 
 
 def check_origin(folder: Path, manifest: dict[str, Any]) -> None:
-    """Raises UserError for a program from elsewhere that is not trusted."""
+    """Raise UserError for an untrusted program from another machine."""
     if manifest["target"] in export.PROGRAMS and not made_here(manifest):
         trust.allow_program(str(manifest["target"]), folder)
 
 
 def prepared(manifest: dict[str, Any], inputs: Array) -> Array:
-    """Pixels as the file takes them: as they are where preprocessing is in the graph, else normalised here."""
+    """Return the input that the file takes: pixels, normalized unless the graph does it."""
     preprocess = manifest["preprocess"]
     if preprocess is None or preprocess["in_graph"]:
         return inputs

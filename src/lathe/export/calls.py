@@ -1,4 +1,4 @@
-"""A module of torch as a function of arrays: what targets that torch runs have in common."""
+"""Runs torch modules as functions of arrays, for the targets that torch runs."""
 
 import threading
 from collections.abc import Callable
@@ -16,8 +16,10 @@ Array = np.ndarray[Any, Any]
 def on_arrays(
     call: Callable[[Tensor], Tensor], threads: int | None = None, device: torch.device | None = None
 ) -> Callable[[Array], Array]:
-    """`call` without gradients. `threads` is torch's number of threads during each call; None leaves it as it is.
-    `device` is where `call` computes and wants its input: None is the CPU, on which nothing is copied.
+    """Return `call` on arrays, without gradients.
+
+    `threads` is torch's number of threads during each call; None leaves it unchanged. `call` computes on `device`; None
+    is the CPU, without copies.
     """
     staged = None if device is None else Staged(call, device)
 
@@ -29,7 +31,7 @@ def on_arrays(
             if staged is not None:
                 return staged(x)
             with torch.no_grad():
-                # tensors can't have what a client's buffer may be: read-only, or read backwards
+                # a client's buffer may be read-only or have negative strides, which tensors can't have
                 found: Array = call(torch.from_numpy(np.require(x, requirements=["C", "W"]))).numpy()
             return found
         finally:
@@ -40,11 +42,11 @@ def on_arrays(
 
 
 class Staged:
-    """`call`, which computes on `device`, as a function of arrays of the host.
+    """Runs `call`, which computes on `device`, on host arrays.
 
-    Inputs and answers travel through two page-locked buffers, which stay and grow with the largest batch: from there a
-    GPU copies by itself while the host goes on (`non_blocking`), and from an array of NumPy's only page by page.
-    Float32 is computed in float32 (`full_float32`). Several threads may call it; one runs at a time.
+    Inputs and outputs go through two page-locked buffers, which grow with the largest batch: a GPU copies from them
+    asynchronously (`non_blocking`), but from a NumPy array page by page. Float32 is computed without TF32
+    (`full_float32`). Thread-safe; calls run one at a time.
     """
 
     def __init__(self, call: Callable[[Tensor], Tensor], device: torch.device) -> None:
@@ -66,7 +68,7 @@ class Staged:
             return back.numpy().copy()
 
     def _room(self, buffer: Tensor, size: int) -> Tensor:
-        """`buffer`, or another that has `size` bytes; to lock pages takes long, so it has twice those of before."""
+        """Return `buffer`, or one of `size` bytes and at least twice the old size: locking pages is slow."""
         return buffer if size <= len(buffer) else self._buffer(max(size, 2 * len(buffer)))
 
     def _buffer(self, size: int) -> Tensor:

@@ -1,6 +1,4 @@
-"""A quantized net as it ships: integer weights, ranges as constants, BatchNorm folded away; ready to be traced for a
-back end.
-"""
+"""Converts a quantized net for tracing: integer weights, constant ranges, BatchNorm folded."""
 
 import copy
 from typing import Any
@@ -17,19 +15,17 @@ from lathe.errors import UserError
 from lathe.export.dialects import Affine, Dialect
 from lathe.export.fold import factors, norms_after
 
-# Products of integers are summed in 32 bits, and so is the bias; a quarter of that range is left for the sum.
+# The bias and the sum of products share 32 bits: this leaves as much for the sum.
 LARGEST_BIAS = 2.0**30
 SMALLEST_SCALE = 1e-20
 DYNAMIC = "dynamic"
 
 
 class _Integers(nn.Module):
-    """What the layers below have in common. They are made from a quantized layer by assigning the class; see
-    `_convert`.
-    """
+    """Base of the integer layers. `_convert` makes them from quantized layers by assigning the class."""
 
     dialect: Dialect
-    source: Affine | str | None  # of the input: its range, "dynamic", or None for float
+    source: Affine | str | None  # range of the input, "dynamic", or None for float
     integers: Tensor
     scale: Tensor
     offset: Tensor | None  # the bias: float32, or int32 in units of offset_scale
@@ -53,7 +49,7 @@ class _Integers(nn.Module):
 
 
 class IntegerConv2d(_Integers, nn.Conv2d):
-    """A convolution of integers."""
+    """A convolution with integer weights."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.full[1] > self.in_channels // self.groups:  # a channel of zeros was added
@@ -62,7 +58,7 @@ class IntegerConv2d(_Integers, nn.Conv2d):
 
 
 class IntegerLinear(_Integers, nn.Linear):
-    """A linear layer of integers."""
+    """A linear layer with integer weights."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.source == DYNAMIC:
@@ -71,7 +67,7 @@ class IntegerLinear(_Integers, nn.Linear):
 
 
 class IntegerEmbedding(_Integers, nn.Embedding):
-    """A table of integers: rows are looked up as such, and only these become floats."""
+    """An embedding with integer weights; only the rows that are looked up become floats."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows = F.embedding(x, self.integers).float()
@@ -90,7 +86,7 @@ KINDS: dict[type[nn.Module], type[nn.Module]] = {
 
 
 class IntegerAdd(nn.Module):
-    """A sum of two rounded tensors."""
+    """A sum of two quantized tensors."""
 
     dialect: Dialect
     first: Affine | str | None
@@ -107,18 +103,15 @@ def _read(x: Tensor, source: Affine | str | None, dialect: Dialect) -> Tensor:
 
 
 def is_quantized(net: nn.Module) -> bool:
-    """Whether `net` has layers that ship as integers."""
+    """Return whether `net` has layers that can be exported as integers."""
     return bool(quantized_layers(net))
 
 
 def deployable(net: nn.Module, example: Tensor, dialect: Dialect) -> nn.Module:
-    """A copy of `net` in eval mode on the CPU, whose quantized layers are written in `dialect`. It is meant to be
-    traced, not run: ONNX's operators compute nothing in torch. `net` stays as it is.
+    """Return a copy of `net` for tracing, with its quantized layers written in `dialect`.
 
-    Signs of folded BatchNorms go to the integers, their sizes to the scales.
-
-    Raises:
-        UserError: no layer is quantized, or a range is not known yet.
+    The copy is in eval mode on the CPU. ONNX's operators compute nothing in torch, so it can't be run. Signs of folded
+    BatchNorms go into the integers, their magnitudes into the scales.
     """
     names = list(quantized_layers(net))
     if not names:
@@ -128,12 +121,12 @@ def deployable(net: nn.Module, example: Tensor, dialect: Dialect) -> nn.Module:
         )
     found = copied(net)
     norms = norms_after(copied(net, floats=True), example)
-    twins: dict[int, Any] = {}  # by the weight that layers share, such as a tied head's
+    twins: dict[int, Any] = {}  # by the id of the weight, which layers may share, such as a tied head
     for name in names:
         layer: Any = found.get_submodule(name)
         if isinstance(layer, QuantAdd):
             sources = [_source(layer.input_quantizer, name), _source(layer.other_quantizer, name)]
-            layer.__class__ = IntegerAdd  # type: ignore[assignment]  # hooks and name stay
+            layer.__class__ = IntegerAdd  # hooks and name stay
             del layer._modules["input_quantizer"], layer._modules["other_quantizer"]
             layer.__dict__.update(first=sources[0], second=sources[1], dialect=dialect)
             continue
@@ -148,13 +141,13 @@ def deployable(net: nn.Module, example: Tensor, dialect: Dialect) -> nn.Module:
 
 
 def copied(net: nn.Module, *, floats: bool = False) -> nn.Module:
-    """A float32 copy in eval mode on the CPU without gradients; with `floats`, quantized layers become plain ones."""
+    """Return a float32 copy in eval mode on the CPU without gradients; `floats` replaces quantized layers."""
     found = strip(net) if floats else copy.deepcopy(net)
     return found.cpu().float().eval().requires_grad_(False)
 
 
 def _source(quantizer: FakeQuantize | None, name: str) -> Affine | str | None:
-    """How a layer reads its input."""
+    """Return how a layer quantizes its input: a range, "dynamic", or None."""
     if quantizer is None:
         return None
     if not quantizer.is_enabled:
@@ -172,7 +165,7 @@ def _source(quantizer: FakeQuantize | None, name: str) -> Affine | str | None:
 
 
 def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) -> None:
-    """Makes an integer layer of a quantized one, in place."""
+    """Convert a quantized layer to an integer layer in place."""
     source = _source(getattr(layer, "input_quantizer", None), name)
     if layer.weight_quantizer is None or not layer.weight_quantizer.is_enabled:
         raise UserError(
@@ -193,7 +186,7 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) ->
     if bias is not None and isinstance(source, Affine) and dialect.integer_bias and scale.dim() == 1:
         finer = (
             127 // layer.weight_quantizer.high
-        )  # of few bits, whole multiples are stored: the bias counts in units of the scale
+        )  # store whole multiples of integers with few bits: the bias is rounded to units of the scale
         integers, scale = integers * finer, scale / finer
         integers, scale = _widened(integers, scale, bias.abs() / (source.scale * LARGEST_BIAS))
         offset_scale = scale * source.scale
@@ -223,9 +216,11 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) ->
 
 
 def _widened(integers: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales of at least `least`, with which the bias fits into 32 bits, and integers for these: channels whose weights
-    are as good as nothing beside their bias. Where all integers are zero, as in a pruned channel, only the scale
-    changes."""
+    """Raise scales to `least`, so that the bias fits into 32 bits, and round the integers to match.
+
+    This affects channels with weights that are negligible compared with their bias. If all integers are zero, as in a
+    pruned channel, only the scale changes.
+    """
     wide = torch.maximum(scale, least)
     ratio = (scale / wide).view(-1, *[1] * (integers.dim() - 1))
     return torch.where(ratio < 1, torch.round(integers * ratio), integers).to(torch.int8), wide

@@ -1,6 +1,4 @@
-"""How a back end is told of integers: the same few words in ONNX, which ONNX Runtime fuses, and in torch, which
-inductor fuses.
-"""
+"""Quantize and dequantize operators of each back end: ONNX's for ONNX Runtime, torch's for inductor."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +13,7 @@ from lathe.export import sums
 
 @dataclass(frozen=True)
 class Affine:
-    """Integers 0..top that stand for `scale * (integer - zero_point)`."""
+    """Integers 0..top with the values `scale * (integer - zero_point)`."""
 
     scale: float
     zero_point: int
@@ -23,31 +21,29 @@ class Affine:
 
 
 class Dialect(Protocol):
-    """What a layer of integers is written with while a net is traced for one back end."""
+    """Operators for tracing integer layers for one back end."""
 
-    integer_bias: bool  # whether the bias of a layer with known input scale is to be int32
-    one_channel: bool  # whether it gets convolutions of one channel right; else a channel of zeros is added
+    integer_bias: bool  # whether a layer with known input scale gets an int32 bias
+    one_channel: bool  # whether convolutions of one channel are correct; otherwise a channel of zeros is added
 
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
-        """x as the nearest values that the integers can say, float32."""
+        """Round x to the values of `affine`, as float32."""
 
     def rounded_dynamically(self, x: Tensor) -> Tensor:
-        """x as the nearest of 256 values between the lowest and the highest of its own."""
+        """Round x to 256 values between its minimum and maximum."""
 
     def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
-        """int8 or int32 `[out, ...]` times scale `[out]`; with a scale `[out, groups]`, the second axis has one for
-        each group.
-        """
+        """Multiply int8 or int32 `[out, ...]` by a scale `[out]`, or `[out, groups]` with groups along axis 1."""
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x `[..., in]`, weight `[out, in]`, bias `[out]`."""
+        """Return the linear layer of x `[..., in]`, weight `[out, in]` and bias `[out]`."""
 
     def dynamic_linear(self, x: Tensor, integers: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
-        """x `[..., in]`, rounded to 8 bits between the lowest and the highest of its values, times int8 `[out, in]`."""
+        """Return the linear layer of x `[..., in]`, rounded dynamically to 8 bits, with int8 `[out, in]`."""
 
 
 class Onnx:
-    """ONNX's operators, in the arrangement that ONNX Runtime makes integer kernels of."""
+    """ONNX's operators, in the patterns that ONNX Runtime fuses into integer kernels."""
 
     integer_bias = True
     one_channel = True
@@ -70,11 +66,11 @@ class Onnx:
 
     def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
         attributes = {"axis": 0} if scale.dim() == 1 else {"axis": 1, "block_size": integers.shape[1] // scale.shape[1]}
-        zeros = torch.zeros_like(scale, dtype=integers.dtype)  # ONNX Runtime fuses no Gemm without them
+        zeros = torch.zeros_like(scale, dtype=integers.dtype)  # ONNX Runtime fuses a Gemm only if it has them
         return _op("DequantizeLinear", (integers, scale, zeros), torch.float32, integers.shape, **attributes)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        # Gemm takes an integer bias and two axes
+        # Gemm takes an integer bias, and inputs of two axes
         flat = x if x.dim() == 2 else x.flatten(0, -2)
         inputs = (flat, weight) if bias is None else (flat, weight, bias)
         out = _op("Gemm", inputs, torch.float32, (flat.shape[0], weight.shape[0]), transB=1)
@@ -93,22 +89,17 @@ def _op(name: str, inputs: tuple[Tensor, ...], dtype: torch.dtype, shape: Any, *
 
 
 class Symmetric(Onnx):
-    """ONNX's operators as TensorRT takes them: signed activations whose zero is zero, floats as biases.
+    """ONNX's operators for TensorRT: signed activations with zero point 0, float biases.
 
-    A range of 8 bits, `lowest..highest`, becomes `-largest..largest`, with `largest` the greater of their sizes: what
-    is never negative, such as behind a ReLU, has half as many values. Ranges of few bits keep theirs. There are no
-    ranges that follow each input.
+    A range of 8 bits, `lowest..highest`, becomes `-largest..largest`, with `largest` the greater of their magnitudes:
+    nonnegative activations, such as those after a ReLU, have half as many values. Ranges of fewer bits are kept.
+    Dynamic ranges are not supported.
     """
 
     integer_bias = False
 
     def prepare(self, layer: Any) -> None:
-        """Stores weights as floats where TensorRT has no integer kernel: beside activations that are not rounded, and
-        in groups.
-
-        Raises:
-            UserError: the range of its input follows each input.
-        """
+        """Store weights as floats if TensorRT has no integer kernel: for float activations or grouped scales."""
         if layer.source == "dynamic":
             raise UserError(
                 "target=tensorrt has no activations whose range follows each input: quantize with static ranges, as "
@@ -119,9 +110,7 @@ class Symmetric(Onnx):
 
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
         below, above = affine.zero_point, affine.top - affine.zero_point
-        step = (
-            affine.scale * max(below, above, 127) / 127
-        )  # not finer than it was: integers below 128 stay what they are
+        step = affine.scale * max(below, above, 127) / 127  # not finer than before: integers below 128 are unchanged
         if affine.top < 255:  # QuantizeLinear saturates at the ends of int8
             x = x.clamp(-affine.scale * below, affine.scale * above)
         scale, zero = torch.tensor(step), torch.tensor(0, dtype=torch.int8)
@@ -133,25 +122,23 @@ class Symmetric(Onnx):
 
 
 def scaled(integers: Tensor, scale: Tensor) -> Tensor:
-    """The floats that integers `[out, ...]` stand for, with a scale `[out]` or `[out, groups]`."""
+    """Return the values of integers `[out, ...]` with a scale `[out]` or `[out, groups]`, as floats."""
     if scale.dim() == 2:
         return (integers.unflatten(1, (scale.shape[1], -1)).float() * scale[:, :, None]).flatten(1, 2)
     return integers.float() * scale.view(-1, *[1] * (integers.dim() - 1))
 
 
 def to_float(layer: Any) -> None:
-    """Stores a layer's weights as the floats that its integers stand for."""
+    """Replace a layer's integer weights by their float values."""
     layer.integers, layer.scale = scaled(layer.integers, layer.scale).view(layer.full), None
 
 
 class Inductor:
-    """The operators that PT2E's convert emits, which inductor lowers to oneDNN's integer kernels when it freezes a
-    graph.
-    """
+    """PT2E's operators, which inductor lowers to oneDNN's integer kernels in a frozen graph."""
 
     integer_bias = False
-    # inductor takes the answer of its integer kernel for contiguous where one channel leaves the layout of the input
-    # open; it is not
+    # inductor assumes that the output of its integer kernel is contiguous if one channel makes the layout of the input
+    # ambiguous, but it is not
     one_channel = False
 
     def __init__(self) -> None:
@@ -160,8 +147,7 @@ class Inductor:
         self.ops = torch.ops.quantized_decomposed
 
     def prepare(self, layer: Any) -> None:
-        """Stores weights as floats where this processor would not sum the layer's products exactly: what is rounded
-        stays so, and is summed in floats."""
+        """Store weights as floats if this processor would not sum the layer's integer products exactly."""
         if layer.source is None or layer.scale.dim() == 2 or sums.exact():
             return
         if not sums.fits(layer.integers, layer.source.top if isinstance(layer.source, Affine) else 255):
@@ -201,21 +187,22 @@ class Inductor:
 
 
 class Xnnpack(Inductor):
-    """The same operators in the arrangement that ExecuTorch's partitioner for XNNPACK takes: signed activations, zero
-    points that are stored, biases in float, which it makes 32-bit integers of."""
+    """Inductor's operators in the patterns that ExecuTorch's partitioner for XNNPACK takes.
 
-    integer_bias = True  # for the scales: with them, what XNNPACK makes of a bias fits into 32 bits
+    Activations are signed, zero points are stored, and biases are float; XNNPACK converts these to 32-bit integers.
+    """
+
+    integer_bias = True  # for the scales: with them, the bias fits into XNNPACK's 32 bits
     one_channel = True
 
     def __init__(self, zeros: Tensor | None = None) -> None:
         super().__init__()
         self.zeros = (
-            zeros  # of one layer's weights; made before the net is traced, since the partitioner takes constants alone
+            zeros  # zero points of one layer's weights, made before tracing: the partitioner takes only constants
         )
 
     def prepare(self, layer: Any) -> None:
-        """Makes a layer one that can be traced: biases become float, and so do weights that XNNPACK has no integer
-        kernel for, those of groups and those beside activations that are not rounded."""
+        """Make biases float, and weights without an XNNPACK kernel: grouped scales or float activations."""
         if layer.offset_scale is not None:
             layer.offset, layer.offset_scale = (layer.offset.double() * layer.offset_scale.double()).float(), None
         if layer.source is None or layer.scale.dim() == 2:

@@ -1,4 +1,4 @@
-"""Files of an export: written whole or not at all, and found again."""
+"""Atomic writes and lookup of an export's files."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +10,10 @@ from lathe.errors import UserError
 
 @contextmanager
 def whole(path: str | Path) -> Iterator[Path]:
-    """`files.whole` for a place that a user has named.
+    """Write a file atomically, with an error of the disk as UserError.
 
     Raises:
-        UserError: the disk is full or can't be written to, which is told before minutes of work where it is known by
-        then.
+        UserError: the folder does not exist, or the disk is full or read-only, before the body runs if possible.
     """
     path = files.followed(Path(path))
     if not path.parent.exists():
@@ -26,7 +25,7 @@ def whole(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def refused(path: Path) -> Iterator[None]:
-    """Raises UserError where the disk takes nothing at `path`."""
+    """Raise UserError if the disk takes nothing at `path`."""
     try:
         yield
     except OSError as error:
@@ -37,11 +36,7 @@ def refused(path: Path) -> Iterator[None]:
 
 
 def readable(path: str | Path, key: str) -> Path:
-    """The path, if there is a file.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Return the path; raise UserError if it is not a file."""
     path = Path(path)
     if not path.is_file():
         raise UserError(f"{key}={path}: there is no such file; export the run first.")

@@ -1,4 +1,4 @@
-"""Which BatchNorm can be folded into the layer before it."""
+"""Finds BatchNorms that can be folded into the layer before them."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class _Uses(TorchFunctionMode):
-    """Counts in how many operations each tensor takes part, by identity."""
+    """Counts the operations that use each tensor, by identity."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class _Uses(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if _tensors(result):  # reading a shape is no use of the values
+        if _tensors(result):  # reading a shape does not use the values
             self.count.update(id(tensor) for tensor in _tensors((args, kwargs)))
         return result
 
@@ -29,24 +29,23 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def norms_after(net: nn.Module, example: Tensor) -> dict[str, str]:
-    """Names of convolutions and linear layers -> name of the BatchNorm that reads the layer's output and is its only
-    reader.
+    """Map names of convolutions and linear layers to the only reader of their output, a BatchNorm.
 
-    Found by one forward pass of `example` in eval mode, under `torch.no_grad()`; layers that are called twice are left
-    out, and the net must not be in training mode. A norm without running statistics can't be folded.
+    It runs one forward pass of `example`, so the net must be in eval mode. Layers that are called twice are left out,
+    as are norms without running statistics.
     """
-    layers: dict[int, str] = {}  # of which layer a tensor is the output
+    layers: dict[int, str] = {}  # the layer whose output a tensor is
     pairs: dict[str, tuple[str, int]] = {}
     calls: Counter[str] = Counter()
     uses = _Uses()
-    kept: list[Any] = []  # an identity is only good while its tensor lives
+    kept: list[Any] = []  # keeps the tensors alive, so that ids stay unique
 
     def layer_hook(name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             calls[name] += 1
             kept.append(output)
             layers[id(output)] = name
-            uses.count[id(output)] = 0  # what is counted so far was another tensor's, which has died
+            uses.count[id(output)] = 0  # earlier counts are of a freed tensor with the same id
 
         return hook
 
@@ -79,7 +78,7 @@ def norms_after(net: nn.Module, example: Tensor) -> dict[str, str]:
 
 
 def factors(norm: nn.Module, out: int) -> tuple[Tensor, Tensor]:
-    """(g, b) of shape `[out]` in float64, with which an eval-mode BatchNorm is `y = g x + b`."""
+    """Return (g, b), each `[out]` in float64, such that an eval-mode BatchNorm is `y = g x + b`."""
     assert isinstance(norm, _BatchNorm)
     assert norm.running_mean is not None
     assert norm.running_var is not None

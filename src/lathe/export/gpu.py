@@ -1,24 +1,24 @@
-"""GPUs that files compute on: which there are, what is known of them, and their float32."""
+"""GPUs of exports: lookup, description, and full float32 precision."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-# What the words of `target.aot_inductor.device` and `trainer.accelerator` stand for. A test puts the CPU in a GPU's
-# place, which then takes every step but the copies.
+# The values of `target.aot_inductor.device` and `trainer.accelerator`. A test maps a GPU to the CPU, which then runs
+# all steps but the copies.
 DEVICES = {"cpu": torch.device("cpu"), "cuda": torch.device("cuda")}
 
 
 def missing(device: torch.device) -> bool:
-    """Whether torch finds no such device on this machine."""
+    """Return whether torch does not find the device on this machine."""
     if device.type != "cuda":
         return False
     return not torch.cuda.is_available() or (device.index or 0) >= torch.cuda.device_count()
 
 
 def described(device: torch.device) -> dict[str, str]:
-    """What a file that was compiled for it holds for: its kind, of a GPU its name and compute capability (`9.0`)."""
+    """Describe the device for a compiled file: kind and, of a GPU, name and compute capability (`9.0`)."""
     if device.type != "cuda":
         return {"device": device.type}
     major, minor = torch.cuda.get_device_capability(device)
@@ -31,9 +31,7 @@ def described(device: torch.device) -> dict[str, str]:
 
 @contextmanager
 def full_float32() -> Iterator[None]:
-    """Products and convolutions of float32 in float32. Left to itself, cuDNN computes convolutions in TF32, of which a
-    logit has three digits.
-    """
+    """Compute float32 without TF32, which cuDNN uses in convolutions and leaves three digits of a logit."""
     was = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

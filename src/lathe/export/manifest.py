@@ -1,6 +1,4 @@
-"""What lies beside an exported file: what to send it, what it answers, and the hashes that tell whether it is still
-what was exported.
-"""
+"""The manifest of an export: its input and output, and the hashes of its files."""
 
 import json
 import re
@@ -19,7 +17,7 @@ PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # names of files in the same
 
 
 def write(folder: Path, content: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
-    """Writes manifest.json with the size and SHA-256 of `files`, names in `folder`, and returns what it holds."""
+    """Write manifest.json with the size and SHA-256 of `files`, names in `folder`; return its content."""
     hashes = {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in files}
     made = signature(str(content.get("target")), str(content.get("file")), hashes)
     manifest = {"version": VERSION, **content, "files": hashes, "made": made}
@@ -28,11 +26,12 @@ def write(folder: Path, content: dict[str, Any], files: Sequence[str]) -> dict[s
 
 
 def read(folder: str | Path, key: str = "target") -> dict[str, Any]:
-    """The manifest of an export whose files are those that were exported. `key` is the configuration key that led to
-    the folder.
+    """Return the manifest of an export after verifying its files.
+
+    `key` is the configuration key that led to the folder, for messages.
 
     Raises:
-        UserError: there is no export, or a file is missing or was changed.
+        UserError: the folder has no export, or a file is missing or was changed.
     """
     folder = Path(folder)
     path = folder / NAME
@@ -66,8 +65,10 @@ def read(folder: str | Path, key: str = "target") -> dict[str, Any]:
 
 
 def _described(manifest: dict[str, Any]) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of each file. Raises KeyError, TypeError or ValueError for a manifest that lacks what its
-    readers need.
+    """Return size and SHA-256 of each file; check the other entries that readers need.
+
+    Raises:
+        KeyError, TypeError, ValueError: an entry is missing or has another type.
     """
     given, preprocess = manifest["input"], manifest["preprocess"]
     texts = (manifest["target"], manifest["file"], given["dtype"])

@@ -1,4 +1,4 @@
-"""What lies between the pixels that a client has and what a net was trained on, as a part of the graph that ships."""
+"""Preprocessing of pixels as part of the exported graph."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,24 +9,24 @@ from torch import Tensor, nn
 from lathe.errors import UserError
 
 ANY = "any"
-LARGEST = 4096  # pixels of a fixed side: larger pictures belong to "any", or are scaled by who sends them
+LARGEST = 4096  # pixels of a fixed side; larger images need "any", or scaling by the client
 
 
 class Preprocess(nn.Module):
-    """uint8 pixels `[batch, channels, height, width]` to float32 of the net's size: scaled bilinearly, then normalised.
+    """Scales uint8 pixels `[batch, channels, height, width]` to the net's size and normalizes them.
 
-    Without a change of size it computes the bits of `lathe.data.Normalizer`. With one it is
-    `lathe.images.pictures.scaled` (the largest window of the net's shape in the middle, an antialiased bilinear filter)
-    without rounding back to whole pixels, written as two matrix products, which every back end has.
+    Without scaling, the result equals `lathe.data.Normalizer` bit for bit. Scaling is that of
+    `lathe.images.pictures.scaled` (the largest centered window of the net's aspect ratio, an antialiased bilinear
+    filter) without rounding to integers, as two matrix products, which every back end has.
 
     Args:
         mean: of each channel, pixels on a scale from 0 to 1.
         std: of each channel, on the same scale.
         size: height and width that the net takes.
-        input_size: height and width that come in, "any" for pictures of every size, or None for the net's own.
+        input_size: height and width of the input, "any" for images of any size, or None for the net's.
 
     Raises:
-        UserError: sizes that are none, or what `Normalizer` raises.
+        UserError: `input_size` is invalid, or as `Normalizer`.
     """
 
     scale: Tensor
@@ -40,7 +40,7 @@ class Preprocess(nn.Module):
         input_size: Sequence[int] | str | None = None,
     ) -> None:
         super().__init__()
-        # With Lightning, seconds of a start: a process that runs a file, such as a server, does without.
+        # imported late: it imports Lightning, which takes seconds that a server does not need to spend
         from lathe.data.normalize import Normalizer
 
         normalizer = Normalizer(mean, std, len(mean))
@@ -65,11 +65,7 @@ class Preprocess(nn.Module):
 
 
 def check_input_size(given: Any, size: tuple[int, int]) -> tuple[int, int] | str:
-    """Height and width that come in, or "any".
-
-    Raises:
-        UserError: it is neither.
-    """
+    """Return height and width of the input, or "any"."""
     if given is None:
         return size
     if given == ANY:
@@ -88,13 +84,16 @@ def check_input_size(given: Any, size: tuple[int, int]) -> tuple[int, int] | str
 
 
 def window_step(height: Any, width: Any, size: tuple[int, int]) -> Tensor:
-    """Pixels of a picture to one of the largest window of the shape `size` in it. Height and width may be symbolic."""
+    """Return the input pixels per output pixel of the largest window. Height and width may be symbolic."""
     return torch.minimum(torch.ones(()) * (height / size[0]), torch.ones(()) * (width / size[1]))
 
 
 def filter_matrix(source: Any, size: int, step: Tensor) -> Tensor:
-    """Weights `[size, source]` of the triangle filter that brings `size` x `step` values in the middle of `source` to
-    `size`; as wide as a step when it shrinks, so that every value counts. `source` may be symbolic."""
+    """Return the weights `[size, source]` of a triangle filter that resamples the centered window.
+
+    The window has `size` x `step` values. When it shrinks, the filter is as wide as a step, so that every value counts.
+    `source` may be symbolic.
+    """
     width = torch.clamp(step, min=1.0)
     centres = torch.ones(()) * (source / 2) + (torch.arange(size) + (1 - size) / 2) * step
     places = torch.arange(source) + 0.5
@@ -103,7 +102,7 @@ def filter_matrix(source: Any, size: int, step: Tensor) -> Tensor:
 
 
 class Shipped(nn.Module):
-    """A net behind its preprocessing: what goes into a file that takes pixels."""
+    """A net with its preprocessing, for files that take pixels."""
 
     def __init__(self, net: nn.Module, preprocess: Preprocess) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Runs an export in a process of its own, which knows nothing of the net: `python -m lathe.export.probe <job folder>`.
+"""Runs an export in a separate process without the net: `python -m lathe.export.probe <job folder>`.
 
 The folder holds job.json, `{"folder": <of the export>, "threads": <number or null>}`, and in_0.npy, in_1.npy, ...;
-out_0.npy, ... are written beside them.
+out_0.npy, ... are written next to them.
 """
 
 import json
@@ -15,7 +15,7 @@ from lathe.export.bundle import open_bundle
 
 
 def main(job: Path) -> None:
-    """Answers the inputs of a job."""
+    """Compute the outputs of a job's inputs."""
     wanted = json.loads((job / "job.json").read_text())
     bundle = open_bundle(wanted["folder"], wanted["threads"])
     for number in range(len(list(job.glob("in_*.npy")))):

@@ -1,19 +1,20 @@
-"""Whether this processor sums products of 8-bit integers exactly, in oneDNN's kernels."""
+"""Checks whether oneDNN's kernels sum products of 8-bit integers exactly on this processor."""
 
 from functools import cache
 
 import torch
 from torch import Tensor
 
-LARGEST = 2**15 - 1  # of the 16 bits that two products are added in where they are not exact
-SIDES = (8, 64)  # of the product that is tried
+LARGEST = 2**15 - 1  # the largest sum of two products in the 16 bits of inexact kernels
+SIDES = (8, 64)  # of the weight in the test
 
 
 @cache
 def exact() -> bool:
-    """Whether the largest products sum to what they are. On x86 without VNNI oneDNN adds pairs of them in 16 bits and
-    cuts off what does not fit. Measured, since the processor's name says less than what its kernels do (oneDNN's
-    developer guide, "Nuances of int8 computations").
+    """Return whether the largest products are summed exactly.
+
+    On x86 without VNNI, oneDNN adds pairs of products in 16 bits, which saturate. This is measured, because the
+    processor's name does not determine its kernels (oneDNN's developer guide, "Nuances of int8 computations").
     """
     if not torch.backends.mkldnn.is_available():
         return True  # there are no such kernels
@@ -27,5 +28,5 @@ def exact() -> bool:
 
 
 def fits(integers: Tensor, top: int) -> bool:
-    """Whether two products of these int8 weights with activations from 0 to `top` are exact on every processor."""
+    """Return whether pairs of products with activations 0..top fit into 16 bits."""
     return 2 * top * int(integers.abs().max()) <= LARGEST

@@ -1,6 +1,4 @@
-"""Kept for those who still run them: torch's DataParallel, Horovod, TorchScript and TorchServe. Nothing else depends on
-them.
-"""
+"""Legacy support for torch's DataParallel, Horovod, TorchScript and TorchServe. Nothing else depends on it."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The old DataParallel, kept as a baseline for DDP."""
+"""The old DataParallel, as a baseline for DDP."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -15,13 +15,12 @@ from lathe.errors import UserError
 
 
 class DP(SingleDeviceStrategy):
-    """One process that copies the net to every GPU at each step and splits the batch among them
-    (torch.nn.DataParallel).
+    """torch.nn.DataParallel: one process copies the net to every GPU at each step and splits the batch.
 
-    The wrapper stands in for the net during a step only, so parameter names stay plain.
+    The wrapper replaces the net only during a step, so parameter names stay plain.
 
     Args:
-        devices: as trainer.devices: how many GPUs, the numbers of some, or "auto", -1 or None for all that are visible.
+        devices: as trainer.devices: a number of GPUs, their indices, or "auto", -1 or None for all visible ones.
 
     Raises:
         UserError: no GPU is visible.

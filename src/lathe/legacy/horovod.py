@@ -1,6 +1,4 @@
-"""Horovod (Sergeev and Del Balso 2018, arXiv:1802.05799), for clusters that still run it: gradients travel by its ring
-all-reduce.
-"""
+"""Horovod (Sergeev and Del Balso 2018, arXiv:1802.05799), for clusters that use its ring all-reduce."""
 
 import importlib.util
 import os
@@ -21,17 +19,15 @@ COMMAND = "horovodrun -np 2 --gloo python train.py strategy=horovod trainer.devi
 
 
 class Horovod(DDPStrategy):
-    """Data replicas whose gradients are averaged by Horovod, while backward still computes earlier layers' ones.
-    Everything else that ranks tell each other (metrics, generators, BatchNorm's statistics) goes through torch's
-    process group, as under every strategy.
+    """Data replicas whose gradients are averaged by Horovod during the backward pass.
 
+    Everything else (metrics, generators, BatchNorm's statistics) uses torch's process group, as under every strategy.
     Accumulated batches are averaged once, with the last of them. A parameter that no rank used keeps no gradient; one
     that some ranks used is averaged with zeros for the others, as DistributedDataParallel does with
     find_unused_parameters.
 
     Raises:
-        UserError: Horovod is not installed, or horovodrun has not started this process's rank; in a step: a sparse
-            gradient.
+        UserError: Horovod is not installed, or horovodrun has not started this rank; in a step: a gradient is sparse.
     """
 
     def __init__(self) -> None:
@@ -41,7 +37,7 @@ class Horovod(DDPStrategy):
             raise UserError(f"strategy=horovod is started by horovodrun: {COMMAND}")
         if os.environ["HOROVOD_RANK"] != os.environ.get(
             "RANK"
-        ):  # a launcher below horovodrun has started ranks of its own
+        ):  # another launcher, started by horovodrun, has started ranks
             raise UserError(f"strategy=horovod takes its ranks from horovodrun and from no launcher besides: {COMMAND}")
         super().__init__()
         self._hooks: list[RemovableHandle] = []
@@ -67,14 +63,12 @@ class Horovod(DDPStrategy):
     # -- gradients
 
     def configure_ddp(self) -> None:
-        """In place of the wrapper: equal weights to begin with, and a hook on each parameter that sends its gradient
-        off.
-        """
+        """Broadcast the weights, and hook each parameter to send its gradient, in place of DDP's wrapper."""
         assert self.model is not None
         _sync_module_states(self.model)
         self._parameters = list(self.model.parameters())
         for index, parameter in enumerate(self._parameters):
-            if parameter.requires_grad:  # one that is unfrozen later is sent off behind the backward
+            if parameter.requires_grad:  # one that is unfrozen later is sent after the backward pass
                 self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._ready, index)))
 
     @contextmanager
@@ -102,10 +96,10 @@ class Horovod(DDPStrategy):
         self._travelling.append(_Travelling(parameter.grad, f"gradient.{index}"))
 
     def post_backward(self, closure_loss: Tensor) -> None:
-        """Waits for the averages, before the gradients are clipped."""
+        """Wait for the averages, before the gradients are clipped."""
         if self._accumulates or not self._hooks:
             return
-        # Those without a hook, and those that earlier batches of the window have left where the last one leaves none.
+        # parameters without a hook, and those with gradients only from earlier batches of the window
         for index, parameter in enumerate(self._parameters):
             if index not in self._sent and parameter.grad is not None:
                 self._send(index, parameter)
@@ -113,7 +107,7 @@ class Horovod(DDPStrategy):
         used[list(self._sent)] = 1
         torch.distributed.all_reduce(
             used
-        )  # gives up after launch.timeout if a rank does not come; Horovod would wait forever
+        )  # raises after launch.timeout if a rank is missing; Horovod would wait forever
         for index in used.nonzero().flatten().tolist():
             if index not in self._sent:
                 self._parameters[index].grad = torch.zeros_like(self._parameters[index])
@@ -125,9 +119,7 @@ class Horovod(DDPStrategy):
     # -- buffers
 
     def on_validation_start(self) -> None:
-        """BatchNorm's running statistics that are not synchronised are rank 0's, which are also those in the
-        checkpoints.
-        """
+        """Broadcast rank 0's BatchNorm statistics, which the checkpoints have, unless they are synchronised."""
         assert self.model is not None
         if self._layer_sync is None:
             for buffer in self.model.buffers():
@@ -141,7 +133,7 @@ class Horovod(DDPStrategy):
 
 
 class _Travelling:
-    """A gradient on its way through Horovod, which takes contiguous tensors only."""
+    """A pending all-reduce of a gradient; Horovod takes only contiguous tensors."""
 
     def __init__(self, gradient: Tensor, name: str) -> None:
         import horovod.torch as hvd

@@ -1,8 +1,7 @@
-"""TorchScript, for programs that already load it, such as C++ with LibTorch. PyTorch has deprecated it in favour of
-torch.export.
+"""TorchScript, for programs that already load it, such as C++ with LibTorch.
 
-Floats alone: of a quantized net, the weights are the values that its integers stand for, and activations are not
-rounded.
+PyTorch has deprecated it in favour of torch.export. Files are float: a quantized net is written with the float values
+of its integer weights, and activations are not rounded.
 """
 
 import io
@@ -30,13 +29,13 @@ from lathe.export.preprocess import Shipped
 suffix = ".pt"
 computes = True
 integers: bool | None = False
-NOTE = "lathe.json"  # in the archive: what load has to do
-CLOSE = 1e-3  # difference as a share of the largest value that folding and fusing may make
-PLANS = 4  # input shapes that get fused kernels; each has weights of its own, laid out for these
+NOTE = "lathe.json"  # in the archive: options for load
+CLOSE = 1e-3  # allowed difference by folding and fusing, as a share of the largest value
+PLANS = 4  # number of input shapes with fused kernels; each has a copy of the weights in its layout
 
 
 def available() -> str | None:
-    """None: nothing is needed but torch."""
+    """Return None: only torch is needed."""
     return None
 
 
@@ -49,16 +48,12 @@ def export(
     freeze: bool = True,
     fuse: bool = True,
 ) -> None:
-    """Writes the net for batches of any size. `example` is its input, `[batch, ...]`; only its shape and type are used.
-    The net and its modes stay as they are.
+    """Write the net for batches of any size.
 
     Args:
         method: trace records the operators of one call; script compiles the net's Python code, with its branches.
-        freeze: weights become constants, and BatchNorm is folded into convolutions.
-        fuse: `load` lets oneDNN fuse operators. Nothing of that is in the file but the wish.
-
-    Raises:
-        UserError: an option that can't be, a net that can't be traced or scripted, or the file can't be written.
+        freeze: make weights constants, and fold BatchNorm into convolutions.
+        fuse: let oneDNN fuse operators in `load`; the file stores only this option.
     """
     if fuse and not freeze:
         raise UserError(
@@ -88,14 +83,14 @@ def _traced(net: nn.Module, given: Tensor) -> Any:
         return torch.jit.trace(net, (given,), check_trace=False)
     except UserError:
         raise
-    except Exception as error:  # what Python code can be up to has no class in common
+    except Exception as error:  # tracing Python code can raise anything
         raise UserError(
             f"target.torchscript.method=trace: {type(net).__name__} can't be traced ({_first(error)})."
         ) from error
 
 
 def _scripted(net: nn.Module, given: Tensor) -> Any:
-    if isinstance(net, Shipped):  # preprocessing has no branches that a call decides
+    if isinstance(net, Shipped):  # preprocessing has no data-dependent branches
         return torch.jit.script(nn.Sequential(_traced(net.preprocess, given), _scripted(net.net, given)).eval())
     for name, module in list(net.named_modules()):
         if isinstance(module, nn.ModuleList) and hasattr(module, "in_segments"):  # its forward can recompute
@@ -103,7 +98,7 @@ def _scripted(net: nn.Module, given: Tensor) -> Any:
     try:
         with _without_properties(net):
             return torch.jit.script(net)
-    except Exception as error:  # what TorchScript's language lacks has no class in common
+    except Exception as error:  # TorchScript's errors have no common class
         raise UserError(
             f"target.torchscript.method=script: {type(net).__name__} has Python code that TorchScript lacks "
             f"({_first(error)}): set method=trace."
@@ -112,9 +107,7 @@ def _scripted(net: nn.Module, given: Tensor) -> Any:
 
 @contextmanager
 def _without_properties(net: nn.Module) -> Iterator[None]:
-    """TorchScript compiles a class's properties whether or not its forward reads them, such as the plan of a
-    strategy.
-    """
+    """Exclude properties, such as a strategy's plan; TorchScript compiles them even if forward uses none."""
     name = "__jit_unused_properties__"
     changed: list[type] = []
     try:
@@ -135,7 +128,7 @@ def _first(error: Exception) -> str:
 
 
 def _trials(net: nn.Module, given: Tensor) -> list[Tensor]:
-    """Inputs of sizes that a trace was not made with."""
+    """Return inputs of other sizes than the traced one."""
     draw, found = torch.Generator().manual_seed(0), []
     for batch in (1, 3):
         shape = [batch, *given.shape[1:]]
@@ -151,9 +144,7 @@ def _trials(net: nn.Module, given: Tensor) -> list[Tensor]:
 
 
 def _check(module: Any, net: nn.Module, trials: list[Tensor], method: str) -> None:
-    """Raises UserError where a file would answer otherwise than the net: a number that Python code made of a size is
-    kept in a trace.
-    """
+    """Raise UserError if outputs differ from the net's: a trace keeps numbers that Python made of sizes."""
     for x in trials:
         try:
             same = _close(module(x), net(x))
@@ -177,7 +168,7 @@ def _close(found: Tensor, wanted: Tensor) -> bool:
 
 
 def _write_bare(buffer: io.BytesIO, path: Path) -> None:
-    """Without the records that tell from which lines, in which folders of this machine, the code came."""
+    """Write the archive without debug records, which contain source lines and local paths."""
     with zipfile.ZipFile(buffer) as source, zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as found:
         for entry in source.infolist():
             if not entry.filename.endswith(".debug_pkl"):
@@ -187,27 +178,21 @@ def _write_bare(buffer: io.BytesIO, path: Path) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        # This target's docs say so, once. Of which kind the warning is depends on torch's version (2.15:
-        # FutureWarning).
+        # The target's docs mention it. The warning's class depends on torch's version (2.15: FutureWarning).
         warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+` is (deprecated|not supported in Python 3\.14)")
-        # a branch on a size, such as a check of it, is judged by _compare
+        # `_check` verifies branches on a size
         warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
         yield
 
 
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
-    """A function of the net's input, `[batch, ...]`, that gives its output. `threads` is torch's number of threads
-    during each call; None leaves it as it is.
+    """Load a file as a function from the net's input, `[batch, ...]`, to its output.
 
-    oneDNN makes kernels for one shape of inputs, in the program that runs them. So of a file that was exported with
-    `fuse`, each of the first four shapes that come gets kernels of its own, in a first call that takes as long as about
-    five; calls of further shapes run without. Call it with the shapes that matter first.
+    oneDNN makes kernels for one input shape, at run time. With `fuse`, each of the first four shapes gets its own
+    kernels, in a first call that takes as long as about five; calls with further shapes run without them. So call it
+    with the most important shapes first.
 
-    The file's code is TorchScript's, which has no access to Python; PyTorch asks to treat such files as programs
-    nevertheless.
-
-    Raises:
-        UserError: there is no such file, or it can't be read.
+    The file's code is TorchScript, which can't access Python; PyTorch still says to treat such files as programs.
     """
     path = readable(path, "path")
     notes: dict[str, Any] = {NOTE: ""}
@@ -215,7 +200,7 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
         with _quiet():
             module = torch.jit.load(str(path), map_location="cpu", _extra_files=notes)
         fuse = bool(json.loads(notes[NOTE] or "{}").get("fuse"))
-    except Exception as error:  # whatever a torn archive raises
+    except Exception as error:  # a torn archive can raise anything
         raise UserError(
             f"{path} can't be read as TorchScript ({type(error).__name__}): export the run again."
         ) from error
@@ -223,7 +208,7 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
 
 
 class _Fused:
-    """A frozen module whose graph is planned once for each of the first shapes that come."""
+    """A frozen module with a fused plan for each of the first input shapes."""
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -242,15 +227,17 @@ class _Fused:
         return out
 
     def planned(self, x: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """The graph, with the module's weights, as a function of its own: an executor fuses for one shape. None where
-        oneDNN can't, or gives other values than without it, as it does of some divisions by a scalar tensor."""
+        """Return the graph with the module's weights as a function whose executor fuses for one shape.
+
+        None if oneDNN fails, or changes values, as for some divisions by a scalar tensor.
+        """
         function = torch._C._create_function_from_graph("forward", self.module.graph.copy())
-        was = torch.jit.onednn_fusion_enabled()  # of this process; looked at when a plan is made
+        was = torch.jit.onednn_fusion_enabled()  # of this process; read when a plan is made
         try:
             torch.jit.enable_onednn_fusion(False)
             wanted = self.module(x)
             torch.jit.enable_onednn_fusion(True)
-            for _ in range(2):  # the first call records shapes, the second one makes the plan
+            for _ in range(2):  # the first call records shapes, the second makes the plan
                 found = function(self.module._c, x)
         except RuntimeError:
             return None

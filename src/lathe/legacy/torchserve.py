@@ -1,8 +1,7 @@
-"""An archive for TorchServe (.mar): the net as another target's file, with a handler that needs no Lathe, facts.json
-and model-config.yaml.
+"""TorchServe archives (.mar): the net in another target's format, with a handler without Lathe.
 
-TorchServe's maintainers write that it is no longer actively maintained and that security patches are not planned:
-`scripts/serve.py` is the way to serve that Lathe recommends.
+TorchServe is no longer actively maintained, and its maintainers plan no security patches: Lathe recommends
+`scripts/serve.py` for serving.
 """
 
 import errno
@@ -41,13 +40,11 @@ Array = np.ndarray[Any, Any]
 HANDLER = "lathe.legacy.torchserve_handler"
 IMPORT = re.compile(r"^(\s*from )(lathe(?:\.\w+)+)(?= import )", re.MULTILINE)
 FACTS, SETTINGS = "facts.json", "model-config.yaml"
-SECONDS = 600  # in which the archiver has to end
+SECONDS = 600  # time limit of the archiver
 
 
 def available() -> str | None:
-    """None, or the sentence that says what to install. Nothing of TorchServe itself or Java is needed to write or load
-    an archive.
-    """
+    """Return None, or the message that says what to install; TorchServe and Java are not needed."""
     return uninstalled("export", "model_archiver")
 
 
@@ -67,17 +64,12 @@ def export(
     top_k: Count = 5,
     max_pixels: Count = 2**24,
 ) -> None:
-    """Writes the archive. `example` is the net's input, `[batch, ...]`; only its shape and type are used. The net stays
-    as it is.
+    """Write the archive.
 
-    `facts` are what the manifest of an export says: of them, `input`, `preprocess` and `classes` go into the archive.
-    Without them it can be loaded, but its handler does not know what requests hold, and refuses them. `payload` None is
-    torch_export: one file for every machine, in a format that is not deprecated. Of a quantized net it is onnx, since
-    torch computes an exported program's integers by floats.
-
-    Raises:
-        UserError: an option that can't be, a package is missing, what the payload's target raises, or the file can't be
-            written.
+    `facts` are the entries of an export's manifest; `input`, `preprocess` and `classes` go into the archive. Without
+    them it can be loaded, but its handler does not know the format of requests, and rejects them. `payload` None is
+    torch_export, one file for every machine in a format that is not deprecated; for a quantized net it is onnx, because
+    torch runs an exported program's integers as floats.
     """
     if Path(path).suffix != suffix:
         raise UserError(f"{path} is no name for an archive of TorchServe: end it with {suffix}.")
@@ -96,7 +88,7 @@ def export(
             "aot_inductor."
         )
     facts = facts or {}
-    # beside the archive: where the disk is full there, it is said of that place
+    # in the archive's folder, so that an error of a full disk names that place
     with whole(path) as temporary, scratch(temporary.parent) as folder:
         file = f"model{target.suffix}"
         target.export(net, example, folder / file)
@@ -127,11 +119,10 @@ def export(
 
 
 def sources() -> dict[str, str]:
-    """Names and contents of the handler's file and of Lathe's modules that it imports, which import each other by names
-    without Lathe's.
+    """Return names and contents of the handler and of Lathe's modules that it imports.
 
-    They are read, not imported: the handler stands on a floor above this one, since it decodes and answers as
-    scripts/serve.py does.
+    Imports are rewritten to names without Lathe's packages. The files are read, not imported: the handler uses modules
+    of a higher layer, because it decodes and answers like scripts/serve.py.
     """
     found: dict[str, str] = {}
     wanted = [HANDLER]
@@ -146,18 +137,18 @@ def sources() -> dict[str, str]:
 
 
 def file_of(module: str) -> str:
-    """The name of a module's file in an archive."""
+    """Return the name of a module's file in an archive."""
     return f"{module.replace('.', '_')}.py"
 
 
 def archive(folder: Path, file: str) -> None:
-    """Puts the files of `folder`, with `file` as the payload, into `folder`/model.mar.
+    """Pack the files of `folder`, with `file` as the payload, into `folder`/model.mar.
 
     Raises:
         UserError: the archiver failed.
         OSError: the disk is full.
     """
-    # the archiver empties <temporary folder>/<model name>, whatever lies there: it gets a temporary folder of its own
+    # the archiver empties <temporary folder>/<model name>, so it gets a private temporary folder
     scratch = folder / "scratch"
     scratch.mkdir()
     extra = [FACTS, *(name for name in sources() if name != file_of(HANDLER))]
@@ -195,11 +186,10 @@ def archive(folder: Path, file: str) -> None:
 
 
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
-    """A function of the net's input, `[batch, ...]`, that gives its output, computed by the archive's own handler and
-    payload in this process, without TorchServe and Java. `threads` None is what the archive says.
+    """Load an archive as a function from the net's input, `[batch, ...]`, to its output.
 
-    Raises:
-        UserError: there is no such file, it is no archive of Lathe's, or its payload can't be loaded here.
+    The archive's handler and payload run in this process, without TorchServe and Java. `threads` None is the archive's
+    setting.
     """
     path = readable(path, "path")
     folder = Path(tempfile.mkdtemp(prefix=scratch_prefix()))
@@ -209,23 +199,20 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
             model = importlib.import_module(Path(file_of(HANDLER)).stem).Model(folder, threads)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, RuntimeError):  # a payload that is torn, or made for another machine
+        if isinstance(error, RuntimeError):  # a torn payload, or one for another machine
             raise UserError(
                 f"{path} can't be loaded as an archive for TorchServe, {error}: export the run again, here."
             ) from error
         raise
     found: Callable[[Array], Array] = model.run
-    weakref.finalize(found, shutil.rmtree, folder, True)  # not before: a payload may read its file later
+    weakref.finalize(found, shutil.rmtree, folder, True)  # not earlier: a payload may read its file later
     return found
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Writes the handler, the facts and the payload of an archive into `folder`, and nothing else of it.
+    """Write only the handler, the facts and the payload of an archive into `folder`.
 
-    The handler is code, so that it has to be the very one that this Lathe puts into archives.
-
-    Raises:
-        UserError: it is no archive of Lathe's.
+    The handler is code, so it must equal the one that this Lathe writes.
     """
     again = "export the run again"
     try:
@@ -251,7 +238,7 @@ def unpack(path: Path, folder: Path) -> None:
 
 @contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """With the modules in `folder` as a worker of TorchServe imports them, which are forgotten afterwards."""
+    """Make the modules in `folder` importable as in a TorchServe worker; remove them afterwards."""
     names = [Path(name).stem for name in sources()]
     wrote, sys.dont_write_bytecode = sys.dont_write_bytecode, True
     sys.path.insert(0, str(folder))

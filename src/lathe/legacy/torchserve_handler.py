@@ -1,9 +1,8 @@
-"""TorchServe's handler of an archive that target=torchserve made: requests in every form that scripts/serve.py takes,
-its answers out.
+"""TorchServe handler of target=torchserve, with the requests and answers of scripts/serve.py.
 
-It lies in the archive with the modules that it imports, facts.json, and the net as another target's file, and needs
-torch, numpy and pillow, and onnxruntime for an ONNX payload; Lathe it does not need. TorchServe gathers requests into
-batches: one that can't be answered gets its own status and sentence, and the others of its batch their answers.
+It is in the archive with the modules that it imports, facts.json, and the net in another target's format. It needs
+torch, numpy and pillow, and onnxruntime for an ONNX payload, but not Lathe. TorchServe batches requests: one that can't
+be answered gets its own status and message, and the others of its batch their answers.
 """
 
 import importlib
@@ -30,8 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 class Model:
-    """The payload and the facts in `folder`. `threads` is torch's or ONNX Runtime's number of threads; None takes that
-    of the facts, and None there leaves it to them.
+    """The payload and the facts in `folder`.
+
+    `threads` is torch's or ONNX Runtime's number of threads; None takes that of the facts, where None is the runtime's
+    default.
 
     Raises:
         RuntimeError: the payload can't be loaded here.
@@ -45,14 +46,14 @@ class Model:
         try:
             self.run = open_payload(payload["kind"], Path(folder) / payload["file"], threads)
         except Exception as error:
-            # TorchServe tells of a RuntimeError, and starts a worker over and over after others
+            # TorchServe reports a RuntimeError, but restarts a worker endlessly after other errors
             raise RuntimeError(
                 f"the {payload['kind']} payload, made with torch {self.facts['torch']}, can't be loaded beside torch "
                 f"{torch.__version__}: {error}"
             ) from error
 
     def decoded(self, value: Any, content_type: str) -> tuple[Array, bool]:
-        """What the net takes, `[n, ...]`, of a request's body, and whether it was a single sample.
+        """Return the net's input, `[n, ...]`, from a request's body, and whether it was a single sample.
 
         Raises:
             BadRequest: it is not what the net takes.
@@ -60,15 +61,13 @@ class Model:
         facts = self.facts
         if facts["input"] is None:
             raise BadRequest(422, "This archive does not say what its net takes: make it with scripts/export.py.")
-        if not isinstance(value, str | bytes | bytearray):  # TorchServe has read the JSON
+        if not isinstance(value, str | bytes | bytearray):  # TorchServe has parsed the JSON
             value = json.dumps(value)
         body = value.encode() if isinstance(value, str) else bytes(value)
         return decode(body, self._kind(body, content_type), facts, self.limits)
 
     def _kind(self, body: bytes, declared: str) -> str:
-        """The type of a body: as declared, but told by its beginning where clients declare none or, as curl does, one
-        for all files.
-        """
+        """Return the declared type of a body, or the detected one if it is missing or, as of curl, generic."""
         declared = declared.partition(";")[0].strip().lower()
         if declared in (JSON, NPY) or declared.startswith("image/"):
             return declared
@@ -77,13 +76,13 @@ class Model:
             return NPY
         if body.startswith(b"\x89PNG\r\n\x1a\n"):
             return "image/png"
-        # what is few bytes may as well be the first pixels
+        # these few bytes may also be the first pixels
         if body.startswith(b"\xff\xd8\xff") and (not bare or body.endswith(b"\xff\xd9")):
             return "image/jpeg"
         return JSON if re.match(rb'\s*\{\s*"(image|images|tokens)"' if bare else rb"\s*\{", body) else BINARY
 
     def logits(self, inputs: Array) -> Array:
-        """Logits `[n, ..., classes]` of uint8 pixels or token ids `[n, ...]`."""
+        """Return logits `[n, ..., classes]` of uint8 pixels or token ids `[n, ...]`."""
         preprocess = self.facts["preprocess"]
         if preprocess is not None and not preprocess["in_graph"]:
             mean, std = (np.asarray(preprocess[name], dtype=np.float64)[:, None, None] for name in ("mean", "std"))
@@ -91,9 +90,7 @@ class Model:
         return self.run(inputs)
 
     def answers(self, requests: Sequence[tuple[Array, bool]]) -> list[dict[str, Any] | None]:
-        """Of requests whose samples have one shape. Where they fail together each is tried alone; None for those that
-        fail so, too.
-        """
+        """Return answers to requests of one shape; if they fail, try each; None for those that fail again."""
         try:
             logits = self.logits(np.concatenate([samples for samples, _ in requests]))
             ends = np.cumsum([len(samples) for samples, _ in requests])
@@ -108,7 +105,7 @@ class Model:
 
 
 def open_payload(kind: str, path: Path, threads: int | None) -> Callable[[Array], Array]:
-    """The net of an archive as a function of arrays."""
+    """Return the net of an archive as a function of arrays."""
     if kind == "onnx":
         import onnxruntime  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
@@ -125,13 +122,13 @@ def open_payload(kind: str, path: Path, threads: int | None) -> Callable[[Array]
         with warnings.catch_warnings():
             warnings.filterwarnings(
                 "ignore", message=r"`torch\.jit\.load` is deprecated"
-            )  # whoever chose the payload was told
+            )  # the target's docs mention it
             net = torch.jit.load(str(path), map_location="cpu")
     else:
         importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers the operators of integers
         archive = checked(path)
         with warnings.catch_warnings():
-            # weights are read into memory that nothing writes to
+            # the weights' memory is read-only, and nothing writes to it
             warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
             net = torch.export.load(archive).module(
                 check_guards=False
@@ -143,7 +140,7 @@ model: Model | None = None
 
 
 def handle(data: list[dict[str, Any]] | None, context: Any) -> list[bytes] | None:
-    """TorchServe's entry: once without data, to load the payload, then with the requests of each batch."""
+    """TorchServe's entry point: load the payload at a first call without data, then answer batches."""
     global model
     if model is None:
         model = Model(context.system_properties["model_dir"])
@@ -169,7 +166,7 @@ def handle(data: list[dict[str, Any]] | None, context: Any) -> list[bytes] | Non
 
 
 def content_type(context: Any, index: int, name: str) -> str:
-    """What a request declares of its body, or of the part `name` of a form; "" for nothing."""
+    """Return the declared content type of a request's body, or of a form's part `name`; "" for none."""
     headers = context.get_all_request_header(index)
     part = headers.get(name)
     if isinstance(part, dict) and part.get("content-type"):
@@ -178,6 +175,6 @@ def content_type(context: Any, index: int, name: str) -> str:
 
 
 def told(context: Any, index: int, status: int, sentence: str) -> dict[str, Any]:
-    """The answer to a request that gets none, whose status is set."""
+    """Set the status of a request that failed; return its answer."""
     context.set_response_status(code=status, phrase="", idx=index)
     return {"error": sentence, "code": status}

@@ -1,4 +1,4 @@
-"""Plain nets: `forward(x) -> logits`, repeated units in `blocks`. No Lightning, no Hydra, no torch.distributed."""
+"""Plain nets: `forward(x) -> logits`, repeated units in `blocks`. No Lightning, Hydra or torch.distributed."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""The net of short runs: Jordan 2024, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv:2404.00498."""
+"""Jordan 2024, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", arXiv:2404.00498."""
 
 from typing import Annotated, Literal
 
@@ -13,13 +13,13 @@ from lathe.nets.blocks import Blocks
 
 
 def _norm(channels: int) -> nn.BatchNorm2d:
-    norm = nn.BatchNorm2d(channels, eps=1e-12, momentum=0.4)  # the last few steps decide what evaluation uses
+    norm = nn.BatchNorm2d(channels, eps=1e-12, momentum=0.4)  # evaluation depends mostly on the last few steps
     norm.weight.requires_grad_(False)
     return norm
 
 
 def _convolution(in_channels: int, out_channels: int) -> nn.Conv2d:
-    """3x3, whose first filters begin as the identity of their channels."""
+    """Return a 3x3 convolution whose first filters start as the identity of their channels."""
     convolution = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1, bias=False)
     with torch.no_grad():
         nn.init.dirac_(convolution.weight[:in_channels])
@@ -27,8 +27,9 @@ def _convolution(in_channels: int, out_channels: int) -> nn.Conv2d:
 
 
 class AirbenchBlock(nn.Module):
-    """Convolution, pooling by `pool`, norm and GELU, and the same without pooling: `[batch, in_channels, H, W] ->
-    [batch, out_channels, H // pool, W // pool]`.
+    """Convolution, pooling by `pool`, norm and GELU, then the same without pooling.
+
+    `[batch, in_channels, H, W] -> [batch, out_channels, H // pool, W // pool]`.
     """
 
     def __init__(self, in_channels: int, out_channels: int, pool: int) -> None:
@@ -48,19 +49,15 @@ class AirbenchBlock(nn.Module):
 
 
 class Airbench(nn.Module):
-    """A frozen 2x2 convolution that whitens patches, three blocks, the maximum of each channel, and a linear head.
+    """A frozen 2x2 whitening convolution, three blocks, the maximum of each channel, and a linear head.
 
     `forward` takes `[batch, in_channels, image_size, image_size]` and returns logits `[batch, num_classes]`. The first
-    convolution has two filters, of either sign, for each direction of a patch: an orthonormal basis until `whiten` has
-    looked at images. A block halves the image where two pixels are left to halve.
+    convolution has two filters, of either sign, for each direction of a patch: an orthonormal basis until `whiten` is
+    called. The first block has `width` channels, the others `growth` times as many. A block halves the image if at
+    least two pixels are left.
 
-    In evaluation logits are a mean over `views` of each image: itself (1), and its mirror image (2), and both moved by
-    a pixel up and left and down and right, which together weigh as much as those that are not moved (6). What is
-    exported has them as well.
-
-    The first block has `width` channels, the others `growth` times as many.
-
-    Raises ArgumentError if images have a single pixel, or another argument is out of its range.
+    In evaluation and in exports, logits are a mean over `views` of each image: itself (1), its mirror image (2), and
+    both shifted by a pixel up-left and down-right, with half of the total weight (6).
     """
 
     @validated
@@ -102,10 +99,11 @@ class Airbench(nn.Module):
 
     @torch.no_grad()
     def whiten(self, images: Tensor, eps: float = 5e-4) -> None:
-        """Make the first convolution's outputs uncorrelated and of variance 1 over the patches of `images` [n,
-        in_channels, H, W], as batches have them: eigenvectors of the patches' second moments over the roots of their
-        eigenvalues, to which `eps` is added. The largest entry of each is positive: an eigenvector has no sign of its
-        own, and processors choose differently.
+        """Make the first convolution's outputs uncorrelated with variance 1 over the patches of `images`.
+
+        `images` are `[n, in_channels, H, W]`, as in batches. The filters are eigenvectors of the patches' second
+        moments over the roots of the eigenvalues plus `eps`. The largest entry of each is positive, because the sign of
+        an eigenvector is arbitrary and depends on the processor.
         """
         patches = images.float().unfold(2, 2, 1).unfold(3, 2, 1)  # [n, in_channels, H - 1, W - 1, 2, 2]
         flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, images.shape[1] * 4)
@@ -117,7 +115,7 @@ class Airbench(nn.Module):
         self.whitened.fill_(True)
 
     def settle(self) -> None:
-        """End the training of the first layer, of which the bias alone learns: no gradient goes back to it any more."""
+        """Freeze the bias, the only trainable parameter of the first layer; backward then skips the layer."""
         self.whitening.bias.requires_grad_(False)  # type: ignore[union-attr]
         self.whitening.bias.grad = None  # type: ignore[union-attr]
 

@@ -1,4 +1,4 @@
-"""Pre-norm transformer blocks around torch's scaled_dot_product_attention: what ViT and GPT have in common."""
+"""Pre-norm transformer blocks around torch's scaled_dot_product_attention, for ViT and GPT."""
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,13 +10,11 @@ from lathe.nets.blocks import Add
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention, Vaswani et al. 2017, arXiv:1706.03762: `[batch, time, width] -> [batch, time, width]`.
+    """Multi-head self-attention (Vaswani et al. 2017, arXiv:1706.03762): `[batch, time, width]` in and out.
 
-    q, k, v and out are layers of their own, and the number of heads is read from the tensors, so that a rank of tensor
-    parallelism that holds a share of the heads computes just these. With `causal`, a token sees itself and those before
-    it.
-
-    Raises ArgumentError if `heads` does not divide `width`.
+    q, k, v and out are separate layers, and the number of heads is read from the tensors, so that a tensor-parallel
+    rank computes its share of the heads. With `causal`, a token attends to itself and earlier tokens. Raises
+    ArgumentError if `heads` does not divide `width`.
     """
 
     @validated
@@ -42,16 +40,15 @@ class Attention(nn.Module):
         return out
 
     def _heads(self, x: Tensor) -> Tensor:
-        """`[batch, time, heads * head_dim] -> [batch, heads, time, head_dim]`, with as many heads as x has."""
+        """Reshape `[batch, time, heads * head_dim]` to `[batch, heads, time, head_dim]`, with all heads of x."""
         return x.view(x.shape[0], x.shape[1], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)
 
 
 class TransformerBlock(nn.Module):
-    """x + attention(norm(x)), then x + down(gelu(up(norm(x)))), four times as wide within: `[batch, time, width]` in
-    and out.
+    """x + attention(norm(x)), then x + down(gelu(up(norm(x)))), with 4 `width` inside.
 
-    `eps` is that of the norms; `tanh` takes the approximation of GELU that GPT-2 was trained with. Dropout acts on the
-    attention's weights and at the end of both branches.
+    The shape is `[batch, time, width]`. `eps` is that of the norms; `tanh` selects the approximation of GELU that GPT-2
+    was trained with. Dropout acts on the attention's weights and at the end of both branches.
     """
 
     @validated
@@ -77,8 +74,11 @@ class TransformerBlock(nn.Module):
 
 
 def block_plan(dropout: float) -> dict[str, str]:
-    """The part of a net's `tensor_plan` that its transformer blocks have: Shoeybi et al. 2019, arXiv:1909.08053
-    (Megatron-LM), and the sequence-parallel norms of Korthikanti et al. 2022, arXiv:2205.05198."""
+    """Return the part of a net's `tensor_plan` for its transformer blocks.
+
+    Shoeybi et al. 2019, arXiv:1909.08053 (Megatron-LM), with the sequence-parallel norms of Korthikanti et al. 2022,
+    arXiv:2205.05198.
+    """
     plan = {
         "blocks.*.attention_norm": "sequence",
         "blocks.*.attention.q": "column",

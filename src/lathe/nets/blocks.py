@@ -1,4 +1,4 @@
-"""The repeated units of a net, which strategies shard, cut into stages, compile or recompute, and the residual sum."""
+"""The repeated units of a net, which strategies shard, cut, compile or recompute; residual sums."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Add(nn.Module):
-    """x + y, of equal shapes, at the end of a residual branch: a module, as quantizers can't find a plain `+`."""
+    """x + y, of equal shapes, at the end of a residual branch, as a module that quantizers can find."""
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         return x + y
@@ -21,10 +21,10 @@ class Add(nn.Module):
 class Blocks(nn.ModuleList):
     """A net's repeated units, run one after the other; their parameters are named `blocks.<i>...`.
 
-    A net that has them promises `forward(x) == leave(blocks(enter(x)))`. With `in_segments` set, in training mode and
-    while gradients are recorded, the chain of n blocks is cut into about sqrt(n) equal segments, of which only the
-    inputs are kept: the backward pass runs each segment a second time (Chen et al. 2016, "Training Deep Nets with
-    Sublinear Memory Cost", arXiv:1604.06174). Blocks that a pipeline has replaced by `nn.Identity` are not counted.
+    A net with blocks guarantees `forward(x) == leave(blocks(enter(x)))`. With `in_segments`, in training mode with
+    gradients, the chain of n blocks is split into about sqrt(n) equal segments, and only their inputs are stored: the
+    backward pass runs each segment again (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost",
+    arXiv:1604.06174). Blocks that a pipeline has replaced by `nn.Identity` are not counted.
     """
 
     in_segments: bool = False
@@ -38,9 +38,7 @@ class Blocks(nn.ModuleList):
 
 
 def blocks_of(net: nn.Module) -> list[nn.Module]:
-    """The repeated units that a net names in `blocks`, as a ModuleList, Sequential, list or tuple; empty if it names
-    none.
-    """
+    """Return the repeated units in a net's `blocks` (ModuleList, Sequential, list, tuple), if it has any."""
     named = getattr(net, "blocks", None)
     if not isinstance(named, nn.ModuleList | nn.Sequential | list | tuple):
         return []
@@ -48,7 +46,7 @@ def blocks_of(net: nn.Module) -> list[nn.Module]:
 
 
 def own_blocks(blocks: Sequence[nn.Module] | nn.ModuleList) -> list[nn.Module]:
-    """Those that compute something: a pipeline puts `nn.Identity` where a block lives on another rank."""
+    """Return the blocks that compute; a pipeline replaces those of other ranks by `nn.Identity`."""
     return [block for block in blocks if not isinstance(block, nn.Identity)]
 
 
@@ -60,25 +58,24 @@ def segments(blocks: Sequence[nn.Module]) -> list[list[nn.Module]]:
 
 
 def run(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """Call each block on the output of the one before, hooks included."""
+    """Call each block on the output of the one before, with hooks."""
     for block in blocks:
         x = block(x)
     return x
 
 
 def recomputed(blocks: Sequence[nn.Module], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """`function(*args, **kwargs)`, of whose activations none is kept: the backward pass calls `function` again.
+    """Return `function(*args, **kwargs)` without storing activations: the backward pass calls it again.
 
-    The first argument is copied within, so that a block which writes into it finds it as it was the second time. Random
-    numbers and autocast are those of the first call, and so are the buffers of `blocks`: without that, a
-    BatchNorm would count each batch twice.
+    The first argument is copied for each call, because a block may write into it. The second call uses the random
+    numbers, autocast and buffers of `blocks` of the first: otherwise a BatchNorm would count each batch twice.
     """
 
     def copied(x: Any, *rest: Any, **kwargs: Any) -> Any:
         return function(x.clone() if isinstance(x, Tensor) else x, *rest, **kwargs)
 
     if torch.compiler.is_compiling() or not any(True for block in blocks for _ in block.buffers()):
-        # a compiler recomputes within its graph, in which the update of a buffer stands once
+        # a compiler recomputes within its graph, which has the update of a buffer once
         return checkpoint(copied, *args, use_reentrant=False, **kwargs)
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
@@ -88,9 +85,7 @@ def recomputed(blocks: Sequence[nn.Module], function: Callable[..., Any], *args:
 
 
 class _BuffersOf(AbstractContextManager[None]):
-    """Within it, modules have copies of the buffers that they had when it was made; behind it, they have their own
-    again.
-    """
+    """In this context, modules use copies of their buffers as of construction; afterwards their own again."""
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         modules = dict.fromkeys(module for block in blocks for module in block.modules())
@@ -105,7 +100,7 @@ class _BuffersOf(AbstractContextManager[None]):
     def __enter__(self) -> None:
         self.own = [(module, name, module._buffers[name]) for module, name, _ in self.was]
         for module, name, buffer in self.was:
-            module._buffers[name] = buffer.clone()  # a graph that is kept (retain_graph) may be recomputed once more
+            module._buffers[name] = buffer.clone()  # a graph with retain_graph may be recomputed again
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -28,15 +28,12 @@ class TokenEmbedding(nn.Module):
 
 
 class GPT(nn.Module):
-    """`depth` causal pre-norm blocks of `width` with `heads` heads over learned embeddings of tokens and positions.
+    """`depth` causal pre-norm blocks of `width` with `heads` heads on embeddings of tokens and positions.
 
     `forward` takes int64 token ids `[batch, time]`, time up to `max_length`, and returns logits `[batch, time,
-    vocab_size]`, of which those at one place depend on the tokens up to it. With `tie_weights` the head's weight is the
-    token embedding's own. Weights start as the paper says: normal, standard deviation 0.02, and 0.02 / sqrt(2 depth)
-    where a branch joins the residual stream; biases zero.
-
-    Raises UserError if a size is not a whole number of at least 1, `heads` does not divide `width`, `dropout` is
-    outside [0, 1), or (in `forward`) a sequence is longer than `max_length`.
+    vocab_size]`. With `tie_weights`, head and token embedding share their weight. Initial weights are as in the paper:
+    normal, standard deviation 0.02, and 0.02 / sqrt(2 depth) where a branch joins the residual stream; biases zero.
+    Raises UserError if a sequence is longer than `max_length`.
     """
 
     @validated
@@ -74,15 +71,13 @@ class GPT(nn.Module):
 
     @property
     def tensor_plan(self) -> dict[str, str]:
-        """How tensor parallelism cuts each module; a tied head and token embedding are cut alike, by tokens of the
-        vocabulary.
-        """
+        """Return the tensor-parallel style of each module; tied weights are both sharded by tokens."""
         ends = {"embed": "split", "embed.token": "vocab", "norm": "sequence", "head": "logits"}
         return ends | block_plan(self.dropout)
 
     @property
     def tensor_limits(self) -> dict[str, int]:
-        """What the number of tensor-parallel ranks must divide, by argument."""
+        """Return the sizes that the number of tensor-parallel ranks must divide, by argument."""
         return {"heads": self.heads, "width": self.width}
 
     def enter(self, x: Tensor) -> Tensor:

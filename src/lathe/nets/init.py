@@ -1,7 +1,7 @@
-"""Initialisations by name, for `model.init`: each is a function that changes a net's weights in place.
+"""Initialisations by name, for `model.init`: functions that change a net's weights in place.
 
-A name of the table, a dotted path to a function of your own (`my_project.init.fixup`), or a list of either, applied in
-order: `model.init=[kaiming_normal,zero_gamma]`. Biases of the layers that an init touches are set to zero.
+A name is one of the table, a dotted path to a user's function (`my_project.init.fixup`), or a list of either, applied
+in order: `model.init=[kaiming_normal,zero_gamma]`. Biases of initialised layers are set to zero.
 """
 
 import pkgutil
@@ -31,10 +31,10 @@ def _layers(net: nn.Module) -> Iterator[tuple[Layer, bool]]:
 
 @torch.no_grad()
 def kaiming_normal(net: nn.Module) -> None:
-    """He et al. 2015, arXiv:1502.01852: normal, variance 2 / fan-out for convolutions and 2 / fan-in for hidden linear
-    layers.
+    """Initialise by He et al. 2015, arXiv:1502.01852.
 
-    The classifier has no ReLU behind it and gets variance 1 / fan-in.
+    Weights are normal with variance 2 / fan-out for convolutions, 2 / fan-in for hidden linear layers, and 1 / fan-in
+    for the classifier, which has no ReLU after it.
     """
     for layer, is_classifier in _layers(net):
         mode: Literal["fan_in", "fan_out"] = "fan_in" if isinstance(layer, nn.Linear) else "fan_out"
@@ -43,27 +43,21 @@ def kaiming_normal(net: nn.Module) -> None:
 
 @torch.no_grad()
 def xavier_uniform(net: nn.Module) -> None:
-    """Glorot and Bengio 2010: uniform, variance 2 / (fan-in + fan-out)."""
+    """Initialise by Glorot and Bengio 2010: uniform, variance 2 / (fan-in + fan-out)."""
     for layer, _ in _layers(net):
         nn.init.xavier_uniform_(layer.weight)
 
 
 @torch.no_grad()
 def orthogonal(net: nn.Module) -> None:
-    """Saxe et al. 2014, arXiv:1312.6120: rows (or columns) of each flattened weight orthonormal, times sqrt(2) before a
-    ReLU.
-    """
+    """Initialise by Saxe et al. 2014, arXiv:1312.6120: orthonormal rows or columns, x sqrt(2) before ReLU."""
     for layer, is_classifier in _layers(net):
         nn.init.orthogonal_(layer.weight, gain=1.0 if is_classifier else nn.init.calculate_gain("relu"))
 
 
 @torch.no_grad()
 def zero_gamma(net: nn.Module) -> None:
-    """Goyal et al. 2017, arXiv:1706.02677: the norm that ends a residual branch starts at zero, so blocks start as
-    shortcuts.
-
-    Raises ArgumentError if no block of the net has a `last_norm`.
-    """
+    """Zero the norms that end residual branches (Goyal et al. 2017, arXiv:1706.02677). Blocks start as shortcuts."""
     norms = [block.last_norm for block in getattr(net, "blocks", []) if hasattr(block, "last_norm")]
     if not norms:
         raise ArgumentError(f"init=zero_gamma found no block with a last_norm in {type(net).__name__}: choose another.")
@@ -86,17 +80,16 @@ def _resolve(name: str) -> Init:
             ) from error
         if not callable(found):
             raise ArgumentError(f"init={name} is not a function: name one that takes the net.")
-        return found  # a user's own function; what it does is theirs
+        return found  # a user's function
     hint = did_you_mean(name, INITS, f"choose from {', '.join(INITS)}, a dotted path to your own function, or null.")
     raise ArgumentError(f"init={name} is unknown: {hint}")
 
 
 def apply_init(net: nn.Module, name: str | Iterable[str] | None) -> None:
-    """Initialise `net` in place by one name or several in order; None leaves it as its constructor made it.
+    """Initialise `net` in place by one name or several in order; None keeps the constructor's weights.
 
-    Random numbers come from torch's global generator, so `torch.manual_seed` decides them.
-
-    Raises ArgumentError for an unknown name, and UserError for an init that finds nothing to do in this net.
+    Random numbers come from torch's global generator. Raises ArgumentError for an unknown name, and UserError if an
+    init finds nothing to do in this net.
     """
     names = [] if name is None else [name] if isinstance(name, str) else list(name)
     for init in [_resolve(each) for each in names]:  # resolve all first: a typo must leave the net untouched

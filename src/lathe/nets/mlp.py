@@ -24,8 +24,7 @@ class HiddenLayer(nn.Module):
 
 
 class Stack(nn.Module):
-    """A stem, `repeats` equal blocks and a linear classifier, `[batch, ...]` to logits `[batch, num_classes]`; `layer`
-    makes the stem and the blocks."""
+    """A stem and `repeats` equal blocks, made by `layer`, and a linear classifier on flattened inputs."""
 
     def __init__(
         self, layer: Callable[..., nn.Module], inputs: int, num_classes: int, width: int, repeats: int, dropout: float
@@ -37,7 +36,7 @@ class Stack(nn.Module):
 
     @property
     def tensor_limits(self) -> dict[str, int]:
-        """What the number of tensor-parallel ranks must divide, by argument."""
+        """Return the sizes that the number of tensor-parallel ranks must divide, by argument."""
         return {"width": self.head.in_features}
 
     def enter(self, x: Tensor) -> Tensor:
@@ -56,9 +55,7 @@ class MLP(Stack):
     """`depth` hidden layers of `width` units, then a linear classifier.
 
     `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`. The first
-    hidden layer is the `stem`; the `depth - 1` layers behind it are equal in shape and are the repeated `blocks`.
-
-    Raises ArgumentError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
+    hidden layer is the `stem`, the other `depth - 1` are the `blocks`.
     """
 
     @validated
@@ -76,10 +73,10 @@ class MLP(Stack):
 
     @property
     def tensor_plan(self) -> dict[str, str]:
-        """How tensor parallelism cuts each module: by output and by input features in turn, so that one reduction
-        serves two layers.
+        """Return the tensor-parallel style of each module.
 
-        With an even number of hidden layers the head has a whole input; it is small and stays whole.
+        Column and row alternate, with one reduction per two layers. With an even number of hidden layers the head's
+        input is full; the head is small and stays unsharded.
         """
         names = ["stem.linear", *(f"blocks.{index}.linear" for index in range(len(self.blocks))), "head"]
         pairs = len(names) // 2 * 2
@@ -102,11 +99,9 @@ class NormedLayer(nn.Module):
 
 
 class DeepMLP(Stack):
-    """A stem, `depth` blocks of `width` units, all equal, and a linear classifier; no shortcuts.
+    """A stem, `depth` equal blocks of `width` units, and a linear classifier; no shortcuts.
 
     `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`.
-
-    Raises ArgumentError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
     """
 
     @validated
@@ -124,7 +119,5 @@ class DeepMLP(Stack):
 
     @property
     def tensor_plan(self) -> dict[str, str]:
-        """How tensor parallelism cuts each module: each norm needs all features of a layer, so each layer's output is
-        gathered.
-        """
+        """Return the tensor-parallel style of each module: gathered outputs, because norms need all features."""
         return {"stem.linear": "gather", "blocks.*.linear": "gather"}

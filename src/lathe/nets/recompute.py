@@ -1,9 +1,8 @@
-"""Activation checkpointing, `trainer.activation_checkpointing`: keep fewer activations on the device, and compute them
-again for the backward pass, or fetch them back from the host's memory.
+"""Activation checkpointing and offloading, `trainer.activation_checkpointing`.
 
 Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174; offloading: Rhu et al. 2016,
-"vDNN", arXiv:1602.08124. Losses and gradients are those of a net that keeps everything; a step costs up to one more
-forward pass, or the copies.
+"vDNN", arXiv:1602.08124. Fewer activations stay on the device; the backward pass recomputes them or copies them back
+from the host. Losses and gradients are the same; a step costs up to one more forward pass, or the copies.
 """
 
 import functools
@@ -20,17 +19,16 @@ from lathe.nets.blocks import Blocks, blocks_of, own_blocks, recomputed
 KEY = "activation_checkpointing"
 WORDS = ("none", "blocks", "every_2", "sqrt", "offload")  # every_<n> takes any n
 OFFLOAD = "offload"
-AWAY = {"cuda"}  # types of devices whose memory is not the host's own
+AWAY = {"cuda"}  # types of devices with their own memory
 
 
 def apply(net: nn.Module, how: str | None) -> None:
-    """Let the blocks of `net` be recomputed from now on, in place; names of parameters and modules stay as they are.
+    """Checkpoint the blocks of `net` in place; names of parameters and modules do not change.
 
-    `none` (or None) keeps all activations, and takes back what an earlier call did. `blocks` keeps the input of each
-    block and nothing within it; `every_<n>` does that for the blocks 0, n, 2n, ... and leaves the others; `sqrt` keeps
-    the inputs of about sqrt(number of blocks) segments. `offload` recomputes nothing: what the blocks keep lies in the
-    host's memory between the passes. Blocks that a pipeline has replaced by `nn.Identity` are not counted. Acts in
-    training mode, while gradients are recorded.
+    `none` (or None) stores all activations, and undoes earlier calls. `blocks` stores only the input of each block;
+    `every_<n>` does that for the blocks 0, n, 2n, ...; `sqrt` stores the inputs of about sqrt(number of blocks)
+    segments. `offload` recomputes nothing: the blocks' activations are moved to the host's memory between the passes.
+    Blocks that a pipeline has replaced by `nn.Identity` are not counted. It acts in training mode with gradients.
 
     Raises ArgumentError for another word, a net without blocks, an n above their number, and `sqrt` for a net whose
     `blocks` is not a `lathe.nets.Blocks`.
@@ -63,7 +61,7 @@ def apply(net: nn.Module, how: str | None) -> None:
 
 
 def check_device(how: str | None, device_type: str) -> None:
-    """Raises ArgumentError for `offload` where activations are in the host's memory already."""
+    """Raise ArgumentError for `offload` if activations are in the host's memory already."""
     if how == OFFLOAD and device_type not in AWAY:
         raise ArgumentError(
             f"{KEY}={how} moves activations from a GPU to the host's memory, and this run is on {device_type}, where "
@@ -72,7 +70,7 @@ def check_device(how: str | None, device_type: str) -> None:
 
 
 def _every(word: str) -> int | None:
-    """1 for `blocks` and `offload`, n for `every_<n>`, None for the words that patch no block."""
+    """Return 1 for `blocks` and `offload`, n for `every_<n>`, None for the words that patch no block."""
     if word in ("none", "sqrt"):
         return None
     if word in ("blocks", OFFLOAD):
@@ -86,11 +84,10 @@ def _every(word: str) -> int | None:
 
 
 def _forward(block: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands for `block.forward`, within the hooks of `block`. `own` is the forward of this very object, None if its
-    class has it.
+    """Run a block with recomputation, in place of `block.forward` and within the block's hooks.
 
-    A partial of a function of this module, because it follows the block through deepcopy and pickle and through a
-    change of class (fully_shard makes one), which a closure over the old `forward` does not.
+    `own` is the object's own forward, or None if its class has it. A partial of a module-level function survives
+    deepcopy, pickle and a change of class (as by fully_shard), but a closure over the old `forward` does not.
     """
     forward = functools.partial(type(block).forward, block) if own is None else own
     if not (block.training and torch.is_grad_enabled()):
@@ -99,7 +96,7 @@ def _forward(block: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _offloaded(block: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
-    """As `_forward`, of a block whose activations are moved."""
+    """Run a block as `_forward`, with its activations offloaded."""
     forward = functools.partial(type(block).forward, block) if own is None else own
     if not (block.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
@@ -108,7 +105,7 @@ def _offloaded(block: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _keep(block: nn.Module) -> None:
-    """Take back what `apply` did to a block."""
+    """Undo `apply` for a block."""
     patched = block.__dict__.get("forward")
     if isinstance(patched, functools.partial) and patched.func in (_forward, _offloaded):
         del block.forward
@@ -117,16 +114,15 @@ def _keep(block: nn.Module) -> None:
 
 
 class Offloaded(save_on_cpu):
-    """Within it, what autograd keeps for the backward pass of `block` is copied into page-locked memory of the host and
-    its place on the device is free; the backward pass copies each tensor back when it comes to it. Copies go in the
-    order of the computation, on its stream, so that values are the same and a step takes the time of the copies more.
+    """Moves the activations that autograd saves for `block` to page-locked memory of the host.
 
-    torch's own context moves everything that is kept. Parameters and buffers of the block stay where they are here:
-    they are on the device anyway, and a copy of them would only take room twice.
+    The backward pass copies each tensor back when it needs it. Copies run in order on the stream of the computation, so
+    values are the same and a step takes longer by the copies. Unlike torch's context, this one leaves parameters and
+    buffers of the block on the device: they stay there anyway, and copies would need more memory.
     """
 
     def __init__(self, block: nn.Module) -> None:
-        super().__init__(pin_memory=True)  # page-locked where there is a GPU
+        super().__init__(pin_memory=True)  # page-locked if there is a GPU
         move, fetch = self.pack_hook, self.unpack_hook
         stay = {_place(tensor) for tensor in (*block.parameters(), *block.buffers())}
 
@@ -141,5 +137,5 @@ class Offloaded(save_on_cpu):
 
 
 def _place(tensor: Tensor) -> int:
-    """The address of its storage, which a view of it has too."""
+    """Return the address of a tensor's storage, which its views share."""
     return tensor.untyped_storage().data_ptr()

@@ -1,10 +1,9 @@
-"""Residual nets for small images, and with the stem of ImageNet: He et al. 2016, "Deep Residual Learning for Image
-Recognition", arXiv:1512.03385.
+"""Residual nets for small images and for ImageNet: He et al. 2016, arXiv:1512.03385.
 
-Both families start with one 3x3 convolution of stride 1 and no max-pooling (`stem="imagenet"`: 7x7 of stride 2, and 3x3
-max-pooling), and end with a global average, so that any image of at least 8x8 pixels will do. Convolutions have no bias
-(a BatchNorm follows each). In training mode a BatchNorm needs more than one value per channel: with the four-stage nets
-at 8x8 pixels, a batch of at least two.
+The stem is one 3x3 convolution of stride 1 without max-pooling (`stem="imagenet"`: 7x7 of stride 2, and 3x3
+max-pooling), and the end a global average, so that images of any size from 8x8 pixels work. Convolutions have no bias
+(a BatchNorm follows each). In training mode a BatchNorm needs more than one value per channel: four-stage nets at 8x8
+pixels need a batch of at least two.
 """
 
 from collections import OrderedDict
@@ -24,7 +23,7 @@ Shortcut = Literal["projection", "zero_pad"]
 
 
 class ZeroPadShortcut(nn.Module):
-    """The paper's option A, without parameters: take every `stride`-th pixel and add channels of zeros."""
+    """The paper's option A, without parameters: take every `stride`-th pixel and pad channels with zeros."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -38,7 +37,7 @@ class ZeroPadShortcut(nn.Module):
 
 
 def make_shortcut(in_channels: int, out_channels: int, stride: int, kind: Shortcut) -> nn.Module:
-    """Return the identity where the shapes agree, and otherwise what `kind` says."""
+    """Return the identity if the shapes agree, otherwise a shortcut of `kind`."""
     if stride == 1 and in_channels == out_channels:
         return nn.Identity()
     if kind == "zero_pad":
@@ -52,7 +51,7 @@ def make_shortcut(in_channels: int, out_channels: int, stride: int, kind: Shortc
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions around a shortcut: `[batch, in_channels, H, W] -> [batch, width, H/stride, W/stride]`."""
+    """Two 3x3 convolutions and a shortcut: `[batch, in, H, W] -> [batch, width, H/stride, W/stride]`."""
 
     expansion = 1
 
@@ -69,7 +68,7 @@ class BasicBlock(nn.Module):
 
     @property
     def last_norm(self) -> nn.BatchNorm2d:
-        """The norm that ends the residual branch; the init `zero_gamma` reads it."""
+        """Return the last norm of the residual branch, for the init `zero_gamma`."""
         return self.bn2
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,10 +79,10 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions around a shortcut: `[batch, in_channels, H, W] -> [batch, 4 * width, H/stride,
-    W/stride]`.
+    """1x1, 3x3 and 1x1 convolutions and a shortcut.
 
-    The stride is in the 3x3 convolution (the usual "v1.5"), where the paper has it in the first 1x1.
+    `[batch, in_channels, H, W] -> [batch, 4 * width, H/stride, W/stride]`. The stride is in the 3x3 convolution (the
+    usual "v1.5"); the paper has it in the first 1x1.
     """
 
     expansion = 4
@@ -105,7 +104,7 @@ class Bottleneck(nn.Module):
 
     @property
     def last_norm(self) -> nn.BatchNorm2d:
-        """The norm that ends the residual branch; the init `zero_gamma` reads it."""
+        """Return the last norm of the residual branch, for the init `zero_gamma`."""
         return self.bn3
 
     def forward(self, x: Tensor) -> Tensor:
@@ -117,9 +116,7 @@ class Bottleneck(nn.Module):
 
 
 class _StagedResNet(nn.Module):
-    """Stem, stages, head. Stage i has `counts[i]` blocks of `width * 2**i`; every stage but the first halves the
-    image.
-    """
+    """Stem, stages, head. Stage i has `counts[i]` blocks of `width * 2**i`; all but the first halve the image."""
 
     def __init__(
         self,
@@ -162,18 +159,16 @@ class _StagedResNet(nn.Module):
 
 
 class CifarResNet(_StagedResNet):
-    """The paper's section 4.2: three stages of n basic blocks, `width`, 2x and 4x `width` channels, `depth` 6n + 2 (20,
-    32, ...).
+    """The paper's section 4.2: three stages of n basic blocks, with `width`, 2x and 4x `width` channels.
 
-    `forward` takes `[batch, in_channels, H, W]` and returns logits `[batch, num_classes]`. `stem` is the channels of
-    the first convolution, `width` unless it is given: resnet8x4 of the distillation papers is depth 8, width 64, stem
-    32 (Tian et al. 2020, arXiv:1910.10699). `shortcut` decides how a residual crosses from one stage to the next, and
-    from such a stem to the first. `zero_pad` is the paper's own on CIFAR (option A, no parameters). `projection`
-    (option B: 1x1 convolution and BatchNorm, 2,752 parameters more at width 16) is the default, because channel pruning
-    and quantizers are made to follow a convolution, not a padding.
+    `depth` is 6n + 2 (20, 32, ...). `forward` takes `[batch, in_channels, H, W]` and returns logits `[batch,
+    num_classes]`. `stem` is the number of channels of the first convolution, by default `width`: resnet8x4 of the
+    distillation papers has depth 8, width 64, stem 32 (Tian et al. 2020, arXiv:1910.10699).
 
-    Raises ArgumentError if `depth` is not 6n + 2, `width` or `stem` is not a whole number of at least 1, or `shortcut`
-    is unknown.
+    `shortcut` selects the shortcut between stages, and between such a stem and the first stage. `zero_pad` is the
+    paper's on CIFAR (option A, no parameters). `projection` (option B: 1x1 convolution and BatchNorm, 2,752 more
+    parameters at width 16) is the default, because channel pruning and quantizers follow convolutions, not padding.
+    Raises ArgumentError if `depth` is not 6n + 2.
     """
 
     @validated
@@ -205,15 +200,12 @@ class CifarResNet(_StagedResNet):
 
 
 class ResNet(_StagedResNet):
-    """The paper's four-stage nets (table 1), `width`, 2x, 4x and 8x `width` channels.
+    """The paper's four-stage nets (table 1), with `width`, 2x, 4x and 8x `width` channels.
 
-    `stem` "cifar" is one 3x3 convolution of stride 1, for small images; "imagenet" the paper's own, which makes an
-    image's sides a quarter before the first stage, for 224 x 224 pixels and their like.
-
-    `depth` 18 and 34 use basic blocks; 50, 101 and 152 use bottlenecks, whose outputs have four times the channels.
-    Shortcuts are projections. `forward` takes `[batch, in_channels, H, W]` and returns logits `[batch, num_classes]`.
-
-    Raises ArgumentError if `depth` is another number, `width` no whole number of at least 1, or `stem` unknown.
+    `stem` "cifar" is one 3x3 convolution of stride 1, for small images; "imagenet" is the paper's, which divides an
+    image's sides by four before the first stage, for about 224 x 224 pixels. `depth` 18 and 34 use basic blocks; 50,
+    101 and 152 use bottlenecks, whose outputs have four times the channels. Shortcuts are projections. `forward` takes
+    `[batch, in_channels, H, W]` and returns logits `[batch, num_classes]`. Raises ArgumentError for another `depth`.
     """
 
     COUNTS: ClassVar[dict[int, tuple[int, ...]]] = {

@@ -1,5 +1,4 @@
-"""Nets of timm (Wightman 2019, "PyTorch Image Models"): any that it lists, under timm's own names of
-parameters, so that weights go both ways."""
+"""Nets of timm (Wightman 2019, "PyTorch Image Models"), with timm's parameter names for exchange."""
 
 import functools
 import re
@@ -18,16 +17,13 @@ from lathe.nets.blocks import blocks_of, run
 
 
 def import_timm(name: str) -> Any:
-    """The package, an extra, for the net `name`.
-
-    Raises ArgumentError where it is not installed, or can't be imported beside this torch.
-    """
+    """Return the package for the net `name`; raise ArgumentError if it is missing or does not suit torch."""
     lacking = uninstalled("timm", "timm")
     if lacking:
         raise ArgumentError(f"name={name}: {lacking}")
     try:
         import timm
-    except Exception as error:  # torchvision's library fails in many ways beside another torch than its own
+    except Exception as error:  # a torchvision built for another torch fails in many ways
         raise ArgumentError(
             f"name={name}: timm can't be imported ({' '.join(str(error).split()):.200}): install the torchvision that "
             f"was made for torch {torch.__version__}, from the index that torch came from."
@@ -47,15 +43,15 @@ def timm_net(
     drop_path_rate: ShareBelowOne | None = None,
     global_pool: Name | None = None,
 ) -> nn.Module:
-    """The net that timm calls `name`, with new weights; a tag behind it (`resnet50.a1_in1k`) says which pretrained ones
-    are meant. Options that are None are timm's own.
+    """Return timm's net `name`, with new weights; options that are None have timm's defaults.
 
-    `forward` takes `[batch, in_channels, image_size, image_size]` and returns logits `[batch, num_classes]`. Nets whose
-    sizes depend on the image's (transformers, mixers) are made for `image_size`; each net is tried on such an image, on
-    the meta device. `blocks` names the repeated units in order, where timm's own `blocks` does not.
+    A tag after the name (`resnet50.a1_in1k`) selects pretrained weights. `forward` takes `[batch, in_channels,
+    image_size, image_size]` and returns logits `[batch, num_classes]`. Nets with sizes that depend on the image's
+    (transformers, mixers) are built for `image_size`; each net is tried on such an image, on the meta device. `blocks`
+    lists the repeated units in order, if timm's net has none.
 
-    Raises ArgumentError for a name that timm does not list, an option that the net does not take, and images that are
-    none for it, and as `import_timm`.
+    Raises ArgumentError if timm does not list the name, the net lacks an option or does not fit the images, and as
+    `import_timm`.
     """
     timm = import_timm(name)
     if not timm.is_model(name):
@@ -83,7 +79,7 @@ def timm_net(
             raise ArgumentError(f"{surplus.group(1)}: {name} takes no such option: leave it null.") from None
         raise
     except (AssertionError, ValueError, RuntimeError, ZeroDivisionError) as error:
-        raise _unfit(name, in_channels, image_size, error) from None  # the sentence is the cause that is told
+        raise _unfit(name, in_channels, image_size, error) from None  # the message contains the cause
     if fixed and image_size is not None:
         _divides(net, name, image_size)
     named = find_blocks(net)
@@ -96,7 +92,7 @@ def timm_net(
 
 
 def _divides(net: nn.Module, name: str, size: int) -> None:
-    """Raises ArgumentError where patches would leave pixels at the images' edges out."""
+    """Raise ArgumentError if patches would leave out pixels at the images' edges."""
     for sides in [getattr(module, "patch_size", None) for module in net.children()]:
         side = sides[0] if isinstance(sides, tuple) else sides
         if isinstance(side, int) and size % side:
@@ -112,7 +108,7 @@ def _unfit(name: str, channels: int, size: int | None, error: Exception) -> Argu
 
 
 def _try(net: nn.Module, name: str, images: Tensor, classes: int) -> None:
-    """Runs the net on shapes alone; on values, where it can't be run so."""
+    """Run the net on the meta device, or on values if that fails."""
     training = net.training
     bare = {key: tensor.detach().to("meta") for key, tensor in [*net.named_parameters(), *net.named_buffers()]}
     net.eval()
@@ -120,7 +116,7 @@ def _try(net: nn.Module, name: str, images: Tensor, classes: int) -> None:
         with torch.no_grad():
             try:
                 found = torch.func.functional_call(net, bare, (images,))
-            except Exception:  # shapes that do not fit, or a net that can't do without values
+            except Exception:  # shapes that do not fit, or a net that needs values
                 found = net(torch.zeros(images.shape))
     except (AssertionError, ValueError, RuntimeError, IndexError, ZeroDivisionError) as error:
         raise _unfit(name, images.shape[1], images.shape[2], error) from None
@@ -134,12 +130,12 @@ def _try(net: nn.Module, name: str, images: Tensor, classes: int) -> None:
 
 
 def find_blocks(net: nn.Module) -> list[nn.Module]:
-    """The repeated units of one of timm's nets in the order in which they run; empty for a family that is not known.
+    """Return the repeated units of one of timm's nets in execution order; empty for an unknown family.
 
-    A family is known by where it keeps its stages: `blocks` (vit, deit, beit, eva, mixer, efficientnet, mobilenet),
+    A family is recognized by the name of its stages: `blocks` (vit, deit, beit, eva, mixer, efficientnet, mobilenet),
     `stages` (convnext, resnetv2, byobnet, nfnet, metaformer, ...), `layers` (swin), `layer1` to `layer4` (resnet and
-    its kin), `s1` to `s4` (regnet), or `features` with units among them (densenet). Stages that run their blocks, or
-    a downsampling and then these, one after the other, are taken apart; others are units themselves.
+    relatives), `s1` to `s4` (regnet), or `features` with nested units (densenet). Stages that run their blocks, or a
+    downsampling and then blocks, in sequence are split into these; others are units themselves.
     """
     parts = dict(net.named_children())
     for name in ("blocks", "stages", "layers"):
@@ -174,10 +170,10 @@ def _units(stage: nn.Module) -> list[nn.Module]:
     return [stage]
 
 
-# What runs one after the other before the blocks, and between them and `forward_head`; the first whose names a net has
-# is tried.
+# Methods that run in sequence before the blocks, and between them and `forward_head`; the first entry whose names a net
+# has is used.
 ENDS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (("conv1", "bn1", "act1", "maxpool"), ()),  # resnet and its kin
+    (("conv1", "bn1", "act1", "maxpool"), ()),  # resnet and relatives
     (("patch_embed", "_pos_embed", "patch_drop", "norm_pre"), ("norm",)),  # vit, deit
     (("patch_embed",), ("norm",)),  # swin
     (("conv_stem", "bn1"), ("conv_head", "bn2")),  # efficientnet
@@ -190,12 +186,14 @@ ENDS: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
 
 
 def add_parts(net: nn.Module, images: Sequence[int]) -> None:
-    """Gives a net of timm `enter` and `leave`, for which `forward(x) == leave(blocks(enter(x)))`, and `is_its_parts`,
-    which tries on random images of the shape `images` whether that holds; nothing where its parts are not known.
+    """Give a net of timm `enter`, `leave` and `is_its_parts`, if its structure is known.
+
+    With them, `forward(x) == leave(blocks(enter(x)))`; `is_its_parts` tests that on random images of the shape
+    `images`.
     """
     for before, behind in ENDS:
         if blocks_of(net) and all(callable(getattr(net, name, None)) for name in (*before, *behind, "forward_head")):
-            # in the object's own dict: neither modules of the net's nor attributes of its class
+            # in the object's own dict: neither modules of the net nor attributes of its class
             net.__dict__["enter"] = functools.partial(_in_turn, net, before)
             net.__dict__["leave"] = functools.partial(_in_turn, net, (*behind, "forward_head"))
             net.__dict__["is_its_parts"] = functools.partial(_is_its_parts, net, tuple(images))
@@ -217,7 +215,7 @@ def _is_its_parts(net: nn.Module, shape: tuple[int, ...]) -> bool:
             whole = net(x)
             parts = net.leave(run(blocks_of(net), net.enter(x)))  # type: ignore[operator]
             return bool(torch.allclose(whole, parts, rtol=1e-5, atol=1e-6))
-    except Exception:  # whatever a net asks of its blocks that a chain does not give them
+    except Exception:  # a net can require anything of its blocks that a chain lacks
         return False
     finally:
         net.train(training)

@@ -1,5 +1,4 @@
-"""Weights of elsewhere for timm's nets, fitted by timm's own functions to another number of channels or classes, or to
-another size of image."""
+"""Loads external weights into timm's nets; timm adapts them to channels, classes and image size."""
 
 import sys
 from collections.abc import Mapping
@@ -15,20 +14,18 @@ def is_timm(net: nn.Module) -> bool:
 
 
 def take_timm_weights(net: nn.Module, weights: Mapping[str, Tensor] | None, channels: int, key: str) -> list[str]:
-    """Puts `weights`, or where these are None those that timm publishes for it, into one of timm's nets that takes
-    images of `channels` channels, and says so: lines of what was taken, and what the net keeps as it was made.
+    """Load `weights`, or those that timm publishes if None, into a net of timm; return lines for the log.
 
-    All of the net has to be there, but for a head, which is left out where it is for other classes. The first
-    convolution is fitted to the channels, and so are embeddings of positions to the image's size.
-
-    Raises UserError for weights of another net, and where those that timm publishes can't be had.
+    `channels` is the net's number of input channels. All weights must be present, except a head for other classes,
+    which is skipped. The first convolution is adapted to the channels, and position embeddings to the image's size.
+    Raises UserError for weights of another net, or if timm's published ones can't be downloaded.
     """
     from timm.models import clean_state_dict, load_pretrained, model_entrypoint
 
     cfg: dict[str, Any] = {**net.pretrained_cfg, "num_classes": 0, "label_offset": 0}  # type: ignore[dict-item]
-    # as many classes as are asked for below: heads are left to `_checked`
+    # as many classes as passed below: `_checked` handles heads
     name = cfg["architecture"]
-    # by this name a file of timm's has the function that makes weights of others, or of other sizes, its own
+    # timm's modules have a function of this name that converts weights of other sources or sizes
     own_filter = getattr(sys.modules[model_entrypoint(name).__module__], "checkpoint_filter_fn", None)
     lines: list[str] = []
 
@@ -45,7 +42,7 @@ def take_timm_weights(net: nn.Module, weights: Mapping[str, Tensor] | None, chan
         load_pretrained(net, cfg, num_classes=0, in_chans=channels, filter_fn=fitted, strict=False)
     except UserError:
         raise
-    except Exception as error:  # of timm, the network, or names that a function of timm's looks for
+    except Exception as error:  # of timm, of the network, or names that a function of timm's expects
         said = " ".join(str(error).split())[:200] or type(error).__name__
         end = "take other weights" if weights is not None else "give a file instead"
         raise UserError(f"{key}: these can't be made the weights of {name} ({said}): {end}.") from error
@@ -53,13 +50,13 @@ def take_timm_weights(net: nn.Module, weights: Mapping[str, Tensor] | None, chan
 
 
 def _names(value: Any, *ends: str) -> set[str]:
-    """The parameters of the layers that timm's facts name: none, one or several."""
+    """Return the parameters of the layers in an entry of timm's config: none, one or several."""
     layers = (value,) if isinstance(value, str) else value or ()
     return {f"{layer}.{end}" for layer in layers for end in ends}
 
 
 def _checked(net: nn.Module, state: dict[str, Any], cfg: dict[str, Any], channels: int, key: str) -> list[str]:
-    """Takes out of `state` what the net has no place for, and says so."""
+    """Remove from `state` what the net has no place for; return lines for the log."""
     own = net.state_dict()
     convs, head = _names(cfg.get("first_conv"), "weight"), _names(cfg.get("classifier"), "weight", "bias")
     other = [name for name in sorted(head) if name in own and name in state and state[name].shape != own[name].shape]

@@ -17,7 +17,7 @@ Pool = Literal["mean", "token"]
 class PatchEmbedding(nn.Module):
     """A vector per patch plus one per position: `[batch, channels, side, side] -> [batch, tokens, width]`.
 
-    There are (side / patch_size)^2 tokens, row by row; with `class_token`, a learned one stands before them.
+    There are (side / patch_size)^2 tokens, row by row; `class_token` adds a learned one before them.
     """
 
     def __init__(
@@ -41,13 +41,10 @@ class PatchEmbedding(nn.Module):
 class ViT(nn.Module):
     """`depth` pre-norm blocks of `width` with `heads` heads over the patches of an image.
 
-    `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`. `pool` says
-    what the head reads: `mean`, the average of all tokens, whose number stays even; or the paper's `token`, a learned
-    one that stands before the patches. Weights start normal with standard deviation 0.02, cut at two of these; biases
-    zero.
-
-    Raises ArgumentError if a size is not a whole number of at least 1, `patch_size` does not divide `image_size`,
-    `heads` does not divide `width`, `dropout` is outside [0, 1), or `pool` is unknown.
+    `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`. `pool` is the
+    head's input: `mean`, the average of all tokens, whose number stays even; or the paper's `token`, a learned one
+    before the patches. Initial weights are normal with standard deviation 0.02, truncated at two of these; biases zero.
+    Raises ArgumentError if `patch_size` does not divide `image_size`, or `heads` does not divide `width`.
     """
 
     @validated
@@ -96,14 +93,12 @@ class ViT(nn.Module):
 
     @property
     def tensor_plan(self) -> dict[str, str]:
-        """How tensor parallelism cuts each module; what stands behind the blocks needs all tokens, and is small: each
-        rank has it whole.
-        """
+        """Return the tensor-parallel styles; modules after the blocks need all tokens, and are replicated."""
         return {"embed": "split", "norm": "join"} | block_plan(self.dropout)
 
     @property
     def tensor_limits(self) -> dict[str, int]:
-        """What the number of tensor-parallel ranks must divide, by argument."""
+        """Return the sizes that the number of tensor-parallel ranks must divide, by argument."""
         return {"heads": self.heads, "width": self.width}
 
     def enter(self, x: Tensor) -> Tensor:

@@ -12,10 +12,11 @@ from lathe.nets.blocks import Add, Blocks
 
 
 class PreActivationBlock(nn.Module):
-    """Norm, ReLU, 3x3 convolution, twice, around a shortcut: `[batch, in, H, W] -> [batch, out, H/stride, W/stride]`.
+    """Norm, ReLU, 3x3 convolution, twice, and a shortcut.
 
-    Dropout sits between the convolutions (the paper's section 2.4). Where the channels change, the first norm and ReLU
-    feed the 1x1 shortcut too; elsewhere the shortcut is the untouched input.
+    `[batch, in, H, W] -> [batch, out, H/stride, W/stride]`. Dropout is between the convolutions (the paper's section
+    2.4). If the channels change, the first norm and ReLU also feed the 1x1 shortcut; otherwise the shortcut is the
+    input.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, dropout: float) -> None:
@@ -41,14 +42,11 @@ class PreActivationBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """WRN-`depth`-`width`: three stages of n pre-activation blocks with 16, 32 and 64 times `width` channels, depth 6n
-    + 4.
+    """WRN-`depth`-`width`: three stages of n pre-activation blocks; depth is 6n + 4.
 
-    `width` is the paper's widening factor k, not a number of channels. `forward` takes `[batch, in_channels, H, W]`, at
-    least 8x8 pixels, and returns logits `[batch, num_classes]`.
-
-    Raises ArgumentError if `depth` is not 6n + 4, `width` is not a whole number of at least 1, or `dropout` is outside
-    [0, 1).
+    The stages have 16, 32 and 64 times `width` channels; `width` is the paper's widening factor k. `forward` takes
+    `[batch, in_channels, H, W]`, at least 8x8 pixels, and returns logits `[batch, num_classes]`. Raises ArgumentError
+    if `depth` is not 6n + 4.
     """
 
     @validated

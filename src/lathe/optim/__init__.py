@@ -1,4 +1,4 @@
-"""Parameter groups, learning-rate schedules, and optimizers that torch does not have."""
+"""Parameter groups, learning-rate schedules, and optimizers that torch lacks."""
 
 import lazy_loader
 

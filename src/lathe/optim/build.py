@@ -1,6 +1,4 @@
-"""An optimizer from a net and the keys of `configs/optimizer/`: parameter groups by rule, and a learning rate for the
-batch.
-"""
+"""Builds an optimizer from a net and the keys of `configs/optimizer/`."""
 
 import inspect
 import math
@@ -28,14 +26,11 @@ def scaled_lr(
     batch_size: Count | None,
     reference_batch_size: Count | None,
 ) -> float:
-    """Return `lr`, which was tuned at `reference_batch_size`, as it should be at the global `batch_size`.
+    """Return `lr`, tuned at `reference_batch_size`, scaled to the global `batch_size`.
 
     `linear` multiplies by the ratio of the batches (Goyal et al. 2017, arXiv:1706.02677, for SGD), `sqrt` by its square
-    root (Malladi et al. 2022, arXiv:2205.10287, for Adam), `none` leaves it.
-
-    Data that declare no batch size leave `batch_size` None; a file of the user's own need not have either.
-
-    Raises ArgumentError for a rule without one of the batches.
+    root (Malladi et al. 2022, arXiv:2205.10287, for Adam), `none` by 1. `batch_size` is None for data that declare no
+    batch size. Raises ArgumentError if the rule needs a batch size that is None.
     """
     if scale_lr == "none":
         return lr
@@ -60,16 +55,16 @@ def parameter_groups(
     layers: Mapping[str, int] | None = None,
     scales: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
-    """Split the trainable parameters of `net` by their role (empty for most optimizers) and by whether they decay.
+    """Split the trainable parameters of `net` by role (empty for most optimizers) and by weight decay.
 
     `no_decay` holds the words `norm` (parameters of normalisation layers) and `bias` (names that end in bias) and name
-    patterns such as `head.*`; a module may name parameters of its own in `never_decayed`, such as learned step sizes.
+    patterns such as `head.*`; a module may list more of its parameters in `never_decayed`, such as learned step sizes.
     Each group has a `name` (`decay`, `no_decay`, `muon/decay`, ...) for the learning-rate monitor; empty groups are
-    left out. Frozen parameters are in none. With `layers`, the number of each parameter's layer, a group holds those of
-    one (`layer_03/decay`) and its `layer`. A `weight_decay` of None is left to the optimizer; one that decays nothing
-    (not `decays`) has the one group `all`.
+    left out. With `layers`, the layer number of each parameter, there is a group per layer (`layer_03/decay`) with its
+    `layer`. A `weight_decay` of None is the optimizer's default; an optimizer without weight decay (not `decays`) has
+    the one group `all`.
 
-    Raises UserError if a pattern matches no parameter, or nothing is left to train.
+    Raises UserError if a pattern matches no parameter, or none is trainable.
     """
     exempt = matching_names(net, no_decay, key="no_decay") if decays else set()
     for prefix, module in net.named_modules():
@@ -102,11 +97,11 @@ def parameter_groups(
         raise UserError(
             "The optimizer found no parameter to train: every one of the net is frozen; leave at least one unfrozen."
         )
-    return [groups[name] for name in sorted(groups)]  # a fixed order, whatever the net registers first
+    return [groups[name] for name in sorted(groups)]  # a fixed order, independent of the order of registration
 
 
 def _takes(kind: type[Optimizer]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """The options of a class, and whether it takes any other."""
+    """Return the options of a class, and whether it accepts others."""
     parameters = list(inspect.signature(kind).parameters.values())[1:]  # the first one is the groups
     named = {one.name: one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
     return named, any(one.kind is one.VAR_KEYWORD for one in parameters)
@@ -140,11 +135,10 @@ def check_options(
     lr_scale: Mapping[str, Positive] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Return the options that `kind` gets, `lr` and `weight_decay` among them, those at null left out, after trying
-    them out on a weight of nothing: all that can be known without a net.
+    """Return the options for `kind` without nulls, after a trial step on a single weight.
 
-    Raises ArgumentError for a `kind` that is no optimizer or whose step needs a closure, for what `scaled_lr` refuses,
-    and for options that `kind` does not know, and UserError for those that it does not accept.
+    These are all checks that need no net. Raises ArgumentError if `kind` is not an optimizer's class or its step needs
+    a closure, if `scaled_lr` does, or for options that `kind` lacks; UserError for values that it does not accept.
     """
     if not (inspect.isclass(kind) and issubclass(kind, Optimizer)):
         name = getattr(kind, "__name__", kind)
@@ -159,8 +153,8 @@ def check_options(
         raise ArgumentError(f"scale_lr={scale_lr} needs lr, the rate at reference_batch_size: set it, or use none.")
     if lr is not None:
         lr = scaled_lr(lr, scale_lr=scale_lr, batch_size=batch_size, reference_batch_size=reference_batch_size)
-    # Hydra by itself hands lists over as OmegaConf nodes, which would end up in the checkpoint and keep it from opening
-    # with weights_only.
+    # Hydra passes lists as OmegaConf nodes, which would get into the checkpoint and prevent opening it with
+    # weights_only.
     given = {"lr": lr, "weight_decay": weight_decay, **options}
     plain: dict[str, Any] = {
         key: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
@@ -174,9 +168,7 @@ def check_options(
 
 
 def factory_of(made: Any) -> Any:
-    """What makes an optimizer from a net: `made` itself, or, where that is an optimizer's class with its options, as
-    Lightning users write it, `of_class`.
-    """
+    """Return `made`, or `of_class` with options if `made` is an optimizer's class, as in Lightning."""
     function, given = getattr(made, "func", made), getattr(made, "keywords", {})
     if not (inspect.isclass(function) and issubclass(function, Optimizer)):
         return made
@@ -184,7 +176,7 @@ def factory_of(made: Any) -> Any:
 
 
 def of_class(net: nn.Module, **keys: Any) -> Optimizer:
-    """`build_optimizer` of a class that stands in `_target_`."""
+    """Call `build_optimizer` with the class in `_target_`."""
     with _named_by_target():
         return build_optimizer(net, **keys)
 
@@ -198,12 +190,7 @@ def _named_by_target() -> Iterator[None]:
 
 
 def check_optimizer(factory: Any) -> None:
-    """Holds what `optimizer` names against what a task can call, and `build_optimizer`'s keys against the optimizer's
-    class.
-
-    Raises ArgumentError for a class that is no optimizer, for a key that is missing, and for what `check_options`
-    refuses.
-    """
+    """Check that a task can call the factory, and that its keys suit the class (else ArgumentError)."""
     function = getattr(factory, "func", factory)
     if function is of_class:
         with _named_by_target():
@@ -224,10 +211,10 @@ def check_optimizer(factory: Any) -> None:
 
 
 def try_on(factory: Any, net: nn.Module) -> None:
-    """Has an optimizer made once over `net` whose class is neither torch's nor Lathe's, which were tried out on a
-    weight of nothing, and looks for the layers that are asked for: what is refused is told before any data is touched.
+    """Check an optimizer with the net, before data are loaded.
 
-    Raises UserError for what `build_optimizer` refuses.
+    Builds an optimizer of a user's class once (`check_options` tries only torch's and Lathe's), and looks up the layers
+    of `layer_decay` and `lr_scale`. Raises UserError as `build_optimizer`.
     """
     keys = getattr(factory, "keywords", {})
     own = inspect.isclass(keys.get("kind")) and keys["kind"].__module__.split(".")[0] not in ("torch", "lathe")
@@ -254,17 +241,16 @@ def build_optimizer(
     lr_scale: Mapping[str, Positive] | None = None,
     **options: Any,
 ) -> Optimizer:
-    """Return `kind` over the parameter groups of `net`; `options` go to `kind`, except those at null, for which it has
-    its own values; so for `lr` and `weight_decay`.
+    """Return `kind` over the parameter groups of `net`; options at null take its defaults.
 
-    An optimizer class whose parameters play different roles (Muon's do) has a static method `roles(net)` that returns
-    one word per parameter name; its groups then carry that word as `role`. A class without weight decay gets one group.
+    An optimizer class whose parameters have different roles (such as Muon) has a static method `roles(net)` that
+    returns one word per parameter name, which is the `role` of the groups. A class without weight decay gets one group.
 
     `layer_decay` multiplies the learning rate of each layer by itself once for each layer above it (Bao et al. 2022,
-    arXiv:2106.08254): the head has the whole rate, the stem the least. `lr_scale` multiplies the rate of the parameters
-    that a rule such as `norm`, `bias` or `head.*` means; of several rules the last.
+    arXiv:2106.08254): the head has the full rate, the stem the lowest. `lr_scale` multiplies the rate of the parameters
+    that a rule such as `norm`, `bias` or `head.*` matches; the last matching rule counts.
 
-    Raises UserError for what `check_options`, `parameter_groups` and `layer_numbers` refuse.
+    Raises UserError as `check_options`, `parameter_groups` and `layer_numbers`.
     """
     plain = check_options(
         kind=kind,
@@ -290,7 +276,7 @@ def build_optimizer(
     )
     try:
         optimizer: Optimizer = kind(groups, **plain)
-    except Exception as error:  # of a user's class, any
+    except Exception as error:  # a user's class can raise anything
         raise refused(kind, plain, error) from error
     if any("lr" not in group for group in optimizer.param_groups):
         raise ArgumentError(

@@ -1,11 +1,13 @@
-"""The last line of an optimizer's step."""
+"""The last operation of an optimizer's step."""
 
 from torch import Tensor
 
 
 def descend(parameter: Tensor, direction: Tensor, rate: float | Tensor) -> None:
-    """Takes `rate` times `direction` from `parameter`, in place. A compiled step has its rate in a tensor, which is not
-    read: reading one makes a GPU's queue wait, and can't be part of a CUDA graph.
+    """Subtract `rate` times `direction` from `parameter`, in place.
+
+    In a compiled step `rate` is a tensor, which is not read: that would synchronize a GPU, and can't be in a CUDA
+    graph.
     """
     if isinstance(rate, Tensor):
         parameter.sub_(direction * rate)

@@ -1,7 +1,7 @@
 """Learning-rate factors as pure functions of the optimizer step.
 
-A factor multiplies the learning rate of a parameter group. `step` counts the optimizer steps already taken: 0 gives the
-rate of the first step, `total - 1` that of the last, and `total` the end of the curve, where it stays.
+A factor multiplies the learning rate of a parameter group. `step` is the number of optimizer steps so far: 0 gives the
+rate of the first step, `total - 1` that of the last, and from `total` on the curve is constant.
 """
 
 import math
@@ -9,15 +9,12 @@ from collections.abc import Sequence
 
 
 def warm_up(step: int, *, warmup: int) -> float:
-    """Return a line that reaches 1 at `step == warmup`, and 1 from there on.
-
-    It leaves 0 one step before the run, since a first step with a rate of zero would be a wasted one.
-    """
+    """Return a line from 0 at step -1 to 1 at `step == warmup`, then 1; a first rate of 0 would be wasted."""
     return 1.0 if step >= warmup else (step + 1) / (warmup + 1)
 
 
 def half_cosine(progress: float, *, start: float, end: float) -> float:
-    """Return a half cosine from `start` at progress 0 to `end` at 1; progress is cut off to [0, 1]."""
+    """Return a half cosine from `start` at progress 0 to `end` at 1; progress is clamped to [0, 1]."""
     return end + (start - end) * 0.5 * (1 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
 
 
@@ -36,9 +33,7 @@ def cosine_factor(step: int, *, total: int, warmup: int, min_ratio: float) -> fl
 
 
 def restarts_factor(step: int, *, warmup: int, period: int, period_growth: float, min_ratio: float) -> float:
-    """Return the warm-up, then half cosines from 1 to `min_ratio`: one of `period` steps, each next `period_growth` x
-    as long.
-    """
+    """Return the warm-up, then half cosines to `min_ratio` of `period`, `period * period_growth`, ... steps."""
     if step < warmup:
         return warm_up(step, warmup=warmup)
     since, length = float(step - warmup), float(period)
@@ -49,7 +44,7 @@ def restarts_factor(step: int, *, warmup: int, period: int, period_growth: float
 
 
 def one_cycle_factor(step: int, *, total: int, warmup: int, start_ratio: float, end_ratio: float) -> float:
-    """Return a half cosine from `start_ratio` at 0 up to 1 at `warmup`, then one down to `end_ratio` at `total`."""
+    """Return a half cosine from `start_ratio` to 1 at `warmup`, then one to `end_ratio` at `total`."""
     if step < warmup:
         return half_cosine(step / warmup, start=start_ratio, end=1.0)
     return half_cosine((step - warmup) / (total - warmup), start=1.0, end=end_ratio)

@@ -1,6 +1,4 @@
-"""Optimizers and schedulers that are not Lathe's own: called with what their signature takes, and tried out before
-training.
-"""
+"""Third-party optimizers and schedulers: construction by signature, and trials before training."""
 
 import inspect
 import warnings
@@ -18,9 +16,7 @@ LENGTH = "total_steps"  # the parameter that gets the run's number of optimizer 
 
 
 def wants_length(factory: Callable[..., Any]) -> bool:
-    """Whether a scheduler is planned for the length of the run: whether it, or one that it is made of, has a parameter
-    `total_steps`.
-    """
+    """Return whether a scheduler, or one that it contains, has a parameter `total_steps`."""
     return LENGTH in inspect.signature(factory).parameters or any(map(wants_length, _inner(factory)))
 
 
@@ -29,7 +25,7 @@ def _is_scheduler(item: Any) -> bool:
 
 
 def _inner(factory: Any) -> list[Any]:
-    """The schedulers that one such as SequentialLR is made of."""
+    """Return the schedulers that one such as SequentialLR contains."""
     lists = [value for value in getattr(factory, "keywords", {}).values() if isinstance(value, list)]
     return [item for value in lists for item in value if _is_scheduler(item)]
 
@@ -37,7 +33,7 @@ def _inner(factory: Any) -> list[Any]:
 def _made(factory: Any, optimizer: Optimizer, total_steps: int | None) -> Any:
     function, given = getattr(factory, "func", factory), dict(getattr(factory, "keywords", {}))
     for key, value in given.items():
-        if isinstance(value, list):  # SequentialLR's and ChainedScheduler's schedulers, in their order
+        if isinstance(value, list):  # SequentialLR's and ChainedScheduler's schedulers, in order
             given[key] = [_made(item, optimizer, total_steps) if _is_scheduler(item) else item for item in value]
     parameters = list(inspect.signature(function).parameters)
     if LENGTH in parameters:
@@ -47,11 +43,7 @@ def _made(factory: Any, optimizer: Optimizer, total_steps: int | None) -> Any:
 
 
 def build_scheduler(factory: Callable[..., Any], optimizer: Optimizer, total_steps: int | None) -> LRScheduler:
-    """The scheduler that `factory` makes, of the optimizer alone or, where it `wants_length`, of `total_steps` as well.
-
-    Raises:
-        UserError: the factory refuses, or makes something else.
-    """
+    """Return the scheduler that `factory` makes; it gets `total_steps` if it `wants_length`."""
     name, before = _name(factory), _ratios(optimizer)
     try:
         made = _made(factory, optimizer, total_steps)
@@ -73,19 +65,14 @@ def build_scheduler(factory: Callable[..., Any], optimizer: Optimizer, total_ste
 
 
 def _ratios(optimizer: Optimizer) -> list[float]:
-    """Each group's learning rate as a share of the largest."""
+    """Return each group's learning rate as a share of the largest."""
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     largest = max(rates)
     return [rate / largest for rate in rates] if largest else [1.0 for _ in rates]
 
 
 def check_scheduler(factory: Any) -> None:
-    """Holds `factory`, a scheduler's class or function with the keys of the configuration, against its signature, and
-    has torch's own schedulers make a few steps with an optimizer of nothing.
-
-    Raises:
-        UserError: it is no scheduler, lacks a value or does not know a key, or refuses a value.
-    """
+    """Check a scheduler's class or function and its keys; try torch's own schedulers for a few steps."""
     function, name = getattr(factory, "func", factory), _name(factory)
     if not callable(function) or (inspect.isclass(function) and not issubclass(function, LRScheduler)):
         raise ArgumentError(
@@ -137,9 +124,7 @@ def _check_keys(function: Any, name: str, given: Mapping[str, Any]) -> None:
 
 
 def counted_in_steps(factory: Any) -> str | None:
-    """A line for torch's schedulers, whose documentation counts epochs; None for those that are planned for the run's
-    length.
-    """
+    """Return a note that a scheduler of torch counts steps, not epochs; None for other schedulers."""
     if wants_length(factory) or not getattr(factory, "func", factory).__module__.startswith("torch."):
         return None
     return (
@@ -149,16 +134,12 @@ def counted_in_steps(factory: Any) -> str | None:
 
 
 def try_out(kind: type[Optimizer], options: Mapping[str, Any]) -> None:
-    """Has one of torch's own optimizers make a step with a single weight: some values are refused only then.
-
-    Raises:
-        UserError: a value is refused, or is no truth value where one is taken.
-    """
+    """Make one of torch's optimizers step on a single weight: some values are checked only then."""
     for key, value in options.items():
         parameter = inspect.signature(kind).parameters.get(key)
         if parameter is not None and "bool" in str(parameter.annotation) and not isinstance(value, bool):
             raise ArgumentError(f"{key}={value!r}: expected true or false.")
-    if not kind.__module__.startswith("torch.") or options.get("capturable"):  # the second runs on GPUs alone
+    if not kind.__module__.startswith("torch.") or options.get("capturable"):  # capturable needs a GPU
         return
     weight = torch.zeros(1, 1, requires_grad=True)
     weight.grad = torch.ones(1, 1)
@@ -169,7 +150,7 @@ def try_out(kind: type[Optimizer], options: Mapping[str, Any]) -> None:
 
 
 def refused(kind: type[Optimizer], options: Mapping[str, Any], error: Exception) -> ArgumentError:
-    """The sentence for what an optimizer has raised."""
+    """Return the error for an exception of an optimizer."""
     typed = ", ".join(f"{key}={value}" for key, value in options.items() if key != "lr") or "its defaults"
     return ArgumentError(f"kind={kind.__name__} refused {typed} ({_said(error)}): correct that value.")
 

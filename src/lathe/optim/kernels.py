@@ -1,4 +1,4 @@
-"""The update of all weights in one kernel, or in one call, where an optimizer has such."""
+"""Selects fused or foreach kernels of an optimizer."""
 
 import inspect
 from collections.abc import Iterable
@@ -12,17 +12,15 @@ from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices, _
 
 
 def with_kernels(factory: Any, parameters: Iterable[nn.Parameter], unscales_late: bool) -> tuple[Any, str]:
-    """`factory`, what makes an optimizer from a net, with `fused=True` or, where its class has no such kernels,
-    `foreach=True`; and the end of a line, behind the key that asked for it, that says which was taken, or why neither
-    was. Values that the configuration gives
-    stay.
+    """Return `factory` with `fused=True`, else `foreach=True`, if its class and the devices support it.
 
-    The weights after a step differ in their last digits from those of torch's default on CPUs, which updates one
-    tensor after the other.
+    The second value is the end of a message that says which one was chosen, or why none. Values in the configuration
+    are kept. The weights after a step differ in their last digits from those of torch's default on CPUs, which updates
+    one tensor after the other.
 
     Args:
         parameters: of the net, on the devices where they are trained.
-        unscales_late: gradients are clipped and scaled, which a fused step undoes too late.
+        unscales_late: gradients are clipped and scaled, and a fused step would unscale them too late.
     """
     given = getattr(factory, "keywords", {})
     kind = given.get("kind")

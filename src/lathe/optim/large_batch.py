@@ -1,5 +1,6 @@
-"""LAMB (You et al. 2020, arXiv:1904.00962) and LARS (You et al. 2017, arXiv:1708.03888): the learning rate of each
-tensor follows the ratio of its norm to that of its update, for batches of thousands.
+"""LAMB (You et al. 2020, arXiv:1904.00962) and LARS (You et al. 2017, arXiv:1708.03888).
+
+The learning rate of each tensor is scaled by the ratio of its norm to its update's, for batches of thousands.
 """
 
 from collections.abc import Callable
@@ -17,26 +18,26 @@ from lathe.optim.descent import descend
 
 
 def _norm(tensor: Tensor) -> Tensor:
-    """The L2 norm over a whole tensor, in at least float32: of a sharded one, over all its shards."""
+    """Return the L2 norm of a tensor, in at least float32; of a sharded one, over all its shards."""
     norm = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def trust_ratio(weight: Tensor, update: Tensor, scale: float = 1.0, decay: float = 0.0, eps: float = 0.0) -> Tensor:
-    """`scale * |weight| / (|update| + decay * |weight| + eps)`, and 1 where either norm is zero: on the device, so
-    that nothing waits for it.
-    """
+    """Return `scale * |weight| / (|update| + decay * |weight| + eps)`, 1 for zero norms; on the device."""
     ours, theirs = _norm(weight), _norm(update)
     there = (ours > 0) & (theirs > 0)
     return torch.where(there, scale * ours / torch.where(there, theirs + decay * ours + eps, 1.0), 1.0)
 
 
 class _LayerWise(Optimizer):
-    """Takes `_update` for each parameter that has a gradient. The ratio is left out in a group whose name ends in
-    `no_decay`: the papers' implementations leave norms and biases alone, which it would move too far.
+    """Base of LARS and LAMB: calls `_update` for each parameter that has a gradient.
+
+    Groups whose name ends in `no_decay` get no trust ratio: the papers' implementations exclude norms and biases, which
+    would move too far.
     """
 
-    needs_whole_weights = True  # a strategy that cuts them into flat pieces has no norm of a tensor
+    needs_whole_weights = True  # a strategy that shards flat parameters has no norm of a tensor
     needs_closure = False
 
     @overload
@@ -47,7 +48,7 @@ class _LayerWise(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step, and return the loss where a `closure` computes it again."""
+        """Take one step; return the loss if a `closure` computes it."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -66,13 +67,11 @@ class _LayerWise(Optimizer):
 
 
 class LARS(_LayerWise):
-    """SGD with momentum whose gradient `g + weight_decay * w` is multiplied, in each tensor, by
-    `trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)`.
+    """SGD with momentum and a trust ratio per tensor.
 
-    As in torch's SGD, and not in the paper, the learning rate is outside the momentum. A group named `no_decay` (norms,
-    biases) takes plain steps.
-
-    State per parameter: `momentum_buffer`.
+    The gradient `g + weight_decay * w` is multiplied by `trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)`.
+    As in torch's SGD, and unlike the paper, the learning rate is outside the momentum. A group named `no_decay` (norms,
+    biases) has no ratio. State per parameter: `momentum_buffer`.
     """
 
     @validated
@@ -112,11 +111,10 @@ class LARS(_LayerWise):
 
 
 class LAMB(_LayerWise):
-    """AdamW's update with bias correction, weight decay added to it, times `|w| / |update|` in each tensor: Algorithm 2
-    of the paper with the identity for its scaling function. A group named `no_decay` (norms, biases) takes the update
-    as it is.
+    """AdamW's update with bias correction and weight decay, times `|w| / |update|` in each tensor.
 
-    State per parameter: `step`, `exp_avg`, `exp_avg_sq`.
+    This is Algorithm 2 of the paper with the identity as scaling function. A group named `no_decay` (norms, biases) has
+    no ratio. State per parameter: `step`, `exp_avg`, `exp_avg_sq`.
     """
 
     @validated

@@ -1,6 +1,4 @@
-"""Muon (Keller Jordan 2024, https://kellerjordan.github.io/posts/muon/) for matrices and convolutions, AdamW or SGD for
-the rest.
-"""
+"""Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon/), with AdamW or SGD for other weights."""
 
 import math
 from collections.abc import Callable
@@ -24,11 +22,10 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
 def orthogonalise(matrix: Tensor, steps: int) -> Tensor:
-    """Return the nearest semi-orthogonal matrix, roughly: every singular value moved near 1 by Newton-Schulz
-    iterations.
+    """Return roughly the nearest semi-orthogonal matrix, by Newton-Schulz iterations.
 
-    `matrix` is `[rows, columns]`; so is the result, in at least float32 on a CPU and in bfloat16 on other devices,
-    where it is fast. A matrix of zeros stays zero.
+    All singular values become about 1. `matrix` and the result are `[rows, columns]`. The result is in at least float32
+    on a CPU and in bfloat16, which is fast, on other devices. A matrix of zeros stays zero.
     """
     dtype = torch.promote_types(matrix.dtype, torch.float32) if matrix.device.type == "cpu" else torch.bfloat16
     x: Tensor = matrix.to(dtype)
@@ -44,11 +41,11 @@ def orthogonalise(matrix: Tensor, steps: int) -> Tensor:
 
 
 def update_scale(rows: int, columns: int, adjust_lr_fn: str) -> float:
-    """Return what the orthogonal update is multiplied by, named as in `torch.optim.Muon`.
+    """Return the factor of the orthogonal update, named as in `torch.optim.Muon`.
 
     `original` is Jordan's sqrt(max(1, rows / columns)). `match_rms_adamw` is 0.2 sqrt(max(rows, columns)), which gives
     the update the root mean square of a typical AdamW step (Liu et al. 2025, arXiv:2502.16982), so that AdamW's
-    learning rates carry over.
+    learning rates can be used.
     """
     return (
         0.2 * math.sqrt(max(rows, columns))
@@ -58,22 +55,19 @@ def update_scale(rows: int, columns: int, adjust_lr_fn: str) -> float:
 
 
 class Muon(Optimizer):
-    """Momentum, orthogonalised by Newton-Schulz, on groups with the role `muon`; AdamW on groups with the role `adamw`,
-    or SGD with Nesterov's momentum if the `rest` is to have that.
+    """Orthogonalised momentum for groups with role `muon`; AdamW or SGD for the `rest`.
 
     A weight of more than two dimensions is flattened to `[out, in * kernel]`. Weight decay is decoupled in all roles.
-    AdamW groups get `lr * adamw_lr_ratio` and those of SGD `lr * sgd_lr_ratio`, so that one learning rate scales all,
-    and AdamW's step is torch's own. A group without a role is `muon`.
+    AdamW groups get `lr * adamw_lr_ratio` and SGD groups, with Nesterov's momentum, `lr * sgd_lr_ratio`, so that one
+    learning rate scales all. AdamW's step is torch's. The default role is `muon`. With `normalize`, weights of `muon`
+    groups are scaled to a norm of sqrt(rows) before each step, as in Jordan's net for CIFAR-10 (arXiv:2404.00498, its
+    version with Muon).
 
-    With `normalize` the weights of `muon` groups are brought to a norm of sqrt(rows) before each step, as Jordan's
-    net for CIFAR-10 has them (arXiv:2404.00498, its version with Muon).
-
-    State per parameter: `momentum_buffer` under `muon` and `sgd`; `step`, `exp_avg` and `exp_avg_sq` under `adamw`.
-
-    Raises ValueError for a `muon` parameter of fewer than two dimensions.
+    State per parameter: `momentum_buffer` for `muon` and `sgd`; `step`, `exp_avg` and `exp_avg_sq` for `adamw`. Raises
+    ValueError for a `muon` parameter of fewer than two dimensions.
     """
 
-    needs_whole_weights = True  # a strategy that cuts them into flat pieces can't take it
+    needs_whole_weights = True  # a strategy that shards flat parameters can't use it
     needs_closure = False
 
     @validated
@@ -115,11 +109,10 @@ class Muon(Optimizer):
     def roles(net: nn.Module) -> dict[str, str]:
         """Return `muon` for the hidden weights and `adamw` for every other parameter, by parameter name.
 
-        Hidden are, as in Jordan's post, weights of at least two dimensions that are no embedding and belong neither to
-        the input nor to the output layer: those inside `net.blocks` where the net names its repeated units, and
-        otherwise all but the first and the last in the order of registration.
-
-        Raises UserError if none is left, since Muon would then be plain AdamW.
+        As in Jordan's post, hidden weights have at least two dimensions, are not embeddings, and belong neither to the
+        input nor to the output layer: those inside `net.blocks` if the net has them, otherwise all but the first and
+        the last in the order of registration. Raises UserError if there are none, because Muon would then be plain
+        AdamW.
         """
         names = {id(parameter): name for name, parameter in net.named_parameters()}
         embeddings = {
@@ -139,7 +132,7 @@ class Muon(Optimizer):
         return {name: "muon" if key in hidden else "adamw" for key, name in names.items()}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group with an optional `role`; one of the rest without its own `lr` gets `lr` times its ratio."""
+        """Add a group with an optional `role`; one without an `lr` gets `lr` times the ratio of its role."""
         group = {**self.defaults, **param_group}
         if group["role"] not in ("muon", "adamw", "sgd"):
             raise ValueError(f"the role of a group must be muon, adamw or sgd, not {group['role']}")
@@ -162,7 +155,7 @@ class Muon(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step, and return the loss where a `closure` computes it again."""
+        """Take one step; return the loss if a `closure` computes it."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -178,7 +171,7 @@ class Muon(Optimizer):
         return loss
 
     def _momentum(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient, and the buffer of the gradients before it."""
+        """Return the gradient and the momentum buffer."""
         gradient = parameter.grad
         assert gradient is not None
         state = self.state[parameter]
@@ -193,7 +186,7 @@ class Muon(Optimizer):
         matrix = direction.flatten(1)
         update = orthogonalise(matrix, group["ns_steps"]).to(parameter.dtype).view_as(parameter)
         scale = update_scale(matrix.size(0), matrix.size(1), group["adjust_lr_fn"])
-        if group.get("normalize"):  # checkpoints of before have no such key
+        if group.get("normalize"):  # older checkpoints lack the key
             parameter.mul_(len(parameter) ** 0.5 / parameter.norm().clamp(min=1e-7))
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         descend(parameter, update, group["lr"] * scale)

@@ -1,4 +1,4 @@
-"""When a scheduler is stepped, and by which metric: the keys that stand beside it, as Lightning users write them."""
+"""Scheduler configuration: `interval`, `frequency` and `monitor`, as Lightning users write them."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -19,8 +19,10 @@ KEYS = ("interval", "frequency", "monitor")
 @validated
 @dataclass(frozen=True)
 class Plan:
-    """A scheduler's `factory`, stepped after every `frequency`-th optimizer step or epoch; one that waits for a metric,
-    after every `frequency`-th validation, with `monitor`. None are the task's own, or Lathe's: steps.
+    """A scheduler's `factory`, stepped after every `frequency`-th optimizer step or epoch.
+
+    A scheduler of a metric is stepped after every `frequency`-th validation, with `monitor`. None is the default: the
+    task's metric; steps.
     """
 
     factory: Callable[..., Any]
@@ -30,22 +32,22 @@ class Plan:
 
     @property
     def waits(self) -> bool:
-        """Whether it is one of those that wait for a metric."""
+        """Return whether the scheduler needs a metric."""
         function = getattr(self.factory, "func", self.factory)
         return inspect.isclass(function) and issubclass(function, ReduceLROnPlateau)
 
     @property
     def mode(self) -> str:
-        """The direction of one that waits for a metric; auto is the metric's own."""
+        """Return the `mode` of a scheduler that needs a metric; auto is the metric's direction."""
         return str(getattr(self.factory, "keywords", {}).get("mode", "auto"))
 
     @property
     def plain(self) -> bool:
-        """Whether Lightning steps it as Lathe's own, after every optimizer step."""
+        """Return whether it is stepped after every optimizer step, the default."""
         return self.interval in (None, "step") and self.frequency == 1 and not self.waits
 
     def with_mode(self, mode: str) -> Callable[..., Any]:
-        """The factory, with a `mode` for one that waits for a metric."""
+        """Return the factory, with `mode` if the scheduler needs a metric."""
         if not self.waits:
             return self.factory
         keys = {**getattr(self.factory, "keywords", {}), "mode": mode}
@@ -53,12 +55,7 @@ class Plan:
 
 
 def plan_of(made: Any) -> Plan:
-    """The plan of a scheduler's factory, or of Lightning's mapping of it under `scheduler` beside `interval`,
-    `frequency` and `monitor`.
-
-    Raises:
-        ArgumentError: a key is not known, or its value is wrong.
-    """
+    """Return the plan of a scheduler's factory, or of Lightning's mapping with the factory as `scheduler`."""
     if not isinstance(made, Mapping):
         return Plan(made)
     for key in made:
@@ -68,12 +65,7 @@ def plan_of(made: Any) -> Plan:
 
 
 def check_plan(made: Any, task: Any) -> None:
-    """Holds what `scheduler` names against its signature, and the metric that it waits for against what `task` reports.
-
-    Raises:
-        UserError: what `plan_of` and `check_scheduler` refuse; a metric that nothing reports, or whose better direction
-            is not known; a key that nothing would read.
-    """
+    """Check the keys of `scheduler` with its signature, and its metric with those that `task` reports."""
     plan = plan_of(made)
     check_scheduler(plan.with_mode("min" if plan.mode == "auto" else plan.mode))
     if not plan.waits:
@@ -92,11 +84,7 @@ def check_plan(made: Any, task: Any) -> None:
 
 
 def monitored(plan: Plan, task: Any) -> str:
-    """The metric that a scheduler waits for: its own, or the task's.
-
-    Raises:
-        ArgumentError: it has none, and nobody knows what the task logs.
-    """
+    """Return the metric of a scheduler: its own, or the task's."""
     found = task.monitor if plan.monitor in (None, "auto") else plan.monitor
     if not found:
         raise ArgumentError("monitor=auto: nobody knows what this LightningModule logs: name a metric, and its mode.")
@@ -104,11 +92,7 @@ def monitored(plan: Plan, task: Any) -> str:
 
 
 def direction(plan: Plan, task: Any) -> str:
-    """The `mode` of a scheduler that waits for a metric: its own, or that of the task's metric.
-
-    Raises:
-        ArgumentError: it has none, and the metric is not the task's.
-    """
+    """Return the `mode` of a scheduler that needs a metric: its own, or that of the task's metric."""
     monitor = monitored(plan, task)
     if plan.mode != "auto":
         return plan.mode

@@ -1,4 +1,4 @@
-"""Which parameters a rule such as `no_decay: [norm, bias, head.*]` means, and in which layer each lies."""
+"""Parameter rules such as `no_decay: [norm, bias, head.*]`, and the layer of each parameter."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -8,15 +8,12 @@ from torch import nn
 
 from lathe.errors import ArgumentError, UserError, did_you_mean
 
-# By name, because torch has no common base class of its norms, and a cloner's own `ScaleNorm` or `RMSNorm` is meant
-# too.
+# By name, because torch's norms have no common base class, and a user's `ScaleNorm` or `RMSNorm` should match too.
 _NORM = re.compile(r"Norm(\dd)?$")
 
 
 def norm_names(net: nn.Module) -> set[str]:
-    """Return the names of the parameters that normalisation layers own (classes named `...Norm`, `...Norm1d` to
-    `...Norm3d`).
-    """
+    """Return the names of the parameters of normalisation layers (classes `...Norm`, `...Norm1d` to `3d`)."""
     return {
         f"{path}.{name}" if path else name
         for path, module in net.named_modules()
@@ -31,11 +28,7 @@ def bias_names(net: nn.Module) -> set[str]:
 
 
 def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str]:
-    """Return the parameter names of `net` that any rule matches: the words `norm` and `bias`, or a pattern (`*`, `?`,
-    `[...]`).
-
-    A net without norms or biases is fine. Raises ArgumentError, naming `key`, if a pattern matches no parameter.
-    """
+    """Return names of parameters that any rule matches: `norm`, `bias`, or a pattern (`*`, `?`, `[...]`)."""
     names = [name for name, _ in net.named_parameters()]
     found: set[str] = set()
     for rule in rules:
@@ -52,10 +45,7 @@ def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str
 
 
 def scale_of_each(net: nn.Module, scales: Mapping[str, float]) -> dict[str, float]:
-    """Return what multiplies the learning rate of each parameter that a rule of `scales` matches; the last one counts.
-
-    Raises ArgumentError if a rule matches no parameter.
-    """
+    """Return the learning-rate factor of each parameter that matches a rule; the last match counts."""
     found: dict[str, float] = {}
     for rule, scale in scales.items():
         matched = matching_names(net, [rule], key="lr_scale")
@@ -66,10 +56,7 @@ def scale_of_each(net: nn.Module, scales: Mapping[str, float]) -> dict[str, floa
 
 
 def freeze(net: nn.Module, rules: Iterable[str]) -> tuple[int, int]:
-    """Leave the parameters that `rules` match out of training; return how many numbers they have, of how many.
-
-    Raises ArgumentError if a pattern matches no parameter, and UserError if nothing is left to train.
-    """
+    """Freeze the parameters that `rules` match; return the number of frozen and of all scalars."""
     frozen = matching_names(net, rules, key="freeze")
     for name, parameter in net.named_parameters():
         parameter.requires_grad_(parameter.requires_grad and name not in frozen)
@@ -80,12 +67,10 @@ def freeze(net: nn.Module, rules: Iterable[str]) -> tuple[int, int]:
 
 
 def layer_numbers(net: nn.Module) -> dict[str, int]:
-    """Return the layer of each parameter: 0 before the repeated `blocks` of `net`, 1 to n in them, n + 1 behind.
+    """Return the layer of each parameter: 0 before the `blocks` of `net`, 1 to n in them, n + 1 after.
 
-    What is registered before the first block's parameters counts as before, as stems and embeddings are, and the rest
-    outside of blocks, such as heads, as behind.
-
-    Raises UserError if the net names no `blocks` with parameters.
+    Parameters outside blocks count as before if they are registered before the first block's (stems, embeddings), else
+    as after (heads). Raises UserError if the net names no `blocks` with parameters.
     """
     blocks = list(getattr(net, "blocks", None) or ())
     inside = {id(parameter): number for number, block in enumerate(blocks, 1) for parameter in block.parameters()}

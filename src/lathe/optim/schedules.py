@@ -1,8 +1,9 @@
-"""Learning-rate schedules, one function for each choice of `configs/scheduler/`, stepped after every optimizer step.
+"""Learning-rate schedules, one function per choice in `configs/scheduler/`.
 
-`optimizer.lr` is always the peak. A position such as `warmup` is a share of the run if it is below 1, and otherwise a
-number of optimizer steps. Every schedule is a `LambdaLR` over a closure: its state is the step alone, opens with
-`weights_only`, and a longer run that resumes from it follows its own, longer curve.
+They are stepped after every optimizer step. `optimizer.lr` is always the peak. A position such as `warmup` is a share
+of the run if it is below 1, and otherwise a number of optimizer steps. Every schedule is a `LambdaLR` over a closure:
+its state is only the step, so it opens with `weights_only`, and a longer run that resumes from it follows its own,
+longer curve. All raise ArgumentError if a position is not below the run's length.
 """
 
 import math
@@ -25,11 +26,11 @@ from lathe.optim.factors import (
     warm_up,
 )
 
-TotalSteps = Any  # optimizer steps of the run; inf where it has no end, which no schedule can plan
+TotalSteps = Any  # optimizer steps of the run; inf for an endless run, which raises an error
 
 
 def steps_of(key: str, value: float, total_steps: int) -> int:
-    """Return the position `key` in optimizer steps: a share of the run below 1, a whole number of steps from 1 on.
+    """Return the position `key` in optimizer steps: a share of the run below 1, else a number of steps.
 
     A share is rounded, and stays below the end of the run. Raises ArgumentError if `value` is not below `total_steps`.
     """
@@ -43,9 +44,7 @@ def steps_of(key: str, value: float, total_steps: int) -> int:
 
 
 def _whole_run(total_steps: float) -> int:
-    """Return the length of the run in steps; Lightning says inf where nothing limits it, and 0 where nothing is
-    trained.
-    """
+    """Return the run's steps; Lightning reports inf for an endless run and 0 if nothing is trained."""
     if not 0 <= total_steps < math.inf:
         raise UserError(
             f"A scheduler can't plan a run of {total_steps} steps: set max_epochs or max_steps, and "
@@ -60,10 +59,7 @@ def _schedule(optimizer: Optimizer, factor: Callable[[int], float]) -> LRSchedul
 
 @validated
 def constant(optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0) -> LRScheduler:
-    """Return a line up to the peak over `warmup`, then the peak.
-
-    Raises ArgumentError if `warmup` does not end within the run.
-    """
+    """Return a line up to the peak over `warmup`, then the peak."""
     warmup_steps = steps_of("warmup", warmup, _whole_run(total_steps))
     return _schedule(optimizer, lambda step: warm_up(step, warmup=warmup_steps))
 
@@ -72,11 +68,9 @@ def constant(optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrSha
 def cosine(
     optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0, min_ratio: Share = 0
 ) -> LRScheduler:
-    """Return a line up to the peak over `warmup`, then a half cosine down to `min_ratio` of it at the end of the run.
+    """Return a line up to the peak over `warmup`, then a half cosine down to `min_ratio` of it at the end.
 
     Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts.
-
-    Raises ArgumentError if `warmup` does not end within the run.
     """
     total = _whole_run(total_steps)
     warmup_steps = steps_of("warmup", warmup, total)
@@ -93,13 +87,10 @@ def cosine_restarts(
     warmup: StepOrShare = 0,
     min_ratio: Share = 0,
 ) -> LRScheduler:
-    """Return a line up to the peak over `warmup`, then half cosines down to `min_ratio`, each starting again at the
-    peak.
+    """Return a line up to the peak over `warmup`, then repeated half cosines from the peak to `min_ratio`.
 
-    SGDR, Loshchilov and Hutter 2017, arXiv:1608.03983: the first half cosine lasts `period`, each next one
-    `period_growth` times as long as the one before.
-
-    Raises ArgumentError if `warmup` or `period` does not end within the run.
+    SGDR, Loshchilov and Hutter 2017, arXiv:1608.03983: the first half cosine has length `period`, each next one
+    `period_growth` times the length of the last.
     """
     total = _whole_run(total_steps)
     warmup_steps = steps_of("warmup", warmup, total)
@@ -116,10 +107,7 @@ def cosine_restarts(
 def linear(
     optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0, end_ratio: Share = 0
 ) -> LRScheduler:
-    """Return a line up to the peak over `warmup`, then one down to `end_ratio` of it at the end of the run.
-
-    Raises ArgumentError if `warmup` does not end within the run.
-    """
+    """Return a line up to the peak over `warmup`, then one down to `end_ratio` of it at the end."""
     total = _whole_run(total_steps)
     warmup_steps = steps_of("warmup", warmup, total)
     return _schedule(optimizer, lambda step: linear_factor(step, total=total, warmup=warmup_steps, end_ratio=end_ratio))
@@ -134,13 +122,10 @@ def one_cycle(
     start_ratio: Share = 0.04,
     end_ratio: Share = 4e-6,
 ) -> LRScheduler:
-    """Return a half cosine from `start_ratio` up to the peak over `warmup`, then one down to `end_ratio` at the end of
-    the run.
+    """Return a half cosine from `start_ratio` to 1 over `warmup`, then one to `end_ratio` at the end.
 
-    Smith and Topin 2018, arXiv:1708.07120, in the two-phase form of torch's `OneCycleLR` and with its default ratios;
-    momentum stays as it is.
-
-    Raises ArgumentError if `warmup` does not end within the run.
+    Smith and Topin 2018, arXiv:1708.07120, in the two-phase form of torch's `OneCycleLR` with its default ratios, and
+    constant momentum.
     """
     total = _whole_run(total_steps)
     warmup_steps = steps_of("warmup", warmup, total)
@@ -161,10 +146,7 @@ def step(
     gamma: Share = 0.1,
     warmup: StepOrShare = 0,
 ) -> LRScheduler:
-    """Return a line up to the peak over `warmup`, multiplied by `gamma` from each of the `milestones` on.
-
-    Raises ArgumentError if `warmup` or a milestone does not end within the run, or milestones do not rise.
-    """
+    """Return a line up to the peak over `warmup`, multiplied by `gamma` at each of the `milestones`."""
     total = _whole_run(total_steps)
     warmup_steps = steps_of("warmup", warmup, total)
     reached = [steps_of("milestones", milestone, total) for milestone in milestones]

@@ -1,4 +1,4 @@
-"""The update of a net so small that torch's optimizers and schedulers spend more time in Python than on its weights."""
+"""Low-overhead SGD and scheduler steps for small nets, where torch's Python code takes most time."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,15 +9,16 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-MOST = 2**18  # weights: of more, one tensor after the other stays in the processor's cache for all its operations
-# of a group, what changes the operations
+MOST = 2**18  # scalars: in larger nets, updating one tensor after the other uses the processor's cache better
+# options of a group that change the operations
 PLAIN = {"foreach": None, "fused": None, "differentiable": False, "maximize": False}
 
 
 def short_step(optimizer: Optimizer) -> Callable[[], Any]:
-    """`optimizer.step`, or what does the same to its weights and states, digit by digit, in less time: SGD's operations
-    of a group of parameters on the CPU are three calls, not three for each parameter. As soon as hooks of a step are
-    registered, or it is replaced, it is torch's own again.
+    """Return `optimizer.step`, or a faster function with bitwise equal weights and states.
+
+    SGD on the CPU then makes three calls per group of parameters, not per parameter. It calls torch's own step as soon
+    as step hooks are registered or the step is replaced.
     """
     groups: list[dict[str, Any]] = optimizer.param_groups
     weights = [parameter for group in groups for parameter in group["params"]]
@@ -35,7 +36,7 @@ def short_step(optimizer: Optimizer) -> Callable[[], Any]:
         if None in found or _is_watched(optimizer):
             optimizer.step()
             return
-        vars(optimizer)["_opt_called"] = True  # by which torch's schedulers see that they come behind a step
+        vars(optimizer)["_opt_called"] = True  # torch's schedulers check it for a step before theirs
         for group, (parameters, gradients, buffers) in zip(optimizer.param_groups, found, strict=True):  # type: ignore[misc]
             if not parameters:
                 continue
@@ -54,7 +55,7 @@ def short_step(optimizer: Optimizer) -> Callable[[], Any]:
 
 
 def short_zero_grad(optimizer: Optimizer) -> Callable[[], Any]:
-    """`optimizer.zero_grad`, or the same without what torch does around it."""
+    """Return `optimizer.zero_grad`, or the same without torch's overhead."""
     if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):
         return optimizer.zero_grad
 
@@ -67,7 +68,7 @@ def short_zero_grad(optimizer: Optimizer) -> Callable[[], Any]:
 
 
 def short_schedule(scheduler: LRScheduler) -> Callable[[], Any]:
-    """`scheduler.step`, or the same rates and state without what torch does around them: of a LambdaLR."""
+    """Return `scheduler.step` or, of a LambdaLR, the same rates and state without torch's overhead."""
     if type(scheduler) is not LambdaLR or "step" in vars(scheduler):
         return scheduler.step
     kept: Any = scheduler
@@ -76,7 +77,7 @@ def short_schedule(scheduler: LRScheduler) -> Callable[[], Any]:
         groups, count = kept.optimizer.param_groups, kept.last_epoch + 1
         rates = [base * factor(count) for base, factor in zip(kept.base_lrs, kept.lr_lambdas, strict=True)]
         known = all(type(rate) is float for rate in rates) and all(type(group["lr"]) is float for group in groups)
-        if not known or kept._step_count <= 1:  # torch's own looks at the first, whether the optimizer was before it
+        if not known or kept._step_count <= 1:  # torch's own first step checks that the optimizer stepped before
             scheduler.step()
             return
         kept.last_epoch, kept._last_lr = count, rates
@@ -88,9 +89,7 @@ def short_schedule(scheduler: LRScheduler) -> Callable[[], Any]:
 
 
 def _tensors(group: dict[str, Any], state: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor]] | None:
-    """A group's parameters that have a gradient, these, and what momentum has gathered; None where torch has to begin
-    it, or has a way of its own.
-    """
+    """Return parameters, gradients and momentum buffers; None if torch must step (no buffers, or sparse)."""
     parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
     gradients = [parameter.grad for parameter in parameters]
     if any(gradient.layout is not torch.strided for gradient in gradients):
@@ -99,7 +98,7 @@ def _tensors(group: dict[str, Any], state: Any) -> tuple[list[Tensor], list[Tens
         return parameters, gradients, []
     buffers = []
     for parameter in parameters:
-        kept = state.get(parameter)  # [] would make one
+        kept = state.get(parameter)  # [] would create an entry
         if kept is None or kept.get("momentum_buffer") is None:
             return None
         buffers.append(kept["momentum_buffer"])
@@ -107,9 +106,9 @@ def _tensors(group: dict[str, Any], state: Any) -> tuple[list[Tensor], list[Tens
 
 
 def _is_watched(optimizer: Optimizer) -> bool:
-    """Whether somebody else has a part in its step."""
+    """Return whether hooks or a replacement affect the optimizer's step."""
     made = vars(optimizer).get("step")
-    # a scheduler has wrapped it, which notes that it was called
+    # a scheduler wraps it to record that it was called
     own = made is None or getattr(made, "__wrapped__", None) is SGD.step
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     return bool(not own or hooks or _global_optimizer_pre_hooks or _global_optimizer_post_hooks)

@@ -1,4 +1,4 @@
-"""How a net is spread over devices, in which number format, and whether it is compiled."""
+"""Strategies: distribution over devices, number formats, and compilation."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Gradient clipping where gradients are spread: over one mesh, over several, or not at all, in the same net."""
+"""Gradient clipping for nets that mix plain gradients with DTensors on one or several meshes."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 
 
 def install_clipping(plugin: Precision) -> None:
-    """Lets `trainer.gradient_clip_val` and the gradient scaler of 16-mixed act on spread gradients: torch's own
-    functions take plain ones, or those of one mesh."""
+    """Make clipping and the 16-mixed scaler work on sharded gradients; torch's support only one mesh."""
     plugin.clip_grad_by_norm = _by_norm  # type: ignore[method-assign]
     plugin.clip_grad_by_value = _by_value  # type: ignore[method-assign]
     scaler = getattr(plugin, "scaler", None)
@@ -24,9 +23,7 @@ def install_clipping(plugin: Precision) -> None:
 def _unscale(
     optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
 ) -> dict[torch.device, Tensor]:
-    """GradScaler's own method, over what this rank holds; every rank learns whether any of them found an overflow, and
-    skips.
-    """
+    """Replace GradScaler's method for local shards. All ranks skip the step if any of them finds an overflow."""
     found: dict[torch.device, Tensor] = {}
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in _gradients(_parameters(optimizer)):
@@ -51,8 +48,7 @@ def _by_value(optimizer: Optimizer, clip_val: int | float) -> None:
 
 
 def clip_by_norm(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Scales the gradients so that their global norm is at most `limit`, as torch's clip_grad_norm_ does, and returns
-    the norm from before (0-dim, plain). Collective."""
+    """Clip the gradients' global norm to `limit`, as torch's clip_grad_norm_. Collective. Returns the old norm."""
     gradients = list(_gradients(parameters))
     norm = global_norm(gradients)
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
@@ -62,17 +58,13 @@ def clip_by_norm(parameters: Iterable[Tensor], limit: float) -> Tensor:
 
 
 def clip_by_value(parameters: Iterable[Tensor], limit: float) -> None:
-    """Cuts every element of the gradients to [-limit, limit]."""
+    """Clamp every element of the gradients to [-limit, limit]."""
     for local in map(_local, _gradients(parameters)):
         local.clamp_(-limit, limit)
 
 
 def global_norm(gradients: Iterable[Tensor]) -> Tensor:
-    """The 2-norm of all gradients together (0-dim, at least float32). Collective.
-
-    Gradients that are spread over the same axes of the same mesh are summed first, so there is one reduction per axis
-    and kind.
-    """
+    """Return the 2-norm over all gradients (0-dim, at least float32). Collective, once per kind of sharding."""
     kinds: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Tensor]] = {}
     for gradient in gradients:
         mesh: DeviceMesh | None = None
@@ -84,7 +76,7 @@ def global_norm(gradients: Iterable[Tensor]) -> Tensor:
     squares = []
     for (where, spread), alike in kinds.items():
         locals_ = [_local(gradient) for gradient in alike]
-        # numel: a rank may have no part of a small parameter
+        # a rank's shard of a small parameter may be empty
         wide = torch.promote_types(locals_[0].dtype, torch.float32)
         norms = [torch.linalg.vector_norm(x, dtype=wide) for x in locals_ if x.numel()]
         total = torch.stack(norms).square().sum() if norms else torch.zeros((), dtype=wide, device=locals_[0].device)
@@ -99,7 +91,7 @@ def global_norm(gradients: Iterable[Tensor]) -> Tensor:
 
 
 def reduce_partial(parameter: Tensor) -> None:
-    """Makes the sum over ranks that a parameter's gradient may still be a part of."""
+    """Reduce a parameter's gradient over the ranks if its placement is still `Partial`."""
     gradient = parameter.grad
     if isinstance(gradient, DTensor) and any(isinstance(placement, Partial) for placement in gradient.placements):
         placements = [Replicate() if isinstance(placement, Partial) else placement for placement in gradient.placements]

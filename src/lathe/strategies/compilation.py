@@ -13,8 +13,8 @@ from lathe.errors import ArgumentError, did_you_mean
 from lathe.nets import blocks_of
 
 log = logging.getLogger(__name__)
-REPEATED = 12  # blocks from which on each alone is compiled sooner than the whole net
-KINDS = 6  # of blocks; torch compiles one function at most eight times, of which some are for other batch sizes
+REPEATED = 12  # from this number of blocks, compiling each by itself is faster than compiling the whole net
+KINDS = 6  # of blocks; torch compiles a function at most eight times, some of them for other batch sizes
 WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
@@ -30,19 +30,18 @@ def compile_net(
     backend: Literal["inductor", "aot_eager", "eager"] = "inductor",
     options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Compiles `net`, or with `regional` each of its `blocks`, in place, so parameter names and checkpoints stay as
-    they are. `auto` compiles blocks where a net has many of few kinds, and says so in the log.
+    """Compile `net`, or with `regional` each of its `blocks`, in place; parameter names do not change.
 
-    Compilation happens at the first call. The task around the net stays eager: its logging can't be traced.
+    `regional=auto` compiles blocks if a net has many of few kinds, and logs that. Compilation happens at the first
+    call. The task around the net stays eager, because its logging can't be traced.
 
-    `backend` is inductor, or for finding out which part of the compiler does something wrong, aot_eager (graphs are
-    captured and differentiated, and run by torch's own kernels) or eager (captured alone).
-
-    `options` are inductor's own, by name (`torch._inductor.list_options()`), which stand in the place of a mode's.
+    `backend` is inductor or, to find the part of the compiler that fails, aot_eager (capture and differentiate, run
+    torch's own kernels) or eager (only capture). `options` are inductor's (`torch._inductor.list_options()`) and
+    replace those of a mode.
 
     Raises:
-        ArgumentError: a mode that the backend does not have, options that it does not have or beside a mode, or
-            `regional` for a net that names no blocks.
+        ArgumentError: the backend lacks the mode or an option, both mode and options are set, or `regional` is true and
+            the net has no blocks.
     """
     if not enabled:
         return
@@ -64,7 +63,7 @@ def compile_net(
 
 
 def _regions(net: nn.Module, regional: bool | Literal["auto"]) -> list[nn.Module]:
-    """What is compiled by itself."""
+    """Return the modules that are compiled separately."""
     blocks = blocks_of(net) if regional else []
     if regional is True:
         return blocks
@@ -76,7 +75,7 @@ def _regions(net: nn.Module, regional: bool | Literal["auto"]) -> list[nn.Module
 
 
 def _kind(block: nn.Module) -> tuple[Any, ...]:
-    """Equal for blocks that one compiled function can stand for: layers as they print, and the shapes of weights."""
+    """Return a block's repr and weight shapes, equal for blocks that can share one compiled function."""
     return (repr(block), *(tuple(parameter.shape) for parameter in block.parameters()))
 
 
@@ -88,11 +87,10 @@ def compiler_arguments(
     options: Mapping[str, Any] | None,
     device_type: str,
 ) -> dict[str, Any]:
-    """What torch.compile is called with. A CPU gets no mode with CUDA graphs, which it does not have, and which are not
-    without effect there: with them, a compiled step gave NaN on an x86 CPU without AVX-512 (torch 2.13).
+    """Return the arguments of torch.compile.
 
-    Raises:
-        ArgumentError: as `compile_net`.
+    On a CPU, modes lose their CUDA graphs: with them, a compiled step gave NaN on an x86 CPU without AVX-512 (torch
+    2.13).
     """
     arguments: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph, "backend": backend}
     if not options:

@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism, by torch's `fully_shard` (FSDP2; Zhao et al. 2023, arXiv:2304.11277)."""
+"""Fully sharded data parallelism with torch's `fully_shard` (FSDP2; Zhao et al. 2023, arXiv:2304.11277)."""
 
 from typing import Any, Literal
 
@@ -18,20 +18,18 @@ from lathe.strategies.sharded import ShardedStrategy
 
 
 class FSDP(ShardedStrategy):
-    """Each rank keeps its share of every parameter, gradient and optimizer state, and sees its own slice of the global
-    batch. The parameters of one unit at a time are gathered for its forward and backward pass.
+    """Shards parameters, gradients and optimizer state over ranks, which get slices of the global batch.
 
-    Units are the net's `blocks`; in a net that names none, the smallest modules of at least `min_params` parameters.
-    What is in no unit belongs to the root, which is gathered as a whole.
+    The parameters of one unit at a time are gathered for its forward and backward pass. Units are the net's `blocks`,
+    or in a net without them the smallest modules of at least `min_params` parameters. The rest belongs to the root,
+    which is gathered as a whole. On a single process the net is not sharded, except with offload or a sharded
+    checkpoint.
 
-    A single process has nothing to share out: the net stays as it is, unless parameters are offloaded or the checkpoint
-    is sharded.
-
-    `replicas` is the number of groups of ranks that hold a whole copy each (hybrid sharding); parameters are sharded
-    within a group.
+    `replicas` is the number of groups of ranks with a full copy each (hybrid sharding); parameters are sharded within a
+    group.
 
     Raises:
-        UserError: a number out of range, `replicas` that do not divide the ranks, or as `ShardedStrategy`.
+        UserError: `replicas` does not divide the ranks.
     """
 
     name = "fsdp"
@@ -69,7 +67,7 @@ class FSDP(ShardedStrategy):
 
     def spread(self, task: LightningModule, net: nn.Module) -> None:
         if self.world_size == 1 and not self.cpu_offload and not self._save_distributed_checkpoint:
-            if not self._alone:  # a test spreads once more
+            if not self._alone:  # a test shards once more
                 rank_zero_warn("strategy=fsdp shares the net out among processes, and there is one: it stays whole.")
             self._alone = True
             return
@@ -85,7 +83,7 @@ class FSDP(ShardedStrategy):
         )
 
     def model_to_device(self) -> None:
-        if not self.cpu_offload:  # fully_shard has moved buffers already
+        if not self.cpu_offload:  # fully_shard has already moved the buffers
             super().model_to_device()
 
 
@@ -102,10 +100,11 @@ def shard_net(
     reshard_after_forward: bool | None,
     offload: OffloadPolicy,
 ) -> None:
-    """Applies `fully_shard` to the units of `net`, then to `net`.
+    """Apply `fully_shard` to the units of `net`, then to `net`.
 
-    In mixed precision, parameters travel and compute in the 16-bit format, gradients are reduced in float32; BatchNorm
-    layers stay in float32, as under autocast alone: their kernels take no 16-bit parameters beside float32 statistics.
+    In mixed precision, parameters are gathered and used in the 16-bit format, and gradients are reduced in float32.
+    BatchNorm layers stay in float32, as under autocast: their kernels do not mix 16-bit parameters with float32
+    statistics.
     """
     options: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
     policy = mixed_precision(precision)
@@ -126,7 +125,7 @@ def shard_net(
 
 
 def mixed_precision(precision: str) -> MixedPrecisionPolicy | None:
-    """What `fully_shard` casts under a precision of Lightning's; None for nothing."""
+    """Return the casts of `fully_shard` for a precision of Lightning's; None for no casts."""
     kinds = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
     if precision not in kinds:
         return None
@@ -134,8 +133,7 @@ def mixed_precision(precision: str) -> MixedPrecisionPolicy | None:
 
 
 def units(net: nn.Module, min_params: int) -> list[nn.Module]:
-    """The modules that are gathered on their own, in order, the inner before the outer; parameters that several modules
-    share stay in the root."""
+    """Return the modules that are gathered separately, inner before outer; shared parameters are in none."""
     blocks = list(dict.fromkeys(blocks_of(net)))
     if blocks:
         return [block for block in blocks if any(True for _ in block.parameters())]
@@ -145,7 +143,7 @@ def units(net: nn.Module, min_params: int) -> list[nn.Module]:
 
 
 def _collect(module: nn.Module, min_params: int, shared: set[nn.Parameter], found: list[nn.Module]) -> int:
-    """Adds the smallest units within `module`, itself included; returns how many of its parameters are in none."""
+    """Append the smallest units in `module` (or itself); return the number of its parameters in no unit."""
     loose = sum(parameter.numel() for parameter in module.parameters(recurse=False) if parameter not in shared)
     loose += sum(_collect(child, min_params, shared, found) for child in module.children())
     whole = not any(parameter in shared for parameter in module.parameters())

@@ -1,4 +1,4 @@
-"""The order of an image's numbers in memory, `trainer.channels_last`."""
+"""Memory format of images and convolutions, `trainer.channels_last`."""
 
 import warnings
 from typing import Any, Literal
@@ -11,15 +11,15 @@ from lathe.errors import ArgumentError
 
 
 def channels_last(net: nn.Module, strategy: Strategy, wanted: bool | Literal["auto"]) -> None:
-    """Lays weights of 2-d convolutions, and images that come in, with their channels last, in place: the order in which
-    convolutions of low precision are computed. Shapes, names and values stay; sums are added up in another order.
+    """Put weights of 2-d convolutions, and input images, in channels_last format, in place.
 
-    `auto` leaves as they are: nets without 2-d convolutions (`true` warns of them), those that a strategy spreads, and
-    on a CPU those with strided 1x1 convolutions of fewer than 16 channels, of which oneDNN's gradient then writes
-    beyond its memory (github.com/uxlfoundation/oneDNN/issues/6035).
+    Low-precision convolutions are computed in this order. Shapes, names and values do not change; sums are added in
+    another order. `auto` skips nets without 2-d convolutions (`true` warns), nets that a strategy shards, and on a CPU
+    nets with strided 1x1 convolutions of fewer than 16 channels: oneDNN's gradient of these writes out of bounds
+    (github.com/uxlfoundation/oneDNN/issues/6035).
 
     Raises:
-        ArgumentError: `true` for one of the latter two.
+        ArgumentError: `true` for a sharded net, or for such convolutions on a CPU.
     """
     whole = isinstance(strategy, (SingleDeviceStrategy, DDPStrategy))
     if wanted is True and not whole:
@@ -39,7 +39,7 @@ def channels_last(net: nn.Module, strategy: Strategy, wanted: bool | Literal["au
             f"trainer.channels_last=true has no effect: {type(net).__name__} has no 2-d convolution.", stacklevel=2
         )
     if wanted and whole and convolutions and not overflowing:
-        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # which torch's stub lacks
+        net.to(memory_format=torch.channels_last)  # torch's stub lacks it
         net.register_forward_pre_hook(_lay)
 
 

@@ -1,6 +1,4 @@
-"""A net too large for one device, on several devices of one process: consecutive blocks beside each other, one working
-at a time.
-"""
+"""Places a net's blocks on several devices of one process, which work one at a time."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -19,19 +17,18 @@ from lathe.nets import blocks_of
 
 
 class ModelSplit(SingleDeviceStrategy):
-    """Places a net's blocks on `devices` in their order; activations move with them. What is not in a block stays on
-    the first device, where the input and the loss are, so a tied embedding needs no copy.
+    """Places a net's blocks on `devices` in order; activations move with them.
 
-    Parameters keep their names and there is one process, so checkpoints, callbacks and results are those of
-    strategy=auto. Memory adds up over the devices, speed does not: strategy=pipeline keeps all of them busy.
+    Everything outside the blocks stays on the first device, with the input and the loss, so a tied embedding needs no
+    copy. Parameters keep their names and there is one process, so checkpoints, callbacks and results equal those of
+    strategy=auto. The devices' memory adds up, their speed does not: strategy=pipeline keeps all of them busy.
 
     Args:
-        devices: such as ["cuda:0", "cuda:1"]; null takes every GPU of this machine. One device may be named twice.
-        split: how many blocks each device gets; null makes the largest number of parameters on a device as small as can
-            be.
+        devices: such as ["cuda:0", "cuda:1"]; null takes every GPU of this machine. A device may be repeated.
+        split: number of blocks per device; null minimizes the largest number of parameters on a device.
 
     Raises:
-        UserError: no such device, a net without blocks, or a split that does not fit its blocks.
+        UserError: a device does not exist, the net has no blocks, or the split does not fit them.
     """
 
     @validated
@@ -62,11 +59,7 @@ class ModelSplit(SingleDeviceStrategy):
         return f"strategy.split=[{','.join(map(str, self.split or []))}]"
 
     def shard(self, task: Any) -> None:
-        """Decides which block goes where; they move once the net does.
-
-        Raises:
-            UserError: the net has no blocks, or too few, or not as many as the split says.
-        """
+        """Plan the placement of blocks; `model_to_device` moves them."""
         self._plan(task.net)
 
     def _plan(self, net: nn.Module) -> list[list[nn.Module]]:
@@ -99,7 +92,7 @@ class ModelSplit(SingleDeviceStrategy):
         task: Any = self.lightning_module
         self._release()
         parts = self._plan(task.net)
-        # Block by block first: the whole net may not fit on the first device.
+        # move block by block first: the whole net may not fit on the first device
         for part, device in zip(parts, self.devices, strict=True):
             for block in part:
                 block.to(device)
@@ -118,8 +111,7 @@ class ModelSplit(SingleDeviceStrategy):
         self._hooks = []
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        # Each state goes where its parameter is, which torch sees to; Lightning would then bring all of them to the
-        # first device.
+        # torch moves each state to its parameter's device; Lightning would then move all to the first device
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
             optimizer.load_state_dict(state)
 
@@ -129,14 +121,12 @@ class ModelSplit(SingleDeviceStrategy):
 
 
 def balance(sizes: list[int], parts: int, extra: int = 0) -> list[int]:
-    """Edges that cut `sizes` into consecutive, non-empty parts whose largest sum, with `extra` in the first, is
-    smallest.
-    """
+    """Return edges that cut `sizes` into non-empty parts with the smallest largest sum. The first adds `extra`."""
     n = len(sizes)
     total = [0]
     for size in sizes:
         total.append(total[-1] + size)
-    # best[end]: the smallest largest sum of the first `end` sizes in so many parts, and where those end
+    # best[end]: the smallest largest sum of the first `end` sizes in this number of parts, and the edges
     best = {end: (extra + total[end], [0, end]) for end in range(1, n + 1)}
     for part in range(2, parts + 1):
         best = {

@@ -1,6 +1,4 @@
-"""Optimizer steps where some parameters are cut over devices and some are whole: torch's steps over all tensors at once
-take one kind.
-"""
+"""Disables foreach for optimizers that mix sharded and plain parameters, which it does not support."""
 
 from typing import Any
 
@@ -10,12 +8,7 @@ from lathe.errors import UserError
 
 
 def step_one_by_one(optimizer: Optimizer, strategy: str) -> bool:
-    """Makes `optimizer` step tensor by tensor if its parameters are spread over different meshes, or some are not; says
-    whether.
-
-    Raises:
-        UserError: it was asked to take all tensors in one call.
-    """
+    """Disable `foreach` if the optimizer's parameters are on different meshes; return whether they are."""
     meshes = {
         getattr(parameter, "device_mesh", None) for group in optimizer.param_groups for parameter in group["params"]
     }
@@ -34,7 +27,7 @@ def step_one_by_one(optimizer: Optimizer, strategy: str) -> bool:
 
 
 def as_asked_for(state: dict[str, Any]) -> dict[str, Any]:
-    """An optimizer's state with `foreach` as it was before `step_one_by_one`: what another strategy goes on from."""
+    """Return an optimizer's state with `foreach` as before `step_one_by_one`, for other strategies."""
     groups = [
         {key: None if key == "foreach" else value for key, value in group.items()} for group in state["param_groups"]
     ]

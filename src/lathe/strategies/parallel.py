@@ -1,4 +1,4 @@
-"""DistributedDataParallel, with communication hooks that act on every backend."""
+"""DistributedDataParallel with communication hooks on every backend."""
 
 import inspect
 from typing import Annotated, Any, Literal
@@ -14,17 +14,16 @@ from lathe.config.validation import validated
 
 
 def auto() -> None:
-    """No choice: the run takes none for one device, and DDP with its defaults for several."""
+    """Choose no strategy: the run uses one device, or DDP with its defaults for several."""
 
 
 class DDP(DDPStrategy):
-    """Lightning's DDPStrategy with two differences: a communication hook is never ignored, and the process group is
-    left alone if an outer launcher's ranks have brought it up already.
+    """Lightning's DDPStrategy, which never ignores a communication hook.
 
-    `comm_hook` is fp16, bf16 (gradients travel at half their size) or powersgd (Vogels et al. 2019).
+    `comm_hook` is fp16, bf16 (gradients are sent at half their size) or powersgd (Vogels et al. 2019).
 
     Raises:
-        UserError: an unknown hook, or PowerSGD settings that torch refuses.
+        UserError: the hook is unknown, or torch does not accept the PowerSGD settings.
     """
 
     @validated
@@ -49,7 +48,7 @@ class DDP(DDPStrategy):
         self._hook_name, self._rank, self._start = comm_hook, powersgd_rank, powersgd_start_step
 
     def _register_ddp_hooks(self) -> None:
-        # Lightning registers hooks on CUDA only, and says nothing elsewhere.
+        # Lightning registers hooks only on CUDA, and does not warn on other devices
         if self._hook_name is None:
             return
         assert isinstance(self.model, nn.parallel.DistributedDataParallel)
@@ -65,11 +64,11 @@ class DDP(DDPStrategy):
 
 
 def _without_buffer_broadcast() -> dict[str, Any]:
-    """torch 2.13 renamed the argument and warns about the old name, which is the only one that 2.11 knows."""
+    """Return the argument by the name that this torch has: 2.13 renamed it and warns about the old one."""
     known = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
 
 
 def _bfloat16(state: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[Tensor]:
-    """torch's bf16_compress_hook under another name: by its own name torch refuses it on every backend but NCCL."""
+    """Call torch's bf16_compress_hook; under its own name torch accepts it only on NCCL."""
     return default_hooks.bf16_compress_hook(state, bucket)

@@ -1,4 +1,4 @@
-"""Number formats. What a device can't do is refused, never replaced by something else."""
+"""Number formats; one that the device does not support raises an error and is never replaced."""
 
 from typing import Any, Literal
 
@@ -19,13 +19,13 @@ def precision_plugin(
     init_scale: Positive = 65536.0,
     growth_interval: Count = 2000,
 ) -> dict[str, Any]:
-    """The Trainer arguments, `precision` or `plugins`, that bring format `name` to devices of `device_type` (cpu, cuda
-    or mps); `auto` takes the one that they multiply fastest, and prints it.
+    """Return the Trainer argument for format `name` on `device_type` (cpu, cuda or mps).
 
-    Lightning turns 16-mixed on a CPU into bf16-mixed without a word; here it is real float16 with a gradient scaler.
+    `auto` takes the format that the device multiplies fastest, and prints it. Lightning silently turns 16-mixed on a
+    CPU into bf16-mixed; here it is float16 with a gradient scaler.
 
     Raises:
-        UserError: a format that this device can't do.
+        UserError: the device does not support the format.
     """
     if name == "auto":
         name, reason = best_format(device_type)
@@ -47,16 +47,16 @@ def precision_plugin(
     if name == "16-mixed":
         scaler = torch.amp.GradScaler(device_type, init_scale=init_scale, growth_interval=growth_interval)
         return {"plugins": [MixedPrecision("16-mixed", device_type, scaler=scaler)]}
-    if name == "64-true":  # by its name Lightning refuses it for strategies that it works with
+    if name == "64-true":  # Lightning does not accept the name for some strategies that the plugin works with
         return {"plugins": [DoublePrecision()]}
     return {"precision": name}
 
 
 def best_format(device_type: str) -> tuple[PrecisionName, str]:
-    """The mixed format that devices of this type multiply fastest, and why.
+    """Return the format that devices of this type multiply fastest, and the reason.
 
-    On CPUs bfloat16 pays with AMX tiles alone: with AVX-512's instructions of it, a ResNet-18 took 1.3 times as long as
-    in float32 (benchmarks/bench_precision.py).
+    On CPUs bfloat16 is faster only with AMX tiles: with AVX-512's bfloat16 instructions, a ResNet-18 took 1.3 times as
+    long as in float32 (benchmarks/bench_precision.py).
     """
     if device_type == "cuda":
         name = torch.cuda.get_device_name()
@@ -73,12 +73,12 @@ def best_format(device_type: str) -> tuple[PrecisionName, str]:
 
 
 def set_float32(matmul: str) -> None:
-    """How float32 products and convolutions are computed: "highest" in full float32, "high" in TF32 on NVIDIA GPUs that
-    have it, "medium" with bfloat16 passes where torch has them.
+    """Set the precision of float32 products and convolutions.
 
-    Left to themselves, cuDNN's convolutions and recurrent nets use TF32 (10 bits of mantissa) while matrix products
-    don't. Both switches are of torch's older kind, which sets the newer `fp32_precision` along; a mixture of both kinds
-    can't be read any more.
+    "highest" is full float32, "high" is TF32 on NVIDIA GPUs that have it, "medium" uses bfloat16 passes where torch has
+    them. By default cuDNN's convolutions and recurrent nets use TF32 (10 bits of mantissa), but matrix products don't.
+    Both switches are of torch's older API, which also sets the newer `fp32_precision`; after mixing both APIs the
+    values can't be read.
     """
     torch.set_float32_matmul_precision(matmul)
     torch.backends.cudnn.allow_tf32 = matmul != "highest"

@@ -1,4 +1,4 @@
-"""What strategies share whose parameters are DTensors: the process group, the order of setup, checkpoints, clipping."""
+"""Base of strategies with DTensor parameters: process group, setup, checkpoints and clipping."""
 
 import atexit
 from collections.abc import Mapping
@@ -22,35 +22,33 @@ from lathe.strategies.full_state import full_tree, load_full_optimizer_state, lo
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Lightning's ModelParallelStrategy with these differences: it shards a plain net by itself (`shard`), works in a
-    single process, reads and writes the checkpoints of every other strategy, and clips gradients on mixed meshes.
+    """Lightning's ModelParallelStrategy, with four differences.
 
-    `checkpoint` is full (one plain file, gathered by rank 0) or sharded (a folder to which every rank writes its part).
-
-    Raises:
-        UserError: another word for `checkpoint`.
+    It shards a plain net by itself (`shard`), works in a single process, reads and writes the checkpoints of every
+    other strategy, and clips gradients on mixed meshes. `checkpoint` is full (one plain file, gathered by rank 0) or
+    sharded (a folder to which every rank writes its shards).
     """
 
-    name: ClassVar[str]  # of its choice in configs/strategy
-    keeps_parameters = False  # whether each parameter keeps its name and, over all ranks, its shape while it trains
-    reshapes = True  # the net is another one after `shard`: whoever needs it plain builds it afresh from a checkpoint
+    name: ClassVar[str]  # in configs/strategy
+    keeps_parameters = False  # whether each parameter keeps its name and its global shape during training
+    reshapes = True  # `shard` changes the net: code that needs the plain net rebuilds it from a checkpoint
 
     def __init__(self, checkpoint: str = "full") -> None:
         super().__init__(save_distributed_checkpoint=checkpoint == "sharded")
         self._spread_net: Any = None
 
-    # -- the mesh, which a subclass makes, and the net on it
+    # -- the mesh and the net on it, which subclasses define
 
     def make_mesh(self) -> DeviceMesh:
-        """The mesh of all ranks; called once the process group is up."""
+        """Return the mesh of all ranks; the process group exists when this is called."""
         raise NotImplementedError
 
     def spread(self, task: LightningModule, net: nn.Module) -> None:
-        """Spreads the plain net over the mesh, in place."""
+        """Shard the plain net over the mesh, in place."""
         raise NotImplementedError
 
     def shard(self, task: LightningModule) -> None:
-        """Spreads `task.net`, which is plain and the same on every rank; a second call does nothing."""
+        """Shard `task.net`, which is plain and equal on every rank; a second call does nothing."""
         net = task.net
         assert isinstance(net, nn.Module)
         if net is self._spread_net:
@@ -68,12 +66,12 @@ class ShardedStrategy(ModelParallelStrategy):
         return self._process_group_backend
 
     def _configure_launcher(self) -> None:
-        """None: ranks are there already, and a single process needs no other."""
+        """Launch nothing: the ranks are already running."""
 
     def setup_environment(self) -> None:
         if self.root_device.type == "cuda":
             torch.cuda.set_device(self.root_device)
-            self._process_group_backend = "cpu:gloo,cuda:nccl"  # gloo for what is offloaded to the CPU
+            self._process_group_backend = "cpu:gloo,cuda:nccl"  # gloo for tensors that are offloaded to the CPU
         if self.world_size == 1 and not torch.distributed.is_initialized():
             store = torch.distributed.HashStore()
             torch.distributed.init_process_group(self._get_process_group_backend(), store=store, rank=0, world_size=1)
@@ -107,12 +105,12 @@ class ShardedStrategy(ModelParallelStrategy):
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The module's state as it is spread; `save_checkpoint` gathers it, once callbacks have put in theirs."""
+        """Return the sharded state; `save_checkpoint` gathers it after callbacks have added theirs."""
         assert self.lightning_module is not None
         return self.lightning_module.state_dict()
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """torch's own format, entries as they are spread."""
+        """Return the state in torch's format, with sharded entries."""
         plain = optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
         return plain.state_dict()
 
@@ -126,10 +124,10 @@ class ShardedStrategy(ModelParallelStrategy):
         checkpoint = full_tree(checkpoint, keep=self.is_global_zero)
         if self.is_global_zero:
             self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options=storage_options)
-            sharded_files.sweep(path)  # where a sharded checkpoint has been before
+            sharded_files.sweep(path)  # in case an earlier checkpoint here was sharded
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Every rank opens the file and, later, takes its own part; of a sharded folder only that part is read."""
+        """Load the file on every rank, which takes its shards later; of a sharded folder, read only them."""
         path = Path(self.broadcast(str(checkpoint_path)))
         if not sharded_files.is_sharded(path):
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -150,9 +148,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
 
 def _evaluate_without_inference_mode(trainer: Trainer) -> None:
-    """What is gathered for a moment is written to, whose versions fully_shard keeps and inference mode has none of;
-    Lightning leaves that mode out under gloo and for its own FSDP alone.
-    """
+    """Evaluate without inference mode, whose tensors lack the version counters that fully_shard needs."""
     for loop in (
         trainer.fit_loop.epoch_loop.val_loop,
         trainer.validate_loop,
@@ -171,6 +167,6 @@ def _check_fused(optimizer: Optimizer) -> None:
 
 
 def _end_group() -> None:
-    # gloo aborts a process that ends with a group
+    # gloo aborts a process that exits with a group
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -1,16 +1,14 @@
-"""Checkpoints to which every rank writes its own part: a folder of torch.distributed.checkpoint's files, switched in
-one step.
+"""Sharded checkpoints: a folder of torch.distributed.checkpoint's files, replaced atomically.
 
-`last.ckpt` is a relative link to a folder `.last.ckpt.<n>` beside it. A new checkpoint is written into a folder of its
-own; then the link is replaced, and the old folder is removed. Whatever is interrupted, the link leads to a whole
-checkpoint.
+`last.ckpt` is a relative link to the folder `.last.ckpt.<n>` next to it. A new checkpoint is written into a new folder,
+then the link is replaced and the old folder removed. At any interruption, the link leads to a complete checkpoint.
 
-In the folder, `meta.pt` holds the checkpoint as it would be in one file, with None in the place of each spread tensor,
-and the path of keys that leads to each. torch's files hold the parts. Nothing that is read can run code.
+In the folder, `meta.pt` holds the checkpoint with None for each sharded tensor, and the path of keys to each of them.
+torch's files hold the shards. Reading runs no code from the files.
 """
 
 import os
-import pickle  # through a class that resolves the names of torch's own records only
+import pickle  # used through a class that resolves only the names of torch's own records
 import secrets
 import shutil
 import warnings
@@ -49,12 +47,12 @@ _RECORDS = {
 
 
 def is_sharded(path: Path) -> bool:
-    """Whether `path` is a folder that `save` has written."""
+    """Return whether `path` is a folder that `save` has written."""
     return path.is_dir() and (path / META).is_file()
 
 
 def save(checkpoint: dict[str, Any], path: Path) -> None:
-    """Writes `checkpoint`, whose spread tensors stay spread, as `path`. Collective: every rank passes the same tree."""
+    """Write `checkpoint`, with its sharded tensors, as `path`. Collective: every rank passes the same tree."""
     spread: dict[str, Tensor] = {}
     paths: dict[str, list[Any]] = {}
 
@@ -76,7 +74,7 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
     if writes:
         with uninterrupted(), whole(folder / META) as temporary, open(temporary, "wb") as file:
             torch.save({"checkpoint": rest, "spread": paths}, file)
-        with whole(path, replace_folder=True) as link:  # no copy of it, which has followed the link, stays either
+        with whole(path, replace_folder=True) as link:  # also if `path` is a folder, copied by following the link
             link.symlink_to(folder.name, target_is_directory=True)
         sweep(path)
     if several:
@@ -84,7 +82,7 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
 
 
 def sweep(path: Path) -> None:
-    """Removes the folders that earlier checkpoints `path`, and writers that were killed, have left."""
+    """Remove the folders that earlier checkpoints `path` and killed writers have left."""
     current = path.parent / os.readlink(path) if path.is_symlink() else None
     for folder in path.parent.glob(f".{path.name}.*"):
         if folder.is_dir() and not folder.is_symlink() and folder != current:
@@ -92,10 +90,10 @@ def sweep(path: Path) -> None:
 
 
 def read(path: Path, key: str = "checkpoint") -> dict[str, Any]:
-    """What the folder `path` holds, as if it were one file; needs no process group.
+    """Return the checkpoint in the folder `path`, with full tensors; needs no process group.
 
     Raises:
-        UserError: it is torn, foreign, or holds more than plain data.
+        UserError: the folder is incomplete, of another kind, or holds more than plain data.
     """
     meta, metadata = _open(path, key)
     tensors = {name: _empty(metadata, name) for name in meta["spread"]}
@@ -110,13 +108,9 @@ def load_spread(
     prefix: str,
     key: str = "checkpoint",
 ) -> dict[str, Any]:
-    """As `read`, but tensors come spread as their counterparts in this process are, so that each rank reads its part
-    alone.
+    """Read a checkpoint, with tensors sharded as in this process: each rank reads only its shards.
 
-    `module_state` is keyed by the checkpoint's own names behind `prefix`. Without optimizers their states are left out.
-
-    Raises:
-        UserError: as `read`, or a shape that does not fit.
+    `module_state` has the checkpoint's names after `prefix`. Without optimizers, their states are omitted.
     """
     meta, metadata = _open(path, key)
     parameters = [parameters_by_id(optimizer) for optimizer in optimizers]
@@ -183,19 +177,19 @@ def _member(kind: Any, name: str) -> Any:
 class _RecordUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
-            return _member  # as Python 3.11.2 writes the members of an enumeration
+            return _member  # as Python 3.11.2 pickles the members of an enumeration
         if module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath"):
-            return _text  # where the folder was written, which nothing reads
+            return _text  # the path where the folder was written, which is unused
         if name not in _RECORDS.get(module, ()):
             raise pickle.UnpicklingError(f"it names {module}.{name}")
         return super().find_class(module, name)
 
 
 def read_metadata(path: Path) -> Metadata:
-    """The table of contents of torch's files, which is a pickle, read without running anything that it names.
+    """Read the metadata of torch's files, which is a pickle, without running anything that it names.
 
     Raises:
-        pickle.UnpicklingError: it holds more than torch's own records, or points out of its folder.
+        pickle.UnpicklingError: it holds more than torch's records, or points out of its folder.
     """
     with open(path / ".metadata", "rb") as file:
         try:
@@ -217,7 +211,7 @@ def read_metadata(path: Path) -> Metadata:
 
 
 class _Reader(FileSystemReader):
-    """torch's reader, with a table of contents that has been read already."""
+    """torch's reader with metadata that has already been read."""
 
     def __init__(self, path: Path, metadata: Metadata) -> None:
         super().__init__(str(path))
@@ -235,7 +229,7 @@ def _load(path: Path, tensors: dict[str, Tensor], metadata: Metadata, key: str) 
             tensors[name] = torch.empty_like(tensor, device="cpu")
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is what no_dist asks for
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # expected with no_dist
             dcp.load(dict(tensors), storage_reader=_Reader(path, metadata), no_dist=True)
     except (
         RuntimeError,

@@ -9,11 +9,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class SyncBatchNorm(LayerSync):
-    """Lets every BatchNorm of a net see the batches of all ranks (torch's SyncBatchNorm refuses tensors that are not on
-    a GPU).
+    """Makes every BatchNorm use the batches of all ranks. torch's SyncBatchNorm needs a GPU.
 
-    Parameters and buffers stay the same objects under the same names; `revert` brings the plain layers back. `group`
-    holds the ranks whose batches belong together; None is all of them.
+    Parameters and buffers stay the same objects under the same names; `revert` restores the plain layers. `group` holds
+    the ranks whose batches are combined; None is all ranks.
     """
 
     group: torch.distributed.ProcessGroup | None = None
@@ -35,9 +34,7 @@ class SyncBatchNorm(LayerSync):
 
 
 class _AllGather(torch.autograd.Function):
-    """x [k] of every rank of a group as [ranks, k]; the gradient of a rank's own row is the sum of what all say about
-    it.
-    """
+    """Gathers x [k] of a group's ranks as [ranks, k]; gradients of all ranks are summed per row."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: torch.distributed.ProcessGroup | None) -> Tensor:
@@ -54,10 +51,10 @@ class _AllGather(torch.autograd.Function):
 
 
 class _GlobalBatchNorm(_BatchNorm):
-    """BatchNorm whose training statistics are those of all ranks' samples.
+    """BatchNorm whose training statistics cover all ranks' samples.
 
-    Each rank's mean and sum of squares about it are combined as by Chan et al. 1979: sums of squares about zero would
-    lose the digits of a variance that is small beside the mean.
+    Each rank's mean and centered sum of squares are combined as by Chan et al. 1979: sums of squares about zero would
+    lose the digits of a variance that is small compared with the mean.
     """
 
     def _check_input_dim(self, x: Tensor) -> None:

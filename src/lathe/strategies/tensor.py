@@ -1,6 +1,4 @@
-"""Tensor parallelism: the layers of one net are cut over devices, by the plan that the net declares; alone, or over
-data replicas.
-"""
+"""Tensor parallelism: shards a net's layers by the plan that the net declares."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -24,16 +22,14 @@ from lathe.strategies.tensor_plan import check_limits, parallelize, plan_of
 
 
 class TensorParallel(ShardedStrategy):
-    """`tensor` ranks share each layer and see the same batch; `data` such groups see different parts of the global
-    batch.
+    """Shards each layer over `tensor` ranks with the same batch; `data` groups split the global batch.
 
-    With `fsdp`, what a rank holds of a layer is sharded once more over the data replicas (2D parallelism); without,
-    replicas hold the same and average their gradients. With `sequence_parallel`, what lies between the cut layers is
-    held in slices of dimension 1. Logits are gathered: every rank of a group computes the whole loss.
+    With `fsdp`, a rank's shards are sharded again over the data replicas (2D parallelism); without it, replicas are
+    equal and average their gradients. With `sequence_parallel`, activations between the sharded layers are slices of
+    dimension 1. Logits are gathered: every rank of a group computes the whole loss.
 
     Raises:
-        UserError: sizes that do not multiply to the number of processes, a net that can't be cut so, or as
-            `ShardedStrategy`.
+        UserError: the sizes do not multiply to the number of processes, or the net can't be sharded so.
     """
 
     name = "tensor"
@@ -54,7 +50,7 @@ class TensorParallel(ShardedStrategy):
         self._several_meshes = False
 
     def check(self, net: nn.Module) -> None:
-        """Refuses a plain net that can't be cut so, by its plan and limits alone."""
+        """Raise UserError if the plan or the limits of a plain net do not allow these sizes."""
         plan_of(net)
         check_limits(net, axes({"tensor": self.tensor, "data": self.data}, self.world_size).tensor)
 
@@ -88,10 +84,10 @@ class TensorParallel(ShardedStrategy):
             self._one_by_one(optimizer)
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
-        """Finishes the sums that sequence-parallel layers have left, and, without fsdp, averages over the replicas.
+        """Complete the sums of sequence-parallel layers and, without fsdp, average over the replicas.
 
-        Done after each backward pass: what earlier micro-batches have accumulated is the same on all replicas, and so
-        is its average.
+        It runs after each backward pass: gradients of earlier micro-batches are equal on all replicas, so averaging
+        them again changes nothing.
         """
         super().post_backward(closure_loss)
         assert self.lightning_module is not None

@@ -1,7 +1,8 @@
-"""What the words of a net's `tensor_plan` mean in torch.distributed.tensor.parallel.
+"""Maps the words of a net's `tensor_plan` to styles of torch.distributed.tensor.parallel.
 
-Megatron's column and row cuts (Shoeybi et al. 2019, arXiv:1909.08053), and sequence parallelism (Korthikanti et al.
-2022, arXiv:2205.05198): between the cut layers, each rank holds a slice of dimension 1, and norms work on that slice.
+These are Megatron's column and row shards (Shoeybi et al. 2019, arXiv:1909.08053) and sequence parallelism (Korthikanti
+et al. 2022, arXiv:2205.05198): between the sharded layers, each rank holds a slice of dimension 1, and norms work on
+that slice.
 """
 
 import re
@@ -27,10 +28,10 @@ WORDS = ("column", "row", "gather", "sequence", "split", "join", "vocab", "logit
 
 
 def plan_of(net: nn.Module) -> dict[str, str]:
-    """The word for each module's name: the net's `tensor_plan` with its patterns filled in.
+    """Return the word of each module, by name: the net's `tensor_plan` with its patterns expanded.
 
     Raises:
-        UserError: the net declares no plan, a pattern that fits no module, or a word that is none.
+        UserError: the net declares no plan, a pattern matches no module, or a word is unknown.
     """
     name = type(net).__name__
     plan = getattr(net, "tensor_plan", None)
@@ -53,7 +54,7 @@ def plan_of(net: nn.Module) -> dict[str, str]:
 
 
 def check_limits(net: nn.Module, size: int) -> None:
-    """Raises UserError if a number that the net's `tensor_limits` names does not divide by `size`."""
+    """Raise UserError if `size` does not divide a number in the net's `tensor_limits`."""
     for key, number in getattr(net, "tensor_limits", {}).items():
         if number % size:
             raise UserError(
@@ -64,13 +65,7 @@ def check_limits(net: nn.Module, size: int) -> None:
 
 
 def parallelize(net: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
-    """Cuts `net`, in place, over the one-dimensional `mesh`, by its plan. Tied weights stay tied.
-
-    Sequence parallelism needs a module that the plan says to `split`; a net without one is cut without it.
-
-    Raises:
-        UserError: as `plan_of` and `check_limits`; and, at a forward pass, a sequence that does not divide.
-    """
+    """Shard `net` by its plan, in place, with ties. A plan without `split` disables sequence parallelism."""
     words = plan_of(net)
     check_limits(net, mesh.size())
     in_slices = sequence_parallel and "split" in words.values()
@@ -83,13 +78,13 @@ def parallelize(net: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> No
         if style is not None:
             parallelize_module(
                 module, mesh, style, src_data_rank=None
-            )  # every rank holds the same weights: nothing to send
+            )  # every rank holds the same weights: no broadcast is needed
     for first, *others in ties:
         _tie(net, first, others)
 
 
 def _style(word: str, in_slices: bool) -> ParallelStyle | None:
-    stream = Shard(1) if in_slices else Replicate()  # what is passed on between the cut layers
+    stream = Shard(1) if in_slices else Replicate()  # layout between the sharded layers
     whole = Replicate()
     if word == "column":
         return ColwiseParallel(input_layouts=stream)
@@ -124,7 +119,7 @@ class _DividesBy:
 
 
 def _ties(net: nn.Module) -> list[list[tuple[str, str]]]:
-    """Parameters that several modules share, each as the (module, own name) places where it stands."""
+    """Return the parameters that several modules share, each as its (module name, own name) pairs."""
     places: dict[nn.Parameter, list[tuple[str, str]]] = {}
     for module_name, module in net.named_modules():
         for own_name, parameter in module.named_parameters(recurse=False):

@@ -1,4 +1,4 @@
-"""Data, tensor and pipeline parallelism together."""
+"""Combines data, tensor and pipeline parallelism."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -15,15 +15,11 @@ from lathe.strategies.tensor_plan import check_limits, parallelize, plan_of
 
 
 class ThreeD(Pipeline):
-    """A pipeline of `stages`, in each of which `tensor` ranks share every layer (by the net's `tensor_plan`), `data`
-    times over.
+    """A pipeline of `stages` of `tensor` ranks (by the net's `tensor_plan`), with `data` replicas.
 
-    Ranks count through tensor fastest, then stages, then data: the ranks that talk most are neighbours (Narayanan et
-    al. 2021, arXiv:2104.04473). With `sequence_parallel`, what lies between the cut layers is held in slices of
-    dimension 1, and only a slice travels from stage to stage.
-
-    Raises:
-        UserError: as `Pipeline`, and as `lathe.strategies.tensor_plan.parallelize`.
+    Ranks count through tensor fastest, then stages, then data: the ranks that communicate most are neighbours
+    (Narayanan et al. 2021, arXiv:2104.04473). With `sequence_parallel`, activations between the sharded layers are
+    slices of dimension 1, and only a slice is sent from stage to stage.
     """
 
     name = "3d"

@@ -19,27 +19,26 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from lathe.errors import UserError, require
 from lathe.strategies.compilation import compile_net, compiler_arguments
 
-# between which and the next nothing can be called where all of them are one function
+# these hooks run within a step, so they can't be called if the step is one function
 WITHIN = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 KEY = "compile.scope=step"
 
 
 class WholeStep:
-    """Forward, loss, backward, clipping and the update of weights as one graph of torch.compile: what a net of small
-    kernels costs in Python and between kernels goes.
+    """Compiles forward, loss, backward, clipping and optimizer step as one graph of torch.compile.
 
-    The first step of a new run is made as written, in which optimizers make their state. Gradients are written into the
-    parameters' own `grad`, which stay the same tensors. Learning rates are tensors within the graph, so that a schedule
-    compiles nothing anew; whoever looks at them finds numbers.
+    This removes the overhead of Python and between kernels in small nets. The first step of a new run is eager, because
+    optimizers create their state in it. Gradients are written into the parameters' `grad`, which stay the same tensors.
+    Learning rates are tensors in the graph, so that a schedule causes no recompilation; other code reads numbers.
 
     Args:
-        task: whose `net` and `objective` make the step.
+        task: its `net` and `objective` make the step.
         mode, dynamic, backend, options: of torch.compile.
-        device_type: that it will be compiled for.
+        device_type: the device to compile for.
 
     Raises:
-        UserError: this torch can't capture a backward pass; or when the first graph is made, the net, the loss or the
-            optimizer can't be captured whole.
+        UserError: this torch can't capture a backward pass; or, at the first graph, the net, the loss or the optimizer
+            can't be captured whole.
     """
 
     def __init__(
@@ -60,14 +59,14 @@ class WholeStep:
         config.trace_autograd_ops = True
         self.task = task
         self.arguments = compiler_arguments(mode, dynamic, True, backend, options, device_type)
-        self._copies = mode in ("reduce-overhead", "max-autotune")  # whose CUDA graphs write over what they gave before
+        self._copies = mode in ("reduce-overhead", "max-autotune")  # their CUDA graphs overwrite earlier results
         self._function: Callable[[Any], tuple[Tensor, Any]] | None = None
         self._optimizer: Optimizer | None = None
         self._captured = False
         self._fixed: list[dict[str, Any]] = []
 
     def bind(self, trainer: Trainer) -> None:
-        """Prepares for this Trainer's optimizer and number format, once."""
+        """Prepare for this Trainer's optimizer and number format, once."""
         optimizer = trainer.optimizers[0]
         if optimizer is self._optimizer:
             return
@@ -102,7 +101,7 @@ class WholeStep:
     def _make(self, trainer: Trainer, optimizer: Optimizer) -> Callable[[Any], tuple[Tensor, Any]]:
         net: nn.Module = self.task.net
         parameters, gradients = self._parameters, self._gradients
-        update = inspect.unwrap(type(optimizer).step)  # without the profiler's frame, at which a graph would end
+        update = inspect.unwrap(type(optimizer).step)  # without the profiler's wrapper, which would break the graph
         value, algorithm = trainer.gradient_clip_val or 0.0, trainer.gradient_clip_algorithm
         mixed = isinstance(trainer.precision_plugin, MixedPrecision)
         device = trainer.strategy.root_device.type
@@ -112,7 +111,7 @@ class WholeStep:
 
         def step(batch: Any) -> tuple[Tensor, Any]:
             with format_of_forward():
-                outputs = net._call_impl(batch[0])  # not what evaluation has compiled, which is another graph
+                outputs = net._call_impl(batch[0])  # not evaluation's compiled call, which is another graph
                 terms = list(self.task.objective(outputs, batch).values())
                 loss = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
             for gradient, new in zip(gradients, torch.autograd.grad(loss, parameters), strict=True):
@@ -128,7 +127,7 @@ class WholeStep:
         return step
 
     def __call__(self, batch: Any) -> Tensor:
-        """Makes the step; returns its loss."""
+        """Run the step; return its loss."""
         assert self._function is not None
         assert self._optimizer is not None
         groups = self._optimizer.param_groups
@@ -146,7 +145,7 @@ class WholeStep:
             for group, number in zip(groups, numbers, strict=True):
                 group["lr"] = number
         optimizer: Any = self._optimizer
-        optimizer._opt_called = True  # by which a schedule knows that its first step does not come too early
+        optimizer._opt_called = True  # schedulers check it to warn of a first step before the optimizer's
         for hook in chain(optimizer._optimizer_step_post_hooks.values(), _global_optimizer_post_hooks.values()):
             hook(optimizer, (), {})
         if self._copies:
@@ -155,7 +154,7 @@ class WholeStep:
         return loss
 
     def _anew(self, batch: Any) -> tuple[Tensor, Any]:
-        """The first step that is compiled, and one that would have to be compiled once more."""
+        """Run a step that has to be compiled; after the first, raise an error for the setting that changed."""
         assert self._function is not None
         assert self._optimizer is not None
         if self._captured:
@@ -182,9 +181,10 @@ class WholeStep:
             raise
 
     def _settle(self) -> None:
-        """What a step writes to stays where it is, as CUDA graphs want it: without being told, inductor takes the
-        gradients, and the state of optimizers that are not torch's, for tensors that may be others at the next step.
-        Counters of steps, which eager optimizers keep on the CPU, go to their parameter's device.
+        """Mark the tensors that a step writes to as static, for CUDA graphs; move step counters to the device.
+
+        By default, inductor assumes that gradients, and the state of optimizers that are not torch's, may be other
+        tensors at the next step. Eager optimizers keep counters of steps on the CPU.
         """
         assert self._optimizer is not None
         for parameter in self._parameters:
@@ -199,7 +199,7 @@ class WholeStep:
 
 
 def _fixed(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What of its groups' settings is a constant of the graph."""
+    """Return the settings of the optimizer's groups that are constants of the graph."""
     plain = (bool, int, float, str, tuple, type(None))
     return [
         {key: value for key, value in group.items() if key != "lr" and isinstance(value, plain)}
@@ -208,19 +208,16 @@ def _fixed(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def compile_task(task: Any, device_type: str, options: Mapping[str, Any], cache: Path | None = None) -> None:
-    """Compiles a task's net, and with `scope` step what trains it, in place. Inductor keeps what it has compiled in the
-    folder `cache`, where a later run finds it, unless TORCHINDUCTOR_CACHE_DIR names another.
+    """Compile a task's net, and its training step with `scope=step`, in place.
 
-    Raises:
-        ArgumentError: as `compile_net`.
-        UserError: as `WholeStep`.
+    Inductor caches its output in the folder `cache` for later runs, unless TORCHINDUCTOR_CACHE_DIR names another.
     """
     if options.get("enabled") and cache is not None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache.absolute()))
     scope = options.get("scope", "net")
     of_net = {key: value for key, value in options.items() if key != "scope"}
     if scope == "step" and of_net.get("regional") == "auto":
-        of_net["regional"] = False  # what evaluates is one function too
+        of_net["regional"] = False  # evaluation is one function too
     compile_net(task.net, device_type, **of_net)
     if scope == "step" and options.get("enabled"):
         own = {key: options[key] for key in ("mode", "dynamic", "backend", "options") if key in options}
@@ -228,8 +225,8 @@ def compile_task(task: Any, device_type: str, options: Mapping[str, Any], cache:
 
 
 def check_callbacks(trainer: Trainer) -> None:
-    """Raises UserError where a callback wants to be called within a step, and not after it (`on_whole_step`)."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
+    """Raise UserError if a callback has a hook within a step, and no `on_whole_step` to call after it."""
+    for callback in trainer.callbacks:  # a connector sets it
         if callable(getattr(callback, "on_whole_step", None)):
             continue
         for name in WITHIN:

@@ -1,1 +1,1 @@
-"""The runtimes' formats, a file each; `lathe.export.TARGETS` names them."""
+"""The formats of runtimes, one module each; `lathe.export.TARGETS` lists them."""

@@ -1,8 +1,7 @@
-"""A compiled package (`torch._inductor.aot_compile`): machine code and weights in one file, for torch without Python's
-net.
+"""Compiled packages (`torch._inductor.aot_compile`): machine code and weights in one file.
 
-The code is made for the instruction set of the machine that compiles it, or for its GPU. Of a quantized net, integers
-go through oneDNN's kernels.
+torch runs them without the net's Python code. The code is for the instruction set of the machine that compiles it, or
+for its GPU. Integers of a quantized net use oneDNN's kernels.
 """
 
 import logging
@@ -43,8 +42,9 @@ FLOATS = (
 
 
 def available(device: str = "cpu", integers: bool | None = None) -> str | None:
-    """None, or the sentence that says what is missing to compile for `device`, where `integers` are not compiled.
-    Loading a package needs nothing but torch.
+    """Return None, or the message that says what is missing to compile for `device`.
+
+    `integers` are compiled only for CPUs. Loading needs only torch.
     """
     if integers and device != "cpu":
         return f"target.aot_inductor.{FLOATS.format(device)}"
@@ -70,7 +70,7 @@ def _toolkit() -> bool:
 
 
 def made_for(device: str = "cpu") -> dict[str, Any]:
-    """What the manifest says of a package that was compiled for `device`: nothing for the CPU."""
+    """Return the manifest's entry for a package that was compiled for `device`; empty for the CPU."""
     return {} if device == "cpu" else {"compiled_for": gpu.described(gpu.DEVICES[device])}
 
 
@@ -81,17 +81,15 @@ def _compiler() -> str | None:
 
 @validated
 def export(net: nn.Module, example: Tensor, path: str | Path, device: Literal["cpu", "cuda"] = "cpu") -> None:
-    """Compiles the net for this machine's CPU or, with `device` cuda, for its GPU, for batches of any size; token ids
-    `[batch, time]` for times up to the example's. `example` is the net's input, `[batch, ...]`; only its shape and type
-    are used. The net and its modes stay as they are.
+    """Compile the net for this machine's CPU or, with device=cuda, its GPU, for batches of any size.
 
-    Weights are frozen into the code as constants, laid out for their kernels. The number of threads is that of the
-    process that runs it. Layers of integers that this processor would not sum exactly are computed in floats, and that
-    is logged.
+    Token ids `[batch, time]` may have times up to the example's. Weights are constants in the layout of their kernels.
+    The process that runs the package sets the number of threads. Integer layers that this processor would not sum
+    exactly are computed in floats, with a warning in the log.
 
     Raises:
-        UserError: there is no compiler or no GPU, or it fails, a quantized net has no ranges yet or is for a GPU, or
-            the file can't be written.
+        UserError: the compiler or GPU is missing, the compiler fails, or a quantized net has no ranges yet or is for a
+            GPU.
     """
     sentence = available(device)
     if sentence:
@@ -114,7 +112,7 @@ def export(net: nn.Module, example: Tensor, path: str | Path, device: Literal["c
             _blank(file, Path(torch.__file__).parent, b"torch")
             _blank(file, folder, b"model")
         for name in map(str, files):
-            if name.endswith(".cpp"):  # it names this machine's folders; torch 2.11 looks for its name, and reads none
+            if name.endswith(".cpp"):  # it has local paths; torch 2.11 needs its name, not its content
                 Path(name).write_bytes(b"")
         package = folder / f"model{suffix}"  # the archive has a folder of this name
         package_aoti(str(package), files)
@@ -122,7 +120,7 @@ def export(net: nn.Module, example: Tensor, path: str | Path, device: Literal["c
 
 
 def _holds_for(device: str) -> dict[str, str]:
-    """The metadata of a package that a GPU alone runs."""
+    """Return the metadata of a package that runs only on a GPU."""
     if device == "cpu":
         return {}
     found = gpu.described(gpu.DEVICES[device])
@@ -131,7 +129,7 @@ def _holds_for(device: str) -> dict[str, str]:
 
 
 def _of_integers(net: nn.Module, given: Tensor) -> tuple[nn.Module, bool]:
-    """The net as it ships, and whether its answers need exact sums of integers."""
+    """Return the net with integer layers, and whether its outputs need exact sums of integers."""
     dialect = Inductor()
     found = deployable(net, given, dialect)
     layers = {name: layer for name, layer in found.named_modules() if getattr(layer, "source", None) is not None}
@@ -151,8 +149,9 @@ def _of_integers(net: nn.Module, given: Tensor) -> tuple[nn.Module, bool]:
 
 
 def _axes(net: nn.Module, given: Tensor, kind: str) -> tuple[dict[int, Any]]:
-    """`dynamic_axes` with a time that may be one, which an axis that torch bounds itself may not; for a GPU with a
-    largest batch, which some of its kernels have (pooling takes a sample to a row of its grid).
+    """Return `dynamic_axes` with a time from one, which torch's own bounds exclude.
+
+    For a GPU the batch is bounded, as in some kernels (pooling maps a sample to a row of its grid).
     """
     (axes,) = dynamic_axes(net, given)
     if kind == "cuda":
@@ -165,11 +164,7 @@ def _axes(net: nn.Module, given: Tensor, kind: str) -> tuple[dict[int, Any]]:
 def _compiled(
     program: torch.export.ExportedProgram, given: Tensor, folder: Path, metadata: Mapping[str, str]
 ) -> list[Any]:
-    """Files of a package in `folder`.
-
-    Raises:
-        UserError: the compiler fails.
-    """
+    """Return the files of a package in `folder`."""
     from torch._inductor import aot_compile, config
     from torch._inductor.exc import CppCompileError, InductorError
 
@@ -189,7 +184,7 @@ def _compiled(
     ):  # paths of sources, which newer torch puts into the machine code
         settings["aot_inductor.enable_line_tables"] = False
     try:
-        # freezing is read outside of the options' reach as well
+        # parts of inductor read freezing from the config, not from the options
         with config.patch(settings), gpu.full_float32() if given.device.type == "cuda" else nullcontext():
             files = aot_compile(program.module(), (given,), options=settings)
     except (CppCompileError, InductorError) as error:
@@ -205,9 +200,7 @@ def _compiled(
 
 
 def _blank(file: Path, folder: Path, name: bytes) -> None:
-    """Puts `name` for the folder, which the messages of torch's headers tell of the source, in a text of the same
-    length.
-    """
+    """Replace the folder, which messages of torch's headers contain, by `name`, padded to the same length."""
     path = os.fsencode(folder)
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as code:
         while (place := code.find(path)) >= 0:
@@ -225,16 +218,13 @@ def _quiet() -> Iterator[None]:
 
 
 def load(path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
-    """A function of the net's input, `[batch, ...]`, that gives its output; several threads may call it, one runs at a
-    time. `threads` is torch's number of threads during each call, in the thread that calls; None leaves it as it is.
-    A package for a GPU runs on `device`, such as `cuda:1`, None for torch's current one; arrays are copied there and
-    their answers back.
+    """Load a package as a function from the net's input, `[batch, ...]`, to its output.
 
-    Compiled code takes what it is given for the type and shape that it was compiled for, and ends the process at a
-    token id that the net does not have, so these are checked here; the function raises UserError for others.
+    Several threads may call it; calls run one at a time. A package for a GPU runs on `device`, such as `cuda:1` (None:
+    torch's current one), with copies to it and back.
 
-    Raises:
-        UserError: there is no such file, or it can't be read on this machine or on `device`.
+    Compiled code does not check dtype and shape, and an unknown token id ends the process, so the function checks both
+    and raises UserError.
     """
     from torch._inductor import aoti_load_package
 
@@ -243,7 +233,7 @@ def load(path: str | Path, threads: int | None = None, device: str | None = None
     index = -1 if place is None or place.index is None else place.index  # -1: torch's current device
     try:
         package = aoti_load_package(str(path), device_index=index)
-    except Exception as error:  # an archive that is torn, or code for another machine
+    except Exception as error:  # a torn archive, or code for another machine
         folder = os.environ.get("TMPDIR", "/tmp")  # noqa: S108 (as torch's C++ has it, which unpacks the archive there)
         require(
             os.access(folder, os.W_OK | os.X_OK),

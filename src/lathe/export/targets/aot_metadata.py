@@ -1,6 +1,4 @@
-"""What a compiled package says of itself in its metadata, which C++ reads as well: what it takes, and on which machine
-it runs.
-"""
+"""Metadata of a compiled package, which C++ also reads: its input, and the machine that it is for."""
 
 import json
 import zipfile
@@ -14,18 +12,17 @@ from lathe.errors import UserError
 from lathe.export import gpu, sums
 from lathe.export.calls import Array
 
-# The type of the input, the smallest and largest of each of its
-# sides, and how many values token ids have; -1 for any
+# dtype of the input, minimum and maximum of each side, and the number of token ids; -1 for any
 DTYPE, SMALLEST, LARGEST, VALUES = "input_dtype", "input_smallest", "input_largest", "input_values"
-# "1" where the answers are right on a processor alone that sums products of integers exactly, see `lathe.export.sums`
+# "1" if outputs need a processor that sums products of integers exactly, see `lathe.export.sums`
 EXACT = "exact_sums"
 ANY = -1
-# Of a package for a GPU alone: the device and the compute capability ("9.0") that its kernels were compiled for
+# only for a GPU: the device and the compute capability ("9.0") of the compiled kernels
 DEVICE, CAPABILITY = "compiled_device", "compiled_capability"
 
 
 def signature(program: torch.export.ExportedProgram) -> dict[str, str]:
-    """What the program takes, as a package's metadata."""
+    """Return the program's input as metadata of a package."""
     name = program.graph_signature.user_inputs[0]
     entry = next(node for node in program.graph.nodes if node.name == name)
     value = entry.meta["val"]
@@ -48,11 +45,7 @@ def signature(program: torch.export.ExportedProgram) -> dict[str, str]:
 
 
 class Takes:
-    """What a package takes, read from its metadata.
-
-    Raises:
-        UserError: the metadata lack it, or the code has instructions that this machine lacks.
-    """
+    """The input of a package, read from its metadata."""
 
     def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
         if not {DTYPE, SMALLEST, LARGEST, VALUES} <= set(metadata):
@@ -81,7 +74,7 @@ class Takes:
         )
 
     def check(self, x: Array) -> None:
-        """Raises UserError for another type or shape, and for token ids that are none."""
+        """Raise UserError for another dtype or shape, or for token ids out of range."""
         fits = x.ndim == len(self.sides) and all(
             low <= side and (side <= high or high == ANY) for side, (low, high) in zip(x.shape, self.sides, strict=True)
         )
@@ -99,9 +92,7 @@ class Takes:
 
 
 def written(path: Path) -> dict[str, str]:
-    """The metadata in a package's file, before any of its code is loaded; empty where they can't be read, about which
-    torch's own reader has more to say.
-    """
+    """Return the metadata in a package's file without loading code; {} if unreadable."""
     try:
         with zipfile.ZipFile(path) as archive:
             name = next(name for name in archive.namelist() if name.endswith("_metadata.json"))
@@ -112,11 +103,7 @@ def written(path: Path) -> dict[str, str]:
 
 
 def placed(path: Path, metadata: Mapping[str, str], asked: str | None) -> torch.device | None:
-    """The GPU that a package's inputs have to be on, `asked` if that is given; None for one that was compiled for CPUs.
-
-    Raises:
-        UserError: it was compiled for a device that this machine does not have, or for another kind than is asked for.
-    """
+    """Return the GPU for a package's inputs, `asked` if given; None for a package for CPUs."""
     kind = metadata.get(DEVICE)
     if kind is None:
         if asked is None:

@@ -1,8 +1,7 @@
-"""ExecuTorch programs (.pte) for phones and small devices, computed by XNNPACK's kernels: float32, and 8-bit integers
-of quantized nets.
+"""ExecuTorch programs (.pte) for phones and small devices, with XNNPACK's float32 and 8-bit kernels.
 
-Integers are the weights and ranges of training. A layer whose result is rounded next runs in integers from end to end;
-any other rounds each row of its input once more and gives floats (`lathe.export.targets.xnnpack_graph`).
+Integers are the weights and ranges of training. A layer whose result is quantized next is computed fully in integers;
+any other quantizes each row of its input again and returns floats (`lathe.export.targets.xnnpack_graph`).
 """
 
 import warnings
@@ -35,23 +34,21 @@ DTYPES = {0: "uint8", 4: "int64", 6: "float32"}  # by ExecuTorch's number of eac
 
 
 def available() -> str | None:
-    """None, or the sentence that says what to install."""
+    """Return None, or the message that says what to install."""
     return uninstalled("export", "executorch")
 
 
 @validated
 def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: Count = 64) -> None:
-    """Writes one file with its weights, for batches of up to `max_batch_size` and sequences of up to the example's
-    length, for which memory is reserved when it is loaded. `example` is the net's input, `[batch, ...]`; only its shape
-    and type are used. The net and its modes stay as they are.
+    """Write one file with its weights, for batches of up to `max_batch_size`.
 
-    Layers that XNNPACK has no integer kernel for keep the values of their integers as floats: those whose activations
-    are not rounded, those with groups of weights, and convolutions that read one channel each and whose result is not
-    rounded.
+    Sequences may have up to the example's length. Loading reserves memory for the largest input. Layers without an
+    integer kernel of XNNPACK are stored as floats, with the values of their integers: those with float activations,
+    those with grouped scales, and convolutions that read one channel each with a float result.
 
     Raises:
-        UserError: ExecuTorch is missing, pictures of every size are to be taken, a quantized net has no ranges yet or
-            no layer that XNNPACK computes in integers, too much memory would be reserved, or the file can't be written.
+        UserError: the net takes images of any size, a quantized net has no ranges yet or no layer that XNNPACK computes
+            in integers, or too much memory would be reserved.
     """
     sentence = available()
     if sentence:
@@ -59,7 +56,7 @@ def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: Co
     check_bounds(net, "executorch")
     given, quantized = largest(example, max_batch_size), bool(quantized_layers(net))
     with whole(path) as temporary, torch.no_grad(), quiet():
-        import_module("executorch.kernels.quantized")  # registers operators, for roundings that XNNPACK does not take
+        import_module("executorch.kernels.quantized")  # registers operators for roundings that XNNPACK does not take
         program = _integer_program(net, given) if quantized else _traced(net, copied(net), given)
         lowered, found = _lowered(program)
         _judge(found, quantized)
@@ -73,7 +70,7 @@ def _traced(net: nn.Module, found: nn.Module, given: Tensor) -> ExportedProgram:
     for name, module in list(found.named_modules()):
         if isinstance(
             module, nn.Dropout
-        ):  # a copy in ExecuTorch's graph, which parts a layer from what rounds its result
+        ):  # dropout is a copy in ExecuTorch's graph, which separates a layer from the rounding of its result
             found.set_submodule(name, nn.Identity().eval())
     return torch.export.export(found, (given,), dynamic_shapes=bounded_axes(net, given))
 
@@ -105,7 +102,7 @@ def _lowered(program: ExportedProgram) -> tuple[Any, Delegated]:
 
 
 def _judge(found: Delegated, quantized: bool) -> None:
-    """Tells of layers that run otherwise than they should, which would only be slow."""
+    """Raise UserError if no layer would run as requested; warn of layers in slow portable kernels."""
     if quantized and not found.integers:
         raise UserError(
             "XNNPACK would compute no layer of this net in integers, such as where weights alone are quantized: export "
@@ -125,10 +122,10 @@ def _judge(found: Delegated, quantized: bool) -> None:
 
 
 def _check_memory(made: Any, given: Tensor) -> None:
-    """Raises UserError where the largest batch needs too much memory, or memory was planned for another."""
+    """Raise UserError if the largest batch needs too much memory, or memory was planned for another."""
     plan = made.executorch_program.execution_plan[0]
     planned = tuple(plan.values[plan.inputs[0]].val.sizes)
-    if planned != tuple(given.shape):  # ExecuTorch narrows bounds by what it assumes of the example
+    if planned != tuple(given.shape):  # ExecuTorch narrows bounds by its assumptions about the example
         raise UserError(
             f"target.executorch.max_batch_size={len(given)}: ExecuTorch plans memory for {list(planned)} instead of "
             f"{list(given.shape)}: choose another one."
@@ -142,16 +139,11 @@ def _check_memory(made: Any, given: Tensor) -> None:
 
 
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
-    """A function of the net's input, `[batch, ...]`, that gives its output; of batches larger than the file's largest,
-    in parts.
+    """Load a program as a function of the net's input, `[batch, ...]`; larger batches run in parts.
 
-    `threads` is the size of XNNPACK's pool, which the whole process has in common: calls wait for each other, and where
-    functions of different `threads` take turns, each change loads their files again. None leaves the pool as it is, at
-    first one for each core.
-
-    Raises:
-        UserError: ExecuTorch is missing, there is no such file, or it can't be read; the function, for an input that
-            the file does not take.
+    `threads` is the size of XNNPACK's pool, which the whole process shares: calls wait for each other, and if functions
+    of different `threads` alternate, each change reloads their files. None leaves the pool unchanged, initially one
+    thread for each core. The function raises UserError for an input that does not fit the file.
     """
     sentence = available()
     if sentence:

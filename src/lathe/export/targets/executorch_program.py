@@ -1,6 +1,4 @@
-"""Programs of ExecuTorch in this process: their threads, and what its runtime and its passes say that nobody asked
-for.
-"""
+"""Runs ExecuTorch programs in this process, with its threads and filters for its messages."""
 
 import logging
 import os
@@ -22,14 +20,14 @@ from lathe.export.bounded import Array
 NATIVE_NOTES = (
     b"[cpuinfo_utils.cpp",
     b"[threadpool.cpp",
-)  # what ExecuTorch's runtime says of every processor that is no phone's
+)  # printed by ExecuTorch's runtime on every processor that is not a phone's
 
 
 class Pool:
-    """XNNPACK's threads, of which a process has one pool, for all programs.
+    """XNNPACK's thread pool, which all programs of a process share.
 
-    A program holds on to the pool that it was loaded with, and would use it after it is gone: so all are taken out
-    before the pool changes, and each is loaded again at its next call.
+    A program keeps a reference to the pool that it was loaded with, and would use it after it is freed: so all are
+    unloaded before the pool changes, and reloaded at their next call.
     """
 
     def __init__(self) -> None:
@@ -50,9 +48,7 @@ POOL = Pool()
 
 
 class Program:
-    """A file's method `forward`. The file's content is kept, since it may have to be loaded again after the file was
-    replaced.
-    """
+    """The method `forward` of a file. The content is kept for reloading, because the file may be replaced."""
 
     def __init__(self, path: Path, threads: int | None) -> None:
         self.content, self.threads = path.read_bytes(), threads
@@ -61,7 +57,7 @@ class Program:
         POOL.programs.add(self)
 
     def ready(self) -> Any:
-        """The loaded method, on as many threads as wanted."""
+        """Return the loaded method, on the requested number of threads."""
         if self.threads is not None:
             POOL.resize(self.threads)
         if self.method is None:
@@ -80,7 +76,7 @@ class Program:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what ExecuTorch's imports and passes say of the packages that they use."""
+    """Hide messages of ExecuTorch's imports and passes about the packages that they use."""
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -104,9 +100,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def without_native_notes() -> Iterator[None]:
-    """Holds back what is written to the process's stderr, and gives it out afterwards without the lines of
-    `NATIVE_NOTES`.
-    """
+    """Buffer the process's stderr, then print it without the lines of `NATIVE_NOTES`."""
     sys.stderr.flush()
     with tempfile.TemporaryFile() as held:
         own = os.dup(2)

@@ -1,4 +1,4 @@
-"""ONNX in float32, for ONNX Runtime and whatever else reads ONNX."""
+"""ONNX in float32, for ONNX Runtime and other readers of ONNX."""
 
 from pathlib import Path
 
@@ -15,13 +15,6 @@ integers: bool | None = False
 
 
 def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
-    """Writes one self-contained file that takes batches of any size. `example` is the net's input, `[batch, ...]`; only
-    its shape and type are used. The net and its modes stay as they are.
-
-    Of a quantized net, the weights are the values that its integers stand for, and activations are not rounded.
-
-    Raises:
-        UserError: a package is missing, or the file can't be written.
-    """
+    """Write one self-contained float file for any batch size; a quantized net keeps only rounded weights."""
     require_packages()
     write(copied(net, floats=True), example, path)

@@ -1,4 +1,4 @@
-"""From a net to one ONNX file, and from the file to a function: what the ONNX targets have in common."""
+"""Writes a net as one ONNX file and opens it as a function; shared by the ONNX targets."""
 
 import logging
 import warnings
@@ -19,12 +19,12 @@ Array = np.ndarray[Any, Any]
 
 
 def available() -> str | None:
-    """None, or the sentence that says what to install."""
+    """Return None, or the message that says what to install."""
     return uninstalled("export", "onnx", "onnxscript", "onnxruntime")
 
 
 def require_packages() -> None:
-    """Raises UserError where `available` has something to say."""
+    """Raise UserError if a package is missing."""
     sentence = available()
     if sentence:
         raise UserError(sentence)
@@ -37,7 +37,7 @@ def write(
     opset: int | None = None,
     properties: dict[str, str] | None = None,
 ) -> None:
-    """Traces a net in eval mode to `path`, a self-contained file with inputs `input` and outputs `output`."""
+    """Trace a net in eval mode to the self-contained file `path`, with input `input` and output `output`."""
     given = stand_in(example)
     with whole(path) as temporary, torch.no_grad(), quiet():
         program = torch.onnx.export(
@@ -58,9 +58,7 @@ def write(
 
 
 def _bare(model: Any) -> None:
-    """Takes away what torch notes on each node and value: source lines with paths of this machine, half of a small
-    file.
-    """
+    """Remove torch's notes on nodes and values: source lines with local paths, half of a small file."""
     for node in model.graph.all_nodes():
         node.metadata_props.clear()
         node.doc_string = None
@@ -74,8 +72,9 @@ def _bare(model: Any) -> None:
 
 
 def _own_zero_points(model: Any) -> None:
-    """Gives each layer of integers a zero point of its own, which the exporter shares among layers of one width: where
-    ONNX Runtime is asked for exact sums (`EXACT`) it can't read a file in which two share one.
+    """Give each integer layer a separate zero point; the exporter shares them among layers of one width.
+
+    With exact sums (`EXACT`), ONNX Runtime can't read a file in which two layers share one.
     """
     from onnx_ir import DataType, Value, tensor
 
@@ -95,7 +94,7 @@ def _own_zero_points(model: Any) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what torch's exporter says of packages that are not needed, and of its own use of a deprecated name."""
+    """Hide messages of torch's exporter about unneeded packages and its own use of a deprecated name."""
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
     logger.setLevel(logging.ERROR)  # "torchvision is not installed", once for each of its operators
@@ -108,13 +107,10 @@ def quiet() -> Iterator[None]:
 
 
 def open_session(path: str | Path, threads: int | None = None, device: str | None = None, **options: Any) -> Any:
-    """An ONNX Runtime session on the CPU or on the GPU `device`, such as `cuda:1`; `threads` None is ONNX Runtime's own
-    choice, one for each core.
+    """Return an ONNX Runtime session on the CPU or on the GPU `device`, such as `cuda:1`.
 
-    Integers are summed exactly on every processor, see `EXACT`.
-
-    Raises:
-        UserError: there is no such file, it can't be read, or ONNX Runtime can't run it on `device`.
+    `threads=None` is ONNX Runtime's default, one for each core. Integers are summed exactly on every processor
+    (`EXACT`).
     """
     require_packages()
     import onnxruntime  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -138,13 +134,13 @@ def open_session(path: str | Path, threads: int | None = None, device: str | Non
     try:
         found = session()
         if found.get_modelmeta().custom_metadata_map.get(FLOAT_ARITHMETIC):
-            # integers are only stored: they become floats once, when the file is loaded, instead of at each call
+            # integers are only stored: convert them to floats once, at load time, instead of at each call
             settings.add_session_config_entry("session.disable_quant_qdq", "1")
             found = session()
-    except Exception as error:  # ONNX Runtime's exceptions have no class in common
+    except Exception as error:  # ONNX Runtime's exceptions have no common class
         first = str(error).strip().splitlines()[0]
         raise UserError(f"{path} can't be read as ONNX ({first[:200]}): export the run again.") from error
-    if len(providers) > 1 and found.get_providers()[0] != CUDA:  # without a word it would compute on the CPU
+    if len(providers) > 1 and found.get_providers()[0] != CUDA:  # it would silently compute on the CPU
         raise UserError(
             f"{path}: onnxruntime could not load its CUDA provider, so nothing would run on {device}: install the "
             "onnxruntime-gpu of torch's CUDA version, or leave trainer.accelerator=cpu."
@@ -156,12 +152,7 @@ CUDA = "CUDAExecutionProvider"
 
 
 def providers_for(device: str | None, available: Sequence[str]) -> list[Any]:
-    """What ONNX Runtime may compute with on `device`: on a GPU its CUDA provider, in float32 without TF32, and the CPU
-    for operators that it lacks.
-
-    Raises:
-        UserError: this build has no CUDA provider.
-    """
+    """Return ONNX Runtime's providers for `device`: on a GPU, CUDA without TF32, then the CPU."""
     cpu = "CPUExecutionProvider"
     if device is None or not device.startswith("cuda"):
         return [cpu]
@@ -174,17 +165,15 @@ def providers_for(device: str | None, available: Sequence[str]) -> list[Any]:
 
 
 FLOAT_ARITHMETIC = "lathe.float_arithmetic"
-# x86 without VNNI adds products of 8-bit integers in pairs, in 16 bits, and what does not fit is cut off: without this
-# option of ONNX Runtime's (`kOrtSessionOptionsAvx2PrecisionMode`) logits were off by up to 0.25 of the largest there.
-# With VNNI sums are exact as they are, and the option, which makes unsigned weights of signed ones, takes 2.6 times as
-# long (ONNX Runtime 1.31, a ResNet-18 at 32x32).
+# x86 without VNNI adds products of 8-bit integers in pairs, in 16 bits, which saturate: without this option of ONNX
+# Runtime's (`kOrtSessionOptionsAvx2PrecisionMode`) logits were off by up to 0.25 of the largest. With VNNI sums are
+# exact, and the option, which makes signed weights unsigned, takes 2.6 times as long (ONNX Runtime 1.31, a ResNet-18 at
+# 32x32).
 EXACT = "session.x64quantprecision"
 
 
 def load(path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
-    """A function of the net's input, `[batch, ...]`, that gives its output; see `open_session`. On a GPU ONNX Runtime
-    copies arrays there and back by itself.
-    """
+    """Load a file as a function from the net's input to its output; see `open_session`."""
     session = open_session(path, threads, device)
     name = session.get_inputs()[0].name
 

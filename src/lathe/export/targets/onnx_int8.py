@@ -1,5 +1,4 @@
-"""ONNX with integer weights, and integer arithmetic where the ranges of activations are known: ranges are those of
-training or calibration, weights the integers that training simulated."""
+"""ONNX with integer weights, and integer arithmetic for activations with static ranges."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,20 +17,15 @@ __all__ = ["available", "computes", "export", "integers", "load", "suffix"]
 suffix = ".onnx"
 computes = True
 integers: bool | None = True
-BLOCKED_OPSET = 21  # the first in which groups of weights have their own scale
+BLOCKED_OPSET = 21  # the first in which groups of weights can have scales
 
 
 def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
-    """Writes one self-contained file of a quantized net (`lathe.compression.quantization`) that takes batches of any
-    size. `example` is the net's input, `[batch, ...]`; only its shape and type are used. The net and its modes stay as
-    they are.
+    """Write one self-contained file of a quantized net that takes batches of any size.
 
-    BatchNorm is folded. Activations are unsigned, weights signed with a scale for each output channel, biases 32 bits:
-    what ONNX Runtime computes in integers from end to end. What has no range, such as attention, norms and pooling,
-    stays float.
-
-    Raises:
-        UserError: no layer is quantized, a package is missing, or the file can't be written.
+    BatchNorm is folded. Activations are unsigned, weights signed with a scale for each output channel, biases 32-bit,
+    so that ONNX Runtime computes fully in integers. Operations without a range, such as attention, norms and pooling,
+    stay float.
     """
     require_packages()
     found = deployable(net, stand_in(example), Onnx())
@@ -45,5 +39,5 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
 
 
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
-    """As of target=onnx, on the CPU alone: the CUDA provider has no arithmetic in integers."""
+    """Load a file as target=onnx, only on the CPU: the CUDA provider has no integer arithmetic."""
     return load_anywhere(path, threads)

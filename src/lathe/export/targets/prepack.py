@@ -1,8 +1,7 @@
-"""Weights of convolutions in the layout that oneDNN's kernels read, once and for all, also where the batch is free.
+"""Packs weights of convolutions in oneDNN's layout at compile time, also for dynamic batches.
 
-Inductor stores them so only where every shape is known; where the batch is free each call lays them out anew, which is
-half of the time of a ResNet-18 at batch 1. The layout hardly depends on the batch, and where oneDNN wants another one
-for some batch it makes it itself.
+Inductor packs them only if every shape is static; otherwise each call reorders them, which is half of the time of a
+ResNet-18 at batch 1. The layout hardly depends on the batch, and oneDNN reorders it if another is better.
 """
 
 from operator import attrgetter
@@ -12,16 +11,14 @@ import torch
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-BATCH = 1  # that layouts are chosen for, where the time of a call is mostly that of its weights
+BATCH = 1  # layouts are chosen for this batch, at which weights take most of the time
 
 
 class PackConvolutions(CustomGraphPass):
-    """Inductor's hook `post_grad_custom_pre_pass`, which comes after freezing and before convolutions are fused with
-    what follows them.
-    """
+    """Inductor's hook `post_grad_custom_pre_pass`: after freezing, before convolutions are fused."""
 
     def uuid(self) -> Any:
-        """Inductor's cache key."""
+        """Return inductor's cache key."""
         return get_hash_for_files((__file__,))
 
     def __call__(self, graph: fx.Graph) -> None:
@@ -34,7 +31,7 @@ class PackConvolutions(CustomGraphPass):
             sides = x.meta["val"].shape[1:]
             if weight is None or weight.is_mkldnn or not _keeps_layout(sides):
                 continue
-            with torch.utils._python_dispatch._disable_current_modes():  # a tensor, not a note of its shape
+            with torch.utils._python_dispatch._disable_current_modes():  # a real tensor, not a fake one
                 packed = ops._reorder_convolution_weight(
                     weight.detach(), padding, stride, dilation, groups, [BATCH, *sides]
                 )
@@ -49,8 +46,10 @@ class PackConvolutions(CustomGraphPass):
 
 
 def _keeps_layout(sides: Any) -> bool:
-    """Whether channels and sides are known, and tell channels-last from contiguous. Where they don't, as for a single
-    channel, inductor reckons with a contiguous answer, and a convolution with packed weights gives a channels-last one.
+    """Return whether channels and sides are static and distinguish channels-last from contiguous.
+
+    If they don't, as with a single channel, inductor expects a contiguous output, but a convolution with packed weights
+    returns a channels-last one.
     """
     if not all(isinstance(side, int) for side in sides):
         return False

@@ -1,8 +1,8 @@
-"""Whether a .pt2 archive of `torch.export.save` holds data alone.
+"""Checks that a .pt2 archive of `torch.export.save` holds only data.
 
-`torch.export.load` unpickles objects, evaluates sizes as Python expressions and looks up whatever name a graph calls:
-an archive from somebody else can run code. Files of target=torch_export need none of that but the operators of a net,
-so everything else is refused before torch reads the file.
+`torch.export.load` unpickles objects, evaluates sizes as Python expressions and resolves any name that a graph calls:
+an untrusted archive can run code. Files of target=torch_export need only the operators of a net, so everything else is
+rejected before torch reads the file.
 """
 
 import ast
@@ -21,7 +21,7 @@ GRAPH = "models/model.json"
 OTHERS = re.compile(
     r"archive_(format|version)|byteorder|version|\.data/(version|serialization_id)|\.(format_version|storage_alignment)"
 )
-# of "aten", all but what opens files
+# of "aten", all but the operators that open files
 OPERATORS = re.compile(r"torch\.ops\.(aten\.(?!from_file)|quantized_decomposed\.)[\w.]+|torch\.sym_\w+")
 PYTHON = re.compile(
     r"_operator\.(add|sub|mul|floordiv|truediv|mod|pow|neg|eq|ne|lt|le|gt|ge|and_|or_|getitem)|math\.(ceil|floor|trunc)"
@@ -48,12 +48,7 @@ ARITHMETIC = (
 
 
 def checked(path: Path) -> io.BytesIO:
-    """What `check` has looked at, in an archive of its own: in a file that is made for it, torch's reader finds other
-    entries than Python's.
-
-    Raises:
-        ValueError: as `check`.
-    """
+    """Check an archive and copy its entries; in a crafted file, torch's reader may find others."""
     found = io.BytesIO()
     with path.open("rb") as file:
         check(file)
@@ -65,9 +60,9 @@ def checked(path: Path) -> io.BytesIO:
 
 
 def check(path: Path | BinaryIO) -> None:
-    """Raises ValueError, whose message names it, for anything in the archive but tensors and a graph of operators."""
+    """Raise ValueError, with its name, for anything in the archive but tensors and a graph of operators."""
     with zipfile.ZipFile(path) as archive:
-        names = [name.lower() for name in archive.namelist()]  # torch's reader does not tell cases apart
+        names = [name.lower() for name in archive.namelist()]  # torch's reader ignores case
         # of entries with one name, torch may read another than Python
         _require(len(set(names)) == len(names), "several entries of one name")
         _require(len({name.partition("/")[0] for name in names}) == 1, "several folders")
@@ -98,12 +93,12 @@ def _check_graph(graph: Any) -> None:
             _require(False, f"an object, {value}")
         elif key in ("in_spec", "out_spec"):
             kinds = [kind for entry, kind in _entries(json.loads(value)) if entry == "type"] if value else []
-            # of others, such as a defaultdict's, torch imports whatever module they name
+            # torch imports the modules that other types name, such as a defaultdict's
             _require(all(kind in CONTAINERS for kind in kinds), f"the structure {value}")
 
 
 def _entries(node: Any) -> Iterator[tuple[str, Any]]:
-    """Keys and values of all dicts in parsed JSON."""
+    """Yield keys and values of all dicts in parsed JSON."""
     if isinstance(node, dict):
         for key, value in node.items():
             yield key, value
@@ -114,9 +109,7 @@ def _entries(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_size(text: str) -> bool:
-    """Whether sympy would find arithmetic alone in an expression, such as `Mul(Integer(2), Symbol('s77',
-    positive=True))`.
-    """
+    """Return whether a size is only arithmetic, such as `Mul(Integer(2), Symbol('s77', positive=True))`."""
     for node in ast.walk(ast.parse(text, mode="eval")):
         if isinstance(node, ast.Name):
             if not FUNCTIONS.fullmatch(node.id) and not SYMBOLS.fullmatch(node.id):

@@ -1,8 +1,7 @@
-"""Weights alone as the Hugging Face hub has them: model.safetensors, config.json and a model card; the net's own Python
-code runs them.
+"""Weights for the Hugging Face hub: model.safetensors, config.json and a model card.
 
-A file of `lathe.export.targets.weights` in another format, which holds no pickle: the same integers, structure and
-names.
+The net's Python code runs them. The content is that of `lathe.export.targets.weights` (integers, structure and names),
+without a pickle.
 """
 
 import json
@@ -24,12 +23,12 @@ computes = False
 integers: bool | None = None
 VERSION = 1
 KEY = "lathe"  # of the header's metadata
-SCALE = "_scale"  # behind the name of a weight of integers: the name of their scale
+SCALE = "_scale"  # suffix of a scale's name, after the name of its integer weight
 UPLOADED = ["README.md", "config.json", "manifest.json", "model.safetensors", "parity.json"]
 
 
 def available() -> str | None:
-    """None, or the sentence that says what to install."""
+    """Return None, or the message that says what to install."""
     return uninstalled("export", "safetensors")
 
 
@@ -47,18 +46,16 @@ def export(
     config: Mapping[str, Any] | None = None,
     push_to_hub: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$", description="<user>/<name>")] | None = None,
 ) -> None:
-    """Writes the net's weights, and beside them config.json with `config`, the node that builds the net. `example` is
-    not used.
+    """Write the net's weights, and config.json with `config`, the node that builds the net.
 
-    Tensors have their plain names. A quantized layer's weight is int8 (or uint8 with the bits of all integers one after
-    the other, where these have fewer than 8), and `<name>_scale` is its scale, of each output channel or group. The
-    header's metadata hold the rest as JSON under "lathe": `{"version", "structure", "integers": {name: {"shape",
-    "bits"}}, "aliases"}`; `restore` puts it back.
+    Tensors have their plain names. A quantized layer's weight is int8 (or uint8 with packed bits if it has fewer than
+    8), and `<name>_scale` is its scale, of each output channel or group. The header's metadata hold the rest as JSON
+    under "lathe": `{"version", "structure", "integers": {name: {"shape", "bits"}}, "aliases"}`; `restore` reads it.
 
-    `push_to_hub` is only looked at here; `publish` uploads what has passed its comparison.
+    `push_to_hub` is only checked here; `publish` uploads the export after its comparison.
 
     Raises:
-        UserError: a package is missing, `push_to_hub` names no repository, or a file can't be written.
+        UserError: `push_to_hub` is not a repository's name.
     """
     _require("safetensors", "target=safetensors")
     check_repository(push_to_hub)
@@ -78,7 +75,7 @@ def export(
         "aliases": content["aliases"],
     }
     with whole(path) as temporary:
-        # in memory first: what the package raises of a full disk has no number
+        # serialize in memory first: the package's error for a full disk has no errno
         temporary.write_bytes(safetensors.torch.save(tensors, {"format": "pt", KEY: json.dumps(kept)}))
     if config is not None:
         with whole(Path(path).with_name("config.json")) as temporary:
@@ -86,12 +83,7 @@ def export(
 
 
 def restore(net: nn.Module, path: str | Path) -> nn.Module:
-    """Gives `net`, as its configuration builds it, the structure and the weights of a file, in place, and returns it;
-    as `lathe.export.targets.weights.restore`.
-
-    Raises:
-        UserError: there is no such file, or it does not fit the net.
-    """
+    """Give `net`, as its configuration builds it, a file's structure and weights, in place; return it."""
     return fill(net, _read(path), path)
 
 
@@ -103,7 +95,7 @@ def _read(path: str | Path) -> dict[str, Any]:
     try:
         with safe_open(path, framework="pt") as file:
             kept = json.loads(file.metadata()[KEY])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is not a dict
         assert kept["version"] == VERSION
         stored = {
             name: {
@@ -120,12 +112,12 @@ def _read(path: str | Path) -> dict[str, Any]:
             "state": tensors,
             "integers": stored,
         }
-    except Exception as error:  # whatever a torn file raises
+    except Exception as error:  # a torn file can raise anything
         raise UserError(f"{path} can't be read as weights of target=safetensors: export the run again.") from error
 
 
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
-    """Raises UserError: weights alone compute nothing. See `restore`."""
+    """Raise UserError: weights can't compute without a net; use `restore`."""
     raise UserError(
         f"{path} holds weights alone: lathe.export.get('safetensors').restore(net, path) puts them into a net; or "
         "use another target."
@@ -133,9 +125,7 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
 
 
 def complete(folder: Path) -> None:
-    """Writes the model card, README.md, of an export in `folder` from its manifest.json, parity.json and
-    config.json.
-    """
+    """Write README.md, the model card, from manifest.json, parity.json and config.json in `folder`."""
     manifest, parity, config = (
         json.loads((folder / f"{name}.json").read_text()) for name in ("manifest", "parity", "config")
     )
@@ -149,7 +139,7 @@ def complete(folder: Path) -> None:
             f": pixels on a scale from 0 to 1, minus {preprocess['mean']}, divided by {preprocess['std']}, for each "
             "channel"
         )
-    metrics = parity["figures"] or {"trained": {}, "file": {}}  # none where no held-out data were at hand
+    metrics = parity["figures"] or {"trained": {}, "file": {}}  # empty without held-out data
     kind = ", as integers with their scales" if manifest["integers"] else ""
     rows = [f"| {key} | {value:.4f} | {metrics['file'][key]:.4f} |" for key, value in metrics["trained"].items()]
     head = [f"| {parity['split']}, n = {parity['samples']} | as trained | this file |", "|---|---|---|"]
@@ -178,7 +168,7 @@ def complete(folder: Path) -> None:
 
 
 def check_repository(push_to_hub: str | None) -> None:
-    """Raises UserError where huggingface_hub is missing, or `push_to_hub` is no name of a repository; None is fine."""
+    """Raise UserError if huggingface_hub is missing or `push_to_hub` is not a repository's name or None."""
     if push_to_hub is None:
         return
     _require("huggingface_hub", f"target.safetensors.push_to_hub={push_to_hub}")
@@ -193,11 +183,12 @@ def check_repository(push_to_hub: str | None) -> None:
 
 
 def publish(folder: Path, push_to_hub: str | None = None) -> None:
-    """Uploads an export that has its final name to the hub, with the token of `hf auth login` or HF_TOKEN. A repository
-    that does not exist is made, and is private.
+    """Upload an export with its final name to the hub, with the token of `hf auth login` or HF_TOKEN.
+
+    A missing repository is created as private.
 
     Raises:
-        UserError: it can't be reached, or does not let this user write. The export in `folder` stays.
+        UserError: the hub can't be reached, or this user can't write. The export in `folder` is kept.
     """
     if push_to_hub is None:
         return

@@ -1,10 +1,9 @@
-"""TensorRT engines for NVIDIA's GPUs, built through torch_tensorrt or from ONNX by NVIDIA's builder, in float32,
-float16 or 8-bit integers.
+"""TensorRT engines for NVIDIA GPUs, in float32, float16 or 8-bit integers.
 
-Written against the documented interfaces of TensorRT 10 and 11 and of torch_tensorrt, on machines that have neither:
-not yet run. An engine holds for the kind of GPU and the version of TensorRT that built it.
+They are built by torch_tensorrt, or from ONNX by NVIDIA's builder, for one kind of GPU and version of TensorRT.
+Networks are strongly typed: the graph itself has float16 and integers.
 
-Networks are strongly typed: TensorRT computes what the graph says, so that float16 and integers are put there.
+This code follows the documented interfaces of TensorRT 10 and 11 and of torch_tensorrt, and has not been run with them.
 """
 
 import importlib.util
@@ -38,7 +37,7 @@ Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 def available() -> str | None:
-    """None, or the sentence that says what is missing."""
+    """Return None, or the message that says what is missing."""
     if importlib.util.find_spec("tensorrt") is None:
         return (
             "tensorrt can't be imported, which target=tensorrt builds and runs with: pip install tensorrt, on a "
@@ -63,17 +62,15 @@ def export(
     typical_batch_size: Count | None = None,
     workspace: Count | None = None,
 ) -> None:
-    """Builds an engine for batches of up to `max_batch_size`, fastest at `typical_batch_size` (None: the largest), and
-    sequences of up to the example's length. `example` is the net's input, `[batch, ...]`; only its shape and type are
-    used. The net and its modes stay as they are.
+    """Build an engine for batches of up to `max_batch_size`, fastest at `typical_batch_size`.
 
-    `through` auto is torch_tensorrt where that is installed and the net is of floats, else onnx. With `half`,
-    everything behind the preprocessing is float16. `workspace` are the bytes that kernels may use while they run (None:
-    TensorRT's own limit). A quantized net is written with symmetric ranges, as `lathe.export.dialects.Symmetric` says.
+    `typical_batch_size` is the largest by default. Sequences may have up to the example's length. through=auto is
+    torch_tensorrt if that is installed and the net is float, else onnx. With `half`, everything after the preprocessing
+    is float16. `workspace` is the number of bytes that kernels may use (None: TensorRT's limit). A quantized net gets
+    symmetric ranges (`lathe.export.dialects.Symmetric`).
 
     Raises:
-        UserError: TensorRT or a GPU is missing, options do not fit each other, the net can't be built, or the file
-            can't be written.
+        UserError: options conflict, or TensorRT can't build the net.
     """
     quantized = bool(quantized_layers(net))
     check_bounds(net, "tensorrt")
@@ -98,11 +95,7 @@ def export(
 
 
 def chosen(through: str, quantized: bool, half: bool) -> str:
-    """Which way a net goes.
-
-    Raises:
-        UserError: it can't go that way.
-    """
+    """Return the builder to use, "torch_tensorrt" or "onnx"."""
     if quantized and half:
         raise UserError(
             "target.tensorrt.half=true does not fit a quantized net, whose integers stand for float32: leave one of "
@@ -122,19 +115,14 @@ def chosen(through: str, quantized: bool, half: bool) -> str:
 
 
 def profile(example: Tensor, max_batch_size: int, typical_batch_size: int | None) -> Shapes:
-    """Smallest, typical and largest shape of the input: the batch differs, and the time of token ids `[batch, time]`,
-    which is long as a rule."""
+    """Return the smallest, typical and largest input shape; batch and time of token ids differ."""
     rest = tuple(example.shape[1:])
     least = (1,) if not example.is_floating_point() and example.dim() == 2 else rest
     return (1, *least), (typical_batch_size or max_batch_size, *rest), (max_batch_size, *rest)
 
 
 def prepared(net: nn.Module, example: Tensor, half: bool) -> nn.Module:
-    """The net as it is traced: a copy whose float16 or integers are in its graph.
-
-    Raises:
-        UserError: no layer would be computed in integers.
-    """
+    """Return a copy of the net for tracing, with float16 or integers in its graph."""
     if not quantized_layers(net):
         found = copied(net)
         return Half(found) if half else found
@@ -158,7 +146,7 @@ def prepared(net: nn.Module, example: Tensor, half: bool) -> nn.Module:
 
 
 class Half(nn.Module):
-    """A net in float16 that takes and gives float32; preprocessing, which has values up to 255, stays in float32."""
+    """A float16 net with float32 input and output. Preprocessing, which has values up to 255, stays in float32."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -173,11 +161,7 @@ class Half(nn.Module):
 
 
 def built(graph: bytes, shapes: Shapes, workspace: int | None) -> bytes:
-    """The engine that NVIDIA's builder makes of an ONNX graph.
-
-    Raises:
-        UserError: TensorRT does not take the graph.
-    """
+    """Return the engine that NVIDIA's builder makes from an ONNX graph."""
     import tensorrt  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     logger = tensorrt.Logger(tensorrt.Logger.ERROR)
@@ -187,7 +171,7 @@ def built(graph: bytes, shapes: Shapes, workspace: int | None) -> bytes:
     if not parser.parse(graph):
         raise UserError(f"TensorRT can't read the net's graph ({parser.get_error(0)}): choose another target.")
     config = builder.create_builder_config()
-    config.clear_flag(tensorrt.BuilderFlag.TF32)  # float32 with ten bits of fraction would not compute what was trained
+    config.clear_flag(tensorrt.BuilderFlag.TF32)  # TF32's ten bits of mantissa would not compute what was trained
     if workspace is not None:
         config.set_memory_pool_limit(tensorrt.MemoryPoolType.WORKSPACE, workspace)
     ranges = builder.create_optimization_profile()
@@ -202,7 +186,7 @@ def built(graph: bytes, shapes: Shapes, workspace: int | None) -> bytes:
 
 
 def compiled(found: nn.Module, net: nn.Module, given: Tensor, shapes: Shapes, workspace: int | None) -> bytes:
-    """The engine that torch_tensorrt makes of a module."""
+    """Return the engine that torch_tensorrt makes from a module."""
     import torch_tensorrt  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     make = torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine
@@ -212,22 +196,17 @@ def compiled(found: nn.Module, net: nn.Module, given: Tensor, shapes: Shapes, wo
     settings: dict[str, Any] = {"disable_tf32": True, "require_full_compilation": True}
     if workspace is not None:
         settings["workspace_size"] = workspace
-    if "use_explicit_typing" in inspect.signature(make).parameters:  # later versions know nothing else
+    if "use_explicit_typing" in inspect.signature(make).parameters:  # later versions support only this
         settings["use_explicit_typing"] = True
     plan: bytes = make(program, arg_inputs=inputs, **settings)
     return plan
 
 
 def load(path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
-    """A function of the net's input, `[batch, ...]`, that gives its output; of batches larger than the engine's
-    largest, in parts.
+    """Load an engine as a function of the net's input, `[batch, ...]`; larger batches run in parts.
 
-    It runs on torch's current GPU, one call after the other; `device`, such as `cuda:1`, becomes that. `threads`, of a
-    CPU, has no effect.
-
-    Raises:
-        UserError: TensorRT or a GPU is missing, there is no such file, or it was built for another GPU or version; the
-            function, for an input that the engine does not take.
+    It runs on torch's current GPU, one call after the other; `device`, such as `cuda:1`, becomes the current one.
+    `threads` has no effect. The function raises UserError for an input that does not fit the engine.
     """
     sentence = available()
     if sentence:
@@ -258,7 +237,7 @@ def load(path: str | Path, threads: int | None = None, device: str | None = None
         context.set_tensor_address(source, given.data_ptr())
         context.set_tensor_address(result, out.data_ptr())
         stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())  # which copies the input
+        stream.wait_stream(torch.cuda.current_stream())  # it copies the input
         if not context.execute_async_v3(stream.cuda_stream):
             raise RuntimeError(f"TensorRT could not run {path}")
         stream.synchronize()

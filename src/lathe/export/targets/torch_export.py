@@ -1,6 +1,4 @@
-"""A graph of ATen operators (`torch.export.save`): for torch without the net's Python code, and what compilers of torch
-start from.
-"""
+"""A graph of ATen operators (`torch.export.save`), for torch without the net's code, and compilers."""
 
 import io
 import warnings
@@ -23,25 +21,20 @@ from lathe.export.targets.onnx_graph import quiet
 suffix = ".pt2"
 computes = True
 integers: bool | None = None
-# what torch notes on each node beside its value: source lines with paths of this machine, and names of Python classes
+# torch's notes on each node: source lines with paths of this machine, and names of Python classes
 NOTES = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node", "custom")
 
 
 def available() -> str | None:
-    """None: nothing is needed but torch."""
+    """Return None: only torch is needed."""
     return None
 
 
 def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
-    """Writes the net's graph, which takes batches of any size. `example` is the net's input, `[batch, ...]`; only its
-    shape and type are used. The net and its modes stay as they are.
+    """Write the net's graph, which takes batches of any size.
 
-    Of a quantized net, weights are stored as int8, and the graph says by the operators of PT2E where values are
-    rounded. Torch computes these one by one, in float32 on integers' values: for speed, compile the graph
-    (`torch.compile(program.module())`), or take target=aot_inductor.
-
-    Raises:
-        UserError: the net can't be traced, a quantized net has no ranges yet, or the file can't be written.
+    A quantized net's weights are stored as int8, with PT2E's operators for rounding. Torch runs these one by one, in
+    float32: for speed, compile the graph (`torch.compile(program.module())`), or use target=aot_inductor.
     """
     if Path(path).suffix != suffix:
         raise UserError(f"{path} is no name for an exported program: end it with {suffix}.")
@@ -49,7 +42,7 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
     found = deployable(net, given, Inductor()) if quantized_layers(net) else copied(net)
     with whole(path) as temporary, quiet():
         program = _program(found, given, dynamic_axes(net, given))
-        buffer = io.BytesIO()  # the archive would be named after the file for now, and differ at each export
+        buffer = io.BytesIO()  # otherwise the archive contains the temporary file's name, and differs at each export
         torch.export.save(program, buffer)
         try:
             pt2_archive.check(buffer)
@@ -61,17 +54,13 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
 
 
 def _program(net: nn.Module, given: Tensor, axes: tuple[dict[int, object]]) -> torch.export.ExportedProgram:
-    """Without anything in it that is not computed with.
-
-    Raises:
-        UserError: the net can't be traced.
-    """
+    """Trace the net; remove notes and example inputs from the program."""
     try:
         with torch.no_grad():
             program = torch.export.export(net, (given,), dynamic_shapes=axes)
     except UserError:
         raise
-    except Exception as error:  # what Python code can be up to has no class in common
+    except Exception as error:  # tracing Python code can raise anything
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(
             f"target=torch_export: torch.export can't trace {type(net).__name__} for inputs of any size "
@@ -86,16 +75,13 @@ def _program(net: nn.Module, given: Tensor, axes: tuple[dict[int, object]]) -> t
 
 
 def load(path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
-    """A function of the net's input, `[batch, ...]`, that gives its output. `threads` is torch's number of threads
-    during each call; None leaves it as it is. `device` is where it computes, such as `cuda:1`, with arrays copied there
-    and their answers back; None is the CPU.
+    """Load a file as a function from the net's input, `[batch, ...]`, to its output.
 
-    `torch.export.load` unpickles and evaluates what it finds in an archive, and has no `weights_only`; so this refuses
-    archives with anything in them but tensors and operators, see `pt2_archive`. `torch.export.load(path)` reads the
-    file as well, after `import torch.ao.quantization.fx._decomposed` where it holds integers.
+    It computes on `device`, such as `cuda:1`, with copies to it and back; None is the CPU.
 
-    Raises:
-        UserError: there is no such file, or it can't be read.
+    `torch.export.load` unpickles and evaluates an archive's content, and has no `weights_only`; so archives with
+    anything but tensors and operators are rejected (`pt2_archive`). `torch.export.load(path)` reads the file as well,
+    after `import torch.ao.quantization.fx._decomposed` if it has integers.
     """
     import torch.ao.quantization.fx._decomposed  # registers the operators of integers
     from torch.export.passes import move_to_device_pass
@@ -104,7 +90,7 @@ def load(path: str | Path, threads: int | None = None, device: str | None = None
     try:
         archive = pt2_archive.checked(path)
         with warnings.catch_warnings(), quiet():
-            # weights are read into memory that nothing writes to
+            # the weights' memory is read-only, and nothing writes to it
             warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
             program = torch.export.load(archive)
             if device is not None:

@@ -1,4 +1,4 @@
-"""A file of weights alone: what ships where the net's own Python code runs it. Integers of few bits are packed."""
+"""A file with only weights, for use with the net's Python code. Integers of few bits are packed."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,35 +19,31 @@ suffix = ".pt"
 computes = False
 integers: bool | None = None
 VERSION = 1
-# what a quantizer needs in training alone, beside the weight it can be computed from
+# observer buffers, which only training needs
 OBSERVED = ("minimum", "maximum", "updates")
-SCALES = (".weight_quantizer.scale", ".weight_quantizer.zero_point")  # what stored integers come with
+SCALES = (".weight_quantizer.scale", ".weight_quantizer.zero_point")  # stored with the integers
 
 
 def available() -> str | None:
-    """None: nothing is needed but torch."""
+    """Return None: only torch is needed."""
     return None
 
 
 def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
-    """Writes the net's weights and structure as `torch.load(path, weights_only=True)` reads them. `example` is not
-    used.
+    """Write the net's weights and structure for `torch.load(path, weights_only=True)`.
 
-    `{"version", "structure", "state", "integers"}`: `state` are tensors by their plain names; a quantized layer's
-    weight is not among them but under `integers`, with its `data` (int8, or uint8 with the bits of all integers one
-    after the other), `shape`, `bits` and `scale`. `restore` puts them back.
-
-    Raises:
-        UserError: the file can't be written.
+    The content is `{"version", "structure", "state", "integers", "aliases"}`: `state` has tensors by their plain names;
+    a quantized layer's weight is in `integers` instead, with its `data` (int8, or uint8 with packed bits), `shape`,
+    `bits` and `scale`; `aliases` are further names of a tensor. `restore` reads them.
     """
     with whole(path) as temporary:
         torch.save(content_of(net), temporary)
 
 
 def content_of(net: nn.Module) -> dict[str, Any]:
-    """What a file of the net's weights holds, see `export`; tensors have storages of their own."""
+    """Return the content of a file of the net's weights (see `export`); tensors have separate storages."""
     state: dict[str, Tensor] = {}
-    stored: dict[int, str] = {}  # tensors that have two names, such as a tied head's, are written once
+    stored: dict[int, str] = {}  # tensors with two names, such as a tied head's, are written once
     aliases: dict[str, str] = {}
     integers: dict[str, dict[str, Any]] = {}
     packed: dict[int, str] = {}
@@ -94,9 +90,7 @@ def content_of(net: nn.Module) -> dict[str, Any]:
 
 
 def _read_as_floats(net: nn.Module) -> set[int]:
-    """Weights that a layer in float reads too, such as a tied head that was excluded: their integers alone would not
-    do.
-    """
+    """Return ids of the parameters that float layers read, such as an excluded tied head's."""
     rounding = {id(layer) for layer in quantized_layers(net).values()}
     return {id(p) for module in net.modules() if id(module) not in rounding for p in module.parameters(recurse=False)}
 
@@ -106,9 +100,7 @@ def _layer(name: str) -> str:
 
 
 def _derived(net: nn.Module) -> set[str]:
-    """Names of buffers that the rest of the file gives: scales of weights, which lie beside the integers, and what
-    observers saw.
-    """
+    """Return names of the buffers that can be left out: scales of integer weights, and observers'."""
     names: set[str] = set()
     for name, layer in quantized_layers(net).items():
         for role in dict(layer.named_children()):
@@ -118,7 +110,7 @@ def _derived(net: nn.Module) -> set[str]:
 
 
 def pack(integers: Tensor, bits: int) -> Tensor:
-    """int8 as they are; integers of fewer bits without the rest, lowest bit first, in uint8 of one axis."""
+    """Pack integers of fewer than 8 bits, lowest bit first, in uint8 of one axis; copy those of 8 bits."""
     if bits == 8:
         return integers.contiguous().clone()
     raised = (integers.flatten().to(torch.int16) + 2 ** (bits - 1)).to(torch.uint8).numpy()
@@ -126,7 +118,7 @@ def pack(integers: Tensor, bits: int) -> Tensor:
 
 
 def unpack(data: Tensor, shape: list[int], bits: int) -> Tensor:
-    """The int8 integers that `pack` was given."""
+    """Return the int8 integers from which `pack` made `data`."""
     if bits == 8:
         return data.view(shape)
     count = int(np.prod(shape))
@@ -136,19 +128,15 @@ def unpack(data: Tensor, shape: list[int], bits: int) -> Tensor:
 
 
 def restore(net: nn.Module, path: str | Path) -> nn.Module:
-    """Gives `net`, as its configuration builds it, the structure and the weights of a file, in place, and returns it.
+    """Give `net`, as its configuration builds it, a file's structure and weights, in place; return it.
 
-    A weight that was rounded comes back as what its integers stand for, and its range is fixed: the outputs are those
-    of the net that was exported.
-
-    Raises:
-        UserError: there is no such file, or it does not fit the net.
+    A rounded weight gets the values of its integers and a fixed range, so that outputs equal those of the exported net.
     """
     return fill(net, _read(path), path)
 
 
 def fill(net: nn.Module, content: dict[str, Any], path: str | Path) -> nn.Module:
-    """`restore` of a file's content, as `content_of` gives it; `path` is named where it does not fit."""
+    """Restore the content of a file, from `content_of`; messages name `path`."""
     try:
         return _filled(net, content, path)
     except (
@@ -158,7 +146,7 @@ def fill(net: nn.Module, content: dict[str, Any], path: str | Path) -> nn.Module
         KeyError,
         TypeError,
         ValueError,
-    ) as error:  # as a stranger may write it
+    ) as error:  # of untrusted content
         raise UserError(
             f"{path} can't be read as weights ({type(error).__name__}): it is damaged; export the run again."
         ) from error
@@ -209,13 +197,13 @@ def _read(path: str | Path) -> dict[str, Any]:
         assert content["version"] == VERSION
     except UserError:
         raise
-    except Exception as error:  # whatever a torn file raises
+    except Exception as error:  # a torn file can raise anything
         raise UserError(f"{path} can't be read as weights of this version of Lathe: export the run again.") from error
     return dict(content)
 
 
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
-    """Raises UserError: weights alone compute nothing. See `restore`."""
+    """Raise UserError: weights can't compute without a net; use `restore`."""
     raise UserError(
         f"{path} holds weights alone: lathe.export.get('weights').restore(net, path) puts them into a net; or use "
         "another target."

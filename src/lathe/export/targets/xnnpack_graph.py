@@ -1,6 +1,4 @@
-"""What stands between torch's graph of a quantized net and the patterns that ExecuTorch's partitioner for XNNPACK takes
-as integers.
-"""
+"""Rewrites graphs of quantized nets for the integer patterns of ExecuTorch's XNNPACK partitioner."""
 
 import operator
 from collections.abc import Iterator
@@ -22,9 +20,7 @@ LOWERED_GEMMS = (
 
 @dataclass
 class Delegated:
-    """How many convolutions and linear layers XNNPACK computes in integers and in floats, and the names of those that
-    it does not take.
-    """
+    """Counts of convolutions and linear layers in XNNPACK, and the names of those that it does not take."""
 
     integers: int = 0
     floats: int = 0
@@ -32,8 +28,7 @@ class Delegated:
 
 
 def share_roundings(program: ExportedProgram) -> None:
-    """Lets layers that read the same tensor with the same range read the same integers: only a layer whose result is
-    read once, by a rounding, is computed in integers."""
+    """Merge equal roundings of a tensor: XNNPACK's integer layers need a result with one reader."""
     graph = program.graph_module.graph
     seen: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
@@ -46,8 +41,7 @@ def share_roundings(program: ExportedProgram) -> None:
 
 
 def without_kernel(program: ExportedProgram) -> list[str]:
-    """Names of the modules whose integers XNNPACK can't take: convolutions that read one channel each, such as a gray
-    picture's first, and whose result is not rounded."""
+    """Return names of convolutions without a kernel: one input channel each and a float result."""
     return [
         list(node.meta["nn_module_stack"].values())[-1][0]
         for node in _integer_gemms(program)
@@ -56,9 +50,11 @@ def without_kernel(program: ExportedProgram) -> list[str]:
 
 
 def round_rows(program: ExportedProgram) -> None:
-    """Gives layers whose result is not rounded the pattern of XNNPACK's kernels with float results: these round each
-    row of their input a second time, to 256 values between its own lowest and highest, which are finer than those of
-    the layer's range or the same."""
+    """Give layers with a float result the pattern of XNNPACK's kernels with float results.
+
+    These round each row of their input again, to 256 values between its minimum and maximum, which are as fine as the
+    layer's range or finer.
+    """
     ops, graph = torch.ops.quantized_decomposed, program.graph_module.graph
     least = torch.finfo(torch.float32).tiny
     for node in _integer_gemms(program):
@@ -75,7 +71,7 @@ def round_rows(program: ExportedProgram) -> None:
 
 
 def delegated(program: ExportedProgram) -> Delegated:
-    """Of a program after partitioning."""
+    """Count the layers of a partitioned program."""
     from executorch.exir.lowered_backend_module import get_lowered_submodules  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     found = Delegated(left=[node.name for node in _lowered_gemms(program.graph_module.graph)])
@@ -98,7 +94,7 @@ def _integer_gemms(program: ExportedProgram) -> list[fx.Node]:
 
 
 def _rounded_next(node: fx.Node) -> bool:
-    """Whether the result, or its ReLU, is read by one rounding to a known range and nothing else."""
+    """Return whether the only reader of the result, or of its ReLU, is one rounding to a static range."""
     users = list(node.users)
     if len(users) == 1 and _is(users[0], "relu.default"):
         users = list(users[0].users)
@@ -115,7 +111,7 @@ def _is(node: Any, name: str) -> bool:
 
 
 def _name(node: fx.Node) -> str:
-    """`aten.linear.default` and the like, for torch's operators and ExecuTorch's."""
+    """Return an operator's name, such as `aten.linear.default`, for torch's operators and ExecuTorch's."""
     if node.op != "call_function":
         return ""
     return str(node.target if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", ""))

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO, stages 1 to 3, with states and parameters on the host where asked."""
+"""DeepSpeed's ZeRO, stages 1 to 3, with optional offload of states and parameters to the host."""
 
 from lathe.strategies.deepspeed.strategy import DeepSpeed
 

@@ -1,4 +1,4 @@
-"""What each number format means to a DeepSpeed engine."""
+"""Number formats of a DeepSpeed engine."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -14,12 +14,11 @@ PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "16-mixed")
 
 
 class EnginePrecision(DeepSpeedPrecision):
-    """bf16-mixed is torch's autocast around float32 parameters, as under every other strategy. bf16-true and 16-mixed
-    are DeepSpeed's own formats: parameters and gradients are half as wide, and the optimizer steps on float32 copies
-    that are split over the ranks.
+    """The precision plugin of a DeepSpeed engine.
 
-    `scaler` settings, if the run's plugin brought a GradScaler, set the scale that DeepSpeed starts from and how often
-    it grows.
+    bf16-mixed is torch's autocast around float32 parameters, as under every other strategy. bf16-true and 16-mixed are
+    DeepSpeed's formats: parameters and gradients have half the width, and the optimizer updates float32 copies that are
+    sharded over the ranks. A GradScaler of the run's plugin sets DeepSpeed's initial loss scale and growth interval.
     """
 
     def __init__(self, plugin: Precision) -> None:
@@ -37,7 +36,7 @@ class EnginePrecision(DeepSpeedPrecision):
         return apply_to_collection(data, function=_convert_fp_tensor, dtype=Tensor, dst_type=dtype)
 
     def forward_context(self) -> AbstractContextManager[Any]:
-        # For the evaluation that needs no engine; an engine has its own autocast.
+        # for evaluation without an engine; an engine has its own autocast
         if self.precision != "bf16-mixed":
             return nullcontext()
         from deepspeed.accelerator import get_accelerator
@@ -48,9 +47,9 @@ class EnginePrecision(DeepSpeedPrecision):
         return nullcontext()
 
     def engine_config(self) -> dict[str, Any]:
-        """The part of DeepSpeed's configuration that says the number format."""
+        """Return the section of DeepSpeed's configuration for the number format."""
         if self.precision == "bf16-mixed":
-            # No "safe" modules: their gradients would travel as bf16, which no other strategy does unasked.
+            # without "safe" modules, whose gradients would be reduced in bf16, as no other strategy does by default
             return {"torch_autocast": {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}}
         if self.precision == "bf16-true":
             return {"bf16": {"enabled": True}}

@@ -1,4 +1,4 @@
-"""DeepSpeed in this process: its import, its device and its process group."""
+"""Sets up DeepSpeed in this process: import, device and process group."""
 
 import importlib
 import os
@@ -13,7 +13,7 @@ import torch
 
 @contextmanager
 def _absent(package: str) -> Iterator[None]:
-    """Whoever imports the package meanwhile finds that it is not installed, unless it is imported already."""
+    """Make imports of the package fail in this context, unless it is already imported."""
     there = package in sys.modules
     if not there:
         sys.modules[package] = None  # type: ignore[assignment]
@@ -35,18 +35,19 @@ def _import_muon() -> None:
 
 
 def import_deepspeed(level: int) -> None:
-    """Imports DeepSpeed without its chatter: it warns about a missing GPU, and logs to stdout through a logger of its
-    own. And without what takes nine tenths of the time and no strategy here uses: mlflow, for its autotuner, and
-    Inductor, which its Muon is compiled by, and which optimizers are told from.
+    """Import DeepSpeed without its warning about a missing GPU and its logs on stdout.
+
+    Also skip imports that take nine tenths of the time and are not used here: mlflow (for the autotuner), and Inductor
+    (which compiles DeepSpeed's Muon, a class that its optimizer checks need).
     """
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     with warnings.catch_warnings(), _absent("mlflow"):
         warnings.simplefilter("ignore")
         import deepspeed
 
-        with suppress(ImportError, AttributeError):  # another version may have it elsewhere, and takes its time
+        with suppress(ImportError, AttributeError):  # other versions may lack it; their import is slower
             _import_muon()
-    # DeepSpeed 0.19 calls torch's collectives by names that torch 2.13 deprecates.
+    # DeepSpeed 0.19 calls collectives by names that torch 2.13 deprecates
     warnings.filterwarnings(
         "ignore",
         message=r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated",
@@ -54,12 +55,12 @@ def import_deepspeed(level: int) -> None:
     )
     deepspeed.utils.logging.logger.setLevel(level)
     for handler in deepspeed.utils.logging.logger.handlers:
-        # Its own has a level too. Never raised: others' handlers may stand here that hear other loggers as well.
+        # its own handler has a level too; never raise it: a handler may be shared with other loggers
         handler.setLevel(min(level, handler.level))
 
 
 def use_accelerator(device_type: str) -> None:
-    """Tells DeepSpeed which devices the Trainer chose; by itself it takes a GPU wherever there is one."""
+    """Make DeepSpeed use the Trainer's device type; by default it takes a GPU if the machine has one."""
     from deepspeed.accelerator import get_accelerator, set_accelerator
 
     if get_accelerator().device_name() == device_type:
@@ -71,9 +72,9 @@ def use_accelerator(device_type: str) -> None:
 
 
 def adopt_process_group(backend: str) -> None:
-    """Lets DeepSpeed use the process group that is there already.
+    """Make DeepSpeed use the existing process group.
 
-    On CPUs DeepSpeed would first compile a shared-memory all-reduce (about a minute, and a compiler is needed); gloo
+    On CPUs DeepSpeed would first compile a shared-memory all-reduce (about a minute, and it needs a compiler); gloo
     does the same.
     """
     import deepspeed
@@ -91,19 +92,16 @@ def adopt_process_group(backend: str) -> None:
 
 
 def restore_linear() -> None:
-    """Takes DeepSpeed's function for linear layers out of torch again.
-
-    Stage 3 puts it there for all nets to come; it does not keep a gathered weight from forward to backward.
-    """
+    """Restore torch's `linear`; stage 3's replacement keeps no gathered weight from forward to backward."""
     from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses as Patch
 
     torch.nn.functional.linear = getattr(Patch, "linear_bk", torch.nn.functional.linear)
 
 
 def share_equal_copies(zero: Any) -> None:
-    """Lets the pieces that the optimizer steps on be the net's own memory where the number format is the same.
+    """Let the optimizer's flat shards share memory with the net's where both have the same dtype.
 
-    DeepSpeed 0.19 keeps a second copy of a float32 net's pieces: a third of what stage 3 holds with AdamW.
+    DeepSpeed 0.19 keeps a second copy of a float32 net's shards: a third of stage 3's memory with AdamW.
     """
     if hasattr(zero, "fp32_partitioned_groups_flat"):
         pairs = list(zip(zero.fp32_partitioned_groups_flat, zero.fp16_partitioned_groups_flat, strict=True))

@@ -1,4 +1,4 @@
-"""The weights and the optimizer's state of a ZeRO engine in the plain format of a single process, and back."""
+"""Converts a ZeRO engine's weights and optimizer state to and from those of a single process."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,9 +13,7 @@ _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 def full_weights(module: nn.Module, keep: bool) -> dict[str, Any]:
-    """`module`'s state dict as whole CPU tensors, parameters in float32. Every rank takes part; those without `keep`
-    get {}.
-    """
+    """Return `module`'s state dict as full CPU tensors, parameters in float32; {} without `keep`. Collective."""
     state: dict[str, Any] = {}
     seen: dict[int, Tensor] = {}
     for name, value in module.state_dict(keep_vars=True).items():
@@ -56,10 +54,10 @@ def _on_cpu(value: Tensor, keep: bool) -> Tensor:
 
 
 class PlainState:
-    """Reads and writes what ZeRO keeps in flat pieces, parameter by parameter.
+    """Reads and writes ZeRO's flat shards, parameter by parameter.
 
-    Made from the plain optimizer before the engine is, since the engine replaces its parameters by flat ones; `attach`
-    follows.
+    Create it from the plain optimizer before the engine, which replaces the parameters by flat ones; then call
+    `attach`.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -68,27 +66,25 @@ class PlainState:
         self._zero: Any = None
 
     def attach(self, zero: Any) -> None:
-        """Takes the ZeRO optimizer that DeepSpeed made of the plain one."""
+        """Set the ZeRO optimizer that DeepSpeed made from the plain one."""
         self._zero = zero
 
     def _pieces(self) -> Iterator[tuple[Tensor, list[nn.Parameter]]]:
-        """This rank's flat float32 pieces, each with the parameters that it holds parts of; the same number on every
-        rank.
-        """
+        """Yield this rank's flat float32 shards with the parameters in each; every rank has the same number."""
         if hasattr(self._zero, "fp32_partitioned_groups_flat"):
             yield from zip(self._zero.fp32_partitioned_groups_flat, self._zero.fp16_groups, strict=True)
         else:
             yield from zip(self._zero.single_partition_of_fp32_groups, self._zero.bit16_groups, strict=True)
 
     def _link(self) -> None:
-        # DeepSpeed 0.19 ties parameters to their state (stages 1 and 2) right after its first group's first step, so
-        # those of the other groups, which have none yet, are never tied.
+        # DeepSpeed 0.19 links parameters to their state (stages 1 and 2) right after its first group's first step, so
+        # the other groups, which have no state yet, are never linked
         if hasattr(self._zero, "_lazy_init_hp_params_optimizer_state"):
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()
 
     def state_dict(self, keep: bool) -> dict[str, Any]:
-        """What `state_dict()` of the plain optimizer would be in a single process. Every rank takes part."""
+        """Return the `state_dict()` of the plain optimizer in a single process. Collective."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
         self._link()
@@ -117,11 +113,7 @@ class PlainState:
         return {"state": dict(sorted(state.items())), "param_groups": groups}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Puts a plain optimizer's state, which every rank holds whole, into this rank's pieces.
-
-        Raises:
-            UserError: the state is of other parameter groups.
-        """
+        """Load a plain optimizer's full state, which every rank has, into this rank's shards."""
         sizes = [len(group["params"]) for group in saved["param_groups"]]
         if sizes != [len(group) for group in self._groups]:
             raise UserError(
@@ -156,9 +148,7 @@ class PlainState:
                         self._write(parameter, value, key)
 
     def load_weights(self, names: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
-        """Sets the float32 copies that the optimizer steps on; the parameters themselves hold the rounded values
-        already.
-        """
+        """Set the optimizer's float32 copies; the parameters already have the rounded values."""
         for name, parameter in names.items():
             if parameter.requires_grad and name in weights:
                 self._write(parameter, weights[name], None)
@@ -168,7 +158,7 @@ class PlainState:
         if not hasattr(parameter, "ds_id"):
             parameter.set_full_hp_param(value, key)
             return
-        # DeepSpeed's own function for whole tensors does not pad one that the ranks don't divide.
+        # DeepSpeed's own function for full tensors does not pad a tensor whose size the ranks do not divide
         part = parameter.ds_tensor.numel()
         first = part * self._zero._get_param_partition_rank(parameter)
         mine = value.new_zeros(part)
@@ -177,14 +167,14 @@ class PlainState:
         self._zero.set_local_hp_param(mine, parameter, key)
 
     def scaler_state(self) -> dict[str, Any]:
-        """Where a dynamic loss scale stands; {} for formats without one."""
+        """Return the state of a dynamic loss scale; {} for formats without one."""
         scaler = getattr(self._zero, "loss_scaler", None)
         if not getattr(self._zero, "dynamic_loss_scale", False):
             return {}
         return {key: getattr(scaler, key) for key in _SCALER if hasattr(scaler, key)}
 
     def load_scaler_state(self, state: Mapping[str, Any] | None) -> None:
-        """Puts back what `scaler_state` returned."""
+        """Restore the state from `scaler_state`."""
         for key, value in (state or {}).items():
             setattr(self._zero.loss_scaler, key, value)
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054), on CUDA and on gloo, with plain checkpoints."""
+"""DeepSpeed's ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054) on CUDA and on gloo, with plain checkpoints."""
 
 import argparse
 import importlib.util
@@ -36,19 +36,20 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class DeepSpeed(DeepSpeedStrategy):
-    """Lightning's DeepSpeedStrategy with five differences: it runs on CPUs as well; it writes and reads one plain
-    checkpoint file that every other strategy opens; gradient accumulation ends with the epoch, as under every strategy;
-    bf16-mixed means autocast, as under every strategy; and it is quiet.
+    """Lightning's DeepSpeedStrategy, with five differences.
 
-    Stage 1 splits the optimizer's state over the ranks, 2 gradients as well, 3 parameters as well. Sizes are numbers of
+    It runs on CPUs as well; it reads and writes one plain checkpoint file that every other strategy opens; gradient
+    accumulation ends with the epoch, and bf16-mixed means autocast, as under every strategy; and it is quiet.
+
+    Stage 1 shards the optimizer's state over the ranks, 2 gradients as well, 3 parameters as well. Sizes are numbers of
     scalars.
 
     Raises:
-        UserError: DeepSpeed is not installed, an unknown stage, or an offload that the stage does not have; on setting
-            up: a precision, a clipping or an optimizer that ZeRO does not take.
+        UserError: DeepSpeed is not installed, the stage is unknown or lacks an offload; in `setup`: ZeRO does not
+            support the precision, the clipping or the optimizer.
     """
 
-    # after fit the net's parameters are parts of DeepSpeed's buffers, or empty: the test begins with a fresh net
+    # after fit the parameters are views of DeepSpeed's buffers, or empty: the test needs a new net
     reshapes = True
 
     @validated
@@ -100,7 +101,7 @@ class DeepSpeed(DeepSpeedStrategy):
         config = {
             "zero_optimization": zero,
             "zero_allow_untested_optimizer": True,
-            # its own CPU Adam is compiled at first use, and knows one update rule
+            # its own CPU Adam is compiled at first use and has only one update rule
             "zero_force_ds_cpu_optimizer": False,
         }
         import_deepspeed(LEVELS[log_level])
@@ -128,7 +129,7 @@ class DeepSpeed(DeepSpeedStrategy):
     # -- processes
 
     def setup_environment(self) -> None:
-        Strategy.setup_environment(self)  # Lightning's own refuses everything but CUDA
+        Strategy.setup_environment(self)  # Lightning's own accepts only CUDA
         self.setup_distributed()
 
     def setup_distributed(self) -> None:
@@ -168,10 +169,10 @@ class DeepSpeed(DeepSpeedStrategy):
         assert isinstance(self.config, dict)
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
-        # Lightning divides the loss by accumulate_grad_batches; when a step is due is told before each backward.
+        # Lightning divides the loss by accumulate_grad_batches; `training_step` sets the boundary before each backward
         self.config |= {
             "gradient_accumulation_steps": 1,
-            "train_micro_batch_size_per_gpu": 1,  # for DeepSpeed's own samples/s alone
+            "train_micro_batch_size_per_gpu": 1,  # only for DeepSpeed's own samples/s
             "gradient_clipping": trainer.gradient_clip_val or 0.0,
             **self._engine_precision.engine_config(),
         }
@@ -210,7 +211,7 @@ class DeepSpeed(DeepSpeedStrategy):
         return engine, zero_optimizer
 
     def _initialize_deepspeed_inference(self, model: nn.Module) -> None:
-        # Stages 1 and 2 split nothing that evaluation has: the plain net is all there is to run.
+        # stages 1 and 2 shard nothing that evaluation uses: run the plain net
         model.to(self.root_device)
         if self._zero["stage"] != 3:
             return
@@ -238,7 +239,7 @@ class DeepSpeed(DeepSpeedStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        yield  # told by the accumulation boundary; no_sync is DistributedDataParallel's way
+        yield  # `set_gradient_accumulation_boundary` does it; no_sync belongs to DistributedDataParallel
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self.lightning_module is not None
@@ -250,7 +251,7 @@ class DeepSpeed(DeepSpeedStrategy):
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        return False  # weights go into the plain net, before DeepSpeed splits it
+        return False  # load weights into the plain net, before DeepSpeed shards it
 
     @property
     def lightning_restore_optimizer(self) -> bool:

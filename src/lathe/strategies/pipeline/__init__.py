@@ -1,4 +1,4 @@
-"""Pipelines: a net is cut into stages, one per process, through which pieces of a batch follow each other."""
+"""Pipeline parallelism: a net is cut into stages, one per process, which micro-batches pass through."""
 
 from lathe.strategies.pipeline.strategy import Pipeline
 

@@ -1,6 +1,4 @@
-"""Cutting a net at its blocks: what one pipeline stage keeps of it, and the optimizer of the whole net for that
-part.
-"""
+"""Partition of a net at its blocks: the modules of one stage, and its share of the net's optimizer."""
 
 import copy
 from collections.abc import Callable
@@ -16,11 +14,10 @@ from lathe.nets import Blocks, blocks_of
 
 
 def chain_of(net: nn.Module, strategy: str) -> list[nn.Module]:
-    """The blocks of a net that can be cut between any two of them.
+    """Return the blocks of a net that can be cut between any two of them.
 
     Raises:
-        UserError: the net does not name its blocks, or not what comes before and behind them, or says itself that it
-            does more than that.
+        UserError: the net names no blocks, lacks `enter` or `leave`, or its `is_its_parts` returns false.
     """
     blocks = blocks_of(net)
     name = type(net).__name__
@@ -45,7 +42,7 @@ def chain_of(net: nn.Module, strategy: str) -> list[nn.Module]:
 
 
 def block_names(net: nn.Module) -> list[str]:
-    """What the blocks of a net are called in it, in their order; those that it owns."""
+    """Return the names of the blocks that the net owns, in order."""
     container = net._modules.get("blocks")
     if isinstance(container, nn.ModuleList | nn.Sequential):
         return [f"blocks.{name}" for name in container._modules]
@@ -54,11 +51,7 @@ def block_names(net: nn.Module) -> list[str]:
 
 
 def enough_blocks(net: nn.Module, stages: int, slices: int, strategy: str) -> list[nn.Module]:
-    """The blocks of a net that can be cut into `stages` times `slices` parts.
-
-    Raises:
-        UserError: as `chain_of`, or it has fewer blocks.
-    """
+    """Return the blocks of a net that can be cut into `stages` times `slices` parts."""
     blocks, total = chain_of(net, strategy), stages * slices
     if total > len(blocks):
         what = f"strategy.stages={stages}" + (f" x strategy.slices={slices}" if slices > 1 else "")
@@ -70,7 +63,7 @@ def enough_blocks(net: nn.Module, stages: int, slices: int, strategy: str) -> li
 
 
 class Slice(nn.Module):
-    """Consecutive blocks, with what is before the first and behind the last one. Holds modules without owning them."""
+    """Consecutive blocks, with the modules before the first and after the last. It does not own its modules."""
 
     def __init__(self, net: nn.Module, blocks: list[nn.Module], first: bool, last: bool) -> None:
         super().__init__()
@@ -85,20 +78,16 @@ class Slice(nn.Module):
         if self.first:
             x = net.enter(x)
         x = chain(x)
-        out: Tensor = net.leave(x) if self.last else x.contiguous()  # which sending asks for
+        out: Tensor = net.leave(x) if self.last else x.contiguous()  # sending needs contiguous memory
         return out
 
 
 class Cut:
-    """The part of a net that stage `stage` of `stages` runs, in `slices` pieces that take turns with those of the other
-    stages.
+    """The part of a net that stage `stage` of `stages` runs, in `slices` interleaved pieces.
 
-    Blocks of other stages become `nn.Identity`, so names stay as they are. What is not in a block is kept on the first
-    and on the last stage (a tied embedding is used by both) and dropped in between. `spread` may then split the tensors
-    of the whole net among ranks that share a stage.
-
-    Raises:
-        UserError: the net can't be cut, has fewer blocks than slices, or two stages would share a weight.
+    Blocks of other stages become `nn.Identity`, so names do not change. Modules outside the blocks are kept on the
+    first and the last stage (both use a tied embedding) and dropped on the others. Before that, `spread` may shard the
+    tensors of the whole net over the ranks of a stage.
     """
 
     def __init__(
@@ -135,30 +124,30 @@ class Cut:
             for k, (start, end) in enumerate(pairwise(edges))
             if k % stages == stage
         }
-        self.used: set[str] = set()  # modules outside the blocks, with buffers, that this stage has run
+        self.used: set[str] = set()  # modules with buffers outside the blocks that this stage has run
         for name, module in net.named_modules():
             if not self._inside(name) and module is not net and module._buffers:
                 module.register_forward_pre_hook(lambda module, args, name=name: self.used.add(name))
-        self.groups: list[list[str]] = []  # the optimizer's parameters by group, as those of the whole net
+        self.groups: list[list[str]] = []  # names of the optimizer's parameters by group, for the whole net
 
     def _inside(self, name: str) -> bool:
-        """Whether a module or a tensor is in a block, or one itself."""
+        """Return whether a module or a tensor is in a block, or is a block."""
         return any(name == block or name.startswith(f"{block}.") for block in self.blocks)
 
     def owner(self, k: int) -> int:
-        """The stage that runs slice `k`."""
+        """Return the stage that runs slice `k`."""
         return k % self.stages
 
     def shared(self) -> list[nn.Parameter]:
-        """Parameters that the first and the last stage both have, in the same order on both."""
+        """Return the parameters that the first and the last stage both have, in the same order on both."""
         outside = set(self.outside)
         return [p for name, p in self.net.named_parameters() if name in outside and p.requires_grad]
 
     def shown(self) -> set[str]:
-        """Of the tensors that this stage has, the names of those whose value in a checkpoint is taken from here.
+        """Return the names of the tensors for which a checkpoint takes this stage's value.
 
-        What two stages have is taken from the first; of its buffers (BatchNorm's statistics) from the last, where that
-        has used them.
+        Tensors of two stages come from the first; buffers (BatchNorm's statistics) come from the last if it has used
+        them.
         """
         own = set(self.net.state_dict())
         if self.first or not self.last:
@@ -169,13 +158,13 @@ class Cut:
         }
 
     def make_optimizer(self, factory: Callable[[nn.Module], Optimizer], net: nn.Module) -> Optimizer:
-        """The optimizer that `factory` makes for the whole net, with the parameters of other stages taken out.
+        """Return the optimizer that `factory` makes for the whole net, without the parameters of other stages.
 
-        Groups and roles are decided by the whole net, so every stage has the same groups, some of them empty.
+        The whole net decides groups and roles, so every stage has the same groups, some of them empty.
         """
         own = dict(self.net.named_parameters(remove_duplicate=False))
         device = next((p.device for p in own.values()), torch.device("cpu"))
-        away: dict[int, nn.Parameter] = {}  # one for all names of a tied weight
+        away: dict[int, nn.Parameter] = {}  # one parameter for all names of a tied weight
         for name, stand_in in list(self.skeleton.named_parameters(remove_duplicate=False)):
             if name not in own and id(stand_in) not in away:
                 away[id(stand_in)] = nn.Parameter(stand_in.detach().to(device), stand_in.requires_grad)
@@ -192,7 +181,7 @@ class Cut:
         return optimizer
 
     def optimizer_names(self) -> list[str]:
-        """Names of this stage's optimized parameters, in the order of its optimizer's own numbers."""
+        """Return the names of this stage's optimized parameters, in the order of its optimizer."""
         own = {name for name, _ in self.net.named_parameters()}
         return [name for group in self.groups for name in group if name in own]
 
@@ -213,7 +202,7 @@ def _refuse_shared(net: nn.Module, blocks: list[nn.Module], homes: list[int], in
 
 
 def _skeleton(net: nn.Module) -> nn.Module:
-    """A copy of the net whose tensors have a shape and no memory."""
+    """Return a copy of the net whose tensors have a shape but no memory."""
     memo: dict[int, Any] = {}
     for tensor in [*net.parameters(), *net.buffers()]:
         stand_in = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)

@@ -1,4 +1,4 @@
-"""Tensors on their way through the stages, forward alone or under one of torch's schedules."""
+"""Runs the stages of a pipeline: forward only, or forward and backward under one of torch's schedules."""
 
 import inspect
 from collections.abc import Callable
@@ -18,13 +18,9 @@ Shape = tuple[torch.Size, torch.dtype]
 
 
 def count_microbatches(net: nn.Module, asked: int | None, schedule: str, stages: int) -> int:
-    """How many micro-batches a batch is split into; null is 1 for a net with BatchNorm, which has to see the whole
-    batch.
+    """Return the number of micro-batches per batch.
 
-    Warns, on rank 0, if BatchNorm sees less.
-
-    Raises:
-        UserError: the schedule can't run so many.
+    By default it is 1 for a net with BatchNorm, which needs the whole batch; a larger number warns on rank 0.
     """
     norm = any(isinstance(module, _BatchNorm) for module in net.modules())
     count = asked if asked is not None else 1 if norm else 2 * stages
@@ -44,11 +40,10 @@ def count_microbatches(net: nn.Module, asked: int | None, schedule: str, stages:
 
 
 class Flow:
-    """Runs a cut net with the other stages of `group`; each method is called by all of them, with the same input.
+    """Runs a cut net with the other stages of `group`. Methods are collective, with the same input on all.
 
-    Shapes between stages are found by one forward pass over zeros in evaluation mode, which moves no statistic and
-    draws no random number; with shapes at hand torch's own inference, which calls modules and loss once more in
-    training mode, is not needed.
+    A forward pass over zeros in evaluation mode finds the shapes between stages: it changes no statistics and draws no
+    random numbers. torch's own inference would call modules and loss once more in training mode.
     """
 
     def __init__(
@@ -63,7 +58,7 @@ class Flow:
         return dist.get_global_rank(self.group, self.cut.owner(k))
 
     def shapes(self, x: Tensor) -> list[Shape]:
-        """Shape and type before each slice and behind the last for an input like `x`."""
+        """Return shape and dtype before each slice and after the last, for an input like `x`."""
         key = (x.shape, x.dtype)
         if key not in self._shapes:
             flow: list[Shape] = [key]
@@ -86,17 +81,17 @@ class Flow:
         return self._shapes[key]
 
     def step(self, x: Tensor, part: Tensor, judge: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Forward and backward passes of all micro-batches, each shaped like `part`; gradients add up in the
-        parameters.
+        """Run forward and backward passes of all micro-batches; gradients accumulate in the parameters.
 
-        `judge` gives the last stage's loss from outputs and, as a tensor of one element, the number of the micro-batch.
+        `part` is a micro-batch, for shapes. `judge` returns the last stage's loss, given outputs and the number of the
+        micro-batch as a tensor of one element.
         """
         key = (part.shape, part.dtype)
         if key not in self._schedules:
             self._schedules[key] = self._make(self.shapes(part))
         self._judge = judge
         schedule = self._schedules[key]
-        # Targets are numbers of micro-batches: what belongs to them may be more than one tensor.
+        # targets are numbers of micro-batches, whose targets may be several tensors
         target = torch.arange(self.microbatches) if self.cut.last else None
         schedule.step(*([x] if self.cut.first else []), target=target, **_without_outputs(schedule))
         self._judge = None
@@ -118,15 +113,15 @@ class Flow:
             )
         options: dict[str, Any] = {
             "n_microbatches": self.microbatches,
-            "loss_fn": lambda outputs, target: self._judge(outputs, target),  # type: ignore[misc]  # set for each step
-            "scale_grads": False,  # the loss is scaled, before half precision could overflow
+            "loss_fn": lambda outputs, target: self._judge(outputs, target),  # set for each step
+            "scale_grads": False,  # the loss is scaled before half precision could overflow
         }
         if self.kind == "interleaved":
             return ScheduleInterleaved1F1B(stages, **options)
         return (ScheduleGPipe if self.kind == "gpipe" else Schedule1F1B)(stages[0], **options)
 
     def forward(self, x: Tensor) -> Tensor | None:
-        """The net's outputs on the last stage, None on the others. Any batch size: parts need not be equal."""
+        """Return the net's outputs on the last stage, None on the others; any batch size."""
         chunks = x.chunk(min(2 * self.cut.stages, max(len(x), 1)))
         sent: list[tuple[dist.Work, Tensor]] = []
         outputs = []
@@ -151,7 +146,7 @@ class Flow:
         return torch.cat(outputs) if outputs else None
 
     def everywhere(self, x: Tensor) -> Tensor:
-        """The net's outputs on every stage: what `net(x)` is while the net is cut."""
+        """Return the net's outputs on every stage, as `net(x)` does while the net is cut."""
         with torch.no_grad():
             outputs = self.forward(x)
             if outputs is None:
@@ -165,5 +160,5 @@ class Flow:
 
 
 def _without_outputs(schedule: Any) -> dict[str, bool]:
-    """Merged outputs of a training step are of no use; not every torch can leave them out."""
+    """Return the option that skips merging a training step's outputs, if this torch has it."""
     return {"return_outputs": False} if "return_outputs" in inspect.signature(schedule.step).parameters else {}

@@ -1,4 +1,4 @@
-"""Gradients of parameters that several ranks share, and norms over parameters that several ranks hold together."""
+"""Reductions of shared parameters' gradients, and gradient clipping over the ranks of one replica."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,28 +8,26 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-BUCKET = 32 * 2**20  # bytes that travel at once
+BUCKET = 32 * 2**20  # bytes per reduction
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's own memory of a tensor that is split among ranks; any other tensor as it is."""
+    """Return the local shard of a DTensor; any other tensor unchanged."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def settle(parameter: nn.Parameter) -> None:
-    """A gradient that is split among ranks in another way than its parameter, or still a sum to be made, is from here
-    on split alike.
-    """
+    """Redistribute a gradient to its parameter's placements."""
     gradient = parameter.grad
     if isinstance(parameter, DTensor) and isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
         parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
 def reduce_together(parameters: list[nn.Parameter], group: dist.ProcessGroup, share: float = 1.0) -> None:
-    """Gradients become `share` times their sum over `group`, where None counts as zero; a gradient that nobody has
-    stays None.
+    """Set gradients to `share` times their sum over `group`. Collective.
 
-    Every rank passes the same parameters in the same order.
+    A gradient of None counts as zero, and stays None if no rank has one. Every rank passes the same parameters in the
+    same order.
     """
     for bucket in _buckets(parameters):
         missing = [p.grad is None for p in bucket]
@@ -38,7 +36,7 @@ def reduce_together(parameters: list[nn.Parameter], group: dist.ProcessGroup, sh
         flat = torch.cat([*rows, found])
         dist.all_reduce(flat, group=group)
         *sums, found = flat.split([*(len(row) for row in rows), len(found)])
-        # Only who lacks a gradient has to look, which makes a GPU wait.
+        # only a rank without a gradient reads the flags, because that synchronizes the GPU
         exists = found.tolist() if any(missing) else [1.0] * len(bucket)
         for p, total, some in zip(bucket, sums, exists, strict=True):
             if some:
@@ -68,15 +66,14 @@ def _buckets(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
 def clip_by_norm(
     parameters: list[Tensor], limit: float, group: dist.ProcessGroup, twice: set[int], counts: bool
 ) -> None:
-    """Scales gradients so that their norm over all of `group` is at most `limit`, as torch.nn.utils.clip_grad_norm_
-    does for one process.
+    """Scale gradients to a norm over `group` of at most `limit`, as torch's clip_grad_norm_. Collective.
 
     Args:
-        parameters: this rank's.
+        parameters: this rank's parameters.
         limit: the largest norm.
-        group: the ranks that hold one replica of the net.
+        group: the ranks of one replica of the net.
         twice: ids of parameters that another rank counts.
-        counts: whether this rank counts what all tensor ranks have in equal copies.
+        counts: whether this rank counts the tensors that all tensor ranks replicate.
     """
     gradients = [(p, p.grad) for p in parameters if p.grad is not None]
     squares = []
@@ -96,14 +93,14 @@ def clip_by_norm(
 
 
 def clip_by_value(parameters: list[Tensor], limit: float) -> None:
-    """Clamps each element of each gradient to [-limit, limit]."""
+    """Clamp each element of each gradient to [-limit, limit]."""
     for p in parameters:
         if p.grad is not None:
             local(p.grad).clamp_(-limit, limit)
 
 
 def share_overflow(precision: Any) -> None:
-    """If one stage's float16 gradients overflow, all stages leave the step out: their loss scales stay equal."""
+    """Make all stages skip the step if float16 gradients of one overflow: loss scales stay equal."""
     scaler = getattr(precision, "scaler", None)
     if scaler is None:
         return

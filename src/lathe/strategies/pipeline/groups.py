@@ -1,4 +1,4 @@
-"""Groups of ranks on the mesh of a pipeline: who reduces together, and who starts from the same values."""
+"""Process groups on the mesh of a pipeline, and the broadcast of initial values."""
 
 from typing import Any
 
@@ -11,14 +11,16 @@ from lathe.strategies.pipeline.gradients import local
 
 
 def make_groups(device_type: str, shape: Axes, place: tuple[int, int, int]) -> dict[str, Any]:
-    """The `mesh` and the groups of the rank at `place` (data replica, stage, tensor rank): along `data`, `stages` and
-    `tensor`, all of its `model`, and the two `ends` of its pipeline.
+    """Return the `mesh` and the groups of the rank at `place` (data replica, stage, tensor rank).
+
+    The groups are `data`, `stages` and `tensor` along the axes, `model` for one replica, and `ends` for the first and
+    last stage.
     """
     mesh = dist.device_mesh.init_device_mesh(
         device_type, (shape.data, shape.stages, shape.tensor), mesh_dim_names=("data", "stages", "tensor")
     )
     groups = {name: mesh[name].get_group() for name in ("data", "stages", "tensor")} | {"mesh": mesh}
-    # Both of these are made by every rank for every place of the mesh, in the same order, as torch asks.
+    # every rank creates all of these groups in the same order, as torch requires
     ranks = mesh.mesh
     mine, _, tensor = place
     for data in range(shape.data):
@@ -33,9 +35,7 @@ def make_groups(device_type: str, shape: Axes, place: tuple[int, int, int]) -> d
 
 
 def agree(cut: Cut, groups: dict[str, Any], replicas: int) -> None:
-    """Whoever shares a tensor starts from the same values, even if a net draws its weights from generators of its
-    own.
-    """
+    """Broadcast initial values to ranks that share a tensor. A net may use its own generators."""
     with torch.no_grad():
         if replicas > 1:
             for tensor in cut.net.state_dict().values():

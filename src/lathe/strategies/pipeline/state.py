@@ -1,4 +1,4 @@
-"""Between what a stage holds in memory and the one whole checkpoint on disk."""
+"""Converts between a stage's tensors in memory and the one full checkpoint on disk."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,9 +14,7 @@ from lathe.strategies.pipeline.cut import Cut
 def tables(
     state: Any, names: set[str], path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
-    """Every dict in a checkpoint, however deep, that gives tensors of the net by their names: weights, and callbacks'
-    copies of them.
-    """
+    """Yield each dict in a checkpoint of tensors by the net's names, such as the weights, with its path."""
     if not isinstance(state, dict) or not state:
         return
     if all(isinstance(value, Tensor) for value in state.values()) and names.issuperset(state):
@@ -28,10 +26,9 @@ def tables(
 
 
 def gather(checkpoint: dict[str, Any], cut: Cut, ranks: list[int], device: torch.device, send: bool = True) -> None:
-    """Completes the checkpoint of the first of `ranks` (one for each stage) with what the others hold, one stage after
-    the other.
+    """Complete the checkpoint of the first of `ranks` (one per stage) with the tensors of the others.
 
-    Ranks that do not `send` only help to assemble tensors that are split among them.
+    Ranks without `send` only help to gather tensors that are sharded over them.
     """
     whole = set(cut.tensors)
     shown = cut.shown()
@@ -71,7 +68,7 @@ def gather(checkpoint: dict[str, Any], cut: Cut, ranks: list[int], device: torch
 
 
 def _numbered(state: dict[str, Any], cut: Cut) -> dict[int, dict[str, Any]]:
-    """A stage's optimizer state under the numbers that parameters have in the optimizer of the whole net."""
+    """Return a stage's optimizer state by the ids that parameters have in the optimizer of the whole net."""
     numbers = {name: number for number, name in enumerate(name for group in cut.groups for name in group)}
     names = cut.optimizer_names()
     return {
@@ -83,14 +80,12 @@ def _numbered(state: dict[str, Any], cut: Cut) -> dict[int, dict[str, Any]]:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """A whole copy on the CPU that shares memory with nothing. Collective where the tensor is split among ranks."""
+    """Return a full copy on the CPU that shares no memory. Collective if the tensor is sharded."""
     return full(tensor).clone()
 
 
 def localise(checkpoint: dict[str, Any], cut: Cut) -> None:
-    """Leaves of a whole checkpoint what this stage holds, all but the optimizer's state, which waits for the
-    optimizer.
-    """
+    """Reduce a full checkpoint to this stage's tensors. The optimizer's state stays full until the optimizer exists."""
     own = cut.net.state_dict()
     for _, table in list(tables(checkpoint, set(cut.tensors))):
         for name in list(table):
@@ -101,11 +96,7 @@ def localise(checkpoint: dict[str, Any], cut: Cut) -> None:
 
 
 def local_optimizer_state(state: dict[str, Any], cut: Cut) -> dict[str, Any]:
-    """Of the optimizer state of the whole net, this stage's part under this stage's numbers.
-
-    Raises:
-        ValueError: the state has other groups than this net's optimizer.
-    """
+    """Return this stage's part of the whole net's optimizer state, by this stage's ids."""
     sizes = [len(group["params"]) for group in state["param_groups"]]
     if sizes != [len(names) for names in cut.groups]:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: each rank holds a stage of the net, and micro-batches travel through the stages."""
+"""Pipeline parallelism: each rank holds a stage of the net, and micro-batches pass through the stages."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -33,21 +33,18 @@ PRECISIONS = ("64-true", "32-true", "16-mixed", "bf16-mixed", "bf16-true")
 
 
 class Pipeline(DDPStrategy):
-    """The net's blocks cut into `stages` consecutive parts, one for each rank, times `data` replicas of the whole
-    pipeline.
+    """Cuts a net's blocks into `stages` consecutive parts, one per rank, with `data` replicas.
 
-    A batch is split into micro-batches, which torch.distributed.pipelining sends through the stages: GPipe (Huang et
-    al. 2019, arXiv:1811.06965; all forward passes, then all backward ones), 1F1B (Narayanan et al. 2019, PipeDream;
-    fewer activations are kept) or interleaved 1F1B (Narayanan et al. 2021, arXiv:2104.04473; `slices` parts on each
-    rank, less idle time). Optimization stays automatic: the schedule has run the backward passes when `training_step`
-    returns, and its gradients wait for `backward`.
+    torch.distributed.pipelining sends micro-batches through the stages: GPipe (Huang et al. 2019, arXiv:1811.06965; all
+    forward passes, then all backward passes), 1F1B (Narayanan et al. 2019, PipeDream; stores fewer activations) or
+    interleaved 1F1B (Narayanan et al. 2021, arXiv:2104.04473; `slices` parts per rank, less idle time). Optimization
+    stays automatic: the schedule has run the backward passes when `training_step` returns, and `backward` adds its
+    gradients.
 
-    Clipping, accumulation, optimizer and callbacks work on what is local. A checkpoint is the plain one of a single
-    process.
+    Clipping, accumulation, optimizer and callbacks work on local tensors. Checkpoints equal those of a single process.
 
     Raises:
-        UserError: an impossible setting; once the net is known, one that can't be cut so; a precision that is not in
-            PRECISIONS.
+        UserError: a setting is impossible, the net can't be cut so, or the precision is not in PRECISIONS.
     """
 
     reshapes = True
@@ -80,12 +77,12 @@ class Pipeline(DDPStrategy):
 
     @property
     def axes(self) -> Axes:
-        """Sizes of the mesh."""
+        """Return the sizes of the mesh."""
         return axes(self._sizes, self.world_size)
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """This rank's data replica, stage and tensor rank."""
+        """Return this rank's data replica, stage and tensor rank."""
         rest, tensor = divmod(self.global_rank, self.axes.tensor)
         return *divmod(rest, self.axes.stages), tensor
 
@@ -117,11 +114,7 @@ class Pipeline(DDPStrategy):
         enough_blocks(net, self.axes.stages, self._slices, self.name)
 
     def shard(self, task: LightningModule) -> None:
-        """Cuts the task's net in place, once; the optimizer is then built for this stage's part of it.
-
-        Raises:
-            UserError: the net can't be cut so, or the batch can't be split.
-        """
+        """Cut the task's net in place, once, before the optimizer of this stage is built."""
         net = task.get_submodule("net")
         if self._cut is not None and self._cut.net is net:
             return
@@ -137,13 +130,13 @@ class Pipeline(DDPStrategy):
             self._check_batch(size // self.axes.data, f"data.batch_size={size}")
         self._cut = Cut(net, self.axes.stages, self.place[1], self._slices, self.name, self._spread)
         self._flow = Flow(self._cut, self._schedule, self._count, self._groups["stages"], self.root_device)
-        net.forward = self._flow.everywhere  # who calls the net, on all ranks, gets outputs
+        net.forward = self._flow.everywhere  # `net(x)` on all ranks returns outputs
         whole: Any = task
         if getattr(whole, "_make_optimizer", None) is not None:
             whole._make_optimizer = partial(self._cut.make_optimizer, whole._make_optimizer)
 
     def _spread(self, net: nn.Module) -> None:
-        """Where a subclass splits the tensors of a stage."""
+        """Shard the tensors of a stage; a hook for subclasses."""
 
     def _check_batch(self, size: int, said: str) -> None:
         divisor = f"which do not divide into strategy.microbatches={self._count}: choose a divisor of {size}."
@@ -165,7 +158,7 @@ class Pipeline(DDPStrategy):
             if hasattr(self._layer_sync, "group"):
                 self._layer_sync.group = self._groups["data"]
                 self.model = self._layer_sync.apply(self.model)
-            else:  # Lightning's own, on GPUs, knows no groups
+            else:  # Lightning's own, on GPUs, has no groups
                 task: Any = self.lightning_module
                 nn.SyncBatchNorm.convert_sync_batchnorm(task.net, self._groups["data"])
         self.precision_plugin.convert_module(self.model)
@@ -183,7 +176,7 @@ class Pipeline(DDPStrategy):
     # -- steps
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """The loss, equal on all stages; the gradients of the batch are put aside until `backward`."""
+        """Return the loss, equal on all stages; `backward` adds the batch's gradients."""
         cut, flow = self._parts
         task: Any = self.lightning_module
         self._check_batch(len(batch[0]), "This batch")
@@ -222,9 +215,7 @@ class Pipeline(DDPStrategy):
         return shared[0]
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        """Adds what `training_step` put aside; after the last batch of an optimizer step, gradients are reduced between
-        ranks.
-        """
+        """Add the gradients of `training_step`; reduce them over ranks before an optimizer step."""
         task = self.lightning_module
         assert task is not None
         self.pre_backward(closure_loss)
