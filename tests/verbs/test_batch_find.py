@@ -1,4 +1,4 @@
-"""The largest batch that fits into memory: how it is searched for, what is measured, and the rate that it implies."""
+"""Search for the largest batch that fits into memory, its measurements, and the learning rate that follows."""
 
 import json
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def test_sizes_double_and_then_halve_what_is_left(
 
 @pytest.mark.slow
 def test_data_bound_it_and_no_run_is_left(tmp_path: Path) -> None:
-    """By real processes: 1,300 images to train on."""
+    """In real processes, with 1,300 training images."""
     words = ["find.memory=16", "find.start=700", "trainer.max_epochs=1"]
     done = check(run(*SMALL, *words, cwd=tmp_path, script="scripts/batch_find.py"))
     told = json.loads((tmp_path / "logs" / "batch_find" / "train" / "batch_find.json").read_text())
@@ -55,7 +55,7 @@ def test_data_bound_it_and_no_run_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_bounds_it(tmp_path: Path) -> None:
-    """Activations grow with the batch; a process that goes over the limit is ended, and the next one tries less."""
+    """Activations grow with the batch; a process that exceeds the limit is ended, and the next tries a smaller batch."""
     words = ["model=resnet20", "data=synthetic", "data.source.train_size=20000", "trainer.accelerator=cpu"]
     words += ["trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "find.memory=0.9"]
     check(run(*words, "find.start=16", "find.steps=2", cwd=tmp_path, script="scripts/batch_find.py"))

@@ -1,4 +1,4 @@
-"""A finished run is made smaller as a new run, and is itself only read."""
+"""Compression of a finished run as a new run; the source is only read."""
 
 import json
 from pathlib import Path
@@ -33,14 +33,14 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 @pytest.fixture(autouse=True)
 def receipts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The calls of receipt.write, which is not run."""
+    """The calls of receipt.write, which is replaced."""
     calls: list[Any] = []
     monkeypatch.setattr(verb.receipt, "write", lambda *arguments: calls.append(arguments))
     return calls
 
 
 def request(run: RunDir, *overrides: str) -> dict[str, Any]:
-    """What `launch_on_run` hands to the job."""
+    """What `launch_on_run` passes to the job."""
     asked = config(f"run={run.path}", *overrides, name="compress")
     cfg = run.config
     cfg["trainer"] |= asked["trainer"]
@@ -113,7 +113,7 @@ def test_the_other_quantizations(source: RunDir, name: str, receipts: list[Any])
 
 
 def test_a_run_that_has_not_ended(source: RunDir) -> None:
-    """Its best checkpoint is there all the same."""
+    """Its best checkpoint exists all the same."""
     _, whole = done(source, "compression=weight_only")
     ended, kept = source.path / "result.json", source.result
     text = ended.read_text()

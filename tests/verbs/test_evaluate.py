@@ -1,4 +1,4 @@
-"""A run is evaluated from its directory alone, on every split."""
+"""Evaluation of a run from its directory only, on every split."""
 
 import json
 import shutil
@@ -23,7 +23,7 @@ from lathe.verbs.evaluate import evaluate
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    """A short run with sizes of its own."""
+    """A short run with sizes that are not the defaults."""
     cfg = new_run(
         tmp_path_factory.mktemp("logs"),
         *SMALL,
@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 
 def request(run: RunDir, *overrides: str, **changes: Any) -> dict[str, Any]:
-    """What `launch_on_run` hands to the job."""
+    """What `launch_on_run` passes to the job."""
     asked = config(
         f"run={run.path}", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", *overrides, name="evaluate"
     )
@@ -49,7 +49,7 @@ def request(run: RunDir, *overrides: str, **changes: Any) -> dict[str, Any]:
 
 
 def by_hand(run: RunDir, name: str, split: str) -> tuple[int, float, float]:
-    """Samples, accuracy and loss of the plain net on a split, without a Trainer."""
+    """Return samples, accuracy and loss of the plain net on a split, without a Trainer."""
     cfg = run.config
     net = MLP(width=24, depth=1, dropout=0.0, channels=1, image_size=8, num_classes=10)
     load_weights(net, read_checkpoint(run.checkpoint(name))["state_dict"], name)
@@ -145,7 +145,7 @@ def test_validation_gives_a_tasks_own_metrics_too(tmp_path: Path) -> None:
     n, accuracy, loss = by_hand_of(run)
     assert metrics["val/accuracy"] == pytest.approx(
         accuracy, abs=1e-6
-    )  # of the whole split, though training saw a batch of it
+    )  # over the whole split, though training used one batch of it
     assert metrics["val/loss"] == pytest.approx(loss, rel=1e-5)
     assert metrics["own/batches"] == -(-n // run.config["data"]["batch_size"])
     assert metrics["own/worse"] == 0.0

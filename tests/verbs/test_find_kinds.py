@@ -1,5 +1,5 @@
-"""lr_find.py and batch_find.py over every kind of data and of model: each works with the right numbers, or is refused
-in one sentence that names the way out; both always end.
+"""lr_find.py and batch_find.py over every kind of data and model: each uses the right numbers or is refused with one
+message that names a fix, and both terminate.
 """
 
 import json
@@ -45,7 +45,7 @@ def lit(name: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries in this process: what each holds is the whole suite's."""
+    """Run trials in this process, which bounds the memory of each by that of the whole suite."""
 
     def tried(cfg: dict[str, Any], size: int, device: str) -> dict[str, Any]:
         sent: list[dict[str, Any]] = []
@@ -132,7 +132,7 @@ def test_own_modules_have_a_batch(name: str, said: str, tmp_path: Path) -> None:
 
 
 def test_a_rate_is_set_on_the_modules_own_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same net with the same optimizer of the group optimizer says what is right."""
+    """The same net with the same optimizer of the group optimizer is the reference."""
     plain = [*lit("Plain"), "optimizer=sgd", "optimizer.weight_decay=0", "optimizer.nesterov=false"]
     expected = rate(tmp_path, *plain)
     assert f"Suggestion: optimizer.lr={expected['suggestion']:g} (now 0.1).\n" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""scripts/gpu_check.py: its lines are real commands, and none stops the others."""
+"""scripts/gpu_check.py: its lines are real commands, and the failure of one stops none of the others."""
 
 import json
 import shlex
@@ -33,7 +33,7 @@ def test_a_line_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> 
     started = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
     script.write_text(f"{started}; time.sleep(600)\n")
     line = Line("hangs", "python hangs.py")
-    repeat(line, tmp_path, tmp_path / "runs", 2.0)  # returns once nobody holds its output any more
+    repeat(line, tmp_path, tmp_path / "runs", 2.0)  # returns once no process holds its output any more
     assert (line.outcome, line.said) == ("timed out", "no end within timeout=2 s")
 
 
@@ -69,7 +69,7 @@ def test_a_failing_line_never_stops_the_others(
 
 @pytest.mark.slow
 def test_lines_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Real commands: one that trains, one on its run, and one that is refused in a sentence."""
+    """Real commands: one trains, one uses its run, and one is refused with a message."""
     monkeypatch.chdir(tmp_path)
     asked = request(only=["bf16-mixed", "evaluate", "tensorrt"], overrides=SMALL.split(","), output="here", timeout=200)
     assert gpu_check.gpu_check(asked) == 0

@@ -1,4 +1,4 @@
-"""A run in hand: its net, its data, its metrics, and the predictions that commands and the server give."""
+"""A loaded run: its net, data and metrics, and the predictions of commands and the server."""
 
 import csv
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_run_has_its_parts(run: Run) -> None:
 
 
 def test_predictions_are_those_of_the_command_and_the_server(run: Run, pixels: np.ndarray, tmp_path: Path) -> None:
-    """In the precision of training, as scripts/predict.py; and in the server's float32."""
+    """In the precision of training, as scripts/predict.py, and in the server's float32."""
     np.save(tmp_path / "x.npy", pixels)
     for index in (0, 1):
         Image.fromarray(pixels[index, 0]).save(tmp_path / f"{index}.png")

@@ -1,4 +1,4 @@
-"""The learning-rate range test: what it sets, what it reads from the losses, and that it leaves no run."""
+"""The learning-rate range test: the rates it sets, the rate it suggests, and that it leaves no run."""
 
 import csv
 import json
@@ -31,7 +31,7 @@ def test_the_rates_rise_by_equal_ratios_and_the_losses_say_which_train(tmp_path:
     assert rows[0]["lr"] == 1e-6
     ratios = {round(b["lr"] / a["lr"], 9) for a, b in pairwise(rows)}
     assert ratios == {round(1e7 ** (1 / 119), 9)}
-    assert rows[0]["loss"] == pytest.approx(math.log(10), rel=0.1)  # ten classes, nothing learned yet
+    assert rows[0]["loss"] == pytest.approx(math.log(10), rel=0.1)  # ten classes, untrained
     assert rows[0]["smoothed"] == pytest.approx(rows[0]["loss"])
     assert 0.01 < told["steepest"] < told["lowest"] < told["diverged"] <= 10
     kept = json.loads((tmp_path / "out" / "lr_find.json").read_text())

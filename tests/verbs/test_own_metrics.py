@@ -1,4 +1,4 @@
-"""A run with a loss and torchmetrics of the user's own: monitored, in result.json, evaluated from its directory."""
+"""A run with a user's loss and torchmetrics: monitored, in result.json, evaluated from its directory."""
 
 import json
 from pathlib import Path
@@ -26,11 +26,11 @@ def test_a_torchmetric_is_monitored_reported_and_evaluated_from_the_run_director
     run = Path(cfg["paths"]["run_dir"])
     values = column(run, "val/calibration_error")
     assert result["monitor"] == "val/calibration_error"
-    assert result["val/calibration_error"] == pytest.approx(min(values))  # of which lower is better
+    assert result["val/calibration_error"] == pytest.approx(min(values))  # lower is better
     assert 0.5 < result["test/auroc"] <= 1
     assert len(column(run, "train/auroc_epoch")) == len(values) == 2
     assert json.loads((run / "result.json").read_text())["test/auroc"] == result["test/auroc"]
-    assert not list(findings(cfg, [], {}))  # whoever gets the directory may build what it names
+    assert not list(findings(cfg, [], {}))  # a recipient of the directory may build what it names
     request = {"run": str(run), "checkpoint": "best", "split": "test", "output": None, "precision": None}
     found = evaluate({**cfg, "request": request})
     assert {name: found[name] for name in ("test/auroc", "test/calibration_error", "test/loss")} == pytest.approx(

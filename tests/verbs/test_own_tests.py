@@ -1,5 +1,5 @@
-"""A run is tested as it has trained: for its loggers, at its step and for the callbacks of the user's own, also where
-compression or a strategy leaves a net that can't be tested as it is.
+"""A run is tested as it was trained: for its loggers, at its step and with the user's callbacks, also if compression or
+a strategy leaves a net that can't be tested as it is.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ RUN = (*SMALL, "trainer.limit_train_batches=6", "compression.receipt=none", "cal
 
 
 class Own(Callback):
-    """Counts the test's batches and tells, as a metric and to the loggers, where the run stood."""
+    """Count the test's batches, and report the run's step as a metric and to the loggers."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -31,7 +31,7 @@ class Own(Callback):
 
 
 class OwnEMA(EMA):
-    """One of Lathe's own, changed: it belongs to the net that was trained."""
+    """A changed callback of Lathe's: it belongs to the trained net."""
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         raise AssertionError

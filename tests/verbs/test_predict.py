@@ -1,4 +1,4 @@
-"""Predictions for images that are not part of any data set."""
+"""Predictions for images outside any data set."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 @pytest.fixture(scope="module")
 def images(run: RunDir) -> tuple[np.ndarray, np.ndarray]:
-    """The test split as the run has it: uint8 [297, 1, 8, 8] and labels."""
+    """The test split as the run reads it: uint8 [297, 1, 8, 8] and labels."""
     data = instantiate(run.config["data"], "data")
     data.setup()
     pixels, labels = data.open()["test"].read()
@@ -44,7 +44,7 @@ def test_predictions_agree_with_the_runs_own_evaluation(run: RunDir, images: Any
     assert [line[0] for line in lines] == [str(i) for i in range(297)]
     accuracy = np.mean([int(line[1]) == label for line, label in zip(lines, labels, strict=True)])
     assert accuracy == pytest.approx(run.result["test/accuracy"], abs=1e-6)
-    assert all(0.1 <= float(line[2]) <= 1 for line in lines)  # the largest of ten shares
+    assert all(0.1 <= float(line[2]) <= 1 for line in lines)  # the largest of ten probabilities
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images.npy", "out.csv"]
 
 
@@ -103,13 +103,11 @@ def test_a_folder_of_many_sizes_and_kinds_is_scaled(run: RunDir, images: Any, tm
     assert [line[0] for line in found] == ["a.png", "b.JPG", "c.jpeg", "d.npy", "e.npy[0]", "e.npy[1]", "e.npy[2]"]
     assert found[3][1:] == expected[3][1:]
     assert [line[1:] for line in found[4:]] == [line[1:] for line in expected[4:]]
-    assert (
-        sum(a[1] == b[1] for a, b in zip(found, expected, strict=True)) >= 6
-    )  # a scaled picture is not quite the same
+    assert sum(a[1] == b[1] for a, b in zip(found, expected, strict=True)) >= 6  # scaling changes the picture a little
 
 
 def exported(run: RunDir, name: str) -> None:
-    """An export of the run without its comparison, which takes a fresh process."""
+    """An export of the run without its parity check, which takes a fresh process."""
     ready, target = open_export_model(run.path), export.get(name)
     folder, file = run.path / "exports" / name, f"model{target.suffix}"
     folder.mkdir(parents=True)

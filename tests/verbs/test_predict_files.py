@@ -1,4 +1,4 @@
-"""What predictions are read from and written to: bad files, names, full disks."""
+"""Input and output files of predictions: bad files, names, full disks."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 @pytest.fixture(scope="module")
 def images(run: RunDir) -> np.ndarray:
-    """The test split as the run has it: uint8 [297, 1, 8, 8]."""
+    """The test split as the run reads it: uint8 [297, 1, 8, 8]."""
     data = instantiate(run.config["data"], "data")
     data.setup()
     pixels: np.ndarray = data.open()["test"].read()[0]
@@ -58,7 +58,7 @@ def test_an_output_takes_the_place_of_nothing_that_is_read(run: RunDir, images: 
         predict(request(run, source, tmp_path / "pipe"))
     assert {path: path.read_bytes() for path in before} == before
     predict(request(run, source, tmp_path / "out.csv"))
-    predict(request(run, source, run.path / "predictions.csv"))  # beside the run's own files
+    predict(request(run, source, run.path / "predictions.csv"))  # next to the run's own files
 
 
 def test_a_damaged_image_far_back_leaves_no_output(run: RunDir, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where a step goes: parts that add up, modules that own their operations, memory that is counted, a page by itself."""
+"""The profile of a step: parts add up, modules own their operations, memory is counted, the page is self-contained."""
 
 import json
 import re
@@ -21,7 +21,7 @@ CONVOLVED = ("model=resnet20", "model.net.depth=8", "model.net.width=4")
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a net of convolutions, with accumulated and clipped gradients."""
+    """A run of a net of convolutions, with accumulated and clipped gradients."""
     words = ("trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=1.0", "trainer.max_epochs=1")
     cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL[3:], *words, *CONVOLVED)
     train(cfg)
@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(run: Path, *asked: str) -> dict[str, Any]:
-    """What the launch hands to the job."""
+    """What the launch passes to the job."""
     request = config(f"run={run}", "warmup=1", "steps=2", *asked, name="profile")
     cfg = RunDir(run).config
     cfg["paths"]["run_dir"] = str(run)
@@ -76,7 +76,7 @@ def test_a_step_is_divided_and_written_down(run: Path, capsys: pytest.CaptureFix
 def test_memory_is_what_lies_there(run: Path) -> None:
     memory = profile(ask(run))["training"]["memory"]
     count = sum(value.numel() for value in torch.load(run / "checkpoints" / "best.ckpt")["state_dict"].values())
-    assert memory["parameters"] == pytest.approx(4 * count, rel=0.02)  # a counter of batches is a whole number
+    assert memory["parameters"] == pytest.approx(4 * count, rel=0.02)  # a batch counter is an integer
     assert memory["gradients"] == memory["optimizer"]  # SGD's momentum
     held = memory["parameters"] + memory["gradients"] + memory["optimizer"]
     assert memory["peak"] > held + memory["activations"] / 2 > held

@@ -1,4 +1,4 @@
-"""A finished run is made once more, with its own code, and compared bit for bit."""
+"""Reproduction of a finished run with its recorded code, compared bit for bit."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(made: Path, tmp_path: Path) -> RunDir:
-    """The run elsewhere, to be tampered with."""
+    """A copy of the run, to be tampered with."""
     return RunDir(shutil.copytree(made, tmp_path / "logs" / "digits" / made.name))
 
 
@@ -96,7 +96,7 @@ def test_what_can_not_be_made_again_is_refused(copy: RunDir, cli: Cli, monkeypat
     assert "add code=current" in refused()
     rewrite(copy.path / "environment.json", git_commit="ab" * 20)
     assert "git fetch --all" in refused()
-    with monkeypatch.context() as patch:  # before anything is trained again
+    with monkeypatch.context() as patch:  # before training starts
         patch.setattr("lathe.verbs.reproduce.command.begin", lambda *_: pytest.fail("too late"))
         best = copy.path / "checkpoints" / "best.ckpt"
         whole = best.read_bytes()
@@ -132,7 +132,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def typed(project: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """A command in a Python of its own, which finds the clone's packages alone."""
+    """A command in a separate Python, which finds only the clone's packages."""
     line = [sys.executable, str(project / script), *words]
     variables = environment(PYTHONPATH=str(project / "src"))
     return subprocess.run(line, cwd=project, env=variables, capture_output=True, text=True, timeout=300)
@@ -140,7 +140,7 @@ def typed(project: Path, script: str, *words: str) -> subprocess.CompletedProces
 
 @pytest.mark.slow
 def test_the_recorded_code_comes_back(project: Path) -> None:
-    """A commit with a diff: afterwards the code has gone on, and would train otherwise."""
+    """A commit with a diff; the code has changed since, and would train differently."""
     net = project / "src" / "lathe" / "nets" / "mlp.py"
     before = net.read_text()
     net.write_text(
@@ -164,7 +164,7 @@ def test_the_recorded_code_comes_back(project: Path) -> None:
     assert again.environment["git_diff"] == RunDir(made).environment["git_diff"]
     assert "as recorded" in done.stdout
     (project / "found.json").unlink()
-    assert git(project, "status", "--short") == status  # nothing of it is left
+    assert git(project, "status", "--short") == status  # no trace is left
     assert git(project, "worktree", "list").count("\n") == 1
     other = typed(project, "scripts/reproduce.py", f"run={made}", "code=current", "output=found.json")
     assert other.returncode == 3, other.stderr

@@ -1,4 +1,4 @@
-"""A finished run's layers are measured on validation data, and the choice under a budget can be trained with."""
+"""Sensitivity of a finished run's layers on validation data; the choice under a budget can be trained with."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(run: Path, *asked: str) -> dict[str, Any]:
-    """What the launch hands to the job."""
+    """What the launch passes to the job."""
     request = config(f"run={run}", "trainer.enable_progress_bar=false", "reestimate=2", *asked, name="sensitivity")
     _, cfg = inference.open_run_net(run)
     cfg["trainer"] |= request["trainer"]
@@ -79,7 +79,7 @@ def test_a_budget_chooses_bits_that_qat_takes(run: Path) -> None:
     assert choice["cost"] == cost <= 0.2 * dense
     assert len(set(choice["values"].values())) > 1
     override = (run / "sensitivity" / "override.txt").read_text().split()
-    assert override[1].startswith("'compression.qat.layer_bits={")  # no ++ is needed
+    assert override[1].startswith("'compression.qat.layer_bits={")  # without ++
     cfg = config(*(word.strip("'") for word in override))
     assert cfg["compression"]["qat"]["layer_bits"] == choice["values"]
     same = choice["uniform"]

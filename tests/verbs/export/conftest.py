@@ -1,6 +1,4 @@
-"""Runs that several tests of shipping export, and ways to do it without processes and tracers, which have tests of
-their own.
-"""
+"""Runs that the export tests share, and fast substitutes for its subprocesses and tracers."""
 
 import copy
 import importlib
@@ -30,14 +28,14 @@ def mlp(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 @pytest.fixture
 def run(mlp: RunDir, tmp_path: Path) -> RunDir:
-    """A copy whose exports are this test's own."""
+    """A copy of a run, whose exports belong to this test."""
     shutil.copytree(mlp.path, tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
     return RunDir(tmp_path / "run")
 
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files are run in this process."""
+    """Run files in this process."""
 
     def run(words: list[str]) -> None:
         importlib.import_module(words[2]).main(Path(words[3]))
@@ -47,8 +45,8 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of weights alone are opened in processes of their own that have imported torch and Lightning already; the
-    other files are run by Python anew.
+    """Open weights-only files in processes that have already imported torch and Lightning; other files run in a fresh
+    Python.
     """
     anew = parity._run
 

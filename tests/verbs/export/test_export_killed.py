@@ -1,4 +1,4 @@
-"""Exports that are killed at any moment: what is there is whole, and the next export sweeps what they have left."""
+"""Exports killed at any moment: existing files are whole, and the next export removes the leftovers."""
 
 import os
 import random
@@ -30,7 +30,7 @@ def test_kill_9_at_random_moments_of_an_export(tmp_path: Path) -> None:
         os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
         process.communicate(timeout=60)
         assert not (exports / "onnx").exists() or (exports / "onnx" / "manifest.json").is_file()
-        assert len(list(exports.glob(".tmp-*"))) <= 1  # the earlier ones went at the start of this one
+        assert len(list(exports.glob(".tmp-*"))) <= 1  # the earlier ones were removed at the start of this one
     assert killed
     check(run(*words, cwd=tmp_path, script="scripts/export.py"))
     assert os.listdir(exports) == ["onnx"]

@@ -1,4 +1,4 @@
-"""An export's folder: whole or not at all, whatever ends the process."""
+"""An export's folder is complete or absent, however the process ends."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Nothing of the training data is inside any file, nor a path of the machine that made it."""
+"""No file contains training data or a path of the machine that wrote it."""
 
 import shutil
 import sys
@@ -31,8 +31,8 @@ def haystack(mlp: RunDir, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 def test_no_file_holds_training_data_or_paths(
     haystack: RunDir, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also of integers, whose ranges come from training data."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a name that is found, unlike /tmp
+    """Includes integer targets, whose ranges come from training data."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a recognisable name, unlike /tmp
     ship(request(haystack, f"target={name}", "target.samples=3"))
     wanted = needles(open_export_model(haystack.path).data)
     places = {str(place).encode() for place in (Path.home(), Path.cwd(), ROOT, haystack.path, sys.prefix, tmp_path)}
@@ -45,7 +45,7 @@ def test_no_file_holds_training_data_or_paths(
 def test_what_is_looked_for_would_be_found(haystack: RunDir, tmp_path: Path) -> None:
     data = open_export_model(haystack.path).data
     x, _ = next(iter(data.eval_loader("train")))
-    torch.save({"view": x[3:4]}, tmp_path / "leak.pt")  # a view: all of its storage is written
+    torch.save({"view": x[3:4]}, tmp_path / "leak.pt")  # a view, whose whole storage is written
     found = [
         what for what, needle in needles(data).items() if any(needle in text for text in contents(tmp_path / "leak.pt"))
     ]

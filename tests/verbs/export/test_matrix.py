@@ -1,4 +1,4 @@
-"""Every target that can be used here, for every kind of run: parity read back, and the real command."""
+"""Every target that is available here, for every kind of run: the parity in the manifest, and the real command."""
 
 import json
 import os
@@ -47,7 +47,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A function that trains a kind of run, once."""
+    """Train a kind of run, once."""
     found: dict[str, RunDir] = {}
 
     def get(kind: str) -> RunDir:
@@ -58,8 +58,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return get
 
 
-# every target has a quantized net, and those that write a graph of their own the others; the rest would take CI another
-# ten minutes
+# every target has a quantized net, and those that write their own graph also the others; the rest would cost CI ten
+# minutes
 PAIRS = [(target, "qat") for target in targets()] + [
     (target, kind)
     for kind, some in {
@@ -73,7 +73,7 @@ PAIRS = [(target, "qat") for target in targets()] + [
 ]
 
 
-@pytest.mark.filterwarnings("ignore")  # of compilers and exporters; each target's own tests see theirs
+@pytest.mark.filterwarnings("ignore")  # from compilers and exporters; each target's tests check its own
 @pytest.mark.parametrize(("target", "kind"), PAIRS)
 def test_what_is_exported_is_what_was_trained(runs: Any, kind: str, target: str) -> None:
     run = runs(kind)

@@ -1,4 +1,4 @@
-"""What is compared, and how differences are measured."""
+"""Comparison of an export with its run, and the measures of their difference."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""The export command on a small run: the files that it leaves, and what it refuses."""
+"""The export command on a small run: its files and its refusals."""
 
 import json
 

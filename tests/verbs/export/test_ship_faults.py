@@ -1,6 +1,4 @@
-"""Files that compute something else, disks that are full, exports that were tampered with: what is left, and what is
-said.
-"""
+"""Exports with wrong outputs, full disks and tampered files: what is left, and the message."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from lathe.verbs.export import ship
 
 
 class Wrong(nn.Module):
-    """A net that answers something else, or nothing that can be compared."""
+    """A net that returns other values, or nothing that can be compared."""
 
     def __init__(self, net: nn.Module, kind: str) -> None:
         super().__init__()
@@ -32,7 +30,7 @@ class Wrong(nn.Module):
 
 @pytest.fixture
 def wrong(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function that makes ONNX's export write a wrong net."""
+    """Make ONNX's export write a wrong net."""
     write = onnx.export
 
     def choose(kind: str) -> None:
@@ -90,7 +88,7 @@ def test_a_failed_export_leaves_the_earlier_one(run: RunDir, wrong: Any) -> None
 def test_a_net_that_answers_nan_is_not_exported(run: RunDir) -> None:
     state = torch.load(run.best, weights_only=True)
     for name in [name for name in state["state_dict"] if name.endswith("weight")]:
-        state["state_dict"][name].fill_(3e38)  # finite, as a checkpoint has to be, and beyond float32 in their sums
+        state["state_dict"][name].fill_(3e38)  # finite, as a checkpoint has to be; the sums overflow float32
     torch.save(state, run.best)
     with pytest.raises(
         UserError, match=r"^target=onnx: the run's own net answers an input of shape .* with nan or inf, so nothing was"

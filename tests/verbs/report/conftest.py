@@ -1,4 +1,4 @@
-"""A browser in which pages of reports are opened as files."""
+"""A browser that opens report pages as files."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -26,8 +26,9 @@ def tabs(browser: Any) -> Tabs:
 
 @pytest.fixture
 def show(tabs: Tabs, tmp_path: Path) -> Iterator[Show]:
-    """Opens the page of some data from a file and waits until it is ready; what the console says and what is asked of
-    a network fails the test. Without `plots` none comes near the window, and Plotly's second is saved."""
+    """Open a page of these data from a file and wait until it is ready; console output and network requests fail the
+    test. Without `plots` none is scrolled near the window, which saves Plotly's second.
+    """
     with ExitStack() as held:
 
         def opened(data: dict[str, Any], plots: bool = True, **media: str) -> Any:

@@ -1,4 +1,4 @@
-"""What lies below the paths that a report is given: runs in every state, sweeps, and what is none."""
+"""Collection of runs below the paths of a report: runs in every state, sweeps, and other folders."""
 
 import fcntl
 import os
@@ -93,14 +93,14 @@ def test_a_sweep_is_its_jobs_with_those_that_left_nothing(tmp_path: Path) -> Non
     assert runs[3].sentence == (
         f"the run, which was complete, was moved or removed: nothing is at {tmp_path / 'train' / 'gone'}."
     )
-    assert runs[4].sentence == "out of memory"  # why it failed is more than that it is gone
+    assert runs[4].sentence == "out of memory"  # the cause of the failure takes precedence over "gone"
     assert (runs[5].name, runs[5].seed, runs[5].sentence) == (
         f"sweeps/{sweep.name}/jobs/00003.json",
         "7",
         "optimizer.lr=-1: no",
     )
     assert runs[5].command() == "python train.py optimizer.lr=-1 seed=7"
-    assert len(collect([str(tmp_path)])[0]) == 6  # the folder of both: no run twice
+    assert len(collect([str(tmp_path)])[0]) == 6  # the folder of both: no run is counted twice
 
 
 def test_a_sweep_that_was_moved_with_its_runs_is_found_again(tmp_path: Path) -> None:

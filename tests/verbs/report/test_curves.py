@@ -1,4 +1,4 @@
-"""Curves as they are packed, read back as the page does."""
+"""Packed curves, unpacked as the page does it."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What differs between runs is found by itself, and groups of it are compared over equal seeds and folds."""
+"""Groups of runs by the keys in which they differ, compared over equal seeds and folds."""
 
 import math
 from collections.abc import Sequence
@@ -46,13 +46,13 @@ def test_five_seeds_of_two_widths(two: Path) -> None:
     )
     assert labels(told) == ["model.net.width=4", "model.net.width=8"]
     narrow, wide = (group.summary("test/accuracy", told.how) for group in told.groups)
-    # 0.80 to 0.84: mean 0.82, variance 10 / 4 hundredths squared; t of 4 degrees is 2.776445
+    # 0.80 to 0.84: mean 0.82, variance 10 / 4 hundredths squared; t with 4 degrees of freedom is 2.776445
     assert (narrow.n, narrow.mean, narrow.std) == (5, pytest.approx(0.82), pytest.approx(0.015811388))
     assert narrow.interval == pytest.approx((0.82 - 0.0196324, 0.82 + 0.0196324), abs=1e-6)
     assert wide.mean == pytest.approx(0.93)
     assert [group.best("test/accuracy", "max") for group in told.groups] == [0.84, 0.96]
-    # Differences 0.11, 0.09, 0.11, 0.12, 0.12: mean 0.11, squares 0 + 4 + 0 + 1 + 1, variance 1.5e-4, error
-    # sqrt(3e-5) = 0.00547723, t = 20.0832 of 4 degrees
+    # Differences 0.11, 0.09, 0.11, 0.12, 0.12: mean 0.11, squares 0 + 4 + 0 + 1 + 1, variance 1.5e-4, error sqrt(3e-5)
+    # = 0.00547723, t = 20.0832 with 4 degrees of freedom
     (pair,) = told.pairs["test/accuracy"]
     assert (pair.a, pair.b, pair.told.n, pair.told.difference) == (1, 0, 5, pytest.approx(0.11))
     assert pair.told.interval == pytest.approx((0.11 - 2.776445 * 0.00547723, 0.11 + 2.776445 * 0.00547723), abs=1e-6)
@@ -64,7 +64,7 @@ def test_five_seeds_of_two_widths(two: Path) -> None:
 
 
 def _p_of_4_degrees(t: float) -> float:
-    """Student's distribution of 4 degrees in closed form."""
+    """Student's distribution with 4 degrees of freedom in closed form."""
     x = t / math.sqrt(4 + t * t)
     return 1 - x * (3 - x * x) / 2
 
@@ -99,7 +99,7 @@ def test_only_equal_seeds_and_folds_are_paired(tmp_path: Path) -> None:
 
 
 def test_what_follows_another_key_is_no_factor_of_its_own(tmp_path: Path) -> None:
-    """optimizer.batch_size follows data.batch_size, data.seed the seed; paths and names are no experiment."""
+    """optimizer.batch_size follows data.batch_size, and data.seed the seed; paths and names are not factors."""
     write_run(tmp_path, 0, 0.8, ["data.batch_size=32", "tags=[a]"], seed=1)
     write_run(tmp_path, 1, 0.8, ["data.batch_size=64", "name=train", "launch.timeout=5"], seed=2)
     assert report(tmp_path).factors == ["data.batch_size"]
@@ -150,7 +150,7 @@ def test_by_chooses_the_factors_and_says_what_is_mixed(tmp_path: Path) -> None:
     ]
     assert told.groups[0].summary("test/accuracy", told.how).n == 4
     (pair,) = told.pairs["test/accuracy"]
-    assert (pair.told.n, pair.told.difference) == (4, pytest.approx(0.406))  # each beside its own learning rate
+    assert (pair.told.n, pair.told.difference) == (4, pytest.approx(0.406))  # each next to its own learning rate
     assert report(tmp_path, by=["optimizer.lr", "model.net.width"]).factors == ["optimizer.lr", "model.net.width"]
 
 
@@ -219,7 +219,7 @@ def test_losses_that_are_different_functions_are_marked(tmp_path: Path, key: str
 
 
 def test_what_differs_beside_the_key_is_told_with_the_difference(tmp_path: Path) -> None:
-    """A has width 4 and rate 0.1, B width 8 and rate 0.2: the width alone is no reason."""
+    """A has width 4 and rate 0.1, B width 8 and rate 0.2: the width by itself does not explain the difference."""
     for at, (width, rate, seed) in enumerate((w, r, s) for w, r in ((4, 0.1), (8, 0.2)) for s in (1, 2, 3)):
         words = [f"model.net.width={width}", f"optimizer.lr={rate}"]
         write_run(tmp_path, at, width / 10 + seed / 1000 * width, words, seed)
@@ -228,7 +228,7 @@ def test_what_differs_beside_the_key_is_told_with_the_difference(tmp_path: Path)
     assert told.pairs["test/accuracy"][0].says.endswith(
         ": better than the baseline; differs as well, and may be the reason: optimizer.lr (0.2 against 0.1)"
     )
-    for path in (tmp_path / "train").iterdir():  # the same from configurations alone, as of a recipe of one's own
+    for path in (tmp_path / "train").iterdir():  # the same from configurations only, as of a user's recipe
         (path / "overrides.yaml").write_text("[]\n")
     assert (
         report(tmp_path, by="model.net.width")
@@ -250,7 +250,7 @@ def test_where_a_mixed_key_keeps_runs_apart_it_is_named_and_not_the_seeds(tmp_pa
         "the same seeds, but optimizer.lr mixed in the groups and never alike on both sides: nothing to pair; group by "
         "it as well, by=[model.net.width,optimizer.lr]"
     )
-    # and every one of a group's runs is made again, by a command for each of its rates
+    # and every run of a group is reproduced, by one command for each of its rates
     assert [[command.partition("model.net.width=")[2] for command in group.commands] for group in told.groups] == [
         ["4 optimizer.lr=0.1 seed=1,2", "4 optimizer.lr=0.2 seed=1,2"],
         ["8 optimizer.lr=0.3 seed=1,2", "8 optimizer.lr=0.4 seed=1,2"],

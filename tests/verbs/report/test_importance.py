@@ -1,4 +1,4 @@
-"""Importance of factors against answers that are known, and its refusals."""
+"""Importance of factors against known answers, and its refusals."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def test_the_share_is_epsilon_squared_of_kruskal_and_wallis() -> None:
     by = {depth: [] for depth in (20, 32, 56)}
     for run in runs:
         by[run["factors"]["model.net.depth"]].append(run["metrics"]["test/accuracy"])
-    h = stats.kruskal(*by.values()).statistic  # (n - 1) times the share of the variance that is explained
+    h = stats.kruskal(*by.values()).statistic  # (n - 1) times the explained share of the variance
     (row,) = [row for row in found["rows"] if row["factor"] == "model.net.depth"]
     assert row["share"] == pytest.approx(1 - (1 - h / 53) * 53 / 51)
     everything = [(run["factors"]["model.net.depth"], run["metrics"]["test/accuracy"]) for run in runs]
@@ -44,7 +44,7 @@ def test_a_factor_that_decides_has_all_and_one_that_does_nothing_none() -> None:
         alone=[f"name {i}" for i in range(24)],
     )
     rows = {row["factor"]: (row["share"], row["direction"]) for row in importance(data)["rows"]}
-    assert rows == {"decides": (1.0, None), "nothing": (0.0, None)}  # one level, or a run each, tells nothing
+    assert rows == {"decides": (1.0, None), "nothing": (0.0, None)}  # one level or one run each: no information
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which metric a report is about, and which way is better: what runs have written down, and what is guessed is told."""
+"""Choice of a report's metric and its direction: what runs have recorded, and a note on each guess."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_a_run_writes_down_which_way_its_metrics_are_better_and_a_report_reads_i
     assert result["directions"] == {"loss": "min", "accuracy": "max", "hinge_loss": "min"}
     path = Path(cfg["paths"]["run_dir"])
     text = (path / "result.json").read_text().replace("hinge_loss", "bad_rate")
-    (path / "result.json").write_text(text)  # the same under a name that tells nobody
+    (path / "result.json").write_text(text)  # the same under a name that reveals no direction
     told = report(tmp_path)
     assert (told.directions, told.marks) == ({"test/bad_rate": "min"}, [])
     rewrite(path, {"test/bad_rate": 0.5, "monitor": "val/bad_rate"})

@@ -1,4 +1,4 @@
-"""The report's page as a file: what it may load, how large it is, and what it says of itself."""
+"""The report's page as a file: what it may load, its size, and its description of itself."""
 
 import base64
 import gzip
@@ -31,7 +31,7 @@ def test_the_policy_runs_two_scripts_by_their_hash_and_loads_nothing() -> None:
     for content in (script.encode(), gzip.decompress(base64.b64decode(plotly))):
         assert f"'sha256-{base64.b64encode(hashlib.sha256(content).digest()).decode()}'" in policy
     assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", script)
-    assert set(re.findall(r"https?://[^\"']*", text)) == {"http://www.w3.org/2000/svg"}  # a name, which nothing loads
+    assert set(re.findall(r"https?://[^\"']*", text)) == {"http://www.w3.org/2000/svg"}  # a namespace, never loaded
 
 
 def test_names_of_strangers_are_no_html_and_no_marks_of_the_template() -> None:

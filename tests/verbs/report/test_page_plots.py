@@ -1,4 +1,4 @@
-"""The report's page in a real browser: its plots, its themes, and reports of one run and of a thousand."""
+"""The report's page in a real browser: plots, themes, and reports of one run and of a thousand."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_bands_are_mean_and_ends_over_the_seeds_of_a_group(show: Show) -> None:
     assert line["y"] == pytest.approx([0.5, 0.3, 0.3])
     assert band["y"] == pytest.approx([0.9, 0.4, 0.4, 0.2, 0.2, 0.2])
     redrawn(tab, "curves-plot", lambda: tab.locator("#band").select_option("interval"))
-    half = 4.303 * (0.13 / 3) ** 0.5  # Student's t at 2 degrees of freedom, of three values with variance 0.13
+    half = 4.303 * (0.13 / 3) ** 0.5  # Student's t with 2 degrees of freedom, of three values with variance 0.13
     assert traces(tab, "curves-plot")[0]["y"][0] == pytest.approx(0.5 + half, abs=1e-3)
     redrawn(tab, "curves-plot", lambda: tab.locator("#band").select_option("runs"))
     assert sorted(trace["y"][0] for trace in traces(tab, "curves-plot")) == pytest.approx([0.2, 0.4, 0.9])
@@ -42,7 +42,7 @@ def test_the_best_groups_are_drawn_until_others_are_chosen(show: Show) -> None:
     traces(tab, "curves-plot")
     assert names() == [f"width={i}" for i in range(199, 191, -1)]
     assert tab.locator("#curves-says").inner_text().startswith("8 groups of 200, the best; ")
-    tab.locator("#groups-table .more").press("Enter")  # a mouse would scroll there, which brings rows as well
+    tab.locator("#groups-table .more").press("Enter")  # a mouse would scroll there, which also loads rows
     assert tab.locator("#groups-table input:checked").count() == 8
     redrawn(tab, "curves-plot", lambda: tab.get_by_label("Draw width=3", exact=True).check())
     redrawn(tab, "curves-plot", lambda: tab.get_by_label("Draw width=199", exact=True).uncheck())
@@ -69,7 +69,7 @@ def test_a_thousand_runs_of_four_curves_stay_below_three_megabytes(show: Show, t
     tab = show(report(1000))
     size = (tmp_path / "report.html").stat().st_size
     assert size < 3_000_000
-    assert tab.locator("#footer").inner_text().endswith("loads nothing.")  # nothing was made coarser for it
+    assert tab.locator("#footer").inner_text().endswith("loads nothing.")  # no data were thinned out
     assert "1,000 runs" in tab.locator("#facts").inner_text()
     assert len(column(tab, "Run")) == 150
     tab.get_by_role("button", name="150 of 1,000 rows are here").press("Enter")

@@ -1,4 +1,4 @@
-"""The report's page in a real browser: its tables, its filter and its drawer."""
+"""The report's page in a real browser: tables, filter and drawer."""
 
 import re
 from collections.abc import Callable
@@ -14,7 +14,7 @@ def test_heads_sort_with_mouse_and_keyboard_and_what_is_missing_comes_last(show:
     data = report(30)
     tab = show(data, plots=False)
     told = column(tab, "test/accuracy")
-    assert [len(text) for text in told[:27]] == [6] * 27  # decimals stand below each other
+    assert [len(text) for text in told[:27]] == [6] * 27  # decimals are aligned
     known = sorted((one["metrics"]["test/accuracy"] for one in data["runs"] if one["metrics"]), reverse=True)
     assert told == [f"{value:.4f}" for value in known] + ["–"] * 3
     tab.locator("#runs-table th button", has_text="lr").click()

@@ -1,4 +1,4 @@
-"""Many configurations are read in parts that they share, and each is what it would be alone."""
+"""Configurations are read in the parts that they share, with the same result as one by one."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from lathe.trust.safe_yaml import read_mapping, read_yaml
 
 
 def both(path: Path, known: dict[str, Any]) -> tuple[Any, Any]:
-    """What either way of reading gives: a value, or the sentence that refuses."""
+    """Return the result of either reader: a value, or the message of its error."""
     found: list[Any] = []
     for read in (lambda: read_yaml(path, "it"), lambda: read_mapping(path, "it", known)):
         try:
@@ -71,7 +71,7 @@ def test_strange_files_read_the_same(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text, encoding="utf-8", newline="")
     known: dict[str, Any] = {}
-    for _ in range(2):  # also when its parts are known
+    for _ in range(2):  # the second time its parts are cached
         alone, shared = both(path, known)
         assert repr(alone) == repr(shared)
 

@@ -1,4 +1,4 @@
-"""scripts/report.py as it is typed: what it prints, what it writes, and what it refuses."""
+"""scripts/report.py from the command line: output, files and refusals."""
 
 import csv
 import io
@@ -26,7 +26,7 @@ TEXTS = "formats=[markdown,csv,latex]"
 
 
 def two_widths(folder: Path) -> None:
-    """Three seeds of two widths, and one that did not come to its end."""
+    """Three seeds of two widths, and one run that did not finish."""
     for at, (width, seed, value) in enumerate(
         [(4, 1, 0.80), (4, 2, 0.82), (4, 3, 0.84), (8, 1, 0.90), (8, 2, 0.91), (8, 3, 0.95)]
     ):
@@ -51,9 +51,10 @@ def test_the_command_prints_tables_and_writes_them(
         in printed
     )
     assert "test/accuracy, higher is better" in printed
-    # 0.90, 0.91, 0.95: mean 0.92, squares 4 + 1 + 9 = 14, std sqrt(7) / 100; t of 2 degrees is 4.302653
+    # 0.90, 0.91, 0.95: mean 0.92, squares 4 + 1 + 9 = 14, std sqrt(7) / 100; t with 2 degrees of freedom is 4.302653
     assert re.search(r"^ *8 +3 +0\.9200 ± 0\.0265 +\[0\.8543, 0\.9857\] +0\.9500 ", printed, re.MULTILINE)
-    # Differences 0.10, 0.09, 0.11: mean 0.1, error 0.01 / sqrt(3), t = 17.32 of 2 degrees, p = 1 - t / sqrt(2 + t^2)
+    # Differences 0.10, 0.09, 0.11: mean 0.1, error 0.01 / sqrt(3), t = 17.32 with 2 degrees of freedom, p = 1 - t /
+    # sqrt(2 + t^2)
     assert re.search(r" \+0\.1000 +\[0\.0752, 0\.1248\] +0\.0033 ", printed)
     assert (
         "model.net.width=8: n = 3: the interval is wide; 3 pairs: the interval is wide; p = 0.0033: better than"
@@ -83,7 +84,7 @@ def test_the_command_prints_tables_and_writes_them(
     assert (runs[0]["test/accuracy"], runs[0]["group"]) == ("0.8", "model.net.width=4")
     page = (tmp_path / "logs/train/report/report.md").read_text()
     assert page == markdown(report(tmp_path / "logs" / "train", title="logs/train", baseline="width=4"))
-    # Once more, with the report there: it is no run.
+    # Again, with the report in the folder: it is not taken for a run.
     again = check(run("runs=logs/train", TEXTS, cwd=tmp_path, script="scripts/report.py"))
     assert "7 runs" in again.stdout
 
@@ -94,7 +95,7 @@ def report(folder: Path, title: str | None = None, **asked: object):
 
 
 def test_the_words_of_a_row_make_its_runs_again(cli: Cli, tmp_path: Path) -> None:
-    """A real sweep, read end to end; then the command of a row, typed as it stands there."""
+    """A real sweep, read end to end; then the command of a row, copied as printed."""
     short = [*SMALL, "trainer.max_epochs=1", "trainer.limit_train_batches=5", "callbacks=none"]
     code, errors = cli("-m", *short, "model.net.width=4,8", "seed=1,2")
     assert code == 0, errors
@@ -130,7 +131,7 @@ def test_the_words_of_a_row_make_its_runs_again(cli: Cli, tmp_path: Path) -> Non
 
 
 def test_markdown_and_latex_survive_what_strangers_call_things(tmp_path: Path) -> None:
-    """A data folder with all that either language reads as its own, and an escape sequence of a terminal."""
+    """A data folder named with the special characters of both languages, and a terminal's escape sequence."""
     for at, folder in enumerate(("plain", "a_b|c&d%$#{}~^<script>`x`\\input{x}\x1b[31m\nnext")):
         path = write_run(tmp_path, at, 0.8)
         words = json.dumps(f"data.source.folder={folder}")

@@ -1,4 +1,4 @@
-"""The report of a search: its best trial first, by which objective it was chosen, and no word of evidence."""
+"""The report of a search: its best trial first, the objective that chose it, and no claim of significance."""
 
 import io
 from pathlib import Path

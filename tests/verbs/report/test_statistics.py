@@ -1,4 +1,4 @@
-"""Means, intervals and paired tests against numbers worked out by hand and against textbooks' tables."""
+"""Means, intervals and paired tests against results by hand and textbook tables."""
 
 import math
 
@@ -36,8 +36,9 @@ def test_what_has_no_interval_says_why() -> None:
 
 
 def test_a_bootstrap_is_of_percentiles_and_repeats() -> None:
-    """Resampled means of two values are 0, 1/2 and 1 with 1/4, 1/2 and 1/4 of the draws; of eight zeros and eight ones
-    they are binomial: mean 1/2, deviation 1/8, so 95 % lie within about 1.96 / 8."""
+    """Resampled means of two values are 0, 1/2 and 1 with 1/4, 1/2 and 1/4 of the draws. Those of eight zeros and eight
+    ones are binomial with mean 1/2 and deviation 1/8: 95 % lie within about 1.96 / 8.
+    """
     assert summarise([0.0, 1.0], Interval("bootstrap")).interval == (0.0, 1.0)
     told = summarise([0.0, 1.0] * 8, Interval("bootstrap"))
     assert told.interval == (0.25, 0.75)
@@ -49,8 +50,8 @@ def test_a_bootstrap_is_of_percentiles_and_repeats() -> None:
 
 
 def test_pairs_are_compared_by_their_differences() -> None:
-    # Differences 1, 2, 3: mean 2, variance 1, error 1 / sqrt(3), t = 3.4641 of 2 degrees. There the distribution is
-    # known in closed form: p = 1 - t / sqrt(2 + t^2).
+    # Differences 1, 2, 3: mean 2, variance 1, error 1 / sqrt(3), t = 3.4641. With 2 degrees of freedom the distribution
+    # has a closed form: p = 1 - t / sqrt(2 + t^2).
     told = compare([11, 22, 33], [10, 20, 30], HOW)
     t = 2 * math.sqrt(3)
     assert told.p == pytest.approx(1 - t / math.sqrt(2 + t * t), abs=1e-12)

@@ -1,4 +1,4 @@
-"""Runs that are listed and changed."""
+"""Runs to list and change."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ from lathe.training.train import train
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A complete run, made once and copied."""
+    """A complete run, trained once and copied."""
     cfg = new_run(tmp_path_factory.mktemp("made") / "logs", *SMALL, "name=digits", "tags=[baseline]")
     train(cfg)
     return Path(cfg["paths"]["run_dir"])

@@ -1,4 +1,4 @@
-"""scripts/runs.py: what is tagged, moved and removed, and what is not."""
+"""scripts/runs.py: tagging, moving and deleting runs."""
 
 import json
 import shutil
@@ -80,12 +80,12 @@ def test_a_run_that_another_needs_to_go_on_stays(logs: Path, cli: Cli) -> None:
             + ("leave it there.")
         )
     assert c.is_dir()
-    assert cli("runs=logs", "archive=old", script="scripts/runs.py") == (0, "")  # both go
+    assert cli("runs=logs", "archive=old", script="scripts/runs.py") == (0, "")  # both are moved
     assert [path.is_dir() for path in (a, b, c)] == [False] * 3
 
 
 def test_a_running_run_is_never_touched(tmp_path: Path) -> None:
-    """A real one, which trains meanwhile."""
+    """A real run, which is training at the time."""
     words = [*SMALL, "trainer.max_epochs=100000", "name=long"]
     process = start(command(*words), tmp_path, environment())
     try:

@@ -1,4 +1,4 @@
-"""scripts/runs.py: several mistakes are told at once, and no key is passed over."""
+"""scripts/runs.py: all mistakes are reported at once, and no key is ignored."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def test_several_mistakes_are_told_at_once(logs: Path, cli: Cli) -> None:
 
 @pytest.mark.parametrize("words", [(), ("compare=[a,b]",), ("tag=[x]", "runs=x"), ("archive=x",), ("delete=failed",)])
 def test_a_key_that_is_not_used_is_refused(logs: Path, cli: Cli, words: tuple[str, ...]) -> None:
-    """Every key that belongs to some of these, beside each of them."""
+    """Every key that applies to some commands, with each of the others."""
     asked = words[0].partition("=")[0] if words else "the list"
     odd = {"where": "[seed=1]", "since": "3d", "sort": "name", "limit": "1", "columns": "[seed]", "points": "3"}
     odd |= {"output": "x.json", "runs": "logs", "yes": "true"}

@@ -1,4 +1,4 @@
-"""scripts/runs.py: what is listed, chosen and compared."""
+"""scripts/runs.py: listing, filtering and comparing runs."""
 
 import json
 import shutil
@@ -109,7 +109,7 @@ def test_two_runs_are_compared(logs: Path, cli: Cli, capfd: pytest.CaptureFixtur
 def test_what_measures_different_things_is_not_subtracted(
     logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """And parts that a saved configuration may not build are compared: nothing is built."""
+    """Components that a saved configuration may not build can be compared: nothing is built."""
     a, _, c = run_dirs(logs)
     config = yaml.safe_load((c / "config.yaml").read_text())
     config["task"]["class_weights"], config["model"]["net"]["_target_"] = [1.0] * 10, "elsewhere.Net"
