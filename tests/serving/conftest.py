@@ -1,4 +1,4 @@
-"""A run with an export, which the tests of the server share."""
+"""A run with an export, shared by the server's tests."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,8 +22,8 @@ from lathe.training.train import train
 
 @pytest.fixture(scope="session")
 def served_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLP on digits and its export to ONNX, with the manifest that scripts/export.py writes but without its
-    comparison.
+    """An MLP on digits and its export to ONNX, with a manifest like that of scripts/export.py but without its parity
+    check.
     """
     cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, "trainer.max_epochs=1")
     train(cfg)
@@ -50,7 +50,7 @@ def digits() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def options() -> Callable[..., Any]:
-    """The options of configs/serve.yaml with some of them changed, held against the table as the launch does it."""
+    """The options of configs/serve.yaml with some changed, validated as the launch does it."""
     given = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/serve.yaml"))
     assert isinstance(given, dict)
 

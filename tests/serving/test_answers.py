@@ -1,4 +1,4 @@
-"""Classes, names and probabilities of logits whose answer is known."""
+"""Classes, names and probabilities of logits with known answers."""
 
 import json
 from typing import Any
@@ -30,7 +30,7 @@ def test_a_single_sample_has_no_list_around_it() -> None:
 def test_all_probabilities_add_up_also_of_huge_logits() -> None:
     rows = answer(np.array([[1e30, 1e30, -1e30]], np.float32), NAMED, 99, single=True)["predictions"]
     assert [line["probability"] for line in rows] == [0.5, 0.5, 0.0]
-    assert [line["index"] for line in rows] == [0, 1, 2]  # of equal ones the lower index comes first
+    assert [line["index"] for line in rows] == [0, 1, 2]  # ties go to the lower index
     half = answer(np.array([[60000, 59999, 0]], np.float16), NAMED, 3, single=True)["predictions"]
     assert sum(line["probability"] for line in half) == pytest.approx(1, abs=1e-12)
 

@@ -1,4 +1,4 @@
-"""The server's other answers: compressed ones, other methods, unwanted bodies, internal errors."""
+"""The server's other answers: compressed responses, other methods, unwanted bodies, internal errors."""
 
 import contextlib
 import gzip
@@ -51,7 +51,7 @@ def test_other_methods(server: Here) -> None:
             while b"\r\n\r\n" not in (found := connection.recv(1 << 16, socket.MSG_PEEK)) or b"405" not in found:
                 time.sleep(0.01)
             assert found.startswith(b"HTTP/1.1 200 OK\r\n")
-            assert b"\r\n\r\nHTTP/1.1 405 " in found  # no body in between
+            assert b"\r\n\r\nHTTP/1.1 405 " in found  # without a body
         refused = server.ask("DELETE", path)
         assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
     assert [server.ask("GET", path).status for path in ("/health/", "/health%0A", "//health")] == [404] * 3
@@ -69,7 +69,7 @@ UNWANTED = [
 def test_an_unwanted_body_does_not_hold_the_connection(server: Here) -> None:
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(server.connect()) for _ in UNWANTED]
-        for _ in range(2):  # a whole one is read, and the connection goes on
+        for _ in range(2):  # a complete body is read, and the connection stays open
             for connection, (method, path, status) in zip(connections, UNWANTED, strict=True):
                 connection.sendall(message(method, path, bytes(300_000), content_length="300000"))
                 assert receive(connection).status == status

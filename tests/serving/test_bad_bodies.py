@@ -1,4 +1,4 @@
-"""What is no request: bombs, damage, wrong shapes and types, each refused with the right status."""
+"""Invalid requests: bombs, damage, wrong shapes and types, each refused with the right status."""
 
 import struct
 
@@ -29,7 +29,7 @@ def test_pixels_are_counted_before_they_are_unpacked() -> None:
     for width, height in ((10_000, 10_000), (2**31 - 1, 2**31 - 1), (101, 100)):
         assert refused(bomb(width, height), "image/png")[0] == 413
         assert refused(as_json(image=text(bomb(width, height))), "application/json")[0] == 413
-    assert not decoded(bomb(100, 100), "image/png")[0].any()  # what is more than its header says is not unpacked
+    assert not decoded(bomb(100, 100), "image/png")[0].any()  # data beyond the header's size are not unpacked
     assert decoded(file_of(np.zeros((100, 100), np.uint8)), "image/png")[0].shape == (1, 1, 4, 5)
     half = text(file_of(np.zeros((60, 100), np.uint8)))
     assert refused(as_json(images=[half, half]), "application/json")[0] == 413
@@ -122,7 +122,7 @@ def test_bad_token_bodies_are_refused(body: bytes, kind: str, status: int) -> No
 
 
 def test_noise_is_refused_or_read_but_nothing_else() -> None:
-    """Bodies cut, flipped and swapped at random: an array of the net's shape, or a sentence."""
+    """Bodies cut, flipped and swapped at random give an array of the net's shape or an error message."""
     rng = np.random.default_rng(0)
     bodies = {
         "image/png": file_of(PIXELS),

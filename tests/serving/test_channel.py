@@ -1,4 +1,4 @@
-"""The wire between server and worker."""
+"""The channel between server and worker."""
 
 import asyncio
 import io
@@ -16,7 +16,7 @@ from lathe.serving.channel import LENGTHS, ServerEnd, WorkerEnd
 
 
 def exchange(answer: Callable[[WorkerEnd, socket.socket], Any], *batch: Any) -> list[Any]:
-    """What the server's end gets for `batch` when a worker does `answer` and leaves."""
+    """Return what the server's end gets for `batch` if a worker does `answer` and exits."""
     ours, theirs = socket.socketpair()
 
     def work() -> None:
@@ -64,7 +64,7 @@ def test_arrays_texts_and_nulls_come_back_as_they_were() -> None:
                 np.testing.assert_array_equal(item, expected)
             else:
                 assert item == expected
-    assert all(item.flags.writeable for item in seen if isinstance(item, np.ndarray))  # as torch wants
+    assert all(item.flags.writeable for item in seen if isinstance(item, np.ndarray))  # as torch requires
 
 
 class Trap:

@@ -1,4 +1,4 @@
-"""Every form of a request's body, with the array that comes out."""
+"""Every form of a request's body, with the decoded array."""
 
 import io
 
@@ -70,7 +70,7 @@ def test_several_grey_images_need_no_channel_axis() -> None:
         array, single = decoded(body, kind)
         assert not single
         assert np.array_equal(array[:, 0], both)
-    assert decoded(as_json(images=[GREY.tolist()]), "application/json")[1] is False  # several that are one stay a list
+    assert decoded(as_json(images=[GREY.tolist()]), "application/json")[1] is False  # a list of one stays a list
     assert decoded(npy(GREY[None]), "application/x-npy")[1] is True
 
 
@@ -145,7 +145,7 @@ def test_what_is_transparent_lies_on_white() -> None:
 
 def test_photos_are_turned_by_their_exif_orientation() -> None:
     turned = Image.Exif()
-    turned[0x0112] = 6  # the camera stood on its side: rows of the file are columns of the scene
+    turned[0x0112] = 6  # EXIF orientation: rows of the file are columns of the scene
     for kind in ("PNG", "JPEG"):
         body = file_of(np.kron(np.array([[0, 255]], np.uint8), np.ones((16, 16), np.uint8)), kind, exif=turned)
         array, _ = decoded(body, f"image/{kind.lower()}", facts(1, 32, 16))
@@ -159,7 +159,7 @@ def test_binary_has_whole_samples() -> None:
     assert refused(GREY.tobytes()[:-1], "application/octet-stream")[0] == 422
     assert refused(GREY.tobytes() * 6, "application/octet-stream")[0] == 413
     assert refused(GREY.tobytes(), "application/octet-stream", shape="5,4")[0] == 422
-    padded = npy(GREY) + bytes(-len(npy(GREY)) % 20)  # as long as samples would be
+    padded = npy(GREY) + bytes(-len(npy(GREY)) % 20)  # as long as the samples would be
     for declared_wrong in (padded, file_of(GREY)):
         assert refused(declared_wrong, "application/octet-stream")[0] == 415
 

@@ -1,4 +1,4 @@
-"""Manifests and receipts of a run from elsewhere: whole, or refused before anything is loaded."""
+"""Manifests and receipts of a foreign run: complete, or refused before anything is loaded."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ STRANGE: list[Any] = [None, 5, 0, -1, 10**12, 1.5, "x", [], {}, ["x"], [1], ["a\
 
 
 def test_a_manifest_has_what_is_made_of_it(served_run: Path) -> None:
-    """Whatever stands in its place: refused, or the page and the example are made."""
+    """Any other value is refused, or the page and the example can be built from it."""
     whole = describe(str(served_run), "onnx", "best")
     refused = 0
     for given in (whole, WORDS):

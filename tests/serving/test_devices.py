@@ -1,4 +1,4 @@
-"""Which device a worker computes on, with the CPU in a GPU's place."""
+"""Choice of a worker's device, with the CPU in place of a GPU."""
 
 from collections.abc import Callable
 from pathlib import Path

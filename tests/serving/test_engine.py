@@ -1,4 +1,4 @@
-"""Batches, deadlines and workers that die, with threads for worker processes."""
+"""Batches, deadlines and dying workers, with threads in place of worker processes."""
 
 import asyncio
 import os
@@ -20,8 +20,8 @@ Batch = list[np.ndarray]
 
 
 class Crew:
-    """Starts threads that answer as workers do. `compute(batch)` gives one answer per request; None: the worker
-    dies.
+    """Starts threads that answer as workers do. `compute(batch)` returns one answer per request, or None for a dead
+    worker.
     """
 
     def __init__(self, compute: Callable[[Batch], list[Any] | None], refusals: list[str | None] | None = None) -> None:
@@ -52,7 +52,7 @@ class Crew:
 
 
 class Worker:
-    """As much of a process as the engine looks at."""
+    """The attributes of a process that the engine reads."""
 
     def __init__(self) -> None:
         self.sentinel, self._write = os.pipe()
@@ -138,7 +138,7 @@ def test_a_lone_client_is_not_held_up_but_several_are_gathered(options: Callable
         late = asyncio.create_task(engine.predict(sample(1), 10))
         await asyncio.sleep(0.1)
         await asyncio.gather(late, *(engine.predict(sample(i), 10) for i in range(3)))
-        assert time.monotonic() - began < 1  # as many as before are here: no need to wait for the rest of batch_timeout
+        assert time.monotonic() - began < 1  # as many as in the last batch: no wait for batch_timeout
         assert crew.batches == [[1, 1, 1, 1], [1, 1, 1, 1]]
         began = time.monotonic()
         await engine.predict(sample(1), 10)  # once: the last batch held four

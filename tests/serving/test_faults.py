@@ -1,4 +1,4 @@
-"""Hostile, slow and vanishing clients: the server answers them and continues."""
+"""Hostile, slow and vanishing clients: the server answers them and keeps running."""
 
 import io
 import socket
@@ -19,7 +19,7 @@ JSON, NPY, PNG = "application/json", "application/x-npy", "image/png"
 
 @pytest.fixture(scope="module")
 def server(served_run: Path) -> Iterator[Served]:
-    """Impatient, so that slow clients don't make the tests slow."""
+    """A server with short timeouts, so that slow clients don't make the tests slow."""
     with Served(
         served_run,
         "target=onnx",
@@ -34,7 +34,7 @@ def server(served_run: Path) -> Iterator[Served]:
 
 @pytest.fixture(autouse=True)
 def _still_well(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After each fault the shared server answers as before."""
+    """Check after each fault that the shared server answers as before."""
     yield
     if "server" in request.fixturenames:
         server = request.getfixturevalue("server")
@@ -43,7 +43,7 @@ def _still_well(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def png(width: int, height: int, rows: bytes) -> bytes:
-    """A greyscale PNG of `rows`, compressed bytes of its lines."""
+    """A greyscale PNG of `rows`, the compressed bytes of its lines."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
@@ -53,7 +53,7 @@ def png(width: int, height: int, rows: bytes) -> bytes:
 
 
 def bomb() -> bytes:
-    """A PNG that says 4,000 x 4,000 and unpacks to 400 MB."""
+    """A PNG whose header says 4,000 x 4,000 and which unpacks to 400 MB."""
     packer = zlib.compressobj(9)
     return png(4000, 4000, b"".join([*(packer.compress(bytes(1_000_000)) for _ in range(400)), packer.flush()]))
 
@@ -65,7 +65,7 @@ def npy(array: np.ndarray) -> bytes:
 
 
 def resident(pid: int) -> int:
-    """Megabytes of memory at most so far."""
+    """Return the peak memory so far in megabytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
 
@@ -73,7 +73,7 @@ def resident(pid: int) -> int:
 def test_a_bomb_is_not_unpacked(server: Served) -> None:
     server.ask(
         "POST", "/predict", png(4000, 4000, zlib.compress(bytes(4001 * 4000))), content_type=PNG
-    )  # what an honest one takes
+    )  # as much as a valid one
     before = resident(server.process.pid)
     found = server.ask("POST", "/predict", bomb(), content_type=PNG)
     assert found.status in (200, 400, 413)  # a decoder may stop where the announced pixels end
@@ -86,7 +86,7 @@ def test_bodies_over_the_limit(server: Served) -> None:
         found = ask(connection, sent)
     assert found.status == 413
     assert "2000000" in found.sentence
-    with server.connect() as connection:  # only announced, by a client that asks first
+    with server.connect() as connection:  # announced only, by a client that sends Expect
         found = ask(connection, message("POST", "/predict", b"", content_length=str(10**15), expect="100-continue"))
     assert found.status == 413
     with server.connect() as connection:  # chunked, without a length
@@ -135,7 +135,7 @@ def test_slow_clients_hold_up_nobody(server: Served) -> None:
         threads = [threading.Thread(target=drip, args=(connection,)) for connection in (headers, body)]
         for thread in threads:
             thread.start()
-        with server.connect() as other:  # they hold up nobody
+        with server.connect() as other:  # they delay no other client
             assert ask(other, message("POST", "/predict", bytes(64), content_type=BINARY)).status == 200
         found = [receive(headers), receive(body)]
         assert [answer.status for answer in found] == [408, 408]
@@ -179,7 +179,7 @@ def test_hang_ups_leave_nothing_behind(server: Served) -> None:
     whole = message("POST", "/predict", bytes(64), content_type=BINARY)
     for number in range(100):
         connection = server.connect()
-        connection.sendall(whole if number % 2 else whole[:-10])  # leaves before its answer, or within its body
+        connection.sendall(whole if number % 2 else whole[:-10])  # disconnects before its answer, or within its body
         if number % 3 == 0:  # with a reset
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         connection.close()
@@ -187,7 +187,7 @@ def test_hang_ups_leave_nothing_behind(server: Served) -> None:
     while server.metric("lathe_queue") and time.monotonic() < deadline:
         time.sleep(0.1)
     assert server.metric("lathe_queue") == 0
-    # The server opens files for a moment itself, such as those that say how much memory there is.
+    # The server itself opens files for a moment, such as those that report free memory.
     while (open_now := descriptors(server.process.pid)) > before and time.monotonic() < deadline:
         time.sleep(0.1)
     assert open_now <= before

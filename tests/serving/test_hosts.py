@@ -1,4 +1,4 @@
-"""Whom a request is meant for, and which page sent it."""
+"""Checks of a request's Host and Origin."""
 
 import contextlib
 import re
@@ -19,7 +19,7 @@ from lathe.serving.model import describe
 def verdict(
     hosts: Hosts, *host: str, target: str = "/predict", server: str = "127.0.0.1", method: str = "POST", **headers: str
 ) -> int:
-    """The status of a refusal, or 200."""
+    """Return the status of a refusal, or 200."""
     fields = [("host", name) for name in host] + [(name.replace("_", "-"), value) for name, value in headers.items()]
     scope = {
         "headers": [(name.encode(), value.encode("latin-1")) for name, value in fields],
@@ -59,7 +59,7 @@ def test_a_server_is_reached_where_it_listens() -> None:
     named = Hosts("Box.lan", ())
     for name, status in (("box.lan:8000", 200), ("10.0.0.2", 200), ("10.0.0.3", 421), ("evil.lan", 421)):
         assert verdict(named, name, server="10.0.0.2") == status
-    for everywhere in (Hosts("0.0.0.0", ()), Hosts("::", ())):  # addresses can't be made to resolve to others
+    for everywhere in (Hosts("0.0.0.0", ()), Hosts("::", ())):  # DNS rebinding does not apply to addresses
         assert [
             verdict(everywhere, name, server="172.17.0.2") for name in ("192.168.1.5", "[fe80::1]:80", "172.17.0.2")
         ] == [200] * 3
@@ -92,7 +92,7 @@ def test_pages_of_other_sites_are_refused() -> None:
     own = {"origin": "http://localhost:8000", "sec_fetch_site": "same-origin"}
     assert verdict(hosts, "localhost:8000", **own) == 200
     assert verdict(hosts, "LOCALHOST:8000", **own) == 200
-    assert verdict(hosts, "app.example.org", origin="https://app.example.org") == 200  # TLS ended before the server
+    assert verdict(hosts, "app.example.org", origin="https://app.example.org") == 200  # TLS ended at a proxy
     assert (
         verdict(hosts, "127.0.0.1:8000", origin="https://app.example.org") == 200
     )  # by a proxy that sends its own Host

@@ -1,4 +1,4 @@
-"""Many clients at once: nothing is lost, every answer is that of its own input, and requests share batches."""
+"""Many clients at once: every request gets the answer to its own input, and requests share batches."""
 
 import asyncio
 from collections.abc import Callable

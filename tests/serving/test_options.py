@@ -22,7 +22,7 @@ def test_the_key_of_the_command_comes_before_the_environments(
     assert options().api_key is None
     monkeypatch.setenv(KEY, "from-outside")
     assert options().api_key == "from-outside"
-    monkeypatch.setenv(KEY, "")  # of a service whose key was not filled in: open to everybody is not what was meant
+    monkeypatch.setenv(KEY, "")  # of a service whose key was left empty, which must not open it to all
     with pytest.raises(UserError, match=f"^{KEY} is empty"):
         options()
     monkeypatch.setenv(KEY, "from-outside")

@@ -1,6 +1,4 @@
-"""The web page: what it may load, and what a person sees in a real browser. test_page_served.py has a real server
-behind it.
-"""
+"""The web page: what it may load, and its behaviour in a real browser. test_page_served.py uses a real server."""
 
 import base64
 import hashlib
@@ -93,9 +91,7 @@ def test_the_script_gets_what_the_net_takes() -> None:
 
 
 def show(tab: Any, facts: dict[str, Any], answer: Any, status: int = 200) -> list[Any]:
-    """Opens the page of `facts` in front of a server that always gives the same answer, and returns what it will have
-    been asked.
-    """
+    """Open the page of `facts` with a server that always gives the same answer, and return the list of its requests."""
     seen: list[Any] = []
 
     def respond(route: Any) -> None:

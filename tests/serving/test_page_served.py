@@ -1,4 +1,4 @@
-"""The web page in a real browser in front of scripts/serve.py: what a person sees is what /predict answers."""
+"""The web page in a real browser with scripts/serve.py: it shows the answers of /predict."""
 
 import base64
 import io
@@ -26,7 +26,7 @@ KEY = "a key of the test"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of scripts/serve.py with an API key in front of a small trained net."""
+    """The address of scripts/serve.py with an API key and a small trained net."""
     pytest.importorskip("uvicorn")
     cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, "trainer.max_epochs=20")
     train(cfg)
@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def asked(address: str, body: bytes, kind: str = "image/png") -> list[dict[str, Any]]:
-    """What /predict answers without a browser."""
+    """Return the answer of /predict without a browser."""
     call = urllib.request.Request(f"{address}/predict?top_k=5", body, {"Content-Type": kind, "X-API-Key": KEY})
     with urllib.request.urlopen(call, timeout=60) as response:
         return list(json.load(response)["predictions"])
@@ -65,7 +65,7 @@ def test_a_person_draws_a_digit_and_sees_the_servers_answer(tab: Any, server: st
     assert tab.locator("#error").inner_text() == "The API key is missing: send it in the header X-API-Key."
     assert not tab.locator("#found").is_visible()
     with tab.expect_response("**/predict**"):
-        tab.get_by_label("Sent as X-API-Key").fill(KEY)  # the field came into view by itself
+        tab.get_by_label("Sent as X-API-Key").fill(KEY)  # the field appeared by itself
         tab.keyboard.press("Enter")
     assert bodies[1] == bodies[0]
     found = asked(server, bodies[1])
@@ -84,11 +84,11 @@ def test_a_person_draws_a_digit_and_sees_the_servers_answer(tab: Any, server: st
     assert not tab.locator("#found").is_visible()
     draw(tab, THREE)
     as_drawn = np.asarray(Image.open(io.BytesIO(bodies[-1])).convert("L"))
-    assert max(as_drawn[0].max(), as_drawn[:, 0].max()) < 10  # as it stands on the pad, with its margin
+    assert max(as_drawn[0].max(), as_drawn[:, 0].max()) < 10  # as drawn on the pad, with its margin
     assert tab.evaluate("[localStorage.length, document.cookie, sessionStorage.getItem('lathe-key')]") == [0, "", KEY]
     tab.reload()
     draw(tab, THREE)
-    assert lines(tab)[0][0] == "3"  # the key is still there
+    assert lines(tab)[0][0] == "3"  # the key is kept
 
 
 @pytest.mark.slow

@@ -1,6 +1,4 @@
-"""What the server makes of bytes, in whatever pieces they come: sizes, framing, pipelines, and clients that end their
-side.
-"""
+"""Parsing of bytes in arbitrary pieces: sizes, framing, pipelines, and clients that close their side."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +22,7 @@ def cut(data: bytes, size: int) -> list[bytes]:
 
 
 def padded(total: int, shape: str) -> bytes:
-    """A request of `total` bytes of request line and headers."""
+    """A request whose request line and headers have `total` bytes."""
     if shape == "one":
         head, tail, unit = b"GET /g HTTP/1.1\r\nhost: a\r\nx: ", b"\r\n\r\n", b"a"
     elif shape == "line":
@@ -78,7 +76,7 @@ def test_an_offer_of_another_protocol_keeps_the_rest(options: Callable[..., Any]
     for at in range(1, len(offer)):
         found, ended = exchange(options(), offer[:at], offer[at:] + GET)
         assert ([told["body"] for _, told in found], ended) == (["abc", ""], False)
-    assert exchange(options(), offer.replace(b"keep-alive", b"close") + GET)[1]  # is still heeded
+    assert exchange(options(), offer.replace(b"keep-alive", b"close") + GET)[1]  # is still honoured
     assert [status for status, _ in exchange(options(), b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n")[0]] == [400]
 
 
@@ -100,7 +98,7 @@ def test_an_offer_of_another_protocol_keeps_the_rest(options: Callable[..., Any]
     ],
 )
 def test_what_two_servers_may_read_differently_is_refused(options: Callable[..., Any], head: bytes) -> None:
-    """And nothing behind it is read: it may be a part of it."""
+    """Nothing after it is read, as it may be part of the body."""
     for before in (b"", FIRST):
         for size in (1, 1 << 20):
             found, ended = exchange(options(), *cut(before + head + b"\r\n3\r\nabc\r\n0\r\n\r\n" + GET, size))

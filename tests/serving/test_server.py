@@ -1,4 +1,4 @@
-"""A real server on the loopback interface: what each path answers, the API key, and how it stops."""
+"""A real server on the loopback interface: the answer of each path, the API key, and its shutdown."""
 
 import io
 import json

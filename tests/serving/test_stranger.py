@@ -1,6 +1,4 @@
-"""A stranger's half hour, shortened: thousands of right and hostile requests, each of which must get what it
-deserves.
-"""
+"""A shortened soak test: thousands of valid and hostile requests, each of which must get the right answer."""
 
 import threading
 import time
@@ -35,7 +33,7 @@ def test_a_strangers_minute(served_run: Path, bare: Callable[..., Any], options:
 
 @pytest.mark.slow
 def test_a_strangers_half_hour(served_run: Path, bare: Callable[..., Any]) -> None:
-    """Beside slow clients that hold up nobody, at a real server; its memory stays as it was."""
+    """With slow clients that must not delay others, at a real server whose memory must not grow."""
     print(f"LATHE_FUZZ_SEED={SEED}")
     with Served(
         served_run, "target=onnx", "threads=1", "workers=2", "header_timeout=2", "body_timeout=2", "max_connections=60"
@@ -67,7 +65,7 @@ def test_a_strangers_half_hour(served_run: Path, bare: Callable[..., Any]) -> No
 
 
 def drip(server: Served, number: int, until: float) -> None:
-    """Connections that send a byte now and then, of headers, of a body or of chunks, or read nothing."""
+    """Connections that send a byte of headers, body or chunks now and then, or read nothing."""
     begin = [
         message("POST", "/predict", b"", content_length="64", content_type=BINARY),
         b"GET / HTTP/1.1\r\nx: ",
@@ -83,6 +81,6 @@ def drip(server: Served, number: int, until: float) -> None:
 
 
 def resident(pid: int) -> int:
-    """Megabytes of memory now."""
+    """Return the current memory in megabytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmRSS"))

@@ -1,4 +1,4 @@
-"""What a worker makes of a batch."""
+"""A worker's answers to a batch."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from lathe.serving.worker import compute
 
 
 def sums(x: np.ndarray) -> np.ndarray:
-    """Sum and first pixel of each image; refuses images with a 13."""
+    """Return sum and first pixel of each image; raise for images with a 13."""
     if (x == 13).any():
         raise ValueError("unlucky")
     return np.stack([x.sum(axis=(1, 2, 3)), x[:, 0, 0, 0]], axis=1)

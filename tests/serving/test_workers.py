@@ -57,7 +57,7 @@ def test_a_killed_worker_under_load(served_run: Path, bare: Callable[..., np.nda
         finally:
             over.set()
         for future in clients:
-            future.result(timeout=60)  # nobody waits for ever, and no answer was somebody else's
+            future.result(timeout=60)  # no client hangs or gets another's answer
         assert found.count(200) > 100
         assert len(server.workers()) == 2
         code, error = server.stop()
@@ -84,10 +84,10 @@ def test_a_hung_worker_and_a_full_queue(served_run: Path) -> None:
                 return server.ask("POST", "/predict", bytes(64), content_type=BINARY)
 
             first = pool.submit(one, 0)
-            time.sleep(0.5)  # the worker holds it; three fit into the queue
+            time.sleep(0.5)  # the worker has it; three fit into the queue
             answers = [*pool.map(one, range(7)), first.result()]
             statuses = sorted(answer.status for answer in answers)
-            assert statuses == [503] * 4 + [504] * 4  # one with the worker and three in the queue waited for nothing
+            assert statuses == [503] * 4 + [504] * 4  # the one with the worker and the three in the queue timed out
             for answer in answers:
                 assert "wait already" in answer.sentence or "no answer within" in answer.sentence
         wait_for(lambda: server.ask("GET", "/health").status == 200)
@@ -113,7 +113,7 @@ def test_health_fails_with_its_worker(served_run: Path) -> None:
 def test_a_stop_answers_what_was_accepted(
     served_run: Path, digits: np.ndarray, bare: Callable[..., np.ndarray], everywhere: bool
 ) -> None:
-    """Also when the signal reaches the workers, as from a terminal."""
+    """Also if the signal reaches the workers, as from a terminal."""
     with Served(served_run, "target=onnx", "threads=1", "max_batch_size=4") as server, ThreadPoolExecutor(12) as pool:
         (worker,) = server.workers()
         os.kill(worker, signal.SIGSTOP)
@@ -122,7 +122,7 @@ def test_a_stop_answers_what_was_accepted(
             for i in range(12)
         ]
         wait_for(lambda: server.metric("lathe_queue") >= 8)
-        time.sleep(0.5)  # the last of the twelve may still be on their way
+        time.sleep(0.5)  # the last of the twelve may still be in transit
         number = signal.SIGINT if everywhere else signal.SIGTERM
         if everywhere:
             os.kill(worker, number)
