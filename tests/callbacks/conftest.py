@@ -1,4 +1,4 @@
-"""A net of a few numbers in a task of a few lines, and a way to run a script in two processes."""
+"""A small net and task, and a runner of scripts in two processes."""
 
 import subprocess
 import sys
@@ -18,7 +18,7 @@ from lathe.trainer import Trainer
 
 
 class TinyTask(LightningModule):
-    """As lathe's tasks do it: parameters in `net` alone, and checkpoints under the net's own names."""
+    """Like lathe's tasks: parameters in `net` only, and checkpoints under the net's own names."""
 
     def __init__(self, net: nn.Module | None = None, strips: bool = True) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class TinyTask(LightningModule):
 
 
 class TinyLoader:
-    """Batches `(x [8, 3], y [8])`, the same in every epoch, that remember how far they got."""
+    """Batches `(x [8, 3], y [8])`, the same in every epoch, with a stateful position."""
 
     def __init__(self, batches: int = 6, dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -105,7 +105,7 @@ def make_trainer(*callbacks: Any, **options: Any) -> Trainer:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Threads that wait for each other in a net this small cost 10 ms a step on a busy machine."""
+    """With a net this small, several threads cost 10 ms a step on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -123,7 +123,7 @@ def two_processes(tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess
 
     def run(script: str) -> subprocess.CompletedProcess[str]:
         path = tmp_path / "script.py"
-        # gloo's threads abort a process that ends with its group open.
+        # gloo's threads abort a process that exits with an open group.
         leave = "torch.distributed.destroy_process_group()"
         path.write_text(f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n{script}\n{leave}")
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(path)]

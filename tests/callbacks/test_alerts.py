@@ -1,4 +1,4 @@
-"""Four things that go wrong, each told once until it has recovered."""
+"""Four kinds of problem, each reported once until it has recovered."""
 
 import logging
 import math
@@ -30,7 +30,7 @@ def server() -> Iterator[Listener]:
 
 @pytest.fixture
 def looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
-    """Looks at values, one after another as at logged steps 10, 20, ...; what was said, by step."""
+    """Pass values at logged steps 10, 20, ...; return the alerts by step."""
     monkeypatch.setattr("lathe.callbacks.alerts.EVERY", 0.0)
     caplog.set_level(logging.INFO, "lathe.callbacks.alerts")
 
@@ -79,7 +79,7 @@ def test_a_loss_that_rises_is_told_once_until_it_falls(looked: Callable[..., Any
         ([1.0] * 5 + [1.9] * 20, []),
         ([1.0] * 5 + [9.0, 1.0, 1.0, 1.0, 1.0], [60]),  # its mean is 2.6
         ([1.0] * 5 + [4.0, 1.0, 1.0, 1.0, 1.0], []),  # a single batch is noise
-        ([1.0] * 5 + [1e-6] * 5 + [9e-3] * 5, []),  # a hundredth of where it began is as good as none
+        ([1.0] * 5 + [1e-6] * 5 + [9e-3] * 5, []),  # a hundredth of the initial loss counts as zero
         ([-1.0] * 5 + [-4.0] * 5 + [-1.0] * 5, []),  # a log-likelihood: from -4 to 0
         ([-1.0] * 5 + [-4.0] * 5 + [1.0] * 5, [150]),
         ([1.0] * 5 + [math.nan] * 3, [60]),
@@ -142,7 +142,7 @@ def test_a_gpu_that_is_hot(looked: Callable[..., Any], monkeypatch: pytest.Monke
 def test_a_run_is_told_of_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Listener, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Through the command's own way: the disk is full from the start; the address is nowhere in the run."""
+    """Through the command: the disk is full from the start, and the webhook's address is nowhere in the run."""
     monkeypatch.setenv("LATHE_TEST_HOOK", f"http://127.0.0.1:{server.port}/hooks/hidden-word")
     words = (
         "callbacks=[default,alerts]",
@@ -155,7 +155,7 @@ def test_a_run_is_told_of_and_goes_on(
     monkeypatch.setattr(Alerts, "on_train_batch_end", lambda *args: (seen.append(1), on_batch(*args))[1])
     result = lathe.training.train.train(cfg)
     assert result["steps"] == 40
-    assert 8 <= len(seen) < 40 * 0.6  # every fifth is logged; the others are made several at once
+    assert 8 <= len(seen) < 40 * 0.6  # every fifth is logged; the others run several at once
     run = Path(cfg["paths"]["run_dir"])
     disk = [message for message in server.messages if message["kind"] == "disk"]
     assert [message["step"] for message in disk] == [5]

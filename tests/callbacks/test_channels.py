@@ -1,5 +1,5 @@
-"""Channels fade, fall silent and go, without a trace in the outputs; an interruption or a second process changes
-nothing.
+"""Channels fade, become zero and are removed without a change of the outputs; interruptions and a second process have
+no effect.
 """
 
 import copy
@@ -23,7 +23,7 @@ from lathe.errors import UserError
 
 
 class Watches(Callback):
-    """The size of the weights of a channel that goes, after each step, and whether the method was ready."""
+    """Records the norm of a removed channel's weights after each step, and whether the method was ready."""
 
     def __init__(self, method: PruneChannels) -> None:
         self.method, self.sizes, self.ready = method, [], []

@@ -18,7 +18,7 @@ from lathe.errors import UserError
 
 
 class Scores(Callback):
-    """Reports given metrics, one per validation, before the checkpoint callback looks."""
+    """Reports given metrics, one per validation, before the checkpoint callback reads them."""
 
     def __init__(self, *values: float) -> None:
         self.values = list(values)
@@ -30,7 +30,7 @@ class Scores(Callback):
 
 
 class Times(Callback):
-    """The optimizer steps at which a file was written."""
+    """Records the optimizer steps at which a file was written."""
 
     def __init__(self, *paths: Path) -> None:
         self.paths = paths
@@ -115,7 +115,7 @@ def test_a_validation_that_is_due_comes_first(tiny: SimpleNamespace, tmp_path: P
 def test_an_unmonitored_last_is_the_best_by_another_name(
     tiny: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
-    """Written once, and what comes later leaves the other as it is; a file system may know no second names."""
+    """One file is written; later checkpoints leave the other as it is. A file system may lack hard links."""
     if not links:
         monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no links")))
     best, last = tmp_path / "checkpoints" / "best.ckpt", tmp_path / "checkpoints" / "last.ckpt"
@@ -197,7 +197,7 @@ def listed(folder: Path) -> list[tuple[int, float]]:
 def test_the_best_epochs_are_kept_the_best_first(
     tiny: SimpleNamespace, tmp_path: Path, mode: str, count: int, expected: list[Any], thread: bool
 ) -> None:
-    """Of equals the later, as with best.ckpt."""
+    """The later of equals wins, as with best.ckpt."""
     checkpoint = Checkpoint(monitor="val/score", mode=mode, save_top_k=count, **{"async": thread})
     scores = Scores(0.5, 0.9, 0.1, 0.1, 0.9, math.nan)
     trainer = tiny.trainer(checkpoint, scores, default_root_dir=tmp_path, max_epochs=6)
@@ -225,7 +225,7 @@ def test_an_older_one_goes_when_the_new_one_is_whole(
 
 
 def test_a_continued_run_keeps_what_one_that_was_left_alone_keeps(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    """Also where the killed one was past the checkpoint that it goes on from."""
+    """Also if the killed run was past the checkpoint from which it resumes."""
     scores = (0.5, 0.9, 0.6, 0.7)
     for folder, parts in (("alone", [(0, 4)]), ("parts", [(0, 2), (2, 3), (2, 4)])):
         last: Path | None = None

@@ -1,4 +1,4 @@
-"""A file under its own name is always whole; a thread that writes it changes nothing but who waits."""
+"""A file under its final name is always whole; writing in a thread changes only who waits."""
 
 import errno
 import io
@@ -49,7 +49,7 @@ def test_a_new_file_takes_the_old_ones_place(old: Path) -> None:
 
 @pytest.mark.parametrize("linked", [True, False])
 def test_a_file_takes_the_place_of_a_folder(tmp_path: Path, linked: bool) -> None:
-    """Which a sharded strategy has written, as a link to a hidden folder; a copy may have followed the link."""
+    """Of a sharded strategy, written as a link to a hidden folder; a copy may have followed the link."""
     folder, path = tmp_path / (".last.ckpt.1a2b" if linked else "last.ckpt"), tmp_path / "last.ckpt"
     folder.mkdir()
     (folder / "meta.pt").touch()
@@ -100,7 +100,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(
 
 
 class Slow:
-    """Holds up every file until it is let go."""
+    """Blocks every file until it is released."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go, self.writing, self.errors = threading.Event(), threading.Event(), [None]
@@ -238,7 +238,7 @@ def test_kill_9_while_writing_leaves_a_whole_file(tmp_path: Path) -> None:
 
 @pytest.fixture
 def pythons_own_ctrl_c() -> Iterator[None]:
-    """Where torch's elastic agent has run in this process, it has left a handler of its own."""
+    """Restore Python's handler: torch's elastic agent leaves its own in this process."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -247,7 +247,7 @@ def pythons_own_ctrl_c() -> Iterator[None]:
 @pytest.mark.usefixtures("pythons_own_ctrl_c")
 @pytest.mark.parametrize("at", [1, 2, 5, 9])
 def test_a_ctrl_c_while_writing_waits_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """The writer of torch calls Python for each piece, where the signal would be heard."""
+    """torch's writer calls Python for each piece, where the signal would arrive."""
     path, pieces = tmp_path / "last.ckpt", []
     opened = open
 

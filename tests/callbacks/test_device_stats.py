@@ -1,4 +1,4 @@
-"""Load and energy of the device; that of GPUs by a library that is made up."""
+"""Load and energy of the device; GPUs by a fake library."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ def no_rapl(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Counter(SimpleNamespace):
-    """A machine whose processors take 5 J between two looks."""
+    """A machine whose processors take 5 J between two readings."""
 
     readable = True
 
@@ -33,7 +33,7 @@ class Counter(SimpleNamespace):
 
 @pytest.fixture
 def board(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A GPU of NVML, and a Trainer that believes that it trains there."""
+    """A GPU of NVML, and a Trainer that claims to train on it."""
     values = {"percent": 87, "memory": 2**31, "celsius": 64, "milliwatts": 250000, "millijoules": 4000}
     install(monkeypatch, FakeNvml(board=values), "board")
     monkeypatch.setattr("lathe.callbacks.device_stats.gpus_of", lambda trainer: [torch.device("cuda", 0)])
@@ -79,7 +79,7 @@ def test_the_energy_of_a_continued_run_is_that_of_both_processes(tiny: SimpleNam
     first = DeviceStats()
     trainer = tiny.trainer(first, max_epochs=1)
     trainer.fit(tiny.Task(), tiny.Loader())
-    board["millijoules"] += 9000  # of somebody else, when it no longer looks
+    board["millijoules"] += 9000  # by another job, after the last reading
     assert first.state_dict() == {"joules": {"gpu": 0.0}}
     again = DeviceStats()
     again.load_state_dict({"joules": {"gpu": 4.5, "cpu": 1.0}})

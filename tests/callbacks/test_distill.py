@@ -1,4 +1,4 @@
-"""Distillation in runs: what the student is trained on, and what is refused."""
+"""Distillation in runs: the student's losses, and refusals."""
 
 from pathlib import Path
 from typing import Any

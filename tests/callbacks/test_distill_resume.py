@@ -1,4 +1,4 @@
-"""What a death or a second process changes about a taught student: nothing."""
+"""A kill or a second process does not change a distilled student."""
 
 from pathlib import Path
 from typing import Any
@@ -132,7 +132,7 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path, teacher: Path, set
     on_ranks(_train, cfg)
     two = Path(cfg["paths"]["run_dir"])
     one = run_of(tmp_path / "one", *short, *distilled(teacher, *settings))
-    if settings != ("method=crd",):  # which compares samples within a process's part
+    if settings != ("method=crd",):  # compares samples within one process's batch
         for name in ("train/loss", "train/hard_loss", "train/soft_loss"):
             assert column(two, name) == pytest.approx(column(one, name), rel=1e-4), name
     states = [

@@ -1,5 +1,5 @@
-"""A teacher beside a net that is spread over processes: the losses of one process, and refusals where connectors can't
-be trained.
+"""A teacher with a student sharded over processes: the losses of one process, and refusals if connectors can't be
+trained.
 """
 
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_spread_nets_are_taught_as_whole_ones(tmp_path: Path, strategy: str) -> 
             continue
         alone = new_run(tmp_path / f"{name}-alone", *TRAIN, *distilled, *settings)
         lathe.training.train.train(alone)
-        if name != "rkd":  # which compares samples within a process's part of the batch
+        if name != "rkd":  # compares samples within one process's batch
             ours, theirs = (column(Path(each["paths"]["run_dir"]), "train/soft_loss") for each in (alone, cfg))
             assert theirs == pytest.approx(ours, rel=1e-4, abs=1e-6), name
     assert said["kd"] is None

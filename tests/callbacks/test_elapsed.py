@@ -1,4 +1,4 @@
-"""The seconds of a run are those of all its processes."""
+"""Wall time of a run, summed over its processes."""
 
 from pathlib import Path
 

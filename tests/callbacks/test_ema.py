@@ -1,4 +1,4 @@
-"""The average is the one on paper, and it is what gets evaluated and saved."""
+"""The average follows its formula, and is evaluated and saved."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from lathe.callbacks.ema import EMA
 
 
 class Recorder(Callback):
-    """Raw weights after each step, and those that validation sees."""
+    """Records the raw weights after each step, and those during validation."""
 
     def __init__(self) -> None:
         self.trained: dict[int, dict[str, Tensor]] = {}
@@ -92,7 +92,7 @@ def test_checkpoint_holds_average_under_plain_names_and_raw_beside(
     tiny: SimpleNamespace, tmp_path: Path, strips: bool
 ) -> None:
     recorder, task = Recorder(), tiny.Task(strips=strips)
-    # Before the first update there is nothing but the raw weights.
+    # Before the first update there are only the raw weights.
     checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     tiny.trainer(EMA(decay=0.9, warmup=False, start_step=2), recorder, checkpoint).fit(task, tiny.Loader())
     prefix = "" if strips else "net."
@@ -107,7 +107,7 @@ def test_checkpoint_holds_average_under_plain_names_and_raw_beside(
     plain.load_state_dict({k.removeprefix(prefix): v for k, v in saved["state_dict"].items()}, strict=True)
 
 
-# The trainer that tests has none of the callbacks of the one that trained, on purpose.
+# The trainer that tests has none of the callbacks of the trainer that trained.
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 def test_validation_and_best_checkpoint_see_the_average(tiny: SimpleNamespace, tmp_path: Path) -> None:
     recorder = Recorder()
@@ -122,7 +122,7 @@ def test_validation_and_best_checkpoint_see_the_average(tiny: SimpleNamespace, t
         assert_same(recorder.after_validation[epoch], recorder.trained[last])
         saved = torch.load(tmp_path / f"epoch={epoch}.ckpt", weights_only=True)
         assert_same(saved["state_dict"], recorder.validated[epoch])
-    # Another trainer that knows nothing of the average tests the same weights.
+    # Another trainer, without the EMA callback, tests the same weights.
     tester = tiny.Task()
     tiny.trainer().test(tester, tiny.Loader(1), ckpt_path=str(tmp_path / "epoch=0.ckpt"), verbose=False)
     assert_same(copy_of(tester.net), recorder.validated[0])
@@ -151,7 +151,7 @@ def test_low_precision_weights_are_averaged_in_float32(tiny: SimpleNamespace, tm
     torch.testing.assert_close(
         saved["ema"]["average"]["weight"].double(), by_hand(raw, 0.999)["weight"], rtol=1e-5, atol=1e-6
     )
-    # In bfloat16 an update of a thousandth rounds away, and the average would still be the first copy.
+    # In bfloat16 an update of a thousandth is rounded away, and the average would remain the first copy.
     assert not torch.equal(saved["ema"]["average"]["weight"], raw[1]["weight"].float())
     again = tiny.Task(nn.Linear(3, 2).bfloat16())
     trainer = tiny.trainer(EMA(decay=0.999, warmup=False), precision="bf16-true")
@@ -170,7 +170,7 @@ def test_a_mask_zeroes_the_average_where_it_removes(tiny: SimpleNamespace, tmp_p
                 ema.mask({"0.weight": kept})
 
     ema, dense, saves = EMA(decay=0.9), EMA(decay=0.9), Saves(tmp_path)
-    ema.mask({"0.weight": kept})  # before there is an average
+    ema.mask({"0.weight": kept})  # before the average exists
     tiny.trainer(Masks(), ema, saves).fit(tiny.Task(), tiny.Loader())
     tiny.trainer(dense, Saves(tmp_path / "dense")).fit(tiny.Task(), tiny.Loader())
     for step in (4, 5, 12):

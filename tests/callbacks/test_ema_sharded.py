@@ -1,4 +1,4 @@
-"""The average of sharded weights is that of one process, and so are its checkpoints, in both directions."""
+"""The average of sharded weights equals that of one process, and so do its checkpoints, in both directions."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from lathe.trainer import Trainer
 
 
 class Loader:
-    """Numbers from 0 to 5 that remember how far they got."""
+    """Numbers from 0 to 5 with a stateful position."""
 
     done = begin = 0
 
@@ -38,7 +38,7 @@ class Loader:
 
 
 class Task(LightningModule):
-    """Steps that depend on the weights alone, so that every number of processes takes the same ones."""
+    """The loss depends on the weights only, so that steps do not depend on the number of processes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Task(LightningModule):
         return out.square().mean()
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Gives the average its turn."""
+        """Triggers the swap to the average."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
@@ -73,7 +73,7 @@ class Task(LightningModule):
 
 
 class Saves(Callback):
-    """Checkpoints mid-epoch, and inside validation, where the net shows the average."""
+    """Saves checkpoints mid-epoch, and inside validation, when the net holds the average."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
@@ -90,9 +90,7 @@ class Saves(Callback):
 
 
 def fit(folder: str, strategy: Any = "auto", resume: str | None = None) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """The weights that the net shows after fit, and the shapes of what this process held of the average while
-    training.
-    """
+    """Return the net's weights after fit, and the shapes of this process's shards of the average during training."""
     Path(folder).mkdir(exist_ok=True)
     held: list[Tensor] = []
 
@@ -142,7 +140,7 @@ def test_two_shards_average_and_save_what_one_process_does(tmp_path: Path) -> No
         assert_close(two["state_dict"], one["state_dict"])
         assert_close(two["ema"]["raw"], one["ema"]["raw"])
         assert any(not torch.equal(two["ema"]["raw"][key], two["state_dict"][key]) for key in two["ema"]["raw"])
-    # A run goes on under the other strategy, from either's checkpoint.
+    # A run resumes under the other strategy, from either's checkpoint.
     there, _ = fit(str(tmp_path / "three"), resume=str(tmp_path / "two" / "middle.ckpt"))
     assert_close(there, whole)
     for shown, _ in on_ranks(fit_sharded, str(tmp_path / "four"), "full", str(tmp_path / "one" / "middle.ckpt")):

@@ -1,4 +1,4 @@
-"""Epochs of the samples with the largest losses: what is trained on, through deaths and on two processes."""
+"""Epochs of the samples with the largest losses, through kills and on two processes."""
 
 import csv
 from pathlib import Path
@@ -22,7 +22,7 @@ from lathe.tasks import ClassificationTask
 
 __all__ = ["interruption"]  # a fixture
 
-# 1,300 samples of which an epoch takes 512 of 520: 4 batches of 128
+# 1,300 samples, 512 of 520 in an epoch: 4 batches of 128
 HARD = (
     *SMALL,
     "callbacks=[default,hard_samples]",
@@ -45,7 +45,7 @@ def trained(folder: Path, *words: str) -> Path:
 def test_losses_are_noted_under_the_samples_that_had_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str
 ) -> None:
-    """Each batch's losses come with its own rows of the epoch's order: labels and losses are looked up behind it."""
+    """Labels and losses are compared through the epoch's order of samples."""
     noted: list[tuple[torch.Tensor, torch.Tensor]] = []
     shown: list[torch.Tensor] = []
     note, losses_of = Selection.note, ClassificationTask.sample_losses
@@ -99,7 +99,7 @@ def test_losses_are_noted_under_the_samples_that_had_them(
 
 @pytest.mark.law3
 def test_a_death_changes_nothing(tmp_path: Path, interruption: Interruption) -> None:
-    """Within an epoch, whose order losses have chosen, and at the end of one; with steps made together."""
+    """Within an epoch whose order follows from losses, and at its end; with several steps per call."""
     words = (
         *("model=resnet20", "model.net.depth=8", "model.net.width=4", "trainer.steps_per_call=3"),
         *("callbacks=[default,hard_samples,image_sizes]", "callbacks.image_sizes.scales=[0.5,0.5,1,0.75]"),
@@ -139,7 +139,7 @@ def test_what_has_no_loss_of_each_sample_is_refused(words: tuple[str, ...]) -> N
     assert any("callbacks.hard_samples" in one for one in check(config("callbacks=[default,hard_samples]", *words)))
 
 
-# 160 samples to train on, of which an epoch takes 64: 4 batches of 16
+# 160 samples to train on, 64 in an epoch: 4 batches of 16
 OWN = (
     *(word for word in SMALL if not word.startswith("data.")),
     "callbacks=[default,hard_samples]",
@@ -188,11 +188,11 @@ def test_an_epoch_reads_what_was_chosen(tmp_path: Path, monkeypatch: pytest.Monk
         item = int(row["file"].removeprefix("data.train: item "))
         assert int(row["label"]) == item % 2
         assert int(row["turns"]) == int(turns[int(row["sample"])])
-        assert int(read[item]) >= int(row["turns"])  # and once more where a split is looked at
+        assert int(read[item]) >= int(row["turns"])  # and once more to inspect a split
 
 
 class Seen(Pictures):
-    """Writes down what is read of it, in whatever process."""
+    """Records which samples are read, in any process."""
 
     def __init__(self, n: int, folder: str) -> None:
         super().__init__(n)
@@ -226,16 +226,16 @@ def test_a_death_changes_nothing_over_a_dataset_of_ones_own(
     same(alone, again)
     tables = [(run / "hard_samples.csv").read_text() for run in (alone, again)]
     assert tables[0] == tables[1]
-    assert ",," in tables[0]  # no labels are at hand
+    assert ",," in tables[0]  # without labels
 
 
 def halved(samples: list[Any]) -> Any:
-    """Every other sample of a batch."""
+    """Return every other sample of a batch."""
     return torch.utils.data.default_collate(samples[::2])
 
 
 def blended(samples: list[Any]) -> Any:
-    """Each sample half with its neighbour."""
+    """Return each sample averaged with its neighbour."""
     x, y = torch.utils.data.default_collate(samples)
     shares = torch.nn.functional.one_hot(y, 2).float()
     return (x + x.flip(0)) / 2, (shares + shares.flip(0)) / 2

@@ -1,4 +1,4 @@
-"""Small images in the first epochs: what the net sees, and what can't see them."""
+"""Progressive resizing: the image sizes that the net gets, and refusals."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def test_the_net_sees_means_of_areas(
     assert "image_sizes: sides of 4, 6 pixels by epoch, then of 8.\n" in capsys.readouterr().out
     small, seen[:] = list(seen), []
     trained(tmp_path / "whole", "trainer.max_epochs=3", "~callbacks.image_sizes", *NET, *words)
-    small = [(training, x) for training, x in small if len(x) > 2]  # two try what the net returns
+    small = [(training, x) for training, x in small if len(x) > 2]  # two check the net's outputs
     seen = [(training, x) for training, x in seen if len(x) > 2]
     train = [x for training, x in small if training]
     assert [x.shape[-1] for x in train] == [4] * 3 + [6] * 3 + [8] * 3

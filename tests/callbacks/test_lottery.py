@@ -1,4 +1,4 @@
-"""A ticket is pruned from trained weights, trained from early ones, and an interruption changes nothing."""
+"""A ticket is pruned from trained weights and rewound to early ones; an interruption changes nothing."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ def net() -> nn.Sequential:
 
 
 class Recorder(Callback):
-    """After each step: the state, the rate of the next step, momentum's presence, and the method's word."""
+    """Records after each step the state, the next step's rate, the presence of momentum, and the method's readiness."""
 
     def __init__(self, lottery: Lottery | None = None) -> None:
         self.lottery = lottery
@@ -47,7 +47,7 @@ class Recorder(Callback):
 
 def task_of(tiny: SimpleNamespace) -> Any:
     class Scheduled(tiny.Task):
-        """With a schedule, made as lathe's tasks make it."""
+        """With a schedule, built as by lathe's tasks."""
 
         schedule_repeats = 1
 
@@ -73,8 +73,8 @@ def test_rounds_prune_trained_weights_and_go_back_to_early_ones(tiny: SimpleName
     early = recorder.states[{0: 0, 2: 2, 0.5: 3}[rewind]]
     names, masks = ["0.weight", "3.weight"], {}
     for begins, sparsity in ((6, 0.5), (12, 0.75)):
-        # What the step made was pruned, but the recorder sees the rewound net: repeat the step's pruning from the
-        # masks' choice.
+        # The step's weights were pruned, but the recorder sees the rewound net: repeat the pruning from the masks'
+        # choice.
         state = recorder.states[begins]
         zeros = {name: state[name] == 0 for name in names}
         assert sum(int(zero.sum()) for zero in zeros.values()) == round(sparsity * (24 + 64))
@@ -105,9 +105,7 @@ def test_each_round_is_a_whole_training_schedule_and_starts_without_momentum(tin
 
 
 def test_a_second_round_equals_a_plain_training_of_the_ticket(tiny: SimpleNamespace) -> None:
-    """From the initial weights with the masks laid on, with nothing of the first round left in statistics, momentum or
-    rates.
-    """
+    """From the initial weights with the masks applied; statistics, momentum and rates keep nothing of the first round."""
     lottery = Lottery(sparsity=0.6, rounds=2, rewind=0)
     task, _ = fit(tiny, lottery, epochs=2)
 

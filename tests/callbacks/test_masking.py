@@ -1,4 +1,4 @@
-"""Masked weights are exactly zero from the step of their mask on: in the net, in checkpoints, in the average, on every
+"""Masked weights are exactly zero from the step of their mask: in the net, checkpoints, the average, and on every
 process.
 """
 
@@ -23,7 +23,7 @@ from lathe.strategies import precision_plugin
 
 
 class At(Masking):
-    """Masks that alternate, other ones at each of some optimizer steps."""
+    """Masks that alternate at given optimizer steps."""
 
     name = "at"
 
@@ -41,7 +41,7 @@ class At(Masking):
 
 
 class Watch(Callback):
-    """The weight of the first layer after each step, and checkpoints after some."""
+    """Records the weight of the first layer after each step, and saves checkpoints after some."""
 
     def __init__(self, folder: Path | None = None, *steps: int) -> None:
         self.weights: dict[int, Tensor] = {}
@@ -136,7 +136,7 @@ def test_resume_is_bit_for_bit(tiny: SimpleNamespace, tmp_path: Path, stop: int,
     assert again.called[0] == (stop + 1)
 
 
-# The callback that saves stands before the one that decides, as another checkpoint callback might.
+# The saving callback precedes the deciding one, as a user's checkpoint callback might.
 def test_a_checkpoint_between_a_step_and_its_decision_loses_nothing(tiny: SimpleNamespace, tmp_path: Path) -> None:
     whole, parts = tiny.Task(), tiny.Task()
     tiny.trainer(Watch(tmp_path, 5), At(5)).fit(whole, tiny.Loader())

@@ -1,6 +1,4 @@
-"""Lottery tickets and regrown connections on two ranks: equal masks, and equal weights after an interruption, spread or
-not.
-"""
+"""Lottery tickets and RigL on two ranks: equal masks, and equal weights after an interruption, sharded or not."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ pytestmark = pytest.mark.law3
 
 
 class Fixed(LightningModule):
-    """Each rank sees batches of its own, and BatchNorm makes statistics of them."""
+    """Each rank has its own batches, which give BatchNorm statistics."""
 
     schedule_repeats = 1
 
@@ -51,7 +49,7 @@ class Fixed(LightningModule):
 
 
 class Numbers:
-    """Numbers from 0 to 5 that remember how far they got."""
+    """Numbers from 0 to 5 with a stateful position."""
 
     done = begin = 0
 
@@ -87,7 +85,7 @@ class Saves(Callback):
 
 
 def on_two(rank: int, folder: str) -> dict[str, Any]:
-    """By method and strategy: weights and masks of a whole run, and of one continued from its checkpoint."""
+    """Return by method and strategy the weights and masks of a whole run, and of one resumed from its checkpoint."""
     from lathe.strategies import DDP
     from lathe.strategies.fsdp import FSDP
 
@@ -126,7 +124,7 @@ def test_ranks_agree_and_an_interruption_changes_nothing(tmp_path: Path) -> None
         for strategy in ("ddp", "fsdp"):
             for rank in (first, second):
                 for key, value in rank[f"{name} {strategy}"]["state"].items():
-                    if rank is first or "running" not in key:  # a checkpoint holds those of process 0
+                    if rank is first or "running" not in key:  # a checkpoint holds those of rank 0
                         assert torch.equal(value, rank[f"{name} {strategy} continued"]["state"][key]), (
                             name,
                             strategy,

@@ -1,4 +1,4 @@
-"""Training stops at the right step, with the name of the tensor that was first."""
+"""Training stops at the right step and names the first non-finite tensor."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +13,7 @@ from lathe.errors import UserError
 
 
 class Poison(nn.Module):
-    """Multiplies by nan from the n-th training call on, in forward or in backward alone."""
+    """Multiplies by nan from the n-th training call, in forward or only in backward."""
 
     def __init__(self, call: int, backward: bool = False) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ def test_a_bad_activation_is_named_and_the_weights_are_whole(tiny: SimpleNamespa
 
 
 def test_weights_that_are_not_finite_are_told_before_the_first_step(tiny: SimpleNamespace) -> None:
-    """As a checkpoint may bring them: no step is to blame, and no rate."""
+    """As from a checkpoint: no step or learning rate is blamed."""
     task = tiny.Task()
     with torch.no_grad():
         next(task.net.parameters())[0] = torch.nan
@@ -77,7 +77,7 @@ def test_a_bad_batch_is_named(tiny: SimpleNamespace) -> None:
 
 @pytest.mark.parametrize("metric", ["loss", "own"])
 def test_a_validation_that_is_not_finite_is_told_once_with_its_row(metric: str, tiny: SimpleNamespace) -> None:
-    """It ends no run."""
+    """The run continues."""
 
     class Odd(tiny.Task):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -130,7 +130,7 @@ def test_a_bad_buffer_is_named_and_a_mask_of_inf_is_not(tiny: SimpleNamespace) -
 def test_losses_put_aside_still_give_the_exact_step(
     tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, every: int, call: int, read: int, accumulate: int
 ) -> None:
-    """The path of a GPU, where no loss is read in its own step."""
+    """As on a GPU, where losses are read in later steps."""
     guard = NanGuard(every_n_steps=every)
     monkeypatch.setattr(
         NanGuard,
@@ -198,7 +198,7 @@ for bad_step in (4, 5):
     lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
     assert len(lines) == 4, done.stdout + done.stderr[-2000:]
     for rank in (0, 1):
-        # Each process sees the finding of process 1. Its own batch, before the script spoils it, is fine.
+        # Each process reports the finding of rank 1. Its own batch, before the script spoils it, is finite.
         assert (
             f"rank {rank} at 3: Training stopped: in optimizer step 4 the loss is nan on process 1: " in lines[2 * rank]
         )

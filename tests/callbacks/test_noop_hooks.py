@@ -1,4 +1,4 @@
-"""Lightning's LearningRateMonitor with the names of parameter groups found once."""
+"""Lightning's LearningRateMonitor with cached names of parameter groups."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from lathe.callbacks import skip_empty_hooks
 
 
 def seen(monitor: LearningRateMonitor, interval: str) -> tuple[list[Any], dict[str, list[float]], dict[str, Any]]:
-    """Return its rates at four moments, between which a scheduler steps and a group is added, and what it recorded."""
+    """Return its rates at four moments, between which a scheduler steps and a group is added, and its records."""
     weights = [nn.Parameter(torch.zeros(2)) for _ in range(4)]
     scheduled = SGD([{"params": weights[:1], "name": "decay"}], lr=0.5)
     other = AdamW([weights[1]], lr=0.125)

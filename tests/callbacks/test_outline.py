@@ -1,5 +1,5 @@
-"""A checkpoint that lacks a part of what was written is refused by every reader that goes on from it, whoever that part
-belongs to; what may be changed by hand is left alone.
+"""A checkpoint that lacks an entry is refused by every reader that resumes from it; entries that may be edited by hand
+are not checked.
 """
 
 from collections import OrderedDict
@@ -73,7 +73,7 @@ ALLOWED = (
     "state['state_dict']['weight'] *= 2",
     "state['mine'] = 1",
     "state['callbacks'] = dict(reversed(state['callbacks'].items()))",
-    "del state['outline']",  # as in a checkpoint that Lightning wrote
+    "del state['outline']",  # as in a checkpoint of Lightning's
 )
 
 

@@ -29,7 +29,7 @@ from lathe.training.train import train
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    """A handler that a failing test leaves behind would hide the next signal."""
+    """Restore handlers, which a failing test would leave to the next."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     if before[signal.SIGHUP] is signal.SIG_IGN:  # the tests themselves run under nohup
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -39,7 +39,7 @@ def handlers() -> Iterator[None]:
 
 
 class Signals(Callback):
-    """Sends this process a real signal when it is about to train batch `batch`."""
+    """Sends this process a real signal before batch `batch` is trained."""
 
     def __init__(self, batch: int, number: int = signal.SIGTERM) -> None:
         self.batch, self.number = batch, number
@@ -61,7 +61,7 @@ def test_the_step_is_finished_and_saved(tiny: SimpleNamespace, tmp_path: Path, n
     trainer = tiny.trainer(Checkpoint(monitor=None), preemption, Signals(batch, number), default_root_dir=tmp_path)
     with pytest.raises(SIGTERMException):
         trainer.fit(tiny.Task(), tiny.Loader())
-    step = batch + 1 if batch < 5 else 7  # an epoch's end is gone through first
+    step = batch + 1 if batch < 5 else 7  # the end of an epoch is completed first
     assert (trainer.global_step, saved_step(tmp_path)) == (step, step)
     assert preemption.received == signal.Signals(number).name
     assert signal.getsignal(number) is before
@@ -88,7 +88,7 @@ def test_a_step_of_accumulated_batches_is_not_cut(tiny: SimpleNamespace, tmp_pat
         trainer.fit(tiny.Task(), tiny.Loader())
     state = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
     batches = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["completed"]
-    assert batches == 2 * state["global_step"]  # gradients of half a step are in no checkpoint
+    assert batches == 2 * state["global_step"]  # no checkpoint holds gradients of half a step
 
 
 def one_rank_is_told(rank: int, folder: str, batches: int, every: int) -> tuple[int, int, bool]:

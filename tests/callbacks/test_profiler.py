@@ -1,4 +1,4 @@
-"""A trace that opens, a table that adds up, and an error for a run that was too short."""
+"""A trace that can be opened, a table whose parts add up, and an error for a run that is too short."""
 
 import json
 from pathlib import Path

@@ -27,7 +27,7 @@ def test_lines_for_a_pipe(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[s
 def test_the_loss_shown_is_the_last_one(
     batches: int, tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As the batch has it, also where Lightning divides it by those of a step."""
+    """The loss of the batch, also if Lightning divides it by the accumulated batches."""
     losses: list[float] = []
 
     class Keeps(tiny.Task):
@@ -56,7 +56,7 @@ def bar_on(screen: io.StringIO) -> Progress:
 
 
 def lines_of(screen: io.StringIO) -> list[str]:
-    """Everything that was drawn, without control codes."""
+    """Return all drawn lines, without control codes."""
     return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.getvalue().replace("\r", "\n")).splitlines()
 
 

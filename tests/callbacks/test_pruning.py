@@ -1,4 +1,4 @@
-"""Sparsity follows its schedule exactly, by every criterion."""
+"""Sparsity follows its schedule exactly, for every criterion."""
 
 from typing import Any
 

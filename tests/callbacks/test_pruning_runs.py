@@ -1,4 +1,4 @@
-"""Masks outlive interruptions, and are the same on every number of processes."""
+"""Masks survive interruptions and do not depend on the number of processes."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from lathe.nets import ViT
 from lathe.trainer import Trainer
 
 
-@pytest.mark.filterwarnings("ignore:.*training ended at step.*")  # the stop stands for a death
+@pytest.mark.filterwarnings("ignore:.*training ended at step.*")  # the stop simulates a kill
 @pytest.mark.parametrize("criterion", ["magnitude", "random", "taylor", "movement", "wanda"])
 @pytest.mark.parametrize("stop", [3, 11, 20])
 def test_resume_is_bit_for_bit(tmp_path: Path, criterion: str, stop: int) -> None:
@@ -25,7 +25,7 @@ def test_resume_is_bit_for_bit(tmp_path: Path, criterion: str, stop: int) -> Non
         prune = Prune(0.6, criterion=criterion, start=0.1, end=0.75, every_n_steps=4, batches=3)
         (tmp_path / str(steps)).mkdir(exist_ok=True)
 
-        # The run is as long as it was meant to be: the schedule's steps are shares of it.
+        # The run keeps its intended length: the schedule's steps are shares of it.
         class Dies(Callback):
             def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
                 trainer.should_stop = trainer.global_step >= steps
@@ -77,7 +77,7 @@ def on_a_rank(rank: int, folder: str, criterion: str, strategy: str, resume: str
 
 
 def twice_on_a_rank(rank: int, folder: str, criterion: str, strategy: str) -> list[Any]:
-    """A run alone, and one that goes on from its checkpoint."""
+    """An uninterrupted run, and one that resumes from its checkpoint."""
     whole = on_a_rank(rank, f"{folder}/two", criterion, strategy, None)
     return [whole, on_a_rank(rank, f"{folder}/again", criterion, strategy, f"{folder}/two/step=11.ckpt")]
 
@@ -145,7 +145,7 @@ def test_layers_that_processes_share_have_the_masks_of_one(criterion: str) -> No
             0.6 * sum(mask.numel() for mask in masks.values())
         )
         assert all(torch.equal(own[name], masks[name]) for name in masks)
-        # The gradient of keys' biases is zero but for rounding, which AdamW blows up.
+        # The gradient of the keys' biases is zero up to rounding, which AdamW amplifies.
         for name in [name for name in alone if not name.endswith("k.bias")]:
             torch.testing.assert_close(weights[name], alone[name], rtol=1e-3, atol=1e-4)
         assert all((weights[name][~own[name]] == 0).all() for name in own)

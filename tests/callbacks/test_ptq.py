@@ -1,4 +1,4 @@
-"""Quantization after training, as a step of a run: what it takes, says and leaves."""
+"""Post-training quantization at the end of a run: its inputs, messages and results."""
 
 from itertools import islice
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_a_run_ends_with_a_quantized_net(finished: RunDir) -> None:
         assert finished.result[f"{split}/accuracy"] == pytest.approx(measured["accuracy"], abs=1e-6)
         assert finished.result[f"{split}/loss"] == pytest.approx(measured["loss"], rel=1e-4)
     last = torch.load(finished.last, weights_only=True)
-    assert not any("quantizer" in key for key in last["state_dict"])  # training would go on from the float net
+    assert not any("quantizer" in key for key in last["state_dict"])  # training would resume from the float net
 
 
 def test_masks_of_training_are_integer_zeros(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def trained(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_two_processes_leave_one_quantized_net(tmp_path: Path) -> None:
-    """Process 0 quantizes the best weights; all of them test the result."""
+    """Rank 0 quantizes the best weights; all ranks test the result."""
     overrides = ("compression=ptq_static", "strategy=ddp", "compression.receipt=none")
     cfg = new_run(tmp_path, *SMALL, *overrides, "trainer.devices=2")
     results = on_ranks(trained, cfg)

@@ -1,5 +1,5 @@
-"""Quantization-aware training acts when it says, resumes bit for bit, and is the same under every precision that takes
-it.
+"""Quantization-aware training starts at its steps, resumes bit for bit, and is the same under every supported
+precision.
 """
 
 import warnings
@@ -84,7 +84,7 @@ def test_mixed_precision(precision: Any) -> None:
         mixed = fit("resnet", precision=precision)
     assert mixed["losses"][:3] == pytest.approx(
         plain["losses"][:3], rel=0.1
-    )  # then eight samples a step go their own ways
+    )  # afterwards, eight samples a step make the runs diverge
     assert all(loss < 2 for loss in mixed["losses"])
     assert mixed["seen"] == plain["seen"]
     assert all(value.dtype == plain["state"][name].dtype for name, value in mixed["state"].items())
@@ -121,7 +121,7 @@ def test_another_plan_than_the_checkpoints_is_refused(tmp_path: Path) -> None:
 
 
 def train(net: nn.Module, **options: Any) -> dict[int, tuple[bool, bool, bool]]:
-    """Ten more steps; what the quantizers were like after each."""
+    """Train ten more steps; return the quantizers' state after each."""
     saves = Saves(None, 0)
     qat = QAT(**{"start": 0.3, "freeze_observers": 0.7, "freeze_batchnorm": 0.8, **options})
     trainer = quiet_trainer(qat, saves, max_epochs=1, num_sanity_val_steps=0)
@@ -143,7 +143,7 @@ def test_ranges_are_observed_again(source: str) -> None:
     before = [q.updates.item() for q in quantizers(net) if not q.symmetric]
     assert train(net) == {step: (step >= 3, step < 7, step < 8) for step in range(1, 11)}
     assert [q.updates.item() for q in quantizers(net) if not q.symmetric] == [count + 7 for count in before]
-    for layer in (net.conv, net.head):  # scales of weights follow them again
+    for layer in (net.conv, net.head):  # scales of weights follow the weights again
         weight = layer.weight.detach().flatten(1)
         torch.testing.assert_close(integer_weight(layer)[1], weight.abs().amax(1) / 127)
 
@@ -151,7 +151,7 @@ def test_ranges_are_observed_again(source: str) -> None:
 def test_learned_scales_are_learned_further() -> None:
     net = fit("resnet", options={"lsq": True})["task"].net
     for q in quantizers(net):
-        q.scale.mul_(1.5)  # as an average may differ from what the growth says
+        q.scale.mul_(1.5)  # as an average may differ from the structure
     before = [q.scale.clone() for q in quantizers(net)]
     seen = train(net, lsq=True, start=0.0)
     assert seen[1] == (True, False, True)
@@ -195,8 +195,9 @@ def cases_on(rank: int, strategy: str, cases: dict[str, Case], folder: Path) -> 
 
 
 def compare(first: dict[str, Any], second: dict[str, Any], cases: dict[str, Case]) -> dict[str, Any]:
-    """Ranks hold the same, a resumed run is the uninterrupted one, and both train as one process does. Returns by case
-    whether weights were rounded and ranges observed after the last step."""
+    """Check that ranks agree, that a resumed run equals the uninterrupted one, and that both train as one process does.
+    Return by case whether weights were rounded and ranges observed after the last step.
+    """
     for case, done in first.items():
         for name, value in done["state"].items():
             if "running" not in name:

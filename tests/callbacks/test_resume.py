@@ -1,4 +1,4 @@
-"""Generators and the position in the data go on where the checkpoint was written."""
+"""Generators and the position in the data are restored from the checkpoint."""
 
 import random
 from contextlib import nullcontext
@@ -25,7 +25,7 @@ def draw() -> tuple[float, float, float]:
 
 
 class Draws(Callback):
-    """One number of each generator after each batch; a checkpoint after batch `at` of the first epoch."""
+    """Draws one number of each generator after each batch; saves a checkpoint after batch `at` of the first epoch."""
 
     def __init__(self, path: Path | None = None, at: int = -1) -> None:
         self.path, self.at = path, at
@@ -36,7 +36,7 @@ class Draws(Callback):
         self.drawn[trainer.global_step] = draw()
         self.seen.append(float(batch[0].sum()))
         if self.path is not None and trainer.global_step == self.at:
-            np.random.standard_normal()  # a generator that keeps half a pair of numbers
+            np.random.standard_normal()  # a generator that caches half a pair of numbers
             random.gauss(0, 1)
             trainer.save_checkpoint(self.path)
 
@@ -81,7 +81,7 @@ def test_a_continued_run_draws_the_same_numbers_on_the_same_batches(
 
 
 class Counts(Callback):
-    """A user's own, with a state; none where nothing was counted."""
+    """A user's stateful callback; without state if nothing was counted."""
 
     def __init__(self, seen: int = 0) -> None:
         self.seen = seen
@@ -132,7 +132,7 @@ class Linear(LightningModule):
 
 
 class Same:
-    """Three equal batches, without a draw from any generator."""
+    """Three equal batches, without random numbers."""
 
     def __len__(self) -> int:
         return 3

@@ -1,4 +1,4 @@
-"""Sparse from the first step to the last, with the exchanges of the paper, equal after an interruption."""
+"""Sparse from the first step to the last, with the paper's exchanges, and equal after an interruption."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +22,9 @@ def net() -> nn.Sequential:
 
 
 class Recorder(Callback):
-    """Weights and momentum before (`trained`) and after the method's turn, gradients and masks, after each step."""
+    """Records after each step gradients and masks, and weights and momentum before (`trained`) and after the method
+    runs.
+    """
 
     def __init__(self, rigl: RigL) -> None:
         self.rigl = rigl
@@ -41,7 +43,7 @@ class Recorder(Callback):
         step, parameters = trainer.global_step, dict(pl_module.net.named_parameters())
         self.masks[step] = {name: mask.clone() for name, mask in self.rigl.masks.items()}
         self.weights[step] = {name: parameters[name].detach().clone() for name in NAMES}
-        if step and parameters[NAMES[0]].grad is not None:  # not where a run goes on
+        if step and parameters[NAMES[0]].grad is not None:  # not after a resume
             self.gradients[step] = {name: parameters[name].grad.clone() for name in NAMES}
             state = trainer.optimizers[0].state
             self.momenta[step] = {name: state[parameters[name]]["momentum_buffer"].clone() for name in NAMES}
@@ -66,7 +68,7 @@ def test_every_step_has_the_sparsity_and_the_densities(tiny: SimpleNamespace) ->
 
 
 def test_exchanges_are_those_of_the_paper(tiny: SimpleNamespace) -> None:
-    """18 steps, end 0.75: exchanges after steps 4, 8 and 12, of a share that falls."""
+    """18 steps, end 0.75: exchanges after steps 4, 8 and 12, of a decreasing share."""
     rigl = RigL(sparsity=0.7, every_n_steps=4, fraction=0.5)
     _, recorder = fit(tiny, rigl)
     changed = [
@@ -75,7 +77,7 @@ def test_exchanges_are_those_of_the_paper(tiny: SimpleNamespace) -> None:
         if any(not torch.equal(recorder.masks[step][n], recorder.masks[step - 1][n]) for n in NAMES)
     ]
     assert changed == [4, 8]
-    assert rigl.updates == 4  # and the first masks, and an exchange of less than one weight after step 12
+    assert rigl.updates == 4  # plus the first masks, and an exchange of less than one weight after step 12
     grew = 0
     for step in changed:
         for name in NAMES:
@@ -90,14 +92,14 @@ def test_exchanges_are_those_of_the_paper(tiny: SimpleNamespace) -> None:
                 assert gradient[grown].min() >= gradient[~after & ~before].max()
             grew += int(grown.sum())
     assert grew > 5
-    # A grown weight is trained at once.
+    # A grown weight is trained immediately.
     name = next(n for n in NAMES if bool((recorder.masks[4][n] & ~recorder.masks[3][n]).any()))
     grown = recorder.masks[4][name] & ~recorder.masks[3][name]
     assert bool((recorder.weights[5][name][grown] != 0).any())
 
 
 def test_an_exchange_is_the_function_on_what_the_step_left(tiny: SimpleNamespace) -> None:
-    """The weights at the moment of the exchange are those of a run that exchanges nothing."""
+    """The weights at the exchange are those of a run without exchanges."""
     rigl = RigL(sparsity=0.5, every_n_steps=5, fraction=0.4)
     still = RigL(sparsity=0.5, every_n_steps=1000)
     _, recorder = fit(tiny, rigl)

@@ -1,4 +1,4 @@
-"""The page of single predictions: its numbers are those of the run's best weights, on one process and on two."""
+"""The prediction report: its numbers are those of the run's best weights, on one process and on two."""
 
 import base64
 import io
@@ -24,7 +24,7 @@ PAGE = ("callbacks=[default,samples]", "callbacks.samples.worst=7", "callbacks.s
 
 
 def run(folder: Path, *overrides: str) -> tuple[Path, dict[str, Any], dict[str, Any]]:
-    """A run's directory, its result and the numbers of its page."""
+    """Return a run's directory, its result and the numbers of its page."""
     cfg = new_run(folder, *SMALL, *PAGE, *overrides)
     result = train(cfg)
     path = Path(cfg["paths"]["run_dir"])
@@ -33,7 +33,7 @@ def run(folder: Path, *overrides: str) -> tuple[Path, dict[str, Any], dict[str, 
 
 
 def two(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
-    """On a rank."""
+    """Run on a rank."""
     return train(cfg)
 
 
@@ -91,7 +91,7 @@ def test_two_processes_write_the_page_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fold", [(), ("data.folds=3", "data.fold=1")])
 def test_pictures_of_a_folder_are_called_by_their_files(tmp_path: Path, fold: tuple[str, ...]) -> None:
-    """Each loss is that of the net on the file that the page names; the names are written as text."""
+    """Each loss is that of the net on the file named in the page; names are escaped."""
     folder = pictures(tmp_path / "photos", {"<b>cat": 12, "dog": 12})
     (folder / "dog" / "000.png").rename(folder / "dog" / "<i> & .png")
     words = ["data=image_folder", f"data.folder={folder}", "data.image_size=8", "data.batch_size=4", *fold]
@@ -115,7 +115,7 @@ def test_pictures_of_a_folder_are_called_by_their_files(tmp_path: Path, fold: tu
 def test_loggers_get_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 
-    monkeypatch.chdir(tmp_path)  # MLflow keeps files of a database below the folder where the command runs
+    monkeypatch.chdir(tmp_path)  # MLflow keeps files of a database below the working directory
     store = f"sqlite:///{tmp_path}/mlflow.db"
     path, _, _ = run(tmp_path / "logs", "logger=[mlflow,wandb]", f"logger.mlflow.tracking_uri={store}")
     client = MlflowClient(store)

@@ -1,4 +1,4 @@
-"""Callbacks on ranks that hold parts of a net: shards, or other blocks each."""
+"""Callbacks on ranks that hold shards of a net, or other blocks each."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from lathe.trainer import Trainer
 
 
 class Task(LightningModule):
-    """Shards by its strategy, counts tokens, and spoils one number of rank 1's share of a gradient in step `bad`."""
+    """Shards by its strategy, counts tokens, and corrupts one number of rank 1's shard of a gradient in step `bad`."""
 
     unit = "tokens"
 
@@ -44,7 +44,7 @@ class Task(LightningModule):
 
 
 class Batches:
-    """Lightning takes a plain list for a list of loaders."""
+    """A class, because Lightning takes a plain list for a list of loaders."""
 
     def __init__(self) -> None:
         self.batches = [(torch.full((8, 4), 0.1 * (i + 1)), torch.zeros(8)) for i in range(6)]
@@ -78,7 +78,7 @@ def test_a_gradient_that_is_bad_in_one_shard_is_named_on_all_ranks() -> None:
 
 
 class Parts(LightningModule):
-    """As under a pipeline: each rank trains a block of its own name, and all of them learn the loss of the last."""
+    """As under a pipeline: each rank trains a block under its own name, and all ranks receive the last one's loss."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The metrics are those of a run whose times are known, and pauses are not in them."""
+"""Metrics of a run with known times; pauses are excluded."""
 
 import json
 import platform
@@ -20,7 +20,7 @@ FIGURES = RATES | EPOCHS
 
 
 class Clock:
-    """Time passes only in `sleep`, so that the metrics are exact on a busy machine too."""
+    """Time passes only in `sleep`, so that metrics are exact on a busy machine."""
 
     def __init__(self) -> None:
         self.now = 1.0
@@ -80,7 +80,7 @@ def test_figures_of_a_run_whose_times_are_known(tiny: SimpleNamespace, clock: Cl
     trainer.fit(slow_task(tiny, clock, 0.03), slow_loader(tiny, clock, 0.01))
     found = throughput.summary()
     assert found.keys() == FIGURES
-    # 10 ms for the loader and 30 ms for the step; neither validation nor checkpoint, of 300 ms each, shows.
+    # 10 ms for the loader and 30 ms for the step; validation and checkpoint, of 300 ms each, are excluded.
     assert found["step_ms"] == pytest.approx(40)
     assert found["samples_per_s"] == pytest.approx(8 / 0.040)
     assert found["data_wait"] == pytest.approx(0.25)
@@ -93,8 +93,7 @@ def test_figures_of_a_run_whose_times_are_known(tiny: SimpleNamespace, clock: Cl
     assert 2**20 < before <= found["peak_resident_bytes"] <= peak_resident()
     assert found["slowest_rank"] is found["peak_gpu_bytes"] is None
     rows = [(step, row) for step, row in logger.rows if "throughput/step_ms" in row]
-    # 18 batches, the first 2 not measured, windows of trainer.log_every_n_steps=2, counted as all metrics are: in
-    # optimizer steps.
+    # 18 batches, the first 2 not measured, windows of trainer.log_every_n_steps=2, counted in optimizer steps.
     assert [step for step, _ in rows] == [4, 6, 8, 10, 12, 14, 16, 18]
     assert all(
         row.keys() == {"throughput/samples_per_s", "throughput/step_ms", "throughput/data_wait"} for _, row in rows
@@ -195,14 +194,14 @@ for late in (0, 1):
         assert found["step_ms"] >= 30
         assert found["samples_per_s"] <= 16 / 0.030
         assert found["samples_per_s"] > 8 / found["step_ms"] * 1e3  # both processes are counted
-    # The one that is waited for waits little; the one that waits spends most of its step there.
+    # The slow rank waits little; the fast one spends most of its step waiting.
     assert self_late["grad_sync"] < 0.4
     assert other_late["grad_sync"] > 0.5
 
 
 @pytest.mark.slow
 def test_the_slowest_of_two_processes_is_named(two_processes: Any) -> None:
-    """By what each takes by itself: under DDP all have steps of the same length."""
+    """By each rank's own work: under DDP all steps have the same length."""
     done = two_processes(
         """
 import json, time

@@ -1,4 +1,4 @@
-"""Messages that arrive, and those that don't: each is tried on a server of this machine."""
+"""Messages that arrive, and those that don't, each with a server on this machine."""
 
 import logging
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def test_a_failure_is_told_once_by_the_host_alone(server: Listener, caplog: pyte
 def test_an_address_that_does_not_answer_holds_nobody_up(server: Listener, caplog: pytest.LogCaptureFixture) -> None:
     server.held.clear()
     hook = Webhook(url(server), 0.05, KEY)
-    for number in range(300):  # more than may wait
+    for number in range(300):  # more than the queue holds
         hook.post({"number": number})
     hook.close()
     with caplog.at_level(logging.WARNING):

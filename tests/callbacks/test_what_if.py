@@ -1,4 +1,4 @@
-"""What a run left lying: told where it was measured, and the run itself is what it would be without."""
+"""Performance advice: given if measured faster, and the run itself is unchanged."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.fixture
 def ratios(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[bool, bool, bool], list[float]]:
-    """How many times as fast each change is, by whether it has bf16, channels last and a fused optimizer."""
+    """Return each change's speed-up, by whether it has bf16, channels last and a fused optimizer."""
     given: dict[tuple[bool, bool, bool], list[float]] = {}
 
     def ratios(self: WhatIf, own: Step, other: Step, batch: Any) -> list[float]:
@@ -57,7 +57,7 @@ def test_what_would_have_been_faster_is_told(
 ) -> None:
     ratios |= {
         (True, False, False): [2.0, 2.1],
-        (False, True, False): [1.2, 0.9],  # one of them says otherwise
+        (False, True, False): [1.2, 0.9],  # one of them disagrees
         (False, False, True): [1.05, 1.08],
         (True, True, True): [2.5, 3.0],
     }
@@ -72,7 +72,7 @@ def test_what_would_have_been_faster_is_told(
 def test_a_long_run_tells_what_is_faster_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ratios: dict[tuple[bool, bool, bool], list[float]]
 ) -> None:
-    """The default set measures from callbacks.what_if.min_steps on."""
+    """The default set measures from callbacks.what_if.min_steps."""
 
     def lines(name: str, least: int, *words: str) -> list[str]:
         run(tmp_path / name, f"callbacks.what_if.min_steps={least}", "test=false", *words)

@@ -1,4 +1,4 @@
-"""The first layer from training images: the same on each process, kept by a run that goes on."""
+"""The first layer from training images: the same on each process, kept by a resumed run."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def test_a_run_begins_with_it(tmp_path: Path) -> None:
 
 @pytest.mark.law3
 def test_its_bias_settles(tmp_path: Path, interruption: Interruption) -> None:
-    """From the epoch on it is as it was, and only then; also in a run that goes on."""
+    """It is frozen from the given epoch only; also in a resumed run."""
 
     def run(name: str, step: int, *words: str) -> dict[str, torch.Tensor]:
         settings = ("trainer.max_epochs=4", "trainer.limit_train_batches=2", "trainer.log_every_n_steps=1")

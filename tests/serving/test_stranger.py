@@ -1,4 +1,4 @@
-"""A shortened soak test: thousands of valid and hostile requests, each of which must get the right answer."""
+"""A shortened soak test: thousands of valid and hostile requests, each with its expected answer."""
 
 import threading
 import time

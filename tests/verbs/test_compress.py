@@ -40,7 +40,7 @@ def receipts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def request(run: RunDir, *overrides: str) -> dict[str, Any]:
-    """What `launch_on_run` passes to the job."""
+    """The request that `launch_on_run` passes to the job."""
     asked = config(f"run={run.path}", *overrides, name="compress")
     cfg = run.config
     cfg["trainer"] |= asked["trainer"]

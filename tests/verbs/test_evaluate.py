@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 
 def request(run: RunDir, *overrides: str, **changes: Any) -> dict[str, Any]:
-    """What `launch_on_run` passes to the job."""
+    """The request that `launch_on_run` passes to the job."""
     asked = config(
         f"run={run.path}", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", *overrides, name="evaluate"
     )

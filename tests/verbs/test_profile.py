@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(run: Path, *asked: str) -> dict[str, Any]:
-    """What the launch passes to the job."""
+    """The request that the launch passes to the job."""
     request = config(f"run={run}", "warmup=1", "steps=2", *asked, name="profile")
     cfg = RunDir(run).config
     cfg["paths"]["run_dir"] = str(run)
@@ -91,6 +91,6 @@ def test_a_modules_time_is_its_own_and_backward_goes_to_its_forward() -> None:
     found = {one.name: one for one in module_times(done.events(), net, False, 1)}
     assert set(found) == {"the net", "0", "1", "1.0", "1.1"}
     assert found["1.0"].backward > found["1.1"].backward > 0
-    assert found["1"].backward == found["the net"].backward == 0  # neither has an operation of its own
+    assert found["1"].backward == found["the net"].backward == 0  # neither has operations itself
     assert found["1.0"].forward > found["1"].forward
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in net.modules())

@@ -40,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(run: Path, *asked: str) -> dict[str, Any]:
-    """What the launch passes to the job."""
+    """The request that the launch passes to the job."""
     request = config(f"run={run}", "trainer.enable_progress_bar=false", "reestimate=2", *asked, name="sensitivity")
     _, cfg = inference.open_run_net(run)
     cfg["trainer"] |= request["trainer"]

@@ -63,7 +63,7 @@ def reloaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def stub(monkeypatch: pytest.MonkeyPatch, here: None) -> None:
-    """The file of target=onnx is a number, under which its net is kept."""
+    """The file of target=onnx is a number, the key of its stored net."""
     kept: list[nn.Module] = []
 
     def write(net: nn.Module, example: Tensor, path: Path) -> None:
