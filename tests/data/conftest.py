@@ -1,4 +1,4 @@
-"""Small data, and loaders over it, for the tests of the data room."""
+"""Small data, and loaders over it."""
 
 import hashlib
 import io
@@ -35,7 +35,7 @@ def split() -> Split:
 
 @pytest.fixture
 def make(split: Split) -> Callable[..., ImageLoader]:
-    """Builds a loader over `split`: make("resident", batch_size=..., ...)."""
+    """Build a loader over `split`: make("resident", batch_size=..., ...)."""
 
     def build(kind: str = "resident", **settings: Any) -> ImageLoader:
         defaults = {
@@ -54,7 +54,7 @@ def make(split: Split) -> Callable[..., ImageLoader]:
 
 
 def write_tar_gz(path: Path, members: dict[str, bytes]) -> str:
-    """Writes an archive; returns its MD5 hash."""
+    """Write an archive; return its MD5 hash."""
     with tarfile.open(path, "w:gz") as tar:
         for name, data in members.items():
             info = tarfile.TarInfo(name)
@@ -70,8 +70,8 @@ def tar_gz() -> Callable[[Path, dict[str, bytes]], str]:
 
 
 def python2_pickle(pixels: np.ndarray, labels: list[int], key: bytes) -> bytes:
-    """{"data": array, key: labels} as Python 2's cPickle and the NumPy of 2009 wrote it: protocol 2, text and bytes
-    alike.
+    """Return {"data": array, key: labels} as pickled by Python 2's cPickle and the NumPy of 2009: protocol 2, text and
+    bytes alike.
     """
 
     def text(value: bytes) -> bytes:
@@ -94,7 +94,7 @@ def python2_pickle(pixels: np.ndarray, labels: list[int], key: bytes) -> bytes:
 
 @pytest.fixture
 def cifar_files(tmp_path: Path) -> Callable[..., tuple[Archive, dict[str, tuple[np.ndarray, np.ndarray]]]]:
-    """Makes a tiny archive in the real format: cifar_files(name, "binary" or "python") -> (its entry, true arrays by
+    """Write a tiny archive in the real format: cifar_files(name, "binary" or "python") -> (its entry, true arrays by
     split).
     """
 
@@ -125,14 +125,14 @@ def cifar_files(tmp_path: Path) -> Callable[..., tuple[Archive, dict[str, tuple[
 
 
 class Server:
-    """A real HTTP server of one file: it knows Range, can break off early, and notes what it was asked for."""
+    """A real HTTP server of one file: it supports Range, can break off early, and records requests."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
         self.break_after: int | None = None  # bytes after which the next answer ends
         self.knows_range = True
         self.status, self.reason = 200, ""
-        self.location = ""  # where it redirects to
+        self.location = ""  # redirect target
         self.asked: list[str | None] = []
         server = self
 
@@ -188,7 +188,7 @@ def serve() -> Iterator[Callable[[bytes], Server]]:
 
 
 class Malicious:
-    """Pickles to a call that would make a folder."""
+    """Pickles to a call that would create a folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -199,6 +199,6 @@ class Malicious:
 
 @pytest.fixture
 def malicious_pickle(tmp_path: Path) -> tuple[bytes, Path]:
-    """A pickle, and the folder that exists if it was obeyed."""
+    """A pickle, and the folder that exists if it was executed."""
     path = tmp_path / "obeyed"
     return pickle.dumps({"data": Malicious(path), "labels": [0]}, protocol=2), path

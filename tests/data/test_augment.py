@@ -1,4 +1,4 @@
-"""Batched augmentation against plain per-sample references that are driven by the same numbers."""
+"""Batched augmentation compared with per-sample references that use the same random numbers."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from lathe.data.normalize import Normalizer
 
 
 def reference(images: torch.Tensor, draws: Draws, padding: int, fill: str) -> torch.Tensor:
-    """One image after another, with NumPy's own pad and slices."""
+    """Augment one image at a time, with NumPy's pad and slices."""
     mode = {"zero": "constant", "reflect": "reflect"}[fill]
     result = []
     for i, image in enumerate(images.numpy()):
@@ -67,7 +67,7 @@ def test_cutout_is_a_square_that_the_border_cuts_off(side: int) -> None:
     assert torch.equal(changed, box_mask(draws.cutout, 16, 16)[:, 0])
     area = changed.flatten(1).sum(1)
     assert area.max() == min(side, 16) ** 2
-    # at a corner, the part that starts at the centre is left
+    # at a corner, the part that begins at the centre is left
     assert area.min() >= (side - side // 2) ** 2 if side < 16 else True
     filled = cutout(images, draws.cutout, torch.tensor([1, 2, 3], dtype=torch.uint8))
     assert filled[0, :, changed[0]].unique(dim=1).flatten().tolist() == [1, 2, 3]

@@ -1,4 +1,4 @@
-"""Checkpoints from a URL are compared with their hash before they are read; a checkpoint as `run`."""
+"""Checkpoints from a URL are verified by hash before they are read; a checkpoint as `run`."""
 
 import hashlib
 import io
@@ -19,7 +19,7 @@ Cli = Callable[..., tuple[int, str]]
 
 
 def packed(seed: int) -> tuple[dict[str, torch.Tensor], bytes]:
-    """Weights of a net as SMALL has it, and a file of them."""
+    """Weights of a net as SMALL has it, and a file that holds them."""
     torch.manual_seed(seed)
     net = make_task(config(*SMALL), train=False).net.state_dict()
     file = io.BytesIO()

@@ -1,4 +1,4 @@
-"""CIFAR from tiny archives in the real formats: what is read, what is kept, and what is refused."""
+"""CIFAR from tiny archives in the real formats: reading, caching and refusals."""
 
 import hashlib
 import os
@@ -102,7 +102,7 @@ def test_malicious_pickle_is_refused_and_not_obeyed(
         source(tmp_path, Archive(real.file, md5, real.members, labels=real.labels)).prepare()
     assert not obeyed.exists()
     pickle.loads(data)
-    assert obeyed.exists()  # it would have been
+    assert obeyed.exists()  # unpickling would execute it
 
 
 @pytest.mark.parametrize("path", ["os.system", "builtins.eval", "numpy.load", "numpy.core.multiarray.fromfile"])

@@ -1,4 +1,4 @@
-"""Files of configs/data build loaders whose batches have the declared facts."""
+"""Files of configs/data build loaders whose batches match the declared facts."""
 
 from pathlib import Path
 

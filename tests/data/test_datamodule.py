@@ -35,7 +35,7 @@ def module(**settings: Any) -> ImageDataModule:
 
 
 class Recorder(LightningModule):
-    """Notes which images each training and validation batch held; a checkpoint carries the notes."""
+    """Records the images of each training and validation batch; a checkpoint carries the records."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ def test_overfitting_repeats_the_same_unaugmented_images(tmp_path: Path) -> None
 
 
 def replica(rank: int, world: int, **settings: Any) -> ImageDataModule:
-    """As under a strategy that spreads data over `world` replicas, among more processes."""
+    """Return the data module under a strategy that divides data over `world` replicas, among more processes."""
     data = module(**settings)
     strategy = SimpleNamespace(
         root_device=torch.device("cpu"), distributed_sampler_kwargs={"num_replicas": world, "rank": rank}

@@ -26,7 +26,7 @@ FACTS = {"num_classes": 2, "channels": 1, "image_size": 4}
 
 
 def module(train: Any, replicas: int = 1, rank: int = 0, **settings: Any) -> DatasetDataModule:
-    """A data module as rank `rank` of `replicas` has it."""
+    """Return a data module for rank `rank` of `replicas`."""
     data = DatasetDataModule(train, **{"batch_size": 16, "seed": 3, **settings})  # type: ignore[arg-type]
     strategy = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": replicas, "rank": rank})
     data.trainer = SimpleNamespace(strategy=strategy, limit_train_batches=1.0, overfit_batches=0)  # type: ignore[assignment]
@@ -64,7 +64,7 @@ def test_draws_follow_the_sample_not_the_batch_and_leave_the_generators() -> Non
 
 
 class Sometimes(Pictures):
-    """Draws from torch in every third sample, and from a second generator in some of those alone."""
+    """Draws from torch in every third sample, and only in some of those from a second generator."""
 
     def __getitem__(self, row: int) -> Any:
         x, y = super().__getitem__(row)
@@ -81,7 +81,7 @@ def test_a_generator_that_is_drawn_from_in_the_middle_of_a_run(workers: int) -> 
     for one, other in zip(*runs, strict=True):
         assert torch.equal(torch.cat(one), torch.cat(other))
     loader = module(Sometimes(), batch_size=16, num_workers=workers).train_dataloader()
-    loader.load_state_dict({"epoch": 1, "batch": 2})  # where nothing was read before
+    loader.load_state_dict({"epoch": 1, "batch": 2})  # at a position that was not read before
     assert torch.equal(torch.cat([x for x, _ in loader]), torch.cat(runs[1][1][2:]))
     assert random.getstate() == state
 
@@ -175,7 +175,7 @@ def test_samples_that_do_not_fit_are_refused_and_leave_no_workers(
     assert set(active_children()) <= children
 
 
-# whole runs
+# complete runs
 
 
 def run_of(folder: Path, *words: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""data=dataset: samples that no net or loss takes are refused before the first step."""
+"""data=dataset: samples that no net or loss accepts are refused before the first step."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def test_images_of_another_width_are_for_a_run_of_that_precision(dtype: torch.dt
 
 
 class Mixed(Dataset[Any]):
-    """Pixels as float32, but for one item that is uint8; `wrap` makes the sample."""
+    """Float32 pixels except for one uint8 item; `wrap` makes the sample."""
 
     def __init__(self, odd: int, wrap: Any) -> None:
         self.odd, self.wrap, self.pixels = odd, wrap, torch.rand(20, 1, 4, 4)

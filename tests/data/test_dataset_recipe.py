@@ -1,4 +1,4 @@
-"""The example of docs/data.md trains as it is printed there."""
+"""The example of docs/data.md trains as printed."""
 
 import re
 import shlex

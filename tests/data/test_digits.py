@@ -1,4 +1,4 @@
-"""The digits of the package are those of the UCI test set, pixel by pixel."""
+"""The packaged digits equal the UCI test set, pixel by pixel."""
 
 import hashlib
 import sys
@@ -12,7 +12,7 @@ from lathe.data.digits import DIGITS
 # Of sklearn.datasets.load_digits(), version 1.9.1: its images and target as uint8.
 IMAGES = "8f26b2bd9d135c256808f68f14fdabddde6d9c7f869ae419704b051f0f14b3b3"
 LABELS = "8ba4f891220f5e4c9c819638d1602d74b83618f167043c6da52a2a247841ddf0"
-# Of Digits().load(): the training images [1300, 1, 8, 8] uint8, as runs have been trained on since the first version.
+# Of Digits().load(): the training images [1300, 1, 8, 8] uint8, unchanged since the first version.
 TRAIN = "d30731c6c8a4fce80e36528459958e25b4e8bafc3ae9b560dd1a86693b5c1a00"
 TRAIN_12 = "e2903d452d8029d538ef5406a909598a4938fbbc57b46491899ff854364338f0"
 
@@ -27,12 +27,12 @@ def test_the_stored_arrays_are_the_published_ones() -> None:
         images, labels = digits["images"], digits["labels"]
     assert (images.shape, images.dtype, labels.shape, labels.dtype) == ((1797, 8, 8), np.uint8, (1797,), np.uint8)
     assert (digest(images), digest(labels)) == (IMAGES, LABELS)
-    # as the description of UCI counts them
+    # counts of UCI's description
     assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
 def test_digits_are_the_stored_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)  # scikit-learn, which had them before, is not asked
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # scikit-learn is not imported
     splits = Digits().load()
     assert [len(s) for s in (splits.train, splits.val, splits.test)] == [1300, 200, 297]
     with np.load(DIGITS) as digits:

@@ -1,4 +1,4 @@
-"""Training on documents: the loss of one process on two is that of one."""
+"""Training on documents: two processes have the loss of one."""
 
 from itertools import islice
 
@@ -24,11 +24,11 @@ def tiny() -> LanguageModellingTask:
 
 
 def train(rank: int, world: int) -> list[float]:
-    """Losses of 8 steps of SGD, averaged over ranks as DDP does."""
+    """Return the losses of 8 steps of SGD, averaged over ranks as DDP does."""
     task, losses = tiny(), []
     optimizer = torch.optim.SGD(task.parameters(), lr=1.0)
     for x, y, count in islice(loader(rank, world), 8):
-        batch = (x, y, count / world)  # as the data module hands it over
+        batch = (x, y, count / world)  # as from the data module
         optimizer.zero_grad()
         loss = torch.stack(list(task.losses(task.net(batch[0]), batch).values())).sum()
         loss.backward()

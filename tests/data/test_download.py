@@ -42,7 +42,7 @@ def test_connection_that_breaks_is_continued(serve: Callable, tmp_path: Path) ->
         (CONTENT[:1000], True, ["bytes=1000-"]),
         (CONTENT, True, [f"bytes={len(CONTENT)}-"]),
         (b"x" * 1000, False, ["bytes=1000-"]),
-        (b"x" * 1000, True, ["bytes=1000-", None]),  # the start of another file
+        (b"x" * 1000, True, ["bytes=1000-", None]),  # the partial file of another download
     ],
     ids=["a part", "all of it", "from a server without Range", "another file's"],
 )
@@ -110,7 +110,7 @@ def test_a_login_in_an_address_is_neither_taken_nor_shown(tmp_path: Path) -> Non
 
 def test_cifar_without_a_network_names_the_files_to_fetch_by_hand(serve: Callable, tmp_path: Path) -> None:
     server = serve(b"")
-    server.close()  # its port answers no longer
+    server.close()  # its port refuses connections now
     with pytest.raises(
         UserError, match=r"put cifar-10-binary\.tar\.gz or cifar-10-python\.tar\.gz into paths\.data_dir=.* by hand"
     ):
@@ -140,7 +140,7 @@ def test_a_lock_lets_one_in_at_a_time_and_leaves_nothing(tmp_path: Path) -> None
                 time.sleep(0.0005)
                 inside[0] -= 1
 
-    threads = [threading.Thread(target=take) for _ in range(4)]  # each opens the file anew, as processes do
+    threads = [threading.Thread(target=take) for _ in range(4)]  # each opens the file itself, as processes do
     for thread in threads:
         thread.start()
     for thread in threads:

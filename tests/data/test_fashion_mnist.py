@@ -1,4 +1,4 @@
-"""Fashion-MNIST from small files in the real format: what is read, what is fetched, and what is refused."""
+"""Fashion-MNIST from small files in the real format: reading, downloads and refusals."""
 
 import gzip
 import struct
@@ -36,7 +36,7 @@ def test_the_images_and_labels_that_went_in_from_a_folder(tmp_path: Path, compre
     assert not np.array_equal(other.load().val.rows, splits.val.rows)
     assert isinstance(splits.train.images, np.memmap)
     for file in (tmp_path / "files").iterdir():
-        file.unlink()  # a later start needs them no longer
+        file.unlink()  # later runs do not need them
     source(tmp_path, files).prepare()
 
 

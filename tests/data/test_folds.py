@@ -1,4 +1,6 @@
-"""data.folds and data.fold: every sample validates once, classes are shared out equally, and the test stays."""
+"""data.folds and data.fold: every sample validates once, classes are divided equally, and the test
+split is unchanged.
+"""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""A plain LightningDataModule keeps laws 2 and 3: the same batches on any number of devices, every sample once, exact
-continuation.
+"""A plain LightningDataModule obeys laws 2 and 3: the same batches on any number of devices, every sample once, exact
+resume.
 """
 
 from pathlib import Path
@@ -38,7 +38,7 @@ OWN = (
 
 
 def shared(replicas: int, rank: int, module: Any = None, **options: Any) -> Any:
-    """A data module as rank `rank` of `replicas` has it."""
+    """Return a data module for rank `rank` of `replicas`."""
     module = module or Table(**options)
     strategy = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": replicas, "rank": rank})
     module.trainer = SimpleNamespace(
@@ -62,7 +62,7 @@ def test_global_batches_are_the_same_on_any_number_of_devices(kind: str, workers
     options = {"kind": kind, "num_workers": workers}
     one = epochs(shared(1, 0, **options).train_dataloader())
     assert [len(x) for x in one[0]] == [16] * 5 + [8]
-    ranks = 2 if workers else 4  # each begins its workers anew in each epoch
+    ranks = 2 if workers else 4  # each restarts its workers in each epoch
     parts = [epochs(shared(ranks, rank, **options).train_dataloader()) for rank in range(ranks)]
     for epoch in range(2):
         for number, whole in enumerate(one[epoch]):
@@ -118,7 +118,7 @@ def test_on_one_process_evaluation_is_the_users_own_loader() -> None:
 
 
 class Odd(Table):
-    """Loaders that can't be shared out."""
+    """Loaders that can't be divided over ranks."""
 
     def train_dataloader(self) -> Any:
         if self.kind == "distributed":
@@ -182,13 +182,13 @@ def test_a_module_finds_what_the_users_loader_has() -> None:
     assert not hasattr(loader, "nothing")
 
 
-# whole runs
+# complete runs
 
 
 def plain(folder: Path, kind: str = "noisy", *words: str) -> dict[str, Any]:
     cfg = new_run(folder, *OWN, *words)
     cfg["data"] = {"_target_": "support.own_parts.Table", "kind": kind}
-    cfg["optimizer"]["batch_size"] = None  # as it resolves for data that declare none
+    cfg["optimizer"]["batch_size"] = None  # the value it resolves to for data that declare none
     return cfg
 
 

@@ -1,4 +1,4 @@
-"""Commands on a run of a plain LightningDataModule work, or name the facts about the data that they need."""
+"""Commands on a run of a plain LightningDataModule work, or name the data facts that they need."""
 
 import json
 import runpy
@@ -28,7 +28,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 class Staged(Table):
-    """Opens each split in its stage, as Lightning's tutorials do, and takes facts that it has no use for."""
+    """Opens each split in its stage, as in Lightning's tutorials, and accepts facts that it does not use."""
 
     def __init__(
         self, num_classes: int = 2, channels: int = 1, image_size: int = 4, mean: Any = None, std: Any = None
@@ -90,7 +90,7 @@ def _trusted() -> None:
 
 @pytest.fixture
 def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Runs a script's main in this process: exit code, standard output and error."""
+    """Run a script's main in this process: exit code, standard output and error."""
     monkeypatch.chdir(tmp_path)
     np.save(tmp_path / "images.npy", np.zeros((3, 4, 4), np.uint8))
 

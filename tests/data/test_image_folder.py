@@ -1,4 +1,4 @@
-"""Folders of image files: which images are in which split, their pixels, and what is kept of them."""
+"""Folders of image files: their splits, pixels and cache."""
 
 import json
 import os
@@ -56,8 +56,9 @@ def test_shares_keep_the_shares_of_the_classes_and_follow_their_seed(tmp_path: P
 
 @pytest.mark.parametrize("change", ["added", "removed"])
 def test_files_that_come_and_go_leave_the_others_in_their_split(tmp_path: Path, change: str) -> None:
-    """A run that is evaluated later must not be tested on what it was trained on: at most one file of each class moves
-    at each edge."""
+    """A run that is evaluated later must not be tested on training images: at most one file of each class moves at each
+    edge.
+    """
     pictures(tmp_path / "photos", {"cat": 200, "dog": 300, "fox": 100})
 
     def divided() -> dict[str, set[str]]:
@@ -167,9 +168,9 @@ def test_images_are_read_once_and_again_when_one_has_changed(tmp_path: Path, mon
     monkeypatch.setattr(module, "read_image", lambda path, channels: read.append(str(path)) or real(path, channels))
     first = opened(source(tmp_path)).train.images
     assert sorted(read) == sorted(map(str, folder.glob("*/*")))
-    opened(source(tmp_path, split_seed=3, val_share=0.2))  # the same array, divided otherwise
+    opened(source(tmp_path, split_seed=3, val_share=0.2))  # the same array, split differently
     assert len(read) == 60
-    opened(source(tmp_path, image_size=4))  # an array of its own, beside the other
+    opened(source(tmp_path, image_size=4))  # a second array, next to the other
     opened(source(tmp_path))
     assert len(read) == 120
     Image.new("RGB", (9, 9), "white").save(folder / "cat" / "000.png")
@@ -182,8 +183,8 @@ def test_images_are_read_once_and_again_when_one_has_changed(tmp_path: Path, mon
     assert len(opened(source(tmp_path)).train.images) == 59
     places = sorted((tmp_path / "data" / "image_folder_cache").glob("photos-*"))
     assert [np.load(place / "images.npy", mmap_mode="r").shape for place in places].count((59, 3, 8, 8)) == 1
-    assert len(places) == 2  # that of the other size, and the last one of this
-    (places[1] / "images.npy").write_bytes(b"")  # damaged, so it is made again
+    assert len(places) == 2  # that of the other size, and the latest of this size
+    (places[1] / "images.npy").write_bytes(b"")  # damaged, so it is rebuilt
     assert len(opened(source(tmp_path)).train.images) == 59
 
 
@@ -213,11 +214,11 @@ def test_bad_images_are_named_and_may_be_left_out(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"skip_bad=3 leaves out .*cat/003\.png can't be read"):
         splits = opened(source(tmp_path, skip_bad=3))
     assert per_class(splits) == {"train": [15, 23, 7], "val": [2, 3, 1], "test": [2, 3, 1]}
-    with warnings.catch_warnings():  # told once, however often they are opened
+    with warnings.catch_warnings():  # reported once, however often they are opened
         warnings.simplefilter("error")
         opened(source(tmp_path, skip_bad=3))
     with pytest.raises(module.UserError, match=r"^data\.source\.skip_bad=0: .*003\.png"):
-        source(tmp_path).prepare()  # what was kept of a run that allowed them
+        source(tmp_path).prepare()  # the cache of a run that allowed them
 
 
 def test_the_configuration_knows_the_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +229,7 @@ def test_the_configuration_knows_the_classes(tmp_path: Path, monkeypatch: pytest
     data = cfg["data"]
     assert (data["num_classes"], data["class_names"], data["source"]["classes"]) == (3, NAMES, NAMES)
     assert cfg["model"]["net"]["num_classes"] == 3
-    kept = with_absolute_paths(cfg)["data"]  # as a run directory keeps it, which is used from elsewhere
+    kept = with_absolute_paths(cfg)["data"]  # as in a run directory, which can be used from another folder
     assert (kept["folder"], kept["source"]["folder"]) == (str(tmp_path / "photos"),) * 2
     monkeypatch.chdir("/")
     made = make_data({**cfg, "data": kept})

@@ -1,5 +1,5 @@
-"""A run on a folder of images, when the folder is not where it was: what needs only the run directory, and how the rest
-is told where the images are now.
+"""A run on a folder of images that has moved: commands that need only the run directory, and the key that gives the new
+folder to the others.
 """
 
 import csv
@@ -25,7 +25,7 @@ QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
 
 
 def words(folder: Path) -> list[str]:
-    """The data of the run, from a folder."""
+    """Overrides for data from a folder."""
     return ["data=image_folder", f"data.folder={folder}", "data.image_size=8"]
 
 
@@ -54,8 +54,7 @@ def test_it_predicts_without_the_folder(run: RunDir, tmp_path: Path) -> None:
 
 
 def test_commands_take_the_new_folder(run: RunDir, tmp_path: Path) -> None:
-    """The same metrics as before, of the net and of one that is made smaller, and no word of the old place in what that
-    leaves."""
+    """The same metrics as before, of the net and of a compressed one, and no trace of the old path in the outputs."""
     moved = f"data.folder={tmp_path / 'elsewhere'}"
     output = tmp_path / "metrics.json"
     request = [f"run={run.path}", f"output={output}", *QUIET]
@@ -102,7 +101,7 @@ def test_a_killed_run_continues_with_the_same_bits_where_its_images_are_now(tmp_
     given += ["trainer.max_epochs=8", "trainer.log_every_n_steps=1", "callbacks.checkpoint.every_n_train_steps=4"]
     given += ["callbacks.throughput=null", "model.net.dropout=0.2", "data.augment.mixup=0.2"]
     check(command(*given, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
-    # 26 steps are an epoch
+    # an epoch has 26 steps
     killed = kill_when(tmp_path / "killed", 34, *given, f"paths.log_dir={tmp_path / 'killed'}")
     folder.rename(tmp_path / "elsewhere")
     moved = ["data=image_folder", f"data.folder={tmp_path / 'elsewhere'}"]
@@ -113,7 +112,7 @@ def test_a_killed_run_continues_with_the_same_bits_where_its_images_are_now(tmp_
 def test_it_ships_without_the_folder(
     run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compared on noise, which is told; with the images, wherever they are, on them."""
+    """Parity on noise, with a note; on the images if the new folder is given."""
     # in this process
     monkeypatch.setattr(parity, "_run", lambda line: importlib.import_module(line[2]).main(Path(line[3])))
     with pytest.warns(UserWarning, match=r"^target=.*: the file is compared .* data\.folder=.* is (no|not a) folder"):

@@ -1,4 +1,4 @@
-"""Folders of images that can't be trained on are refused before training; names of classes are never resolved."""
+"""Folders of images that can't be trained on are refused before training; class names are never interpolated."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ CLASSES = {"cat": 6, "dog": 6}
 
 
 def bomb(path: Path) -> None:
-    """A PNG whose header announces 10^9 pixels."""
+    """A PNG whose header declares 10^9 pixels."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -49,7 +49,7 @@ def splits(folder: Path, **classes: dict[str, int]) -> None:
         pictures(folder / name, counts)
 
 
-# What is done to the folder, the source's settings, and words of the message.
+# The change of the folder, the source's settings, and words of the message.
 CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "a class that is not validated": (
         lambda folder: splits(folder, train={"cat": 2, "dog": 2}, val={"cat": 2}),
@@ -127,7 +127,7 @@ def test_a_missing_folder_is_refused_when_the_configuration_is_composed(
 def test_names_of_classes_are_never_resolved(
     name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The data may be somebody else's, and the environment holds keys."""
+    """The data may come from a stranger, and the environment holds keys."""
     monkeypatch.setenv("SECRET", "hunter2")
     if kind == "folder":
         folder, words = pictures(tmp_path / "photos", {**CLASSES, name: 3}), []

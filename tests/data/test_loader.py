@@ -1,4 +1,4 @@
-"""Laws 2 and 3 at the loaders: devices and interruptions change nothing. Both loaders pass all of it."""
+"""Laws 2 and 3 for both loaders: devices and interruptions change nothing."""
 
 from collections.abc import Callable
 from itertools import islice
@@ -15,7 +15,7 @@ from lathe.errors import UserError
 pytestmark = pytest.mark.law2
 
 KINDS = pytest.mark.parametrize("kind", ["resident", "workers"])
-# None: everything that the fields of `data.augment` can do at once
+# None: all that the fields of `data.augment` can do together
 FIELDS = {"off": Augment(), "plain": Augment(crop=1, flip="random", cutout=3), "everything": None}
 AUGMENTS = pytest.mark.parametrize("augment", [*FIELDS.values(), *LISTS.values()], ids=[*FIELDS, *LISTS])
 Make = Callable[..., ImageLoader]
@@ -75,7 +75,7 @@ def test_batches_have_the_declared_form(make: Make, kind: str) -> None:
 def test_an_epoch_shows_each_sample_at_most_once_and_epochs_differ(make: Make, kind: str) -> None:
     loader = make(kind, batch_size=16, augment=None, normalizer=None)
     epochs = [torch.cat([x for x, _ in loader]) for _ in range(2)]
-    assert len(loader) == 3  # of 50 samples, 2 are left over
+    assert len(loader) == 3  # of 50 samples, 2 are left out
     assert all(len(epoch.unique(dim=0)) == 48 for epoch in epochs)
     assert not torch.equal(*epochs)
 
@@ -113,7 +113,7 @@ def test_state_counts_what_was_yielded(make: Make, kind: str) -> None:
             states.append(tuple(loader.state_dict().values()))
     assert states == [(0, 1), (0, 2), (0, 3), (0, 4), (1, 1), (1, 2), (1, 3), (1, 4)]
     assert next(iter(loader))[0].shape[0] == 12
-    next(iter(loader))  # an epoch that was left after its first batch is over
+    next(iter(loader))  # an epoch abandoned after its first batch is over
     assert loader.state_dict() == {"epoch": 3, "batch": 1}
 
 
@@ -170,7 +170,7 @@ def test_batch_sizes_that_do_not_fit_are_refused(make: Make, settings: dict[str,
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 10, 16])
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_without_filling_rows_each_sample_is_there_once(n: int, world: int) -> None:
-    """And each rank has some of the last batch, if there are enough."""
+    """Each rank gets some of the last batch, if there are enough."""
     images, labels = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1), torch.arange(n)
     settings: dict[str, object] = {"num_classes": n, "normalizer": None, "augment": None, "device": torch.device("cpu")}
     counts, seen = [], []

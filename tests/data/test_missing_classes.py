@@ -1,4 +1,4 @@
-"""Classes that a split lacks warn."""
+"""Warnings about classes that are missing in a split."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ def test_of_a_dataset(names: list[str] | None) -> None:
     newt = "newt" if names else "class 2"
     with pytest.warns(UserWarning, match=rf"^data\.train: val has none of {newt}, and test has none of {newt}, so"):
         module(TensorDataset(x, y), num_classes=3, class_names=names).setup()
-    values = module(TensorDataset(x, y))  # of whole numbers that are no classes, for all that is known
+    values = module(TensorDataset(x, y))  # integers that need not be classes
     values.setup()
     assert str(values).startswith("DatasetDataModule(train: 48")
 
@@ -35,6 +35,6 @@ def test_of_a_folder(tmp_path: Path) -> None:
     for number in range(1, 10):
         shutil.copy(folder / "newt" / "000.png", folder / "newt" / f"{number:03}.png")
     whole = ImageFolder(str(folder), str(tmp_path / "data"))
-    whole.prepare()  # says nothing
+    whole.prepare()  # without a warning
     held = {split: getattr(whole.load(), split) for split in ("train", "val", "test")}
     assert [set(own.labels[own.rows].tolist()) for own in held.values()] == [{0, 1, 2}] * 3

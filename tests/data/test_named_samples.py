@@ -1,4 +1,4 @@
-"""A sample that can't be read or is not finite is reported by its number."""
+"""A sample that can't be read or is not finite is reported by its index."""
 
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ BAD = 37
 
 
 class Numbered:
-    """Samples that are their own numbers; what happens at number `BAD` is `odd`."""
+    """Samples that equal their index; `odd` determines the one at `BAD`."""
 
     def __init__(self, n: int = 60, odd: str = "") -> None:
         self.n, self.odd, self.targets = n, odd, [row % 2 for row in range(n)]
@@ -62,7 +62,7 @@ def test_the_numbers_of_each_batch_are_those_of_its_samples(kind: Any, replicas:
         data = module(kind(), rank, replicas)
         data.setup()
         loader = data.train_dataloader()
-        loader.load_state_dict({"epoch": 1, "batch": 1})  # amid an epoch
+        loader.load_state_dict({"epoch": 1, "batch": 1})  # inside an epoch
         for split, of, passes in (("train", loader, 2), ("val", data.val_dataloader(), 2)):
             for once in range(passes):
                 for at, (x, _) in enumerate(of, start=1 if split == "train" and not once else 0):

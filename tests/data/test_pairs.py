@@ -1,4 +1,4 @@
-"""Pairs of a tensor and a class number make the batch that torch's own collate makes, however they come."""
+"""Pairs of a tensor and a class number form the batch of torch's own collate, in every form."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ N = 12
 
 
 def images(**kind: Any) -> list[torch.Tensor]:
-    """Each in memory of its own."""
+    """Images that do not share memory."""
     return [torch.arange(24, **kind).view(2, 3, 4) + row for row in range(N)]
 
 
@@ -34,7 +34,7 @@ KINDS: dict[str, Callable[[], list[Any]]] = {
 
 
 class Given:
-    """A dataset of these samples; `at_once` has it read several."""
+    """A dataset of these samples; `at_once` enables batched reads."""
 
     def __init__(self, samples: Sequence[Any], at_once: bool = False) -> None:
         self.samples = samples
@@ -68,6 +68,6 @@ def same(found: Any, expected: Any) -> None:
 def test_a_batch_is_that_of_torch(kind: str, at_once: bool) -> None:
     held_out = Given(KINDS[kind](), at_once)
     loader = module(Given(KINDS["own memory"]()), val=held_out, eval_batch_size=N).val_dataloader()
-    for _ in range(2):  # the second time it is known how many are best read at a time
+    for _ in range(2):  # the second time the best read size is known
         (batch,) = loader
         same(batch, default_collate(held_out.samples))

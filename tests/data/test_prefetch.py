@@ -1,4 +1,6 @@
-"""trainer.prefetch_to_device: one batch is made ahead on a side stream, and the position counts what was taken."""
+"""trainer.prefetch_to_device: one batch is prepared ahead on a side stream, and the position counts
+consumed batches.
+"""
 
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ Make = Callable[..., Any]
 
 
 class StandIn:
-    """A stream in whose place batches are made where they are; it counts them."""
+    """A stand-in for a stream that runs inline and counts batches."""
 
     def __init__(self) -> None:
         self.made = 0
@@ -68,14 +70,14 @@ def test_the_position_counts_what_was_taken(make: Make, kind: str, limit: int | 
 
     plain, side = taken(loader(None)), StandIn()
     ahead = taken(loader(side))
-    assert side.made == 8  # none twice
+    assert side.made == 8  # no batch twice
     assert len(plain) == len(ahead) == (8 if limit is None else 6)
     for one, other in zip(plain, ahead, strict=True):
         assert torch.equal(one[0], other[0])
         assert torch.equal(one[1], other[1])
         assert one[2] == other[2]
     again = loader(StandIn())
-    again.load_state_dict(ahead[1][2])  # after two batches, of which the third was made already
+    again.load_state_dict(ahead[1][2])  # after two batches, with the third already prepared
     x, _ = next(iter(again))
     assert torch.equal(x, plain[2][0])
     assert again.state_dict() == plain[2][2]
@@ -104,7 +106,7 @@ def test_datasets_are_read_ahead_in_training_and_evaluation() -> None:
 
 
 def test_what_draws_where_the_run_draws_is_not_made_ahead() -> None:
-    """A continued run would draw something else."""
+    """A resumed run would draw other numbers."""
     assert not dataset(collate_fn=padded).train_dataloader().goes_ahead
     assert not dataset(collate_fn=padded).val_dataloader().goes_ahead
     assert dataset(collate_fn=padded, num_workers=1).train_dataloader().goes_ahead

@@ -1,4 +1,4 @@
-"""Text to tokens and back: nothing is lost, splits follow from the contents, and nothing half-written is left."""
+"""Text to tokens and back: lossless, splits that depend on contents only, and no partial files."""
 
 import json
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ SPLITS = ("train", "val", "test")
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """40 documents of up to some kilobytes with lines and multi-byte characters, in two folders; and files that are not
-    read.
+    """40 documents of up to some kilobytes with lines and multi-byte characters, in two folders;
+    and files to ignore.
     """
     rng = np.random.default_rng(0)
     folder = tmp_path / "corpus"
@@ -45,7 +45,7 @@ def settings(corpus: Path, **changes: Any) -> dict[str, Any]:
 
 
 def documents(folder: Path, end: int = 256) -> dict[str, list[list[int]]]:
-    """The ids of each document of each split."""
+    """Return the ids of each document of each split."""
     found = {}
     for name, tokens in TokenFiles(str(folder.parent), folder.name).load().items():
         ends = np.flatnonzero(tokens.ids == end)
@@ -75,9 +75,7 @@ def test_bytes_decode_to_the_text(corpus: Path) -> None:
 
 
 def test_pieces_change_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files larger than what is read at a time, as if they were larger than memory; with a separator across pieces
-    too.
-    """
+    """Files larger than one read, as for files larger than memory; also with a separator across pieces."""
     whole = prepare(settings(corpus))
     divided = prepare(settings(corpus, output="divided", separator="日本語 "))
     monkeypatch.setattr(text, "PIECE", 7)
@@ -105,7 +103,7 @@ def test_splits_follow_from_contents_and_seed(corpus: Path) -> None:
     (moved / "copy.txt").write_bytes((moved / "inner" / "1.md").read_bytes())
     prepare(settings(moved, output="later"))
     later = documents(moved.parent / "later")
-    for name in SPLITS:  # each document is where it was, beside its copy
+    for name in SPLITS:  # each document keeps its split, and its copy has the same
         assert {tuple(ids) for ids in first[name]} <= {tuple(ids) for ids in later[name]}
     assert sum(map(len, later.values())) == 42
     assert len({tuple(ids) for split in later.values() for ids in split}) == 41
@@ -157,7 +155,7 @@ def test_what_cannot_be_is_refused(corpus: Path, changes: dict[str, Any], messag
 
 @pytest.fixture
 def tokenizer(corpus: Path) -> Path:
-    """A small byte-level BPE in the form of a Hugging Face tokenizer.json."""
+    """A small byte-level BPE in the format of a Hugging Face tokenizer.json."""
     tokenizers = pytest.importorskip("tokenizers")
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)

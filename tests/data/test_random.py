@@ -1,4 +1,4 @@
-"""Numbers depend on (seed, purpose, epoch, sample) alone."""
+"""Random numbers depend only on (seed, purpose, epoch, sample)."""
 
 import torch
 
@@ -34,4 +34,4 @@ def test_betas_have_the_mean_and_variance_of_their_distribution() -> None:
 def test_the_seeds_of_a_batch_are_those_of_its_samples() -> None:
     rows = [0, 5, 10**9]
     assert sample_seeds(-3, rows, 7) == [hashed_seed(-3, f"sample {row}", 7) for row in rows]
-    assert sample_seeds(0, [1, 2], 0) == [7198330153459917495, 65179983866782543]  # which runs before this had
+    assert sample_seeds(0, [1, 2], 0) == [7198330153459917495, 65179983866782543]  # pinned by earlier runs

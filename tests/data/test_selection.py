@@ -1,4 +1,4 @@
-"""Sample selection: each sample in turn, then those of the largest losses and some drawn ones."""
+"""Sample selection: each sample in turn, then those with the largest losses and some random ones."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def begun(share: float = 0.25, hardest: float = 0.6, passes: int = 2, n: int = N
 
 
 def trained(selection: Selection, epochs: range, losses: Tensor, seed: int = 0) -> list[Tensor]:
-    """The orders of these epochs, each trained on whole."""
+    """Return the orders of these epochs, each fully trained."""
     orders = []
     for epoch in epochs:
         orders.append(selection.order(seed, epoch))
@@ -27,7 +27,7 @@ def trained(selection: Selection, epochs: range, losses: Tensor, seed: int = 0) 
     return orders
 
 
-# no time limits: with the first number that it draws, Hypothesis reads the constants of all modules that are imported
+# No time limits: for the first number, Hypothesis reads the constants of all imported modules.
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     share=st.floats(0.05, 0.95),
@@ -39,7 +39,7 @@ def trained(selection: Selection, epochs: range, losses: Tensor, seed: int = 0) 
 def test_passes_come_first_and_losses_decide_then(share: float, hardest: float, passes: int, n: int, seed: int) -> None:
     selection, losses = begun(share, hardest, passes, n), torch.randperm(n).float()
     count = selection.count(n, 1)
-    first = n * passes // count  # epochs in which nothing but turns decides
+    first = n * passes // count  # epochs that depend on turns only
     orders = trained(selection, range(first + 1), losses, seed)
     assert all(len(order.unique()) == count for order in orders), "no sample twice in an epoch"
     turns = torch.stack([order.bincount(minlength=n) if len(order) else order for order in orders]).cumsum(0)
@@ -70,7 +70,7 @@ def test_it_resumes_within_an_epoch() -> None:
     state = whole.state()
     rest = (order[20:], losses[order[20:]] + 2)
     whole.note(*rest)
-    for begins in (0, 1, 2):  # a loader may be made before the checkpoint is read, behind it, or twice
+    for begins in (0, 1, 2):  # a loader may be built before the checkpoint is read, after it, or twice
         again = begun() if begins == 0 else Selection(0.25, 0.6, 2)
         again.restore(state)
         for _ in range(begins):

@@ -1,5 +1,5 @@
-"""Writing shards: whole or not at all, from folders of images and for tar files of other tools, readable by
-webdataset.
+"""Writing shards: whole or not at all, from folders of images and for other tools' tar files,
+readable by webdataset.
 """
 
 from contextlib import ExitStack
@@ -25,7 +25,7 @@ def test_webdataset_reads_the_same_samples(tmp_path: Path) -> None:
     import webdataset
 
     path = write(tmp_path / "set")
-    with ExitStack() as stack:  # given names alone, webdataset leaves its files to the garbage collector
+    with ExitStack() as stack:  # given only names, webdataset leaves its files to the garbage collector
         names = [path / f"train-{number:06d}.tar" for number in range(7)]
         sources = [{"url": str(name), "stream": stack.enter_context(open(name, "rb"))} for name in names]
         samples = webdataset.tariterators.group_by_keys(webdataset.tariterators.tar_file_expander(sources))
@@ -87,7 +87,9 @@ def test_an_image_folder_is_split_and_brought_to_size(tmp_path: Path) -> None:
     assert {image.shape for image, _ in ready.samples("test")} == {(1, 6, 10)}
     assert [label for _, label in ready.samples("val")] == [0, 0, 1, 1, 1]
     save_folder(tmp_path / "called", {"cat": 4, "dog": 4, ".cache": 1}, ("Training", "valid"))
-    called = FolderSamples(str(tmp_path / "called"), 3, None, val_size=7, test_size=2)  # whose test is cut out of train
+    called = FolderSamples(
+        str(tmp_path / "called"), 3, None, val_size=7, test_size=2
+    )  # whose test split is cut from train
     assert called.classes == ["cat", "dog"]
     assert {name: len(files) for name, files in called.files.items()} == {"train": 6, "test": 2, "val": 8}
     assert {path.parts[-3] for path, _ in called.files["test"]} == {"Training"}

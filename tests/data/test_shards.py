@@ -1,4 +1,4 @@
-"""Shards: refused if damaged, read by place; devices, interruptions and the number of open files change nothing."""
+"""Shards: refused if damaged, random access; devices, interruptions and the number of open files change nothing."""
 
 import os
 import pickle
@@ -57,7 +57,7 @@ def test_any_rows_in_any_order(folder: Path) -> None:
     images = split(folder).images
     rows = np.array([49, 0, 17, 0, 8, 7])
     assert np.array_equal(images[rows], pixels()["train"][0][rows])
-    again = pickle.loads(pickle.dumps(images))  # as a worker gets it that was not forked
+    again = pickle.loads(pickle.dumps(images))  # as in a worker that was not forked
     assert np.array_equal(again[rows], images[rows])
 
 
@@ -127,7 +127,7 @@ def test_resume_continues_with_the_next_batch_and_reads_nothing_twice(
 
 
 def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Notes (shard, first byte) of each image that is read from now on."""
+    """Record (shard, first byte) of each image that is read from here."""
     read, noted = ShardImages._read, []
 
     def note(self: ShardImages, shard: int, start: int, size: int) -> Any:

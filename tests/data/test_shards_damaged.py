@@ -1,4 +1,4 @@
-"""Shards that are cut, changed, missing or hostile are refused, before training where that is possible."""
+"""Shards that are truncated, changed, missing or hostile are refused, before training if possible."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_a_shard_of_another_content_and_equal_size_is_found_when_it_is_read(npy:
 
 
 def test_a_pickle_in_a_shard_is_not_obeyed(npy: Path, malicious_pickle: tuple[bytes, Path]) -> None:
-    """Neither as a member's bytes nor as an array of objects."""
+    """Neither in a member's bytes nor in an array of objects."""
     payload, obeyed = malicious_pickle
     images: Any = split(npy).images
     shard, start, size, _ = images.table[0]

@@ -1,4 +1,4 @@
-"""The arrays of a user's own source are checked once."""
+"""The arrays of a user's source are checked once."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,14 +20,14 @@ ROWS = {"train": np.arange(20), "val": np.arange(20, 25), "test": np.arange(25, 
 
 
 def splits(name: str = "train", **changed: Any) -> Splits:
-    """Three splits of 30 grey images, of which one is changed."""
+    """Three splits of 30 grey images, one of them changed."""
     parts = {key: {"images": IMAGES, "labels": LABELS, "rows": rows} for key, rows in ROWS.items()}
     parts[name] |= changed
     return Splits(**{key: Split(**part) for key, part in parts.items()})
 
 
 class Given:
-    """A source that gives what it is told to."""
+    """A source that returns given splits."""
 
     num_classes: Any = 3
 
@@ -102,7 +102,7 @@ def test_what_load_raises_is_one_sentence_with_its_line() -> None:
 def test_a_training_with_wrong_content_leaves_no_run(
     cli: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first sentence a user meets, and nothing else."""
+    """The user gets only this message."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_own_source.py").write_text(
         "import numpy as np\n"

@@ -1,4 +1,4 @@
-"""The stated ceiling is the accuracy of the Bayes rule on drawn data, and nothing beats it."""
+"""The stated ceiling is the accuracy of the Bayes rule on drawn data, and no classifier exceeds it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Synthetic documents have the lengths and the entropy that they name."""
+"""Synthetic documents have the stated lengths and entropy."""
 
 import numpy as np
 import pytest

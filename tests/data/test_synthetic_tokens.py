@@ -1,4 +1,4 @@
-"""The source's entropy is what its own probabilities lose on its sequences, and what a model can reach."""
+"""The source's entropy is the loss of its own probabilities on its sequences, and a model can reach it."""
 
 import math
 
@@ -36,14 +36,14 @@ def test_entropy_by_hand() -> None:
     assert SyntheticTokens(vocab_size=2, noise=0.5).best_accuracy == 0.75
     assert SyntheticTokens(noise=0).entropy == 0
     assert SyntheticTokens(noise=1).entropy == pytest.approx(math.log(32))
-    # of 4 targets the first has nothing to follow from
+    # the first of 4 targets has no predecessor to follow from
     assert SyntheticTokens(vocab_size=2, noise=0.5, lag=2, length=4).entropy == pytest.approx(
         (math.log(2) + 3 * 0.5623351446) / 4
     )
 
 
 def test_the_probabilities_are_those_of_the_sequences() -> None:
-    """Over all sequences of a tiny chain, they add up to one, and each is as frequent as it says."""
+    """Over all sequences of a tiny chain, probabilities sum to one and equal the frequencies."""
     source = SyntheticTokens(vocab_size=2, length=3, noise=0.4, lag=2, train_size=40000)
     every = np.array([[i >> 3 & 1, i >> 2 & 1, i >> 1 & 1, i & 1] for i in range(16)])
     shares = np.exp(source.log_probabilities(every).sum(axis=1)) / 2  # the first token is uniform

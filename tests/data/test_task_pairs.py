@@ -29,7 +29,7 @@ QUIET = ("trainer.enable_progress_bar=false", "trainer.enable_model_summary=fals
 
 
 class Rows:
-    """Samples of a form; `n` of them."""
+    """`n` samples of a given form."""
 
     def __init__(self, form: str = "pair", n: int = 40) -> None:
         self.form, self.n = form, n
@@ -58,11 +58,11 @@ class Flowing(IterableDataset[Any]):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """It always begins anew."""
+        """Ignore the state: it always restarts."""
 
 
 class Together(RegressionTask):
-    """A task of the user's own for inputs alone."""
+    """A user's task for inputs only."""
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         return self.training_loss(self.net(batch), (batch, batch))
@@ -107,7 +107,7 @@ def test_samples_that_are_no_inputs_and_targets_are_refused(tmp_path: Path, form
 def test_parts_of_a_sample_that_the_task_does_not_use_warn_once(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"^data\.train: samples have 3 parts") as seen:
         train(run(tmp_path, "three"))
-    assert len([one for one in seen if "3 parts" in str(one.message)]) <= 3  # a split each
+    assert len([one for one in seen if "3 parts" in str(one.message)]) <= 3  # one per split
 
 
 def test_named_parts_and_own_tasks_take_other_samples(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_data_that_have_changed_since_the_run_warn_or_are_refused(tmp_path: Path
         train(cfg)
     begun = run(tmp_path / "from", "pair", f"ckpt_path={done.last}", "ckpt_mode=trainer", "trainer.max_epochs=2")
     begun["data"]["train"]["n"] = 41
-    assert train(begun)["steps"] == 8  # another run may go on with other data
+    assert train(begun)["steps"] == 8  # another run may resume with other data
 
 
 def test_a_checkpoint_of_a_run_with_another_seed_warns_or_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Token files on disk: read from a memory map; damaged, cut and foreign ones are refused."""
+"""Token files on disk: read from a memory map; damaged, truncated and foreign ones are refused."""
 
 import json
 from pathlib import Path

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.law2
 
 
 class Bigram(nn.Module):
-    """The simplest net that can know the chain: logits of the next token for each token."""
+    """The simplest net that can learn the chain: logits of the next token for each token."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Bigram(nn.Module):
 
 
 def fit(world: int, source: Any, epochs: int, lr: float, **settings: Any) -> tuple[list[float], dict[str, float]]:
-    """Loss of every step (of this rank's part), and the final figures."""
+    """Return the loss of every step (of this rank's shard), and the final metrics."""
     steps: list[float] = []
 
     class Task(LanguageModellingTask):
@@ -69,7 +69,7 @@ def on_rank(rank: int) -> tuple[list[float], dict[str, float]]:
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*num_workers.*")
 def test_two_ranks_train_and_evaluate_as_one() -> None:
     steps, metrics = fit(1, Fixed(), epochs=2, lr=0.1, length=4)
-    ranks = on_ranks(on_rank, timeout=180)  # mostly imports, on cores that others may use
+    ranks = on_ranks(on_rank, timeout=180)  # mostly imports, on cores that may be busy
     assert steps == pytest.approx([(a + b) / 2 for a, b in zip(ranks[0][0], ranks[1][0], strict=True)], rel=1e-5)
     assert len(steps) == 2
     for _, found in ranks:
@@ -88,8 +88,8 @@ def test_a_table_of_pairs_reaches_the_entropy() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [[], ["data.source.lag=2", "data.vocab_size=8"]], ids=["default", "lag"])
 def test_gpt_nano_comes_near_the_entropy(overrides: list[str]) -> None:
-    """Two epochs, some seconds. With a lag of 2 the token before tells nothing: without working attention the loss
-    stays at ln V.
+    """Two epochs, some seconds. With a lag of 2 the previous token carries no information: without working attention
+    the loss stays at ln V.
     """
     cfg = config(
         "data=synthetic_tokens", "model=gpt_nano", "optimizer=adamw", "optimizer.lr=0.003", "seed=0", *overrides
@@ -111,6 +111,6 @@ def test_gpt_nano_comes_near_the_entropy(overrides: list[str]) -> None:
     loss, correct, count = sums.tolist()  # type: ignore[union-attr]
     assert count == 512 * data.length
     sequences = data.source.load()["test"].ids.reshape(512, -1)
-    floor = -data.source.log_probabilities(sequences).mean()  # of these very sequences
+    floor = -data.source.log_probabilities(sequences).mean()  # of these sequences
     assert -0.01 < loss / count - floor < 0.05
     assert abs(correct / count - data.source.best_accuracy) < 0.02

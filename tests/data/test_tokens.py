@@ -1,4 +1,4 @@
-"""Laws 2 and 3 at the windows of tokens: every target exactly once, whatever the devices, batches and interruptions."""
+"""Laws 2 and 3 for windows of tokens: every target exactly once, for all devices, batches and interruptions."""
 
 import math
 from collections import Counter
@@ -24,7 +24,7 @@ def loader(length: int = 4, tokens: Tokens | None = None, **settings: Any) -> To
 
 
 def joined(ranks: list[TokenLoader]) -> list[Batch]:
-    """The next epoch's global batches of all ranks."""
+    """Return the next epoch's global batches of all ranks."""
     parts = zip(*ranks, strict=True)
     return [tuple(torch.cat(column) for column in zip(*batches, strict=True)) for batches in parts]  # type: ignore[misc]
 
@@ -54,7 +54,7 @@ def test_evaluation_counts_every_target_once(world: int, batch_size: int, length
 
 
 def test_evaluation_reads_the_same_context_whatever_the_batches() -> None:
-    """A target's window begins at the same token at any batch size: the loss cannot depend on it."""
+    """A target's window begins at the same token for any batch size, so the loss does not depend on it."""
     rows = []
     for batch_size in (1, 5, 64):
         windows = [
@@ -76,7 +76,7 @@ def test_a_training_epoch_has_every_token_once_but_for_a_moving_rest(world: int)
         assert len(batches) == 3
         assert set(seen.values()) == {1}
         for x, y in batches:
-            assert torch.equal((x + 1) % len(tokens.ids), y)  # a circle: the first token follows the last
+            assert torch.equal((x + 1) % len(tokens.ids), y)  # circular: the first token follows the last
         rests.append(frozenset(set(range(len(tokens.ids))) - set(seen)))
         assert len(rests[-1]) == 3
     assert len(set(rests)) > 1
@@ -92,7 +92,7 @@ def test_training_batches_are_those_of_one_process_on_any_number_of_ranks() -> N
 def test_epochs_differ_and_depend_on_seed_and_epoch_alone() -> None:
     one, same, other = loader(train=True, seed=1), loader(train=True, seed=1), loader(train=True, seed=2)
     first, second = list(one), list(one)
-    next(iter(same))  # an epoch that is left early moves nothing in the next
+    next(iter(same))  # an epoch that is left early does not shift the next
     assert equal(list(same), second)
     assert not equal(first, second)
     assert not equal(list(other), first)
@@ -103,7 +103,7 @@ def test_epochs_differ_and_depend_on_seed_and_epoch_alone() -> None:
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
 def test_a_state_continues_mid_epoch_with_the_same_batches(at: int) -> None:
-    """The batches of two epochs (three in each), continued from the state after `at` of them."""
+    """The batches of two epochs (three in each), resumed from the state after `at` of them."""
 
     def two(it: TokenLoader) -> list[Batch]:
         return [batch for _ in range(2) for batch in it]
@@ -126,9 +126,7 @@ def test_unshuffled_training_keeps_the_stored_order() -> None:
 
 
 def test_sequences_are_kept_whole() -> None:
-    """Independent sequences of length + 1 tokens: no window crosses from one to the next, in training and in
-    evaluation.
-    """
+    """Independent sequences of length + 1 tokens: no window crosses a border, in training and in evaluation."""
     tokens = Tokens(np.arange(35, dtype=np.uint16), sequences=True)
     for train in (True, False):
         batches = list(loader(tokens=tokens, batch_size=7 if train else 3, train=train))

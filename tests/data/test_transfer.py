@@ -1,4 +1,4 @@
-"""Every reader of data gets the batches of training, after the hooks of the loaders, the data module and the module."""
+"""Every reader of data gets the batches of training, after the hooks of loaders, data module and module."""
 
 import runpy
 import sys

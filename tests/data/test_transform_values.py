@@ -1,4 +1,4 @@
-"""The transforms of `data.augment` against one image after another: Pillow, colorsys, and torch's own interpolation."""
+"""The transforms of `data.augment` compared, image by image, with Pillow, colorsys and torch's interpolation."""
 
 import colorsys
 from collections.abc import Callable
@@ -85,7 +85,7 @@ MOVED: dict[str, tuple[Any, Any, tuple[float, float]]] = {
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("name", MOVED)
 def test_moved_pixels_are_pillows(name: str, channels: int) -> None:
-    """But for those that lie between two: Pillow counts in parts of 1/65536 of a pixel."""
+    """Except between two pixels: Pillow counts in 1/65536 of a pixel."""
     operation, reference, (low, high) = MOVED[name]
     images, levels = pictures(channels, 32, 30), torch.linspace(low, high, N, dtype=torch.float64)
     differ = (operation(images, levels) != one_by_one(images, levels, reference)).any(1).float().mean()
@@ -159,7 +159,7 @@ def test_policies_do_their_operations_one_image_after_another(policy: Any, chann
 
 
 def test_published_levels() -> None:
-    """Posterize keeps 8 to 2 bits in TrivialAugment, 8 to 4 in RandAugment, rounded as torchvision rounds."""
+    """Posterize keeps 8 to 2 bits in TrivialAugment, 8 to 4 in RandAugment, rounded as torchvision does."""
     for policy, span in ((TrivialAugmentWide(), 6), (RandAugment(), 4)):
         first, last = policy.levels(32, 32)["posterize"] or (0, 0)
         bits = torch.linspace(first, last, 31, dtype=torch.float64).round().int()
@@ -207,7 +207,7 @@ def test_an_image_is_the_same_bits_in_any_batch(transform: Transform, channels: 
     images, samples = pictures(channels, height, width, 61), torch.arange(61) * 7
     before = images.clone()
     whole = transform(images, Rng(5, 3, samples))
-    assert torch.equal(images, before)  # the data set's own are left alone
+    assert torch.equal(images, before)  # the data set is not modified
     assert (whole.dtype, whole.shape) == (images.dtype, images.shape)
     assert not torch.equal(whole, images)
     for part in (slice(0, 30), slice(30, 61), slice(59, 60), torch.randperm(61)):

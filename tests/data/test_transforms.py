@@ -1,4 +1,4 @@
-"""`data.augment` as a list of transforms and functions; test_loader.py has its batches over devices and resumes."""
+"""`data.augment` as a list of transforms and functions; test_loader.py covers devices and resumes."""
 
 import functools
 from collections.abc import Callable
@@ -29,12 +29,12 @@ Make = Callable[..., ImageLoader]
 
 
 def noisy(images: torch.Tensor, rng: Rng, scale: float = 10.0) -> torch.Tensor:
-    """A user's own function, which leaves float32."""
+    """A user's function that returns float32."""
     return images + scale * rng.normal(*images.shape[1:])
 
 
 class Stripe:
-    """A user's own class: a black column somewhere."""
+    """A user's class: a black column at a random place."""
 
     def __call__(self, images: torch.Tensor, rng: Rng) -> torch.Tensor:
         here = torch.arange(images.shape[-1], device=images.device) == rng.integers(images.shape[-1], 1)
@@ -86,12 +86,14 @@ def test_one_more_in_the_list_leaves_the_numbers_of_the_others_alone(make: Make)
     ((one, _), *_) = make(augment=[alone], **settings)
     ((two, _), *_) = make(augment=[Stripe(), alone], **settings)
     ((three, _), *_) = make(augment=beside, **settings)
-    assert torch.equal((two == 0) | (one != 0), torch.ones_like(one, dtype=torch.bool))  # what was black still is
-    assert (three == 0).sum() > (one == 0).sum()  # the second of a kind has numbers of its own
+    assert torch.equal((two == 0) | (one != 0), torch.ones_like(one, dtype=torch.bool))  # black pixels stay black
+    assert (three == 0).sum() > (one == 0).sum()  # the second of a kind has its own random numbers
 
 
 def test_images_are_those_of_the_transforms_called_by_hand(split: Any, make: Make) -> None:
-    """In the order of the list, with numbers by (seed, epoch, sample); unshuffled, so that a sample is its place."""
+    """In the order of the list, with numbers by (seed, epoch, sample); unshuffled, so that a sample's index is its
+    place.
+    """
     augment = [Stripe(), noisy]
     loader = make(batch_size=10, augment=augment, normalizer=None, shuffle=False, seed=5)
     for epoch in range(2):
@@ -169,7 +171,7 @@ def test_own_functions_are_tried_and_the_generators_left_alone() -> None:
 def test_what_is_not_reproducible_is_refused_before_the_first_epoch(function: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=rf"^data\.augment\[1\].*{sentence}.*$"):
         module([RandomFlip(), function]).setup("fit")
-    module([RandomFlip(), function]).setup("test")  # which does not call it
+    module([RandomFlip(), function]).setup("test")  # the test split does not call it
 
 
 @pytest.mark.parametrize(

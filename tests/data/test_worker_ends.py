@@ -1,4 +1,4 @@
-"""A process that reads data and is gone, as where the system takes its memory away, ends the run with one message."""
+"""A worker process that dies, as by the OOM killer, ends the run with one message."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ WAY = "Lower data.num_workers, or find the cause with data.num_workers=0."
 
 
 class Ending(Dataset[int]):
-    """Whose process ends while it reads the third sample."""
+    """A dataset whose process exits while it reads the third sample."""
 
     def __init__(self, end: Callable[[], Any]) -> None:
         self.end = end
@@ -42,13 +42,13 @@ class Ending(Dataset[int]):
 def test_a_worker_that_dies_ends_the_run_and_the_other_workers(
     end: Any, words: str, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # a fit in which workers read puts back, at its end, what was done with their signal before torch asked for it
+    # A fit with workers restores at its end the handling of SIGCHLD that torch replaced.
     monkeypatch.setattr("torch.utils.data._utils.signal_handling._SIGCHLD_handler_set", False)
     children = set(active_children())
-    with pytest.raises((UserError, RuntimeError)) as caught:  # torch's own where the signal comes between two batches
+    with pytest.raises((UserError, RuntimeError)) as caught:  # torch's own if the signal arrives between two batches
         list(Reader(Ending(end), batch_size=1, num_workers=2, persistent_workers=stays))
     said = str(caught.value if isinstance(caught.value, UserError) else worker_message(caught.value))
-    # torch has the system's word, unless it sees the end of a queue before
+    # torch gets the signal, unless it sees a closed queue first
     assert any(said.startswith(f"a DataLoader worker {how}; ") for how in (words, "ended unexpectedly")), said
     assert said.endswith(WAY)
     assert not [child for child in set(active_children()) - children if child.is_alive()]

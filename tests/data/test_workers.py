@@ -1,4 +1,4 @@
-"""data.num_workers=auto takes the quickest number of workers and changes no batch."""
+"""data.num_workers=auto takes the fastest number of workers and changes no batch."""
 
 import math
 import random
@@ -20,8 +20,8 @@ N = 1000
 
 
 class Machine:
-    """A clock that reading moves: a sample takes `seconds` of a process, workers up to `cores` read at the same time,
-    and each takes `start` seconds to begin.
+    """A simulated clock: a sample takes `seconds` of a process, up to `cores` workers read in parallel, and each takes
+    `start` seconds to start.
     """
 
     def __init__(self, seconds: float = 0.001, cores: int = 1, start: float = 0.0, fails: int | None = None) -> None:
@@ -67,11 +67,11 @@ def test_the_fewest_that_are_quickest_beyond_noise(
     found = quickest(here.read, torch.randperm(N), 32, batches, most)
     assert (found[0], found[1][: len(why)], here.tried[-1]) == (taken, why, tried)
     assert here.now < workers.SECONDS + 2.5  # however slow
-    assert len(set(here.samples[:N])) == len(here.samples[:N])  # each number has others, until there are none left
+    assert len(set(here.samples[:N])) == len(here.samples[:N])  # each trial reads other samples, until none are left
 
 
 def given(module: Any, **settings: Any) -> Any:
-    """The module as a fit of one process has it."""
+    """Return the module as in a fit of one process."""
     root = {"strategy": SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 1, "rank": 0})}
     length = {"max_epochs": 10**9, "max_steps": -1, "current_epoch": 0, "accumulate_grad_batches": 1}
     state = SimpleNamespace(fn=settings.pop("fn", "fit"))
@@ -82,7 +82,7 @@ def given(module: Any, **settings: Any) -> Any:
 
 
 class Slow(Drawing):
-    """Its samples take a millisecond."""
+    """A dataset whose samples take a millisecond each."""
 
     def __getitem__(self, row: int) -> Any:
         time.sleep(1e-3)
@@ -91,7 +91,7 @@ class Slow(Drawing):
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Little time for measuring, on a machine of two cores."""
+    """A short time limit, on a machine of two cores."""
     monkeypatch.setattr(workers, "WINDOW", 0.01)
     monkeypatch.setattr(workers, "physical_cores", lambda: 2)
 
@@ -140,6 +140,6 @@ def test_a_fit_measures_what_it_trains_on(quick: None, capsys: pytest.CaptureFix
     module = dataset(val=held_out, test=Pictures(20), num_workers="auto")
     module.setup("fit")
     read = held_out.read
-    module.val_dataloader()  # a sanity check comes first
+    module.val_dataloader()  # the sanity check comes first
     assert capsys.readouterr().out.startswith("data.num_workers=auto took ")
     assert held_out.read == read
