@@ -1,4 +1,4 @@
-"""Quantized nets and archives that several tests of exports need."""
+"""Quantized nets and archives for several tests of exports."""
 
 import json
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from lathe.nets import MLP, CifarResNet
 
 
 def shaken(net: nn.Module) -> nn.Module:
-    """The net in eval mode with BatchNorms as after training; some of their weights are negative, which folding has to
-    bear.
+    """Return the net in eval mode with trained-looking BatchNorms; some of their weights are negative, which folding
+    must handle.
     """
     torch.manual_seed(0)
     for module in net.modules():
@@ -31,7 +31,7 @@ def shaken(net: nn.Module) -> nn.Module:
 
 @pytest.fixture(scope="session")
 def quantized() -> Callable[..., nn.Module]:
-    """A function that quantizes a net in place, with ranges calibrated on inputs."""
+    """Quantize a net in place, with ranges calibrated on inputs."""
 
     def make(net: nn.Module, inputs: Tensor, plan: LayerPlan | None = None) -> nn.Module:
         quantize(net, inputs[:2], plan or LayerPlan())
@@ -72,9 +72,7 @@ def make_mlp() -> Callable[[], nn.Module]:
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[int, dict[str, Any]]]]:
-    """A function that sends a batch of (body, content type) to the handler of an archive, and returns statuses and
-    answers.
-    """
+    """Send a batch of (body, content type) to the handler of an archive; return statuses and answers."""
     monkeypatch.setattr(handler, "model", None)
 
     def send(folder: Path, *requests: tuple[Any, str]) -> list[tuple[int, dict[str, Any]]]:
@@ -91,6 +89,6 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """That of an archive of `shipped()`; the .mar lies beside it."""
+    """The folder of an archive of `shipped()`, with the .mar next to it."""
     path = tmp_path_factory.mktemp("archive") / "m.mar"
     return archived(path, shipped(), torch.zeros(2, 1, 8, 8, dtype=torch.uint8), facts=PIXELS, top_k=3, max_pixels=1000)

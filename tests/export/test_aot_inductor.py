@@ -33,7 +33,7 @@ def test_a_torn_package_is_refused(tmp_path: Path) -> None:
 
 
 class Package:
-    """Stands for a package: answers with the sum of each sample."""
+    """A stand-in for a package: returns the sum of each sample."""
 
     def __init__(self, **metadata: str) -> None:
         self.metadata = metadata
@@ -88,7 +88,7 @@ def test_packages_for_others_are_refused(opened: Opened, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The generated C++ of each package, of which it has the names alone."""
+    """Return the generated C++ of each package, from which only the names are used."""
     found: list[str] = []
     original = aot._compiled
 
@@ -123,7 +123,7 @@ class TestFloats:
             for batch in (1, 64):
                 np.testing.assert_allclose(run(given[:batch]), want[:batch], atol=1e-5)
             assert torch.get_num_threads() == threads
-        backwards = np.frombuffer(given.tobytes(), np.uint8).reshape(given.shape)[::-1]  # read-only, and not in order
+        backwards = np.frombuffer(given.tobytes(), np.uint8).reshape(given.shape)[::-1]  # read-only and not contiguous
         np.testing.assert_allclose(run(backwards), want[::-1], atol=1e-5)
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda index: run(given[index : index + 1 + index % 3]), range(60)))
@@ -201,7 +201,7 @@ class TestIntegers:
         sources: list[str],
         exact: bool,
     ) -> None:
-        """Products of 4-bit weights fit into 16 bits in pairs, and those of 8 bits don't."""
+        """Products of 4-bit weights fit into 16 bits in pairs, those of 8-bit weights don't."""
         monkeypatch.setattr(sums, "exact", lambda: exact)
         net, path = quantized(make_mlp(), images), tmp_path / "net.pt2"
         aot.export(net, images[:1], path)

@@ -1,4 +1,4 @@
-"""An export in hand."""
+"""A loaded export."""
 
 from pathlib import Path
 from typing import Any

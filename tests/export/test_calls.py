@@ -1,4 +1,4 @@
-"""Calls with NumPy arrays and the buffers between them."""
+"""Calls with NumPy arrays, and their buffers."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lathe.export.calls import on_arrays
 from lathe.export.gpu import full_float32
 
-CPU = torch.device("cpu")  # in a GPU's place
+CPU = torch.device("cpu")  # in place of a GPU
 
 
 def test_staged_answers_are_those_without_copies() -> None:
@@ -20,12 +20,12 @@ def test_staged_answers_are_those_without_copies() -> None:
     for batch in (4, 1, 9, 0, 2):
         x = draws.normal(size=(batch, 3)).astype(np.float32)
         np.testing.assert_array_equal(staged(x), plain(x))
-    backwards = np.frombuffer(x.tobytes(), np.float32).reshape(x.shape)[::-1]  # read-only, and not in order
+    backwards = np.frombuffer(x.tobytes(), np.float32).reshape(x.shape)[::-1]  # read-only and not contiguous
     np.testing.assert_array_equal(staged(backwards), plain(x)[::-1])
 
 
 def test_an_answer_stays_when_the_next_one_comes() -> None:
-    """The buffers are used again, by threads in turns too."""
+    """The buffers are reused, also by threads in turn."""
     staged = on_arrays(lambda x: x.float() * 2, None, CPU)
     rows = [np.full((1 + number % 5, 2), number, np.uint8) for number in range(40)]
     with ThreadPoolExecutor(4) as pool:

@@ -1,4 +1,4 @@
-"""Quantized nets as layers of integers compute what was simulated in training."""
+"""Quantized nets as integer layers compute what training simulated."""
 
 from collections.abc import Callable
 
@@ -37,13 +37,13 @@ def test_folded_integers_compute_what_was_simulated(
     net = quantized(make_resnet(), images, plan)
     want, plain = run(net, images), run(make_resnet(), images)
     got = run(deployable(net, images[:2], Inductor()), images)
-    # a rounding or two falls to the other side; the whole effect of quantization is much larger
+    # one or two values round the other way; the whole effect of quantization is much larger
     assert (got - want).abs().mean() < 0.2 * (plain - want).abs().mean()
     assert (got.argmax(1) == want.argmax(1)).float().mean() >= 0.99
 
 
 def test_inductor_gets_a_second_channel_of_zeros(quantized: Quantized) -> None:
-    """Its integer kernel for one channel gives wrong answers; ONNX Runtime's is right and keeps what it has."""
+    """Its integer kernel for one channel gives wrong results; ONNX Runtime's is right and keeps one channel."""
     torch.manual_seed(0)
     x = torch.randn(8, 1, 6, 6)
     net = quantized(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4)).eval(), x)

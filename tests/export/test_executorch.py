@@ -1,4 +1,4 @@
-"""target=executorch: programs compute the net, in floats and in integers of XNNPACK."""
+"""target=executorch: programs compute the net, in floats and in XNNPACK's integers."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ Quantized = Callable[..., nn.Module]
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What each export's partitioning gave to XNNPACK."""
+    """The operators that each export's partitioning delegated to XNNPACK."""
     found: list[Any] = []
     real = executorch.delegated
 
@@ -40,7 +40,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def differences(
     net: nn.Module, path: Path, inputs: Tensor, batches: tuple[int, ...] = (1, 2, 3, 7, 16, 33)
 ) -> tuple[float, float]:
-    """Of all batches: the least share of equal predictions, and the largest difference as a share of the largest
+    """Return over all batches the least share of equal predictions, and the largest difference relative to the largest
     output.
     """
     forward, agreement, largest = executorch.load(path, 1), 1.0, 0.0

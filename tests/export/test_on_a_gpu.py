@@ -1,4 +1,4 @@
-"""Files for a GPU, with the CPU in its place: every step but the copies over the link."""
+"""Files for a GPU, with the CPU in its place: every step except the copies between host and device."""
 
 import json
 import zipfile
@@ -25,7 +25,7 @@ def gpu_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(folder: Path, **metadata: str) -> Path:
-    """A package of metadata alone."""
+    """A package that holds only metadata."""
     with zipfile.ZipFile(folder / "net.pt2", "w") as archive:
         archive.writestr("net/data/aotinductor/model/a_metadata.json", json.dumps(metadata))
     return folder / "net.pt2"

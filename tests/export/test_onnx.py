@@ -1,4 +1,4 @@
-"""target=onnx: files compute the net and hold nothing of the data or of this machine."""
+"""target=onnx: files compute the net and contain no training data or path of this machine."""
 
 import os
 import subprocess
@@ -20,12 +20,12 @@ pytest.importorskip("onnxruntime")
 Make = Callable[[], nn.Module]
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own modules, which compile imports
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's modules, which the compiler imports
 def test_float_file(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
     net, path = make_mlp().train(), tmp_path / "net.onnx"
     net.head.eval()
     modes = [module.training for module in net.modules()]
-    net.compile()  # in place, as a compiled run's net is
+    net.compile()  # in place, as in a compiled run
     secret = images.clone() + 0.123456
     get("onnx").export(net, secret[3:4], path)
     assert [module.training for module in net.modules()] == modes
@@ -43,7 +43,7 @@ def test_float_file(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
             want = make_mlp()(images[:batch]).numpy()
         np.testing.assert_allclose(forward(images[:batch].numpy()), want, atol=1e-5)
 
-    # in a process that knows nothing of Lathe
+    # in a process without Lathe
     np.save(tmp_path / "x.npy", images[:5].numpy())
     code = (
         "import onnxruntime, numpy; s = onnxruntime.InferenceSession('net.onnx', providers=['CPUExecutionProvider']);"

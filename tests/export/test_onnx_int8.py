@@ -23,14 +23,14 @@ Quantized = Callable[..., nn.Module]
 
 
 def operators(path: Path) -> Counter[str]:
-    """What ONNX Runtime makes of a file."""
+    """Return the operators of a file after ONNX Runtime's optimization."""
     made = path.with_suffix(".optimized.onnx")
     open_session(path, 1, optimized_model_filepath=str(made))
     return Counter(node.op_type for node in onnx.load(made).graph.node)
 
 
 def agreement(net: nn.Module, path: Path, inputs: Tensor) -> tuple[float, float]:
-    """Share of equal predictions, and the largest difference in standard deviations of the outputs."""
+    """Return the share of equal predictions, and the largest difference in standard deviations of the outputs."""
     with torch.no_grad():
         want = net(inputs).numpy()
     got = get("onnx_int8").load(path, 1)(inputs.numpy())
@@ -41,10 +41,10 @@ def agreement(net: nn.Module, path: Path, inputs: Tensor) -> tuple[float, float]
 def exported(
     make_resnet: Make, quantized: Quantized, make_images: Callable[[], Tensor], tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Any, Path]:
-    """A quantized residual net, and its file in a folder of its own."""
+    """A quantized residual net, and its file in a folder."""
     net, path, images = make_resnet(), tmp_path_factory.mktemp("resnet") / "net.onnx", make_images()
     with torch.no_grad():
-        net.blocks[1].conv1.weight[net.blocks[1].conv1.weight.abs() < 0.05] = 0  # as pruning leaves it
+        net.blocks[1].conv1.weight[net.blocks[1].conv1.weight.abs() < 0.05] = 0  # as after pruning
     quantized(net, images)
     get("onnx_int8").export(net, images[:1], path)
     assert os.listdir(path.parent) == ["net.onnx"]
@@ -76,7 +76,7 @@ def test_a_resnet_runs_in_integers_from_end_to_end(exported: tuple[Any, Path], i
 
 
 def entry(settings: Any) -> str | None:
-    """What a session is told of exact sums; None where nothing is said."""
+    """Return the session's entry for exact sums, None if it is not set."""
     try:
         return str(settings.get_session_config_entry(EXACT))
     except RuntimeError:
@@ -84,14 +84,14 @@ def entry(settings: Any) -> str | None:
 
 
 def zero_points(path: Path) -> list[str]:
-    """The names of the zero points of weights, layer by layer."""
+    """Return the names of the weights' zero points, layer by layer."""
     graph = onnx.load(path).graph
     kept = {tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.INT8}
     return [node.input[2] for node in graph.node if node.op_type == "DequantizeLinear" and node.input[2] in kept]
 
 
 def test_layers_share_no_zero_point(exported: tuple[Any, Path]) -> None:
-    """ONNX Runtime can't read them where it sums exactly on a processor without VNNI."""
+    """ONNX Runtime can't load shared ones if it sums exactly on a processor without VNNI."""
     names = zero_points(exported[1])
     assert len(names) == len(set(names)) == 10
 
@@ -100,7 +100,7 @@ def test_layers_share_no_zero_point(exported: tuple[Any, Path]) -> None:
 def test_exact_sums_are_asked_for_where_they_are_not_the_processors_own(
     exported: Any, images: Tensor, monkeypatch: pytest.MonkeyPatch, vnni: bool
 ) -> None:
-    """With VNNI the option costs more than twice the time, and changes nothing."""
+    """With VNNI the option costs more than twice the time and changes nothing."""
     import onnxruntime
 
     real, asked, path = onnxruntime.InferenceSession, [], exported[1]
@@ -138,7 +138,7 @@ def test_weights_alone(
     get("onnx_int8").export(net, images[:1], path)
     found = operators(path)
     assert found["Gemm"] + found["FusedGemm"] == 3
-    assert not found["DequantizeLinear"]  # once, when the file is loaded
+    assert not found["DequantizeLinear"]  # dequantized once, when the file is loaded
     same, difference = agreement(net, path, images)
     assert same == 1.0
     assert difference < 1e-4

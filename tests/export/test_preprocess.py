@@ -1,4 +1,4 @@
-"""Preprocessing in the graph: the bits of training, and torch's own resizing of the middle."""
+"""Preprocessing in the graph: bit-equal to training's, and torch's resizing of the centre."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ SIZES = [
     (33, 11),
     (224, 32),
     (17, 17),
-]  # with a square in the middle of whole pixels
+]  # with a centre square on whole pixels
 
 
 def pixels(*shape: int) -> Tensor:
@@ -36,10 +36,10 @@ def make(input_size: Any = None) -> Preprocess:
 
 
 def resized(x: Tensor) -> Tensor:
-    """What the graph has to compute, by torch's own antialiased filter on whole pixels of the largest square."""
+    """Return the reference: torch's antialiased filter on whole pixels of the largest square."""
     side, (height, width) = min(x.shape[2:]), x.shape[2:]
     top, left = (height - side) // 2, (width - side) // 2
-    # the filter is wider than a pixel: beyond the square it sees the picture, not an edge
+    # the filter is wider than a pixel: outside the square it sees the picture, not an edge
     whole = interpolate(x.float(), size=(height * 16 // side, width * 16 // side), mode="bilinear", antialias=True)
     return Normalizer(MEAN, STD, 3)(whole[:, :, top * 16 // side :, left * 16 // side :][:, :, :16, :16])
 
@@ -68,7 +68,7 @@ def net() -> nn.Module:
 
 @pytest.fixture
 def exported(net: nn.Module, tmp_path: Path) -> Callable[[Any], Any]:
-    """A function that exports the net behind preprocessing with ONNX, as a function of pixels."""
+    """Export the net with preprocessing to ONNX; return it as a function of pixels."""
 
     def make_file(input_size: Any) -> Any:
         shipped = Shipped(net, make(input_size))

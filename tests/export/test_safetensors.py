@@ -1,4 +1,4 @@
-"""target=safetensors: weights and integers come back exactly; the card and the upload to the hub."""
+"""target=safetensors: weights and integers are restored exactly; the card and the upload to the hub."""
 
 import json
 from collections.abc import Callable
@@ -107,7 +107,7 @@ def test_a_tied_weight_is_written_once(tmp_path: Path, plan: LayerPlan | None) -
 
 
 def exported(folder: Path) -> MLP:
-    """A folder as scripts/export.py leaves it."""
+    """A folder as written by scripts/export.py."""
     arguments = {"channels": 1, "image_size": 8, "num_classes": 10, "width": 8, "depth": 1}
     net = MLP(**arguments).eval()
     folder.mkdir(parents=True)
@@ -147,12 +147,12 @@ def test_the_card_tells_how_to_use_the_weights(tmp_path: Path) -> None:
         .replace('"model.safetensors"', repr(str(tmp_path / "run/model.safetensors")))
     )
     found: dict[str, Any] = {}
-    exec(code, found)  # the card's own lines
+    exec(code, found)  # the card's code
     same(found["net"], net, torch.randn(4, 1, 8, 8))
 
 
 class Hub:
-    """Stands in for huggingface_hub.HfApi."""
+    """A stand-in for huggingface_hub.HfApi."""
 
     calls: list[tuple[str, dict[str, Any]]] = []  # noqa: RUF012
 

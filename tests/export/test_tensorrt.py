@@ -1,4 +1,4 @@
-"""The graphs that TensorRT is given, run by ONNX Runtime; tests/gpu builds engines of them."""
+"""The graphs for TensorRT, run by ONNX Runtime; tests/gpu builds their engines."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -50,14 +50,14 @@ def test_symmetric_integers(make_resnet: Make, images: Tensor, tmp_path: Path, q
     readers = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
     assert (
         len(readers) == 10 * 3 + 3 * 4 - 3 * 2
-    )  # ten layers' inputs and weights, both sides of three sums, three of which are read by layers too
+    )  # inputs and weights of ten layers, both sides of three sums, three of which layers also read
     for node in readers:
         assert stored[node.input[2]].dtype == np.int8
         assert (stored[node.input[2]] == 0).all()
     assert not any(array.dtype in (np.uint8, np.int32) for array in stored.values())
     np.testing.assert_array_equal(stored["head.integers"], integer_weight(net.head)[0].numpy())
     source = net.blocks[0].conv2.input_quantizer
-    wanted = float(source.scale) * 255 / 127  # behind a ReLU: half of the values are never used
+    wanted = float(source.scale) * 255 / 127  # after a ReLU half of the values are never used
     assert any(array.ndim == 0 and np.isclose(array, wanted, rtol=1e-6, atol=0) for array in stored.values())
     forward = load(path, 1)
     for batch in (1, 5, 64):
@@ -75,7 +75,7 @@ def test_few_bits_keep_their_ranges(make_mlp: Make, images: Tensor, tmp_path: Pa
         want = net(images).numpy()
     got = load(tmp_path / "net.onnx", 1)(images.numpy())
     rows = np.abs(got - want).max(1)
-    assert np.quantile(rows, 0.25) < 1e-6  # exact, but where a rounding falls to the other side
+    assert np.quantile(rows, 0.25) < 1e-6  # exact, except if a value rounds the other way
     assert rows.max() < 0.15 * np.abs(want).max()
 
 

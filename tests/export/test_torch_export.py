@@ -38,7 +38,7 @@ def pixels(batch: int, height: int = 16, width: int = 16) -> Tensor:
 
 
 def largest_error(path: Path, net: nn.Module, inputs: list[Tensor]) -> float:
-    """Of the file's answers, against those of the net, which have the same shape."""
+    """Return the largest error of the file's outputs, which have the net's shape."""
     run, errors = target.load(path, 1), []
     for x in inputs:
         with torch.no_grad():
@@ -49,7 +49,7 @@ def largest_error(path: Path, net: nn.Module, inputs: list[Tensor]) -> float:
 
 
 def in_a_fresh_process(path: Path, x: Tensor) -> np.ndarray:
-    """By torch alone."""
+    """Run a file in a process that imports only torch."""
     np.save(path.parent / "x.npy", x.numpy())
     code = (
         "import torch, numpy, sys; import torch.ao.quantization.fx._decomposed; f = "
@@ -124,7 +124,7 @@ def check_integers(net: nn.Module, images: Tensor, folder: Path) -> None:
     layers = [module for module in net.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
     assert graph.count("torch.ops.quantized_decomposed.dequantize_per_channel.default") == len(layers)
     weights = sum(layer.weight.numel() for layer in layers)
-    assert weights < tensors < 1.1 * weights  # a byte each, and scales and biases
+    assert weights < tensors < 1.1 * weights  # a byte each, plus scales and biases
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def check_integers(net: nn.Module, images: Tensor, folder: Path) -> None:
 def test_other_plans(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, plan: LayerPlan) -> None:
     net = quantized(make_mlp(), images, plan)
     target.export(net, images[:1], tmp_path / "net.pt2")
-    if plan.activation == "dynamic":  # ranges are those of the batch
+    if plan.activation == "dynamic":  # the batch determines the ranges
         assert largest_error(tmp_path / "net.pt2", net, [images]) <= 1e-3
     else:
         assert largest_error(tmp_path / "net.pt2", net, [images[:1], images[:9]]) <= 1e-4
@@ -198,7 +198,7 @@ def test_code_in_an_archive_is_refused(
 
 @pytest.mark.parametrize("way", ["entries of one name", "two directories"])
 def test_what_torch_reads_is_what_was_looked_at(make_mlp: Make, tmp_path: Path, way: str) -> None:
-    """Python's reader of archives and torch's can be made to see other entries in one file."""
+    """Python's and torch's readers of archives can be made to see other entries in one file."""
     path, ran = tmp_path / "model.pt2", tmp_path / "ran"
     target.export(shipped(make_mlp()), pixels(2), path)
     evil = io.BytesIO()
@@ -211,11 +211,11 @@ def test_what_torch_reads_is_what_was_looked_at(make_mlp: Make, tmp_path: Path, 
         path.write_bytes(behind(bad, good))
     else:
         with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of the name that is there already
+            warnings.simplefilter("ignore", UserWarning)  # about the duplicate name
             for entry, data in content.items():
                 for copy in [evil.getvalue(), data, data] if entry == name else [data]:
                     archive.writestr(entry, copy)
-    with suppress(UserError):  # a file of which torch would see the good entries may be opened
+    with suppress(UserError):  # a file of which torch would read the good entries may be opened
         target.load(path, 1)
     assert not ran.exists()
 
@@ -237,8 +237,8 @@ def packed(content: dict[str, bytes]) -> bytes:
 
 
 def behind(first: bytes, second: bytes) -> bytes:
-    """An archive whose end record leads to the directory of `first`, while that of `second` lies just before it, where
-    Python looks.
+    """Return an archive whose end record leads to the directory of `first`, while that of `second` lies just before it,
+    where Python looks.
     """
     cut = []
     for archive in (first, second):
@@ -247,7 +247,7 @@ def behind(first: bytes, second: bytes) -> bytes:
         cut.append((archive[:offset], bytearray(archive[offset : offset + size]), archive[end:]))
     (files, directory, _), (others, following, end_record) = cut
     assert len(directory) == len(following)
-    # Python takes what lies before the directory that it found for a prefix, and moves every offset by it
+    # Python takes bytes before the directory that it found for a prefix, and shifts every offset by their number
     moved, place = len(files) - len(others), 0
     while place < len(following):
         lengths = struct.unpack("<HHH", following[place + 28 : place + 34])

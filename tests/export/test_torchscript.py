@@ -34,7 +34,7 @@ def pixels(batch: int, height: int = 16, width: int = 16) -> Tensor:
 
 def answers(path: Path, net: nn.Module, inputs: list[Tensor], atol: float = 1e-5) -> None:
     run = target.load(path, 1)
-    for x in inputs * 2:  # a graph that was optimised answers the second time
+    for x in inputs * 2:  # an optimised graph runs from the second call
         with torch.no_grad():
             np.testing.assert_allclose(run(x.numpy()), net(x).numpy(), atol=atol, err_msg=str(x.shape))
 
@@ -80,7 +80,7 @@ def test_token_ids_of_any_length(tmp_path: Path) -> None:
 
 
 def test_where_onednn_fuses_wrongly_nothing_is_fused(make_resnet: Make, tmp_path: Path) -> None:
-    """Scaling pictures of every size divides by a tensor of one number, of which oneDNN makes other values, or an
+    """Scaling pictures of every size divides by a tensor of one number, for which oneDNN returns other values or an
     error.
     """
     net = shipped(make_resnet(), "any")

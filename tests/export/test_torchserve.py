@@ -1,4 +1,4 @@
-"""The archive for TorchServe, which itself runs in tests/test_torchserve_script.py."""
+"""The archive for TorchServe; tests/test_torchserve_script.py runs TorchServe itself."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def test_integers_stay_integers(
 
 
 def changed(path: Path, name: str, content: bytes) -> Path:
-    """A copy of an archive with another file of that name."""
+    """Return a copy of an archive with another file of that name."""
     other = path.with_name("other.mar")
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(other, "w") as sink:
         for entry in source.namelist():

@@ -39,7 +39,7 @@ def test_every_form_of_a_request_gets_the_same_answer(folder: Path, serve: Calla
         assert [row["index"] for row in answer["predictions"]] == best
         assert [row["class"] for row in answer["predictions"]] == [NAMES[index] for index in best]
         assert [row["probability"] for row in answer["predictions"]] == pytest.approx(shares[best].tolist(), abs=1e-6)
-    # pixels that begin as a JPEG, or as JSON, does
+    # pixels that begin as a JPEG or JSON does
     for start in (b"\xff\xd8\xff", b"{"):
         body = start + pixels.tobytes()[len(start) :]
         ((status, answer),) = serve(folder, (body, "application/octet-stream"))
@@ -47,7 +47,7 @@ def test_every_form_of_a_request_gets_the_same_answer(folder: Path, serve: Calla
             want = net(torch.frombuffer(bytearray(body), dtype=torch.uint8).view(1, 1, 8, 8)).softmax(1)
         assert status == 200
         assert answer["predictions"][0]["probability"] == pytest.approx(float(want.max()), abs=1e-6)
-    # several samples in one request, beside one in another
+    # several samples in one request, with one in another
     several = pictures(3)
     (_, of_three), (_, of_one) = serve(folder, (several.tobytes(), "application/octet-stream"), bodies[0])
     assert len(of_three["predictions"]) == 3

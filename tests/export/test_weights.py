@@ -1,4 +1,4 @@
-"""target=weights: weights of few bits come back exactly."""
+"""target=weights: low-bit weights are restored exactly."""
 
 from collections.abc import Callable
 from pathlib import Path
