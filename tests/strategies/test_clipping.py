@@ -1,4 +1,4 @@
-"""The norm is that of all gradients together, wherever they are; an overflow on one rank is everybody's."""
+"""The norm is that of all gradients on all ranks; an overflow on one rank skips the step on all."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def plain() -> list[torch.Tensor]:
 
 
 def spread(rank: int) -> list[torch.Tensor]:
-    """The same parameters: sharded on one mesh, on another, replicated, a sum to be made, and plain."""
+    """The same parameters: sharded on one mesh, on another, replicated, as partial sums, and plain."""
     line, square = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
     kinds = [
         (line, [Shard(0)]),
@@ -42,7 +42,7 @@ def spread(rank: int) -> list[torch.Tensor]:
     extra = torch.nn.Parameter(distribute_tensor(torch.zeros(2), line, [Replicate()]))
     extra.grad = DTensor.from_local(
         torch.tensor([1.0 + rank, 2.0]), line, [Partial()], run_check=False
-    )  # in all [3, 4]
+    )  # in total [3, 4]
     return [*found, extra]
 
 

@@ -23,7 +23,7 @@ def net() -> MLP:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[nn.Module, dict[str, Any]]]:
-    """What torch.compile is asked to compile, in order; nothing is."""
+    """Record the modules passed to torch.compile, in order, without compiling."""
     asked: list[tuple[nn.Module, dict[str, Any]]] = []
 
     def note(call: Any, **options: Any) -> Any:
@@ -34,7 +34,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[nn.Module, dict[str,
     return asked
 
 
-# torch's own compiler imports what torch deprecates
+# torch's compiler imports deprecated parts of torch
 @pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated")
 def test_result_and_names_are_those_of_the_eager_net(net: MLP) -> None:
     x = torch.randn(5, 1, 4, 4)
@@ -100,7 +100,7 @@ def test_one_process_and_ddp_keep_their_graphs(tmp_path: Path) -> None:
 
 
 def test_graphs_after_the_first_step_are_counted() -> None:
-    """Also in the first of the batches that are added up for the second step."""
+    """Also in the first accumulated batch of the second step."""
     torch.compiler.reset()
     graphs: Any = Graphs()
     net = torch.compile(nn.Linear(3, 2), backend="eager", dynamic=False)

@@ -1,4 +1,4 @@
-"""What each of ZeRO's stages holds, how it rounds, and what it refuses."""
+"""Each ZeRO stage: its memory, its rounding and its refusals."""
 
 import importlib.util
 from typing import Any
@@ -57,7 +57,7 @@ def fit(
 
 
 def held(trainer: Trainer, task: LightningModule) -> int:
-    """Bytes of parameters and optimizer state in this process: every storage that is reached, once."""
+    """Return the bytes of parameters and optimizer state in this process, counting each storage once."""
     zero = trainer.optimizers[0]
     tensors = [p.data for p in task.parameters()]
     tensors += [p.ds_tensor for p in task.parameters() if hasattr(p, "ds_tensor")]
@@ -68,7 +68,7 @@ def held(trainer: Trainer, task: LightningModule) -> int:
 
 
 def smaller_things(rank: int) -> dict[str, Any]:
-    """What needs a pair of ranks and no run directory."""
+    """Checks that need two ranks and no run directory."""
     found: dict[str, Any] = {}
     found["bytes"] = {"ddp": held(*fit("ddp", "adamw", rank))}
     found["bytes"] |= {

@@ -1,4 +1,4 @@
-"""ZeRO's stages have the losses of one process, resume bit for bit, and leave checkpoints that anybody opens."""
+"""ZeRO's stages have the losses of one process, resume bit for bit, and write checkpoints in the plain format."""
 
 import importlib.util
 import json
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lathe.tasks import Task
 
-# not in the default suite, which has ZeRO in test_deepspeed.py and this law by FSDP, tensor and pipeline
+# not in the default suite, which tests ZeRO in test_deepspeed.py and this law with FSDP, tensor and pipeline
 pytestmark = [pytest.mark.law2, pytest.mark.slow]
 
 if importlib.util.find_spec("deepspeed") is None:
@@ -43,8 +43,8 @@ STOP_AT = 10  # micro-batches
 
 
 def train_all(rank: int, cases: list[dict[str, Any]], stopped: Sequence[dict[str, Any]] = ()) -> list[int]:
-    """Each run one after the other in this rank; those of `stopped` end abruptly behind micro-batch STOP_AT, and then
-    go on. Returns the steps of the checkpoints that they had left by then.
+    """Train each run in turn on this rank; those in `stopped` end abruptly after micro-batch STOP_AT and resume. Return
+    the steps of their checkpoints at that time.
     """
     from lathe.training.train import train
 
@@ -89,7 +89,7 @@ def two(tmp: Path, *arguments: str) -> dict[str, Any]:
 
 
 def flat_state(state: dict[str, Any]) -> dict[str, Tensor]:
-    """The state of every parameter of a plain optimizer by `number.key`."""
+    """Return the state of every parameter of a plain optimizer by `number.key`."""
     return {
         f"{n}.{k}": torch.as_tensor(v)
         for n, entry in state["optimizer_states"][0]["state"].items()
@@ -99,8 +99,8 @@ def flat_state(state: dict[str, Any]) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """SGD with momentum by one process and by each stage on two; the stages once more, stopped inside an epoch and
-    continued.
+    """SGD with momentum on one process and by each stage on two; the stages also stopped inside an
+    epoch and resumed.
     """
     tmp = tmp_path_factory.mktemp("logs")
     cases = {"one": new_run(tmp, *COMMON)}
@@ -148,9 +148,7 @@ def test_checkpoints_are_those_of_one_process(runs: dict[str, Any], stage: str) 
 
 @pytest.mark.parametrize("stage", ZERO)
 def test_a_run_changes_its_strategy(runs: dict[str, Any], tmp_path: Path, stage: str) -> None:
-    """ZeRO's checkpoint goes on in one process, and that one's under ZeRO, with the losses of a run that never
-    changed.
-    """
+    """ZeRO's checkpoint resumes in one process, and that one's under ZeRO, with the losses of an unchanged run."""
     longer = (*COMMON, "trainer.max_epochs=3", "ckpt_mode=trainer")
 
     def last(name: str) -> str:

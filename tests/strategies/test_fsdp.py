@@ -1,5 +1,5 @@
-"""FSDP on two real ranks is one process: losses, checkpoints, optimizer states, continuation; and each rank holds its
-share.
+"""FSDP on two real ranks equals one process: losses, checkpoints, optimizer states, resume; each
+rank holds its shards.
 """
 
 from pathlib import Path
@@ -55,7 +55,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sqrt": ("mlp", {}, {"before": lambda net: recompute.apply(net, "sqrt")}),
 }
 ROUNDED: dict[str, tuple[str, dict[str, Any], float]] = {
-    "bf16-mixed": ("resnet", {"precision": "bf16-mixed"}, 5e-2),  # its rounding alone: 0.11 from float32
+    "bf16-mixed": ("resnet", {"precision": "bf16-mixed"}, 5e-2),  # its rounding by itself: 0.11 from float32
     "16-mixed": ("mlp", {}, 2e-3),
     "bf16-true": ("gpt", {"precision": "bf16-true"}, 5e-2),
     "16-true": ("mlp", {"precision": "16-true", "optimizer": sgd}, 5e-3),
@@ -78,7 +78,7 @@ def all_cases(rank: int, folder: Path) -> dict[str, Any]:
         found[case] = fit(name, FSDP(**settings), save=folder / f"{case}.ckpt", **part, **options)
     for case, (name, _, _) in ROUNDED.items():
         found[case] = fit(name, FSDP(), **part, **rounded(case))
-    # the sharded one goes on as sharded, from the folder, and the full one from a single process's file
+    # the sharded run resumes as sharded, from the folder, and the full one from a single process's file
     found["from folder"] = fit("vit", FSDP(), begin=2, steps=2, resume=folder / "sharded.ckpt", **part)
     found["from one"] = fit("gpt", FSDP(checkpoint="sharded"), begin=2, steps=2, resume=folder / "one.ckpt", **part)
     return found
@@ -133,7 +133,7 @@ def test_a_single_process_continues(ranks: list[dict[str, Any]], folder: Path) -
     for case, name in (("gpt", "gpt"), ("sharded", "vit")):
         straight = fit(name, steps=4)["losses"][4:]
         path = folder / f"{case}.ckpt"
-        if path.is_dir():  # Lightning's own strategies read files
+        if path.is_dir():  # Lightning's strategies read files
             torch.save(read_checkpoint(path), folder / "plain.ckpt")
             path = folder / "plain.ckpt"
         assert relative(fit(name, begin=2, steps=2, resume=path)["losses"], straight) < 1e-6
@@ -163,7 +163,7 @@ def test_units_are_the_blocks_or_the_smallest_that_are_large_enough() -> None:
     assert units(mlp, 1) == list(mlp.blocks)
     wide = nn.Linear(10, 10)
     net = nn.Sequential(nn.Sequential(nn.Linear(2, 10), nn.Linear(10, 2)), wide, nn.ModuleList([nn.Linear(9, 5)]))
-    assert units(net, 100) == [wide]  # the others are too small, alone and together; a ModuleList has no forward
+    assert units(net, 100) == [wide]  # the others are too small, separately and together; a ModuleList has no forward
     assert units(net, 50) == [net[0], wide, net[2][0]]
     tied = nn.Sequential(wide, nn.Linear(10, 10), nn.Linear(10, 10))
     tied[2].weight = wide.weight

@@ -1,4 +1,4 @@
-"""Spread tensors come back whole, and whole ones are spread as their counterparts are."""
+"""Sharded tensors are gathered whole, and whole ones are sharded like their counterparts."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from lathe.strategies.full_state import (
 
 
 def stepped(net: nn.Module, steps: int = 1, optimizer: torch.optim.Optimizer | None = None) -> torch.optim.Optimizer:
-    """Steps on gradients that depend on the number of the step alone."""
+    """Step on gradients that depend only on the step's number."""
     optimizer = optimizer or torch.optim.AdamW(net.parameters(), lr=0.1)
     for step in range(steps):
         (net(torch.ones(2, 3)) * (step + 1)).sum().backward()
@@ -44,7 +44,7 @@ def on_two(rank: int) -> dict[str, Any]:
     again = spread_like(tensor, spread)
     assert isinstance(again, DTensor)
     found["again"] = again.full_tensor()
-    found["local"] = again.to_local().untyped_storage().nbytes()  # a view of the whole would keep it alive
+    found["local"] = again.to_local().untyped_storage().nbytes()  # a view would keep the whole alive
     other = spread_like(spread, distribute_tensor(tensor, mesh, [Replicate()]))
     found["other"] = other.to_local()
     found["same"] = spread_like(spread, spread) is spread

@@ -1,4 +1,4 @@
-"""Channels last in memory: the same net, laid out otherwise."""
+"""channels_last: the same net in another memory format."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""One process, a net in parts: the numbers are those of the whole net, and what can't be placed is refused."""
+"""One process, a net on several devices: equal to the whole net; layers that can't be placed are refused."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_checkpoints_are_those_of_the_whole_net_and_continue(tmp_path: Path) -> 
 
 
 def test_activations_move_between_the_devices() -> None:
-    """meta is a second device that every machine has: what is left there has moved, and nothing else."""
+    """meta is a second device on every machine: all that ends up there was moved by the strategy."""
     net = build("mlp")
     strategy = ModelSplit(["cpu:0", "cpu:0", "cpu:0"], split=[2, 2, 1])
     strategy.devices[1] = torch.device("meta")
@@ -53,7 +53,7 @@ def test_activations_move_between_the_devices() -> None:
     assert {name: p.device.type for name, p in net.named_parameters() if p.device.type != "cpu"} == {
         f"blocks.{i}.linear.{kind}": "meta" for i in (2, 3) for kind in ("weight", "bias")
     }
-    with pytest.raises((RuntimeError, NotImplementedError)):  # from meta there is no way back
+    with pytest.raises((RuntimeError, NotImplementedError)):  # meta tensors can't be copied back
         net(torch.zeros(2, 1, 4, 4))
     assert seen == {"0": "cpu", "1": "cpu", "2": "meta", "3": "meta"}
 

@@ -1,4 +1,4 @@
-"""Communication hooks act on the CPU: what arrives is rounded or of low rank, and what is not known is refused."""
+"""Communication hooks on the CPU: gradients are rounded or of low rank, and unknown hooks are refused."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ class Regression(LightningModule):
 
 
 class Gradients(Callback):
-    """The gradient of the first layer's weight before each step."""
+    """Records the gradient of the first layer's weight before each step."""
 
     def __init__(self) -> None:
         self.seen: list[Tensor] = []

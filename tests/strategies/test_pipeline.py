@@ -1,4 +1,4 @@
-"""Two ranks, each with half of the net, give what one process gives; and what a pipeline can't do is refused."""
+"""Two ranks, each with half of the net, equal one process; what a pipeline can't do is refused."""
 
 import warnings
 from pathlib import Path
@@ -40,7 +40,7 @@ def number_format(name: str) -> dict[str, Any]:
 
 
 def strict() -> None:
-    """Nothing that a pipeline does warns; Lightning's gathering of a task's sums does."""
+    """Warnings are errors, except that of Lightning's gathering of a task's sums."""
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message=".*nn.functional.all_gather is deprecated.*")
 
@@ -126,7 +126,7 @@ def test_number_formats(ranks: list[dict[str, Any]], name: str) -> None:
     assert ranks[0][name]["losses"] == ranks[1][name]["losses"]
     assert ranks[0][name]["losses"] == pytest.approx(one["losses"], rel=FORMATS[name])
     assert ranks[0][name]["scale"] == ranks[1][name]["scale"]
-    if name == "16-mixed":  # the first steps overflow on some stage, and are left out on all
+    if name == "16-mixed":  # the first steps overflow on some stage, and are skipped on all
         assert ranks[0][name]["scale"] == one["trainer"].precision_plugin.scaler.get_scale() < 2.0**30
 
 

@@ -1,4 +1,4 @@
-"""Each format is what its name says, on the CPU too; what a device can't do is refused."""
+"""Each format computes in its dtype, also on the CPU; formats that a device lacks are refused."""
 
 from typing import Any, get_args
 
@@ -16,7 +16,7 @@ from lathe.training.trainer_setup import device_type
 
 
 class Notes(LightningModule):
-    """Notes what a linear layer sees and gives in a training step."""
+    """Records the dtypes of a linear layer's input and output in a training step."""
 
     def __init__(self, scale: float = 1.0) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def test_16_mixed_scales_gradients_and_skips_a_step_that_overflows() -> None:
     assert isinstance(scaler, torch.amp.GradScaler)
     assert scaler.is_enabled()
     assert scaler.get_scale() == 1024.0
-    torch.testing.assert_close(task.net.weight.detach(), plain - 0.01 * 3)  # three samples of ones, unscaled again
+    torch.testing.assert_close(task.net.weight.detach(), plain - 0.01 * 3)  # three samples of ones, unscaled
 
     task, trainer = fit("16-mixed", scale=1e4, init_scale=1024.0)  # 1e4 * 1024 is beyond float16
     assert trainer.precision_plugin.scaler.get_scale() == 512.0
@@ -81,9 +81,9 @@ def test_16_mixed_scales_gradients_and_skips_a_step_that_overflows() -> None:
 
 @pytest.mark.parametrize("name", get_args(PrecisionName))
 def test_matmul_sets_float32_products_and_convolutions(name: str) -> None:
-    """By itself cuDNN convolves in TF32 on Ampere and later; the switches of both kinds can be read and agree."""
+    """By default cuDNN convolves in TF32 on Ampere and later; both kinds of switches can be read and agree."""
     backends: Any = torch.backends
-    torch.backends.cudnn.allow_tf32 = True  # as torch has it
+    torch.backends.cudnn.allow_tf32 = True  # torch's default
     for matmul in ("highest", "high", "medium", "highest"):
         precision_plugin(name, "cpu", matmul=matmul)
         assert torch.get_float32_matmul_precision() == matmul
@@ -91,7 +91,7 @@ def test_matmul_sets_float32_products_and_convolutions(name: str) -> None:
         assert (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32) == (tf32, tf32)
         newer = {part.fp32_precision for part in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)}
         assert newer == {"tf32"} if tf32 else "tf32" not in newer
-    with torch.backends.cudnn.flags(enabled=False):  # torch's own code asks for the older ones here
+    with torch.backends.cudnn.flags(enabled=False):  # torch's code reads the older switches here
         pass
 
 

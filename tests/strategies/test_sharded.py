@@ -1,5 +1,5 @@
-"""Law 3 for strategies that spread a net: a run that died within an epoch and was continued ends with the same weights,
-bit for bit.
+"""Law 3 for sharded strategies: a run that was killed within an epoch and resumed ends with the same weights, bit for
+bit.
 """
 
 from contextlib import suppress
@@ -86,7 +86,7 @@ def test_a_death_within_an_epoch_changes_nothing(tmp_path: Path) -> None:
 
 
 class Modes(Callback):
-    """Whether evaluation runs in inference mode, in which tensors have no versions."""
+    """Records if evaluation runs in inference mode, in which tensors have no versions."""
 
     def __init__(self) -> None:
         self.found: set[bool] = set()
@@ -101,7 +101,7 @@ class Modes(Callback):
 def test_what_is_gathered_is_no_tensor_of_inference(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As under NCCL: with processes of gloo Lightning leaves the mode out by itself."""
+    """As under NCCL: with gloo Lightning disables inference mode itself."""
     monkeypatch.setattr("lightning.pytorch.loops.utilities._distributed_is_initialized", lambda: False)
     make, modes = lathe.training.train.make_callbacks, Modes()
     monkeypatch.setattr(lathe.training.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), modes])
@@ -111,5 +111,5 @@ def test_what_is_gathered_is_no_tensor_of_inference(
         lathe.training.train.train(new_run(tmp_path, *whole, *f"strategy={words}".split()))
     finally:
         if not before and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()  # of this one process, which others' tests would take for many
+            torch.distributed.destroy_process_group()  # of this one process, which later tests would take for several
     assert (True in modes.found) is (words == "auto")

@@ -1,4 +1,4 @@
-"""A sharded checkpoint is whole or the one before; it is read without running code."""
+"""A sharded checkpoint is complete or the previous one; reading it executes no code."""
 
 import os
 import pickle
@@ -31,7 +31,7 @@ def checkpoint(step: int) -> dict[str, Any]:
 
 
 def write(rank: int, folder: Path) -> list[list[str]]:
-    """Writes two checkpoints, then dies while it writes a third; returns what lies there each time."""
+    """Write two checkpoints, then die while writing a third; return the files after each."""
     path, seen = folder / "last.ckpt", []
     for step in (1, 2):
         sharded_files.save(checkpoint(step), path)
@@ -61,7 +61,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[l
 
 @pytest.fixture
 def path(written: tuple[Path, Any], tmp_path: Path) -> Path:
-    """A copy, to be spoilt."""
+    """A copy, to be damaged."""
     shutil.copytree(written[0] / "last.ckpt", tmp_path / "last.ckpt")
     return tmp_path / "last.ckpt"
 
@@ -83,7 +83,7 @@ def test_old_ones_are_removed_and_the_link_is_switched(written: tuple[Path, list
     assert len(first) == len(second) == 2
     assert first[1] == second[1] == "last.ckpt"
     assert first[0] != second[0]
-    assert second[0] in third  # a death leaves the one before
+    assert second[0] in third  # a kill leaves the previous one
     folder = written[0]
     assert os.readlink(folder / "last.ckpt") == second[0]
 
@@ -95,14 +95,14 @@ def test_what_a_dead_writer_left_is_swept(written: tuple[Path, Any], tmp_path: P
     sharded_files.sweep(copy / "last.ckpt")
     link = os.readlink(copy / "last.ckpt")
     assert sorted(os.listdir(copy)) == sorted([".best.ckpt.1234", link, "last.ckpt"])
-    assert read_checkpoint(copy / "last.ckpt")["global_step"] == 2  # the link is relative: a run can be moved
+    assert read_checkpoint(copy / "last.ckpt")["global_step"] == 2  # the link is relative, so that a run can be moved
 
 
 def test_a_part_is_read_as_its_counterpart_is_placed(written: tuple[Path, Any]) -> None:
     net = nn.Linear(2, 5)
     state = sharded_files.load_spread(written[0] / "last.ckpt", net.state_dict(), [], prefix="")
     assert torch.equal(state["state_dict"]["weight"], WEIGHT + 2)
-    assert state["optimizer_states"][0]["state"][0]["exp_avg"] is None  # nobody asked for it
+    assert state["optimizer_states"][0]["state"][0]["exp_avg"] is None  # not requested
 
 
 class Trap:

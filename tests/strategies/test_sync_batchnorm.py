@@ -1,4 +1,4 @@
-"""Two ranks with half a batch each give what one process gives with the whole batch."""
+"""Two ranks with half a batch each equal one process with the whole batch."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def data(name: str) -> list[tuple[Tensor, Tensor]]:
 
 
 def steps(net: nn.Module, batches: list[tuple[Tensor, Tensor]], autocast: bool) -> dict[str, Any]:
-    """Outputs and gradients of a weighted sum over the batch, parameter gradients added over batches, and buffers."""
+    """Return outputs and gradients of a weighted sum over the batch, accumulated parameter gradients, and buffers."""
     outputs, gradients = [], []
     for x, weight in batches:
         x = x.clone().requires_grad_()
@@ -85,7 +85,7 @@ def test_two_halves_are_one_whole(ranks: list[dict[str, dict[str, Any]]], name: 
     whole = steps(build(name), data(name), autocast)
     first, second = (rank[name] for rank in ranks)
     assert first["outputs"].dtype == whole["outputs"].dtype == (torch.bfloat16 if autocast else torch.float32)
-    # bfloat16 keeps 8 bits, and the last of them may be rounded the other way; float32 has steps of 8e-6 at 100
+    # bfloat16 has 8 bits, and the last may be rounded the other way; float32 has steps of 8e-6 at 100
     tolerance = 2**-7 if autocast else 5e-5 if name == "far from zero" else 1e-6
     for what in ("outputs", "gradients"):
         torch.testing.assert_close(
@@ -131,7 +131,7 @@ def test_apply_and_revert_leave_names_and_objects_alone() -> None:
     sync = SyncBatchNorm()
     assert sync.apply(net) is net
     assert [type(module) for module in net] != plain
-    assert isinstance(net[1], nn.modules.batchnorm._BatchNorm)  # so that rules for norm layers still find it
+    assert isinstance(net[1], nn.modules.batchnorm._BatchNorm)  # so that rules for norm layers still match it
     assert {name: id(tensor) for name, tensor in [*net.named_parameters(), *net.named_buffers()]} == before
     assert list(net.state_dict()) == list(
         nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Mine(4), nn.LayerNorm(4)).state_dict()

@@ -1,6 +1,4 @@
-"""Tensor parallelism on real ranks is one process, with and without sequence parallelism, alone and over data
-replicas.
-"""
+"""Tensor parallelism on real ranks equals one process, with and without sequence parallelism and data replicas."""
 
 from pathlib import Path
 from typing import Any

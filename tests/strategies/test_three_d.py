@@ -1,4 +1,4 @@
-"""Four and eight ranks on three axes give what one process gives."""
+"""Four and eight ranks on three axes equal one process."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,7 @@ from lathe.strategies.three_d import ThreeD
 
 pytestmark = pytest.mark.law2
 
-# name: (net, the strategy's settings, the fit's); vit has five tokens, which two tensor ranks can't share out
+# name: (net, the strategy's settings, the fit's); vit has five tokens, which two tensor ranks can't divide
 FOUR: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "tied 2x1x2": ("tied", {}, {"optimizer": adam}),
     "resnet 2x1x2": ("resnet", {}, {"optimizer": adam}),
@@ -49,7 +49,7 @@ def laws(rank: int, folder: str, cases: dict[str, Any]) -> dict[str, Any]:
 def check(ranks: list[dict[str, Any]], folder: Path, cases: dict[str, Any]) -> None:
     for name, (net, _, options) in cases.items():
         one = fit(net, folder=folder / f"{name} in one", **options)
-        # replicas have losses of their own, whose mean is that of the global batch
+        # the mean of the replicas' losses is that of the global batch
         means = [sum(values) / len(values) for values in zip(*(rank[name]["losses"] for rank in ranks), strict=True)]
         assert means == pytest.approx(one["losses"], rel=1e-5), name
         for rank in ranks:

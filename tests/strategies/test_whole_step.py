@@ -1,4 +1,4 @@
-"""`compile.scope=step`: the whole step as one graph trains as the step that is written does."""
+"""`compile.scope=step`: a step compiled as one graph trains as the eager step does."""
 
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ from lathe.errors import UserError
 __all__ = ["interruption"]  # a fixture
 
 STEP = ("compile=default", "compile.scope=step")
-GRAPH = (*STEP, "compile.backend=aot_eager")  # captures and differentiates as inductor does, and writes no kernels
+GRAPH = (*STEP, "compile.backend=aot_eager")  # captures and differentiates as inductor does, without kernels
 
 
-# importing inductor makes what torch 2.13 itself says is deprecated
+# importing inductor uses parts that torch 2.13 deprecates
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
 
 
@@ -39,7 +39,7 @@ def trained(folder: Path, *words: str) -> Path:
 
 
 def alike(left: Path, right: Path) -> None:
-    """To rounding: a graph adds up in another order."""
+    """Compare up to rounding: a graph sums in another order."""
     ours, theirs = weights(left), weights(right)
     assert ours.keys() == theirs.keys()
     for name in ours:
@@ -60,7 +60,7 @@ RECIPES = {
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_it_trains_as_the_step_that_is_written(recipe: str, tmp_path: Path) -> None:
     found = trained(tmp_path / "whole", *RECIPES[recipe], *GRAPH)
-    assert counters["stats"]["unique_graphs"] == 2  # the step, and what evaluates
+    assert counters["stats"]["unique_graphs"] == 2  # the step, and the evaluation
     assert not counters["graph_break"]
     assert not counters["recompiles"]
     alike(found, trained(tmp_path / "eager", *RECIPES[recipe]))
@@ -68,7 +68,7 @@ def test_it_trains_as_the_step_that_is_written(recipe: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("recipe", [*RECIPES, "lars"])
 def test_what_a_step_writes_to_stays_where_it_is(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without which inductor makes no CUDA graph of it: weights, gradients, states, counters and statistics."""
+    """Otherwise inductor makes no CUDA graph of it: weights, gradients, states, counters and statistics."""
     seen: list[tuple[set[int], set[int], list[Any]]] = []
 
     def watched(graph: Any, inputs: list[Any]) -> Any:
@@ -79,7 +79,7 @@ def test_what_a_step_writes_to_stays_where_it_is(recipe: str, tmp_path: Path, mo
         return make_boxed_func(graph.forward)
 
     backend = aot_autograd(fw_compiler=watched, keep_inference_input_mutations=True)
-    registry.lookup_backend("aot_eager")  # which registers torch's own
+    registry.lookup_backend("aot_eager")  # registers torch's backends
     monkeypatch.setitem(registry._COMPILER_FNS, "aot_eager", backend)
     trained(tmp_path, *RECIPES.get(recipe, ("optimizer=lars", "optimizer.lr=0.1")), *GRAPH, "trainer.max_epochs=1")
     written, static, inputs = max(seen, key=lambda one: len(one[0]))
@@ -102,7 +102,7 @@ def test_a_pruned_net_keeps_its_zeros(tmp_path: Path) -> None:
 def test_what_inductor_makes_in_bf16_is_right_and_kept_beside_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # which the run's own takes the place of, until the end
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # the run sets its own until its end
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
     shallow = ("model.net.depth=1", "precision=bf16-mixed")  # each kernel takes the compiler two seconds
     words = (*STEP, *shallow, f"paths.data_dir={tmp_path / 'mine'}")
