@@ -29,7 +29,7 @@ def test_both_archives_give_the_images_and_labels_that_went_in(
     cifar_files: Callable, tmp_path: Path, name: str, form: str
 ) -> None:
     archive, truth = cifar_files(name, form)
-    # a cifar100 train file has 20 images only, of which 5 are kept
+    # a cifar100 train file has only 20 images; 5 are kept
     data = source(tmp_path, archive, name, val_size=20 if name == "cifar10" else 5)
     data.prepare()
     splits = data.load()

@@ -1,4 +1,4 @@
-"""The source's entropy is the loss of its own probabilities on its sequences, and a model can reach it."""
+"""The source's entropy is the loss of its probabilities on its sequences, and a model can reach it."""
 
 import math
 

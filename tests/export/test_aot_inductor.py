@@ -88,7 +88,7 @@ def test_packages_for_others_are_refused(opened: Opened, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the generated C++ of each package, from which only the names are used."""
+    """The generated C++ of each package, which itself has only the files' names."""
     found: list[str] = []
     original = aot._compiled
 

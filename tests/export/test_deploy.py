@@ -70,7 +70,7 @@ def test_integers_are_those_of_training(make_resnet: Make, images: Tensor, quant
     net = make_resnet()
     with torch.no_grad():
         net.blocks[0].conv1.weight[:, 1] = 0  # masked
-        net.blocks[0].conv2.weight[3] = 0  # a pruned channel, of which only a bias is left
+        net.blocks[0].conv2.weight[3] = 0  # a pruned channel: only its bias is left
     quantized(net, images)
     found = deployable(net, images[:2], Onnx())
     for name, layer in quantized_layers(net).items():

@@ -114,7 +114,7 @@ def test_a_resnet_in_a_fresh_process(
 ) -> None:
     net, path = make_resnet(), tmp_path / "net.pte"
     with torch.no_grad():
-        net.blocks[0].conv2.weight[3] = 0  # a pruned channel, of which only a bias is left
+        net.blocks[0].conv2.weight[3] = 0  # a pruned channel: only its bias is left
     quantized(net, images)
     executorch.export(net, images[:1], path)
     assert (counted[0].integers, counted[0].floats, counted[0].left) == (10, 0, [])

@@ -56,7 +56,7 @@ def test_a_resnet_runs_in_integers_from_end_to_end(exported: tuple[Any, Path], i
     found = operators(path)
     assert found["QLinearConv"] == 9
     assert found["QGemm"] == 1
-    assert found["QLinearAdd"] == 2  # the third is averaged in float, for which there is no range
+    assert found["QLinearAdd"] == 2  # the third has no range and is averaged in float
     assert not found.keys() & {"Conv", "FusedConv", "Gemm", "MatMul", "BatchNormalization"}
 
     same, difference = agreement(net, path, images)

@@ -50,7 +50,7 @@ def test_symmetric_integers(make_resnet: Make, images: Tensor, tmp_path: Path, q
     readers = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
     assert (
         len(readers) == 10 * 3 + 3 * 4 - 3 * 2
-    )  # inputs and weights of ten layers, both sides of three sums, three of which layers also read
+    )  # inputs and weights of ten layers, both sides of three sums; layers also read three of these
     for node in readers:
         assert stored[node.input[2]].dtype == np.int8
         assert (stored[node.input[2]] == 0).all()

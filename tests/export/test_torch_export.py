@@ -215,7 +215,7 @@ def test_what_torch_reads_is_what_was_looked_at(make_mlp: Make, tmp_path: Path, 
             for entry, data in content.items():
                 for copy in [evil.getvalue(), data, data] if entry == name else [data]:
                     archive.writestr(entry, copy)
-    with suppress(UserError):  # a file of which torch would read the good entries may be opened
+    with suppress(UserError):  # a file may open if torch would read its good entries
         target.load(path, 1)
     assert not ran.exists()
 
