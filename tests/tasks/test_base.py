@@ -1,6 +1,4 @@
-"""Metrics are exact means over samples, whatever the batches, ranks and interruptions; checkpoints carry plain
-names.
-"""
+"""Metrics are exact means over samples for any batches, ranks and interruptions; checkpoints carry plain names."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,7 @@ def test_a_logged_step_is_the_mean_over_the_samples_since_the_last() -> None:
 
 def test_the_epoch_is_the_mean_over_all_its_samples() -> None:
     it, data = task(), batches()
-    run, memory = trainer(log_every_n_steps=4)  # leaves a rest of two batches
+    run, memory = trainer(log_every_n_steps=4)  # leaves two batches over
     run.fit(it, loader(data))
     step, row = next((step, row) for step, row in memory.rows if "train/loss_epoch" in row)
     assert step == 6
@@ -82,7 +80,7 @@ def test_scheduler_gets_the_number_of_optimizer_steps() -> None:
     run, _ = trainer(max_epochs=2, accumulate_grad_batches=3)
     run.fit(it, loader(batches()))
     assert asked == [4]
-    assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(1 / 5)  # moved after each of four steps
+    assert run.optimizers[0].param_groups[0]["lr"] == pytest.approx(1 / 5)  # stepped after each of four optimizer steps
 
 
 class SaveAt(Callback):
@@ -105,7 +103,7 @@ def test_checkpoints_carry_the_nets_own_names_and_open_in_a_plain_net(tmp_path: 
     net = nn.Linear(3, 1)
     net.load_state_dict(state["state_dict"])
     assert torch.equal(net.weight, it.net.weight)
-    assert memory.saves  # the loggers' lines are on disk before the checkpoint is
+    assert memory.saves  # the loggers' lines are flushed before the checkpoint is written
 
 
 @pytest.mark.parametrize("at", [0, 1, 2, 3, 4])
@@ -120,7 +118,7 @@ def test_sums_survive_a_checkpoint(tmp_path: Path, at: int) -> None:
 
 
 class Stateful:
-    """A loader that goes on where it was."""
+    """A loader that resumes at its position."""
 
     def __init__(self, data: list[Any]) -> None:
         self.data, self.done, self.begin = data, 0, 0

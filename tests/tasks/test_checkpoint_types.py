@@ -1,4 +1,6 @@
-"""A run writes only checkpoints that are opened again: arguments are plain, and other values are told with a place."""
+"""A run writes only checkpoints that can be read again: arguments are plain, and other values are reported with their
+place.
+"""
 
 from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
@@ -75,5 +77,5 @@ def test_what_is_read_today_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
         }
     )
     check_checkpoint({"sharded": defaultdict(list, a=[1])}, mappings=True)  # a dict in the file
-    monkeypatch.setattr(torch, "save", None)  # nothing is copied for a usual checkpoint
+    monkeypatch.setattr(torch, "save", None)  # a usual checkpoint is not copied
     check_checkpoint({"state_dict": nn.Linear(1, 1).state_dict(), "loops": {"a": {1: [2, "b"]}}, "parts": (own, 1.5)})

@@ -1,4 +1,4 @@
-"""Cross-entropy and accuracy against values by hand."""
+"""Cross-entropy and accuracy compared with values by hand."""
 
 import math
 from typing import Any, NamedTuple
@@ -58,7 +58,7 @@ def test_class_probabilities_as_mixup_gives_them(training: bool) -> None:
         sum(p * nll(LOGITS[i].tolist(), k) for i, row in enumerate(target.tolist()) for k, p in enumerate(row)) / 4
     )
     assert loss == pytest.approx(expected, rel=1e-6)
-    assert sums == pytest.approx([4 * expected, 2, 4], rel=1e-6)  # against the largest class: rows 0 and 1
+    assert sums == pytest.approx([4 * expected, 2, 4], rel=1e-6)  # compared with the largest class: rows 0 and 1
 
 
 def test_rows_that_only_fill_up_do_not_count_in_evaluation() -> None:

@@ -1,4 +1,4 @@
-"""Tasks from checkpoints, as Lightning's users load them: in a plain process, without a Trainer."""
+"""Tasks from checkpoints through `load_from_checkpoint`, in a plain process without a Trainer."""
 
 import copy
 import shutil
@@ -18,7 +18,7 @@ from lathe.training.train import train
 
 @pytest.fixture(scope="module")
 def best(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a run whose net is narrower than its configuration says."""
+    """The best checkpoint of a run whose net is narrower than its configuration says."""
     words = (*SMALL, "trainer.max_epochs=1", "compression=prune_channels", "compression.receipt=none")
     cfg = new_run(tmp_path_factory.mktemp("logs"), *words)
     train(cfg)
@@ -45,7 +45,7 @@ def test_the_run_says_what_the_net_is(best: Path, x: Tensor, kind: type[Task]) -
 
 
 def test_a_given_net_is_filled(best: Path, x: Tensor, tmp_path: Path) -> None:
-    """With the structure of the checkpoint; the file may lie anywhere."""
+    """With the structure of the checkpoint; the file may be in any folder."""
     alone = shutil.copy(best, tmp_path / "alone.ckpt")
     net = MLP(channels=1, image_size=8, num_classes=10, width=16, depth=1)
     task = ClassificationTask.load_from_checkpoint(alone, net=net, label_smoothing=0.1)

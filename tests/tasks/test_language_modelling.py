@@ -1,4 +1,4 @@
-"""Token losses against values by hand; metrics count tokens, not sequences; no needless copies of the logits."""
+"""Token losses compared with values by hand; metrics count tokens, not sequences; logits are not copied needlessly."""
 
 import math
 from typing import Any
@@ -40,7 +40,9 @@ def test_the_loss_is_torchs_own_over_counted_targets() -> None:
 
 
 def test_replicas_with_different_numbers_of_targets_average_to_the_global_mean() -> None:
-    """With `count`, the mean over replicas of loss and gradients is that of the whole batch; plain means are not."""
+    """With `count`, the mean over replicas of loss and gradients is that of the whole batch; with plain means it is
+    not.
+    """
     task, (x, y) = LanguageModellingTask(net()), batch(6, ignored=0.5)
     y[:3, 1:] = -100  # the first replica has far fewer targets
     task.training_loss(task.net(x), (x, y)).backward()
@@ -97,7 +99,7 @@ def test_figures_are_means_over_tokens() -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The most numbers that one floating-point tensor made under it holds, views of `given` left out."""
+    """Records the size of the largest floating-point tensor created inside it, except views of `given`."""
 
     def __init__(self, given: Tensor) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What Lightning promises a LightningModule, a data module and a callback holds in a run of Lathe."""
+"""Lightning's contracts for LightningModules, data modules and callbacks hold in a run of Lathe."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,8 @@ def directory(cfg: dict[str, Any]) -> Path:
 
 def test_a_batch_of_several_steps_has_a_row_and_its_own_rate(tmp_path: Path, interruption: Interruption) -> None:
     """Optimizer steps end at 2, 3, 5, 6, 8, 9, 11, ... 18: a batch that passes a multiple counts as one that ends
-    there, for rows and for checkpoints."""
+    there, for rows and checkpoints.
+    """
     judged = ("callbacks.checkpoint.monitor=val_loss", "callbacks.checkpoint.mode=min")
     words = ("callbacks.checkpoint.every_n_train_steps=4", *judged, "logger=tensorboard")
     whole, cut = (run(tmp_path / name, "Uneven", "parts.Table", *words) for name in ("whole", "cut"))
@@ -54,7 +55,7 @@ def test_a_batch_of_several_steps_has_a_row_and_its_own_rate(tmp_path: Path, int
 
 
 def test_gradients_that_wait_for_a_later_batch_are_kept(tmp_path: Path, interruption: Interruption) -> None:
-    """Lightning itself drops them before each validation."""
+    """Lightning drops them before each validation."""
     words = ("callbacks.checkpoint.monitor=null", "trainer.limit_val_batches=0", "trainer.max_epochs=4")
     whole, cut = (run(tmp_path / name, "Gathering", "parts.Table", *words) for name in ("whole", "cut"))
     train(whole)
@@ -75,7 +76,9 @@ def test_gradients_that_wait_for_a_later_batch_are_kept(tmp_path: Path, interrup
 
 
 def test_the_best_checkpoint_is_tested_with_the_states_it_holds(tmp_path: Path) -> None:
-    """As Trainer.test(ckpt_path="best") does: the loss is largest in the first epoch, and training ends with two."""
+    """As Trainer.test(ckpt_path="best") does: the loss is largest in the first epoch, and training ends with two
+    states.
+    """
     words = ("callbacks.checkpoint.monitor=val_loss", "callbacks.checkpoint.mode=max")
     own = "+callbacks.own._target_=support.own_contracts.Counting"
     cfg = run(tmp_path, "Stateful", "contracts.Counted", *words, own)
@@ -103,7 +106,7 @@ def test_a_module_clips_logs_and_shows_in_its_own_way(tmp_path: Path, capsys: py
 Cli = Callable[..., tuple[int, str]]
 
 
-# 26 batches of 50 in an epoch
+# an epoch has 26 batches of 50
 WORDS = (*QUICK, "data.batch_size=50", "trainer.log_every_n_steps=1", "callbacks=[default,lr_monitor]", "test=false")
 
 
@@ -142,7 +145,7 @@ def test_a_raised_end_plans_it_anew(tmp_path: Path, kind: str, capsys: pytest.Ca
 
 
 def test_a_schedule_that_would_end_in_an_error_is_told_before_the_work(tmp_path: Path, cli: Cli) -> None:
-    """Nothing of a complete run is lost by asking for more than its schedule can do."""
+    """A complete run is not lost if more is asked for than its schedule can do."""
     words = [*WORDS, planned("cycle", 52), "paths.log_dir=logs"]
     code, said = cli(*words, "trainer.max_epochs=3")
     assert code == 1

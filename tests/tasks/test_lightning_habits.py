@@ -1,4 +1,4 @@
-"""What people are used to from plain Lightning: it works, or a sentence says why not."""
+"""Habits from plain Lightning: each works, or a message says why not."""
 
 from pathlib import Path
 from typing import Any
@@ -44,4 +44,4 @@ def test_two_ranks_agree_or_say_why_not(tmp_path: Path) -> None:
         )
     home = Path(waiting["paths"]["run_dir"])
     rates = [float((home / f"rate{rank}").read_text()) for rank in range(2)]
-    assert rates == [0.1, 0.1]  # the first rank's metric falls, and the other's does not
+    assert rates == [0.1, 0.1]  # the first rank's metric decreases, the other's does not

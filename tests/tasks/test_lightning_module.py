@@ -1,4 +1,6 @@
-"""A user's own LightningModule, as it is: on one process and on two, interrupted, and under the verbs that take it."""
+"""A user's unmodified LightningModule: on one process and on two, interrupted, and with the
+commands that support it.
+"""
 
 import random
 from pathlib import Path
@@ -33,7 +35,7 @@ def run(folder: Path, *words: str, module: str = "LitNet") -> dict[str, Any]:
 
 
 def table(folder: Path, kind: str, *words: str) -> dict[str, Any]:
-    """With a user's own LightningDataModule."""
+    """With a user's LightningDataModule."""
     cfg = new_run(folder, *QUICK, *BEST, net(words="features: 16, classes: 2, width: 4"), *words)
     cfg["data"] = {"_target_": "support.own_parts.Table", "kind": kind}
     return cfg
@@ -49,7 +51,9 @@ def result_of(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("data", ["digits", "own"])
 def test_two_processes_have_the_losses_of_one(tmp_path: Path, data: str) -> None:
-    """Dropout differs, so it is off. Every sample of an evaluation counts once, rows that fill up a batch never."""
+    """Without dropout, which differs. Every sample of an evaluation counts once; rows that fill up a batch do not
+    count.
+    """
     made = run if data == "digits" else lambda folder, *words: table(folder, "noisy", *words)
     one, two = made(tmp_path / "one"), made(tmp_path / "two", "trainer.devices=2")
     for cfg in (one, two):
@@ -106,8 +110,8 @@ def test_an_interruption_changes_nothing(
     same(directory(cut), directory(whole))
 
 
-# options of a schedule that waits, and its steps before the last checkpoint, which comes before that of the last epoch,
-# in three epochs of five steps
+# options of a waiting schedule, and its steps before the last checkpoint, which precedes that of the last epoch, in
+# three epochs of five steps
 WAITS: dict[str, tuple[dict[str, Any], int]] = {
     "epoch": ({}, 2),
     "second epoch": ({"frequency": 2}, 1),
@@ -121,7 +125,7 @@ WAITS: dict[str, tuple[dict[str, Any], int]] = {
 def test_a_scheduler_that_waits_lacks_no_step_after_a_death(
     tmp_path: Path, interruption: Interruption, waits: str
 ) -> None:
-    """Lightning leaves one out in the first epoch of a run that goes on."""
+    """Lightning omits one in the first epoch of a resumed run."""
 
     def made(name: str, every: str = "null") -> dict[str, Any]:
         words = ("data.batch_size=260", "trainer.max_epochs=3", f"callbacks.checkpoint.every_n_train_steps={every}")
@@ -189,7 +193,7 @@ def evaluated_on(rank: int, cfg: dict[str, Any]) -> dict[str, float]:
 
 
 def test_two_processes_evaluate_as_one(tmp_path: Path) -> None:
-    """An odd number of samples: Lightning's own mean of their count over ranks loses a half."""
+    """An odd number of samples: Lightning's mean of their count over ranks loses a half."""
     cfg = table(tmp_path, "noisy")
     result = train(cfg)
     request = {"checkpoint": "best", "batch_size": None, "output": None, "run": "x", "split": "test"}

@@ -1,4 +1,4 @@
-"""What a LightningModule as it is can't have, told in one sentence before any data is touched."""
+"""Options that an unmodified LightningModule can't have, refused with one message before any data is read."""
 
 import sys
 import types
@@ -41,7 +41,7 @@ TYPED = {
 
 @pytest.fixture
 def of_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that is called as Lightning was, and a module that imports it."""
+    """A package with Lightning's old name, and a module that imports it."""
     theirs, mine = types.ModuleType("pytorch_lightning.core.module"), types.ModuleType("mine_of_old")
     base: Any = type("LightningModule", (nn.Module,), {"__module__": theirs.__name__})
     mine.Net = type("Net", (base,), {"__module__": "mine_of_old"})  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ def test_what_asks_for_a_nets_outputs_is_refused(tmp_path: Path, cli: Cli) -> No
     with pytest.raises(UserError, match=sentence):
         load(directory).predict(str(tmp_path))
     path = Path(directory, "config.yaml")
-    config = yaml.safe_load(path.read_text())  # whose data need not declare anything either: that is no way out
+    config = yaml.safe_load(path.read_text())  # its data need not declare anything either, so this is not a fix
     config["data"] = {"_target_": "support.own_parts.Table"}
     path.write_text(yaml.safe_dump(config))
     for script, *words in (

@@ -1,4 +1,4 @@
-"""A loss of the user's own, in training and evaluation, and the sentences for one that does not fit."""
+"""A user's loss in training and evaluation, and the messages for one that does not fit."""
 
 from typing import Any
 

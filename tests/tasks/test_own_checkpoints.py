@@ -1,4 +1,4 @@
-"""A ModelCheckpoint of the user's own goes on where it was, and Lathe's answers to the names of Lightning's."""
+"""A user's ModelCheckpoint resumes its state; Lathe's answers to the names of Lightning's."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from support.runs import column, new_run, weights
 from lathe.training.train import train
 
 KIND = "lightning.pytorch.callbacks.ModelCheckpoint"
-# the worst epoch, which is the first: what was decided before an interruption counts after it
+# the worst epoch, which is the first: decisions before an interruption count after it
 WORST = f'+callbacks.mine={{_target_: {KIND}, monitor: val_loss, mode: max, save_top_k: 1, filename: "x{{epoch}}"}}'
 
 
@@ -24,11 +24,11 @@ def run(folder: Path, *words: str, module: str = "LitNet") -> dict[str, Any]:
 
 
 def kept(cfg: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """The files of the callback, and what it knows in last.ckpt, without the folder of the run."""
+    """Return the callback's files and its state in last.ckpt, without the run's folder."""
     home = Path(cfg["paths"]["run_dir"])
     state = torch.load(home / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]
     own = next(value for key, value in state.items() if key.startswith("ModelCheckpoint"))
-    # current_score is of the newest file that it wrote, and Lightning does not read it back
+    # current_score belongs to the newest file that it wrote, and Lightning does not restore it
     plain = {name: str(value).replace(str(home), "") for name, value in own.items() if name != "current_score"}
     return sorted(path.name for path in (home / "checkpoints" / "own").iterdir()), plain
 

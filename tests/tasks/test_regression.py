@@ -1,4 +1,4 @@
-"""Regression and multi-label classification against scikit-learn, on one process and on two."""
+"""Regression and multi-label classification compared with scikit-learn, on one process and on two."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from lathe.tasks import MultiLabelTask, RegressionTask, Task
 
 
 class Numbers(LightningDataModule):
-    """Targets as a regression or a multi-label classification has them."""
+    """Targets for a regression or a multi-label classification."""
 
     def __init__(self, kind: str, n: int = 44) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
-"""Any of torch's schedulers in any form that Lightning users write: what a run steps when, by which metric, the same on
-two processes and after a death."""
+"""torch's schedulers in every form that Lightning users write: when each steps and by which metric, equal on two
+processes and after a kill.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "planned for epochs": {"_target_": "lathe.optim.step", "_partial_": True, "milestones": [0.5], "interval": "epoch"},
     "on a plateau": node("ReduceLROnPlateau", monitor="val/loss", patience=0, threshold=10.0, threshold_mode="abs"),
 }
-RATES = {  # of the four epochs, ten optimizer steps each
+RATES = {  # for the four epochs, ten optimizer steps each
     "by epoch": [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125],
     "Lightning's, by epoch": [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125],
     "every other epoch": [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5],
@@ -86,7 +87,7 @@ def test_rates_are_the_same_alone_and_after_deaths(name: str, tmp_path: Path, in
 
 @pytest.mark.parametrize("name", FORMS)
 def test_a_run_with_it_is_read_again(name: str) -> None:
-    """By commands on a run directory that may come from elsewhere: nothing in it could run code."""
+    """By commands on a run directory of unknown origin: reading it must not run code."""
     assert list(findings(config() | {"scheduler": FORMS[name]}, [], {})) == []
     function = node("LambdaLR", lr_lambda={"_target_": "os.system", "_partial_": True})
     assert len(list(findings(config() | {"scheduler": node("SequentialLR", schedulers=[function])}, [], {}))) == 2
@@ -106,7 +107,7 @@ def test_two_processes_reduce_as_one(tmp_path: Path) -> None:
 
 def test_a_plateau_follows_the_tasks_metric_each_validation(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *PARTS, "scheduler=plateau", "scheduler.patience=0", "scheduler.threshold_mode=abs")
-    cfg["scheduler"].update(threshold=0.5)  # accuracy can't rise by this again after the first
+    cfg["scheduler"].update(threshold=0.5)  # accuracy can't rise by this much after the first
     cfg["trainer"].update(val_check_interval=0.5, log_every_n_steps=10)
     cfg["callbacks"]["lr_monitor"]["logging_interval"] = "step"
     lathe.training.train.train(cfg)

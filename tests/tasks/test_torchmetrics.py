@@ -1,4 +1,4 @@
-"""torchmetrics of a task: exact on one process and on two, continued after a stop, refused where they do not fit."""
+"""torchmetrics of a task: exact on one process and on two, resumed after a stop, refused if they do not fit."""
 
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ def test_each_split_is_scikit_learns_and_stands_beside_the_sums() -> None:
     run.fit(it, loader(batches(x, y)), loader(batches(vx, vy)))
     for split, suffix, data in (("train", "_epoch", (x, y)), ("val", "", (vx, vy))):
         found = [row for _, row in memory.rows if f"{split}/auroc{suffix}" in row]
-        assert len(found) == 2  # an epoch each, with states of its own
+        assert len(found) == 2  # one per epoch, with separate states
         for name, value in by_sklearn(it.net, *data).items():
             assert [float(row[f"{split}/{name}{suffix}"]) for row in found] == pytest.approx([value] * 2, rel=1e-5)
     (tested,) = run.test(it, loader(batches(vx, vy)), verbose=False)
@@ -106,7 +106,7 @@ def test_metrics_that_do_not_fit_are_refused_before_data_are_touched(metric: Any
         it.check_facts(FACTS)
 
 
-# two ranks, of which the second has fewer samples that count, and in validation none
+# two ranks; the second has fewer samples that count, and none in validation
 
 
 def on_two(rank: int) -> dict[str, Any]:
