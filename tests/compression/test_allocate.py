@@ -1,4 +1,4 @@
-"""The allocation is the best of all that keep the budget."""
+"""The allocation is the best within the budget."""
 
 import itertools
 import math
@@ -56,5 +56,5 @@ def test_bytes() -> None:
     assert quantized_bytes((8, 4, 3, 3), 8) == 288 + 32
     assert quantized_bytes((8, 4, 3, 3), 3) == 108 + 32
     assert quantized_bytes((8, 4), 32) == 128
-    assert sparse_bytes((8, 4), 0.0) == 128  # dense is smaller than a mask beside all weights
+    assert sparse_bytes((8, 4), 0.0) == 128  # dense is smaller than a mask plus all weights
     assert sparse_bytes((8, 4), 0.75) == 8 * 4 + 4

@@ -1,4 +1,4 @@
-"""Bias correction gives each layer the mean outputs that it had before its weights were rounded."""
+"""Bias correction restores each layer's mean outputs from before its weights were rounded."""
 
 import copy
 
@@ -12,7 +12,7 @@ from lathe.nets import MLP, CifarResNet, ViT
 
 
 def rounded(net: nn.Module) -> nn.Module:
-    """A copy whose weights have 3 bits, rounded down, so that means shift."""
+    """Return a copy whose weights are rounded down to 3 bits, so that means shift."""
     net = copy.deepcopy(net)
     with torch.no_grad():
         for module in net.modules():
@@ -47,8 +47,7 @@ def test_means_are_restored(bias: bool) -> None:
     if bias:
         assert before > 0.05
         assert largest_shift(worse, x, expected) < 1e-5
-    # A layer without a bias keeps its own shift and its BatchNorm takes it off: what comes out of the net is what
-    # counts.
+    # A layer without a bias keeps its shift and its BatchNorm removes it: the net's output counts.
     assert (worse(x).mean(0) - outputs.mean(0)).abs().max() < 1e-5 < error
 
 

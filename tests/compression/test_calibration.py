@@ -1,4 +1,4 @@
-"""Ranges are those of the data that passed while they were observed, and do not move once they are fixed."""
+"""Ranges are those of the data seen during observation, and do not change once they are fixed."""
 
 import copy
 from typing import Any

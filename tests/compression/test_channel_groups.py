@@ -1,4 +1,4 @@
-"""What hangs together is found, what can't be followed is refused, and the head's outputs and the input stay."""
+"""Dependent channels are found, layers that can't be traced are refused, and the head's outputs and the input stay."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_padded_shortcuts_are_refused():
 
 
 class Shuffled(nn.Module):
-    """Its channels are turned around by an operation that a graph of shapes does not show."""
+    """Its channels are reversed by an operation that a graph of shapes does not show."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Shuffled(nn.Module):
 
 
 class Offset(Shuffled):
-    """A silent channel is not zero where the next layer reads it."""
+    """A zero channel is not zero at the next layer's input."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.b(torch.sigmoid(self.a(x)))

@@ -1,4 +1,4 @@
-"""A budget is kept, with the least that has to go, and the order of what goes is that of the papers."""
+"""A budget is kept with the fewest removals, in the papers' order."""
 
 import copy
 import warnings

@@ -1,4 +1,4 @@
-"""Shapes that were removed can be told and made again, without the data and the library that chose them."""
+"""Pruned shapes can be saved and rebuilt, without the data and the library that chose them."""
 
 import copy
 import json
@@ -41,7 +41,7 @@ NETS = {
 def make(name: str) -> tuple[nn.Module, torch.Tensor]:
     torch.manual_seed(0)
     net, example = NETS[name]()
-    with torch.no_grad():  # as if it had been trained: no norm is at rest
+    with torch.no_grad():  # as if trained: no norm has its initial values
         for name, buffer in net.named_buffers():
             if name.endswith("running_mean"):
                 buffer.normal_()

@@ -1,4 +1,4 @@
-"""Scores are those of the papers, by hand."""
+"""Scores match the papers' formulas, by hand."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_taylor_and_movement_add_up_products() -> None:
         criteria.add_movement(movement, {"a": weight}, {"a": gradient})
     criteria.add_taylor(taylor, {"a": weight}, {"a": None})
     assert taylor["a"].tolist() == [1.5, 4.0, 3.0]
-    assert movement["a"].tolist() == [-1.5, 0.0, 3.0]  # the first two go towards zero first
+    assert movement["a"].tolist() == [-1.5, 0.0, 3.0]  # the first two move towards zero
 
 
 def test_wanda_by_hand() -> None:

@@ -1,4 +1,4 @@
-"""Logit losses against the formulas of their papers, written out anew."""
+"""Logit losses compared with the formulas of their papers, written out separately."""
 
 import pytest
 import torch

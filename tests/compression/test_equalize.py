@@ -1,4 +1,4 @@
-"""Equalisation leaves what a net computes as it was, and makes ranges equal."""
+"""Equalization leaves a net's outputs unchanged, and makes ranges equal."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from lathe.nets import CifarResNet
 
 
 def trained(net: nn.Module) -> nn.Module:
-    """The net with BatchNorm statistics and weights as training leaves them: no two channels alike."""
+    """Return the net with BatchNorm statistics and weights as after training: no two channels are equal."""
     torch.manual_seed(0)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -24,7 +24,7 @@ def trained(net: nn.Module) -> nn.Module:
 
 
 def change(net: nn.Module, x: Tensor) -> tuple[list[Pair], float]:
-    """The pairs that were equalised, and by how much the outputs changed then, relative to the largest."""
+    """Return the equalized pairs, and the change of the outputs relative to the largest."""
     with torch.no_grad():
         before = net(x)
         pairs = equalize(net, x)
@@ -32,8 +32,8 @@ def change(net: nn.Module, x: Tensor) -> tuple[list[Pair], float]:
 
 
 class Groups(nn.Module):
-    """Convolutions in groups and depthwise, with biases, pools and a linear layer on flattened pixels, by functions
-    alone.
+    """Grouped and depthwise convolutions, pools and a linear layer on flattened pixels, with functional operations
+    only.
     """
 
     def __init__(self) -> None:
@@ -120,7 +120,9 @@ def test_zeros_stay_zero_and_dead_channels_are_left_alone() -> None:
     ids=lambda module: str(module),
 )
 def test_what_does_not_scale_is_no_pair(between: nn.Module) -> None:
-    second = nn.Linear(36, 2) if isinstance(between, nn.Flatten) else None  # 36 pixels, which 4 channels would divide
+    second = (
+        nn.Linear(36, 2) if isinstance(between, nn.Flatten) else None
+    )  # 36 pixels, which are divisible by 4 channels
     assert find_pairs(Through(between, second).eval(), torch.randn(2, 3, 8, 8)) == []
 
 

@@ -1,4 +1,4 @@
-"""Values are those of the integers, gradients are those on paper, and the ranges follow what was seen."""
+"""Values are those of the integers, gradients match the papers, and ranges follow the observed values."""
 
 import copy
 import math
@@ -158,7 +158,7 @@ def test_observers_differ_in_what_they_remember() -> None:
     assert spans == {"minmax": 4.0, "moving_average": 2.5, "percentile": pytest.approx(0.98 * 2.5, abs=1e-3)}
 
 
-# -- one tensor that several layers read
+# -- one tensor, the input of several layers
 
 
 def test_a_shared_input_is_rounded_once() -> None:
@@ -192,10 +192,12 @@ def test_a_shared_input_in_a_recomputed_region() -> None:
         grad, leaf.grad = leaf.grad, None
         return grad
 
-    torch.testing.assert_close(total(True), total(False))  # gradients are added up in another order
+    torch.testing.assert_close(total(True), total(False))  # gradients are summed in another order
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does so itself
+@pytest.mark.filterwarnings(
+    "ignore:.*should not be instantiated:DeprecationWarning"
+)  # torch's compiler instantiates it
 def test_compiled_layers_have_one_graph_and_the_same_values() -> None:
     q = FakeQuantize(8, symmetric=False)
     q.shared = True

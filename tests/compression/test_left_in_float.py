@@ -1,4 +1,6 @@
-"""Layers that nothing quantizes are told of, with their share of the weights; those that somebody excluded are not."""
+"""Layers that can't be quantized are reported with their share of the weights; layers that the user
+excluded are not.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +10,7 @@ from lathe.compression.quantization.net import quantize
 
 
 class Mixed(nn.Module):
-    """A convolution of one dimension, which nothing quantizes, and two linear layers."""
+    """A one-dimensional convolution, which can't be quantized, and two linear layers."""
 
     def __init__(self) -> None:
         super().__init__()

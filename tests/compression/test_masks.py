@@ -1,4 +1,4 @@
-"""Masks remove the right weights, exactly so many of them, and the same ones every time."""
+"""Masks remove the right weights, the exact number, and reproducibly."""
 
 from typing import Any
 
@@ -153,12 +153,12 @@ def test_rewinding_restores_copies_of_weights_and_statistics_and_leaves_zeros() 
         net(torch.randn(8, 1, 8, 8)).square().mean().backward()
         optimizer.step()
     assert not torch.equal(net[0].weight, early["0.weight"])
-    assert all(torch.equal(early[name], kept[name]) for name in kept)  # no alias
+    assert all(torch.equal(early[name], kept[name]) for name in kept)  # not an alias
     mask = torch.rand(4, 1, 3, 3) > 0.5
     rewind(net, early, {"0.weight": mask})
     for name, tensor in net.state_dict().items():
         wanted = kept[name] * mask if name == "0.weight" else kept[name]
         assert torch.equal(tensor, wanted), name
-    assert [id(parameter) for parameter in net.parameters()] == identities  # the optimizer still holds them
+    assert [id(parameter) for parameter in net.parameters()] == identities  # the optimizer keeps valid references
     net[0].weight.data.add_(1)
     assert torch.equal(early["0.weight"], kept["0.weight"])

@@ -1,6 +1,4 @@
-"""Nets are quantized after training: by the ranges they show, with their means restored, to the integers that they then
-compute with.
-"""
+"""Post-training quantization: by observed ranges, with restored means, to the integers that the net computes with."""
 
 import copy
 

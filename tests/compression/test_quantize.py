@@ -1,5 +1,5 @@
-"""The net that is quantized computes what its integers do, tells plainly how it was made, and is made again from
-that.
+"""The quantized net computes what its integers do, describes its structure in plain values, and is
+rebuilt from them.
 """
 
 import copy
@@ -55,7 +55,7 @@ def test_all_layers_and_sums_of_a_resnet_are_quantized() -> None:
     set_enabled(net, True)
     difference = (net(X) - plain(X)).abs().max()
     assert 0 < difference < 0.03 * plain(X).abs().max()
-    loaded = copy.deepcopy(plain)  # a float net takes the checkpoint's weights, by their plain names
+    loaded = copy.deepcopy(plain)  # a float net takes the checkpoint's weights by their plain names
     assert loaded.load_state_dict(net.state_dict(), strict=False).missing_keys == []
 
 
@@ -122,7 +122,7 @@ def test_the_description_rebuilds_the_net() -> None:
     other.load_state_dict(net.state_dict())
     assert describe(other) == description
     assert torch.equal(other(X), net(X))
-    apply_structure(other, structure_of(net))  # a second time changes nothing
+    apply_structure(other, structure_of(net))  # applying it twice changes nothing
     assert describe(copy.deepcopy(other)) == description
     assert describe(plain) == {}
     with pytest.raises(UserError, match="quantized already"):
@@ -173,7 +173,7 @@ def test_a_layer_of_the_users_own_kind_is_left_alone() -> None:
 
     net = nn.Sequential(Standardized(1, 2, 3), nn.Conv2d(2, 2, 3), nn.Linear(4, 4))
     net.register_forward_pre_hook(lambda module, args: None)
-    assert quantize(nn.Sequential(net[0], net[1]), X) == ["1"]  # 2 is no part of it
+    assert quantize(nn.Sequential(net[0], net[1]), X) == ["1"]  # layer 2 is not part of it
 
 
 def test_training_by_hand() -> None:

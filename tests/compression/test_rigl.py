@@ -1,4 +1,4 @@
-"""Densities, random masks and exchanges are those of the paper."""
+"""Densities, random masks and exchanges match the paper."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def test_densities_keep_the_asked_share(sparsity: float) -> None:
 
 def test_erk_is_in_proportion_to_sum_over_product() -> None:
     densities = erdos_renyi_kernel(SHAPES, 0.8)
-    assert densities["conv1"] == 1.0  # (16 + 3 + 3 + 3) / 432 asks for more than all of it
+    assert densities["conv1"] == 1.0  # (16 + 3 + 3 + 3) / 432 exceeds its size
     ratio = {name: sum(shape) / sizes()[name] for name, shape in SHAPES.items()}
     sparse = [name for name in SHAPES if densities[name] < 1]
     assert len(sparse) >= 2
@@ -46,10 +46,10 @@ def test_the_exchange_drops_the_smallest_and_grows_by_gradient() -> None:
     gradient = torch.tensor([0.0, 0.0, 5.0, 9.0, 7.0, 1.0]).abs()
     new = exchange(weight, mask, gradient, 0.34)  # one of three
     assert new.tolist() == [False, True, False, True, True, False]
-    # 0.1 was dropped, and the place of the largest gradient that is not kept (9.0 is) was taken.
+    # 0.1 was dropped, and the largest gradient that is not kept (9.0 is) was grown.
     back = exchange(weight, mask, torch.tensor([10.0, 0.0, 5.0, 9.0, 7.0, 1.0]), 0.34)
-    assert torch.equal(back, mask)  # what was just dropped may come back
-    assert torch.equal(exchange(weight, mask, gradient, 0.3), mask)  # less than one weight is none
+    assert torch.equal(back, mask)  # a weight just dropped may grow again
+    assert torch.equal(exchange(weight, mask, gradient, 0.3), mask)  # less than one weight: no exchange
 
 
 def test_the_exchange_keeps_the_number_of_weights_even_where_little_is_free() -> None:

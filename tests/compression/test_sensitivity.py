@@ -1,4 +1,4 @@
-"""One layer is changed at a time, exactly as said, and the net is what it was afterwards."""
+"""One layer is changed at a time, exactly as specified, and the net is restored afterwards."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_scan_measures_each_change_alone_with_fitting_statistics_and_restores() 
     assert list(found["4"]["bits"]) == [8, 2]
     for name, value in made.state_dict().items():
         assert torch.equal(value, before[name]), name
-    # Statistics are those of the changed convolution; a change behind the BatchNorm leaves them at those of the
+    # Statistics are those of the changed convolution; a change after the BatchNorm leaves them at those of the
     # unchanged one.
     with torch.no_grad():
         outputs = torch.cat([nn.functional.conv2d(x, round_to_nearest(original["0"], 2)) for x in inputs])

@@ -1,4 +1,4 @@
-"""Schedules have the values of their papers, at the steps that they say."""
+"""Schedules have their papers' values at the specified steps."""
 
 from typing import Any
 

@@ -1,4 +1,6 @@
-"""A net with habits, such as writing into its input, gets the same figures as its plain twin on every path."""
+"""A net with unusual operations, such as in-place writes to its input, gets the figures of its plain twin on every
+path.
+"""
 
 import random
 from collections.abc import Callable
@@ -36,7 +38,7 @@ class Double(nn.Module):
 
 
 class Net(nn.Module):
-    """`habits` change how it computes; without them the answers are the same."""
+    """`habits` change the operations, not the outputs."""
 
     def __init__(self, width: int, habits: tuple[str, ...] = ()) -> None:
         super().__init__()
@@ -66,7 +68,7 @@ class Net(nn.Module):
 
 
 def twins(seed: int, *names: str) -> tuple[Any, Any, list[Any]]:
-    """A plain net, its twin with these habits or drawn ones, and batches."""
+    """Return a plain net, its twin with these or random habits, and batches."""
     draw = random.Random(seed)
     habits = names or tuple(draw.sample(HABITS[:3], draw.randint(1, 3)))
     width = draw.choice((4, 6, 8))
@@ -74,7 +76,7 @@ def twins(seed: int, *names: str) -> tuple[Any, Any, list[Any]]:
     plain: Any = Net(width, tuple({"tied"} & set(habits)))
     other = Net(width, habits)
     other.load_state_dict(plain.state_dict())
-    if "tied" in habits:  # the plain one's weights are equal, in two parameters
+    if "tied" in habits:  # the plain one has equal weights in two parameters
         plain.blocks[1][1].weight = nn.Parameter(plain.blocks[0][1].weight.detach().clone())
     if "parametrized" in habits:
         nn.utils.parametrize.register_parametrization(other.mid, "weight", Double())
@@ -102,7 +104,7 @@ def fit(net: nn.Module, batches: list[Any], callback: Any) -> None:
 
 
 def teacher(net: Net, batches: list[Any]) -> Any:
-    """Answers of a teacher, and captured outputs of a student's layers; the net is both."""
+    """Return a teacher's outputs, and captured outputs of a student's layers; the net is both."""
     teachers = Teachers("ema", None, 0.9, 0)
     teachers.nets = [frozen(deepcopy(net))]
     capture = Capture(net, ["stem", "blocks.0", "mid.input"][: 2 + ("functional" not in net.habits)], False)
@@ -151,7 +153,7 @@ def recomputed(net: Net, batches: list[Any]) -> Any:
 
 
 def nan(net: Net, batches: list[Any]) -> Any:
-    """The row of a bad batch, in the first step and in a later one."""
+    """Return the row of a bad batch, in the first step and in a later one."""
     found = []
     for index in (0, 2):
         spoilt = [(x.clone(), y) for x, y in batches]
