@@ -1,4 +1,4 @@
-"""Tests of a GPU: skipped in one line where there is none; see docs/gpu.md."""
+"""GPU tests, skipped in one line without a GPU; see docs/gpu.md."""
 
 import functools
 import gc
@@ -23,12 +23,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if item.path.parent == HERE:
         item.add_marker(pytest.mark.gpu)
         if not item.config.getoption("gpu_stand_in"):
-            # of CUDA's own libraries, which nobody has heard yet: they are printed, and fail nothing
+            # new warnings of CUDA libraries are printed and fail nothing
             item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 def why_not(item: pytest.Item) -> str | None:
-    """Why a test can't run here, None where it can."""
+    """Return why a test can't run here, or None."""
     if not item.config.getoption("gpu_stand_in"):
         return None if gpu_is_here() else NO_GPU
     body, _, case = f"{item.path.name}::{item.name}".removesuffix("]").partition("[")
@@ -39,7 +39,7 @@ def why_not(item: pytest.Item) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """All are skipped here, so that pytest counts those of one reason in one line."""
+    """Skip all tests from here, so that pytest counts those with the same reason in one line."""
     if item.path.parent == HERE and (sentence := why_not(item)):
         pytest.skip(sentence)
 
@@ -60,7 +60,7 @@ def gpu(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -
 
 @pytest.fixture(autouse=True)
 def _memory_is_given_back() -> Iterator[None]:
-    """A peak of memory is that of one body."""
+    """Free memory, so that a peak belongs to one body."""
     yield
     if torch.cuda.is_initialized():
         gc.collect()

@@ -1,9 +1,9 @@
-"""Every way to compile, on the device, beside eager float32 on a CPU."""
+"""Every way to compile, on the device, compared with eager float32 on a CPU."""
 
 import pytest
 from support.gpu import CONVOLUTIONS, PLAIN, Acceptance, close
 
-# On the stand-in aot_eager captures and differentiates the same graphs, and writes no kernels.
+# On the stand-in, aot_eager captures and differentiates the same graphs without kernels.
 BACKEND = {True: (), False: ("compile.backend=aot_eager",)}
 
 
@@ -25,7 +25,7 @@ def test_whole_step(gpu: Acceptance) -> None:
 @pytest.mark.parametrize("scope", ["net", "step"])
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
 def test_cuda_graphs(gpu: Acceptance, mode: str, scope: str) -> None:
-    """Both modes replay graphs: inductor counts what it could not capture."""
+    """Both modes replay graphs: inductor counts the functions that it could not capture."""
     from torch._dynamo.utils import counters
 
     counters.clear()

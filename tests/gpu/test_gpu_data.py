@@ -1,4 +1,4 @@
-"""Where batches are on a GPU: the same ones from memory, from workers, pinned and prefetched."""
+"""Batches on a GPU are the same from memory, from workers, pinned and prefetched."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +14,7 @@ WORKERS = ("data.loader=workers", "data.num_workers=1", "data.prefetch_factor=2"
 
 
 class Batches(Callback):
-    """The images of each training batch, and where they and the loader's own were."""
+    """Records the images of each training batch, and the devices of these and of the loader's images."""
 
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
@@ -45,7 +45,7 @@ def watched(gpu: Acceptance, *words: str) -> tuple[Batches, list[float]]:
 def test_resident_images_are_on_the_device(gpu: Acceptance) -> None:
     watch, losses = watched(gpu)
     assert watch.devices == {gpu.device.type}
-    assert watch.made == {gpu.device.type}  # nothing is copied at a step
+    assert watch.made == {gpu.device.type}  # a step copies nothing
     close(losses, gpu.reference(*PLAIN, "data.augment.crop=1", "data.augment.flip=random"), 1e-4)
 
 
@@ -61,7 +61,7 @@ def test_workers_give_the_same_batches(gpu: Acceptance, pinned: str) -> None:
 
 @pytest.mark.parametrize("pinned", [True, False])
 def test_pinned_batches_are_page_locked(gpu: Acceptance, pinned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What workers have read, which the loader copies to the device itself."""
+    """Batches from workers, which the loader copies to the device itself."""
     read: list[bool] = []
 
     class Watched(stream.Reader):
@@ -77,7 +77,7 @@ def test_pinned_batches_are_page_locked(gpu: Acceptance, pinned: bool, monkeypat
 
 @pytest.mark.parametrize("words", ["", " ".join(WORKERS), "data.batch_size=32 data.image_size=128"])
 def test_batches_are_made_ahead_on_a_stream_of_their_own(gpu: Acceptance, words: str) -> None:
-    """As images in memory, from workers, and where each batch is made by itself."""
+    """With images in memory, with workers, and with batches made one by one."""
     plain, losses = watched(gpu, *words.split())
     ahead, again = watched(gpu, *words.split(), f"trainer.prefetch_to_device={str(gpu.real).lower()}")
     assert all(torch.equal(a, b) for a, b in zip(plain.seen, ahead.seen, strict=True))

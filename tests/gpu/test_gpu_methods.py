@@ -1,4 +1,4 @@
-"""What makes nets small, and the moving average, on the device: the same losses, masks and bits as on a CPU."""
+"""Compression methods and the moving average on the device: the losses, masks and bits of a CPU."""
 
 import statistics
 import time
@@ -34,20 +34,20 @@ METHODS = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_method(gpu: Acceptance, name: str) -> None:
-    """The losses, and what a test finds of the weights that the run ended with."""
+    """Compare the losses, and a test of the run's final weights."""
     here, there = gpu.train(*CONVOLUTIONS, *METHODS[name]), gpu.train(*CONVOLUTIONS, *METHODS[name], accelerator="cpu")
     close(column(here.dir, "train/loss"), column(there.dir, "train/loss"), 2e-3)
     assert here.result["test/loss"] == pytest.approx(there.result["test/loss"], rel=2e-2)
     assert here.result["parameters"] == there.result["parameters"]
     ours, theirs = weights(here.dir, "best"), weights(there.dir, "best")
     assert {name: tensor.shape for name, tensor in ours.items()} == {name: t.shape for name, t in theirs.items()}
-    for key, tensor in ours.items():  # the same weights are zero, but for ties that rounding decides
+    for key, tensor in ours.items():  # the same weights are zero, except for ties that rounding decides
         if tensor.ndim > 1:
             assert float(((tensor == 0) != (theirs[key] == 0)).float().mean()) < 0.02
 
 
 def test_qat(gpu: Acceptance) -> None:
-    """An activation on a border between two integers goes either way: the losses are near, the layers the same."""
+    """An activation on a border between two integers rounds either way: losses are near, layers equal."""
     here, there = gpu.train(*CONVOLUTIONS, "compression=qat"), gpu.reference(*CONVOLUTIONS, "compression=qat")
     close(column(here.dir, "train/loss"), there, 5e-2)
     assert len(quantized_layers(here.net)) >= 7

@@ -1,4 +1,4 @@
-"""Every number format on the device beside float32 on a CPU, and the switches of float32 itself."""
+"""Every number format on the device compared with float32 on a CPU, and the switches of float32."""
 
 import math
 from typing import Any
@@ -12,7 +12,7 @@ from support.runs import weights
 from lathe.strategies.precision import best_format, set_float32
 
 SGD = ("optimizer=sgd", "optimizer.lr=0.05")  # AdamW's second moments vanish in float16
-# How far the losses of four steps lie from float32's; what a mixed format keeps in its checkpoint stays float32.
+# Tolerance of the losses of four steps relative to float32's; a mixed format's checkpoint stays float32.
 FORMATS = {
     "64-true": (1e-5, torch.float64),
     "32-true": (1e-4, torch.float32),
@@ -38,7 +38,7 @@ def test_format(gpu: Acceptance, name: str, net: str) -> None:
 
 
 class Scale(Callback):
-    """The scaler's factor after each batch, and how many steps the optimizer made."""
+    """Records the scaler's factor after each batch, and the number of optimizer steps."""
 
     def __init__(self) -> None:
         self.scales: list[float] = []
@@ -52,9 +52,9 @@ def test_an_overflow_halves_the_scale_and_skips_the_step(gpu: Acceptance) -> Non
     watch = Scale()
     words = (*PLAIN, "precision=16-mixed", f"precision.init_scale={2.0**26}", "trainer.max_steps=16")
     run = gpu.train(*words, watch=watch)
-    assert watch.scales[0] == 2.0**25  # gradients times 2 ** 26 are no float16
+    assert watch.scales[0] == 2.0**25  # gradients times 2 ** 26 overflow float16
     assert watch.scales == sorted(watch.scales, reverse=True)
-    assert watch.scales[-1] == watch.scales[-2] >= 2.0**8  # and then steps are made
+    assert watch.scales[-1] == watch.scales[-2] >= 2.0**8  # and then optimizer steps are taken
     assert all(bool(tensor.isfinite().all()) for tensor in weights(run.dir).values())
 
 
@@ -92,7 +92,7 @@ def test_channels_last(gpu: Acceptance) -> None:
 def test_the_switch_of_float32_turns_products_and_convolutions(
     gpu: Acceptance, matmul: str, record_property: Any
 ) -> None:
-    """TF32 has 10 bits of mantissa: errors of about 1e-3 of a sum's size, of 1e-6 without."""
+    """TF32 has 10 bits of mantissa: errors are about 1e-3 of a sum's size, without it 1e-6."""
     set_float32(matmul)
     assert torch.backends.cudnn.allow_tf32 is (matmul == "high")
     assert torch.backends.cuda.matmul.allow_tf32 is (matmul == "high")

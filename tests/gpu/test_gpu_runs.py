@@ -1,4 +1,4 @@
-"""A run on the device: its checkpoints elsewhere, its interruption, its measurements, its memory."""
+"""A run on the device: checkpoints on other devices, interruption, measurements, memory."""
 
 import csv
 import gc
@@ -16,11 +16,11 @@ from lathe.measure import PeakMemory
 from lathe.measure.flops import peak_flops
 from lathe.nets import recompute
 
-CONSTANT = "scheduler=constant"  # a rate that does not depend on where a run ends
+CONSTANT = "scheduler=constant"  # a rate that does not depend on the run's length
 
 
 def test_a_checkpoint_of_one_device_on_the_other(gpu: Acceptance, tmp_path: Any) -> None:
-    """Written on either, it is evaluated on both with the same metrics, and goes on training on the other."""
+    """Written on either, it has the same metrics on both, and training resumes on the other."""
     for made in ("cpu", gpu.accelerator):
         run = gpu.train(*PLAIN, CONSTANT, accelerator=made)
         assert all(tensor.device.type == "cpu" for tensor in weights(run.dir).values())
@@ -63,7 +63,7 @@ def test_device_stats(gpu: Acceptance) -> None:
 
 
 def test_mfu(gpu: Acceptance, record_property: Any) -> None:
-    """FLOP/s over a peak that is given; over the data sheet's where the GPU is in the table."""
+    """FLOP/s over a given peak; over the data sheet's if the GPU is in the table."""
     small = ("callbacks.throughput.skip_steps=2", "trainer.max_steps=8", "data.source.train_size=128")
     run = gpu.train(*PLAIN, *small, "callbacks.throughput.peak_flops=1e15")
     assert 0 < run.result["mfu"] < 1
@@ -72,13 +72,13 @@ def test_mfu(gpu: Acceptance, record_property: Any) -> None:
 
 
 class Peak(Callback):
-    """The most memory that a step took."""
+    """Records the peak memory of a step."""
 
     def __init__(self, device: torch.device) -> None:
         self.memory, self.most = PeakMemory(device), 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        gc.collect()  # what the run before has left
+        gc.collect()  # the previous run's leftovers
         self.memory.__enter__()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -86,7 +86,7 @@ class Peak(Callback):
         self.memory.__exit__(None, None, None)
 
 
-# Activations of 0.25 MB, above what a GPU's libraries take for themselves.
+# Activations of 0.25 MB, more than a GPU's libraries take for themselves.
 DEEP = (
     "model=deep_mlp",
     "model.net.width=64",
@@ -112,7 +112,7 @@ def test_offloaded_activations_take_less_memory(
     gpu: Acceptance, record_property: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not gpu.real:
-        monkeypatch.setattr(recompute, "AWAY", {"cpu"})  # whose memory is the host's: the peak is no less
+        monkeypatch.setattr(recompute, "AWAY", {"cpu"})  # its memory is the host's: the peak does not shrink
     words = (*DEEP, "optimizer=sgd", "optimizer.lr=0.01")
     found = {}
     for how in ("none", "offload"):
@@ -169,6 +169,6 @@ def test_several_steps_at_once_and_one_by_one(gpu: Acceptance) -> None:
 
 
 def test_attention(gpu: Acceptance) -> None:
-    """Kernels of attention that a GPU has alone, in a format that they take."""
+    """Attention kernels that only a GPU has, in a supported format."""
     words = (*TOKENS, "optimizer=sgd", "optimizer.lr=0.05")
     close(gpu.curve(*words, "precision=bf16-mixed"), gpu.reference(*words), 2e-2)

@@ -1,4 +1,4 @@
-"""Every strategy on one GPU, and on several where there are: the losses are those of one process on a CPU."""
+"""Every strategy on one GPU, and on several if available: the losses are those of one process on a CPU."""
 
 from pathlib import Path
 
@@ -70,7 +70,7 @@ class Hang(Callback):
 
 
 def test_a_rank_that_hangs_is_ended_within_the_limit(gpu: Acceptance, tmp_path: Path) -> None:
-    """NCCL's watchdog here, gloo's limit on the stand-in."""
+    """By NCCL's watchdog here, by gloo's timeout on the stand-in."""
     need_two(gpu)
     (tmp_path / "hang.py").write_text(HANG)
     words = gpu.words(*PLAIN, "strategy=ddp", "trainer.devices=2", "launch.timeout=10")

@@ -1,4 +1,4 @@
-"""Files of a run on the device, their receipts, and the server."""
+"""Exports of a run on the device, their receipts, and the server."""
 
 import asyncio
 import json
@@ -24,12 +24,12 @@ from lathe.serving.engine import Engine
 from lathe.serving.options import read
 from lathe.verbs.load import Run
 
-HELD = 2e-4  # of the largest logit, for float32 on both sides
+HELD = 2e-4  # of the largest logit, with float32 on both sides
 
 
 @pytest.fixture(autouse=True)
 def _quick(gpu: Acceptance, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A stand-in compiles nothing, and measures little."""
+    """Disable compilation and shorten measurements on a stand-in."""
     few = measured.Effort(batches=(1,), repeats=5, warmup=1, seconds=1.0)
     monkeypatch.setitem(measured.EFFORTS, "quick", measured.EFFORTS["quick"] if gpu.real else few)
     full = replace(measured.EFFORTS["full"], batches=(8,), repeats=20, seconds=5.0)
@@ -48,7 +48,7 @@ def pixels() -> np.ndarray[Any, Any]:
 
 
 def shipped(gpu: Acceptance, run: Run, target: str, *options: str) -> Path:
-    """The folder of an export, which is made unless it is there and no option is about it."""
+    """Return the folder of an export, which is made if it is missing or options are given."""
     folder = run.dir / "exports" / target
     if options or not folder.is_dir():
         assert not gpu.script("export", f"run={run.dir}", f"target={target}", *options)
@@ -153,7 +153,7 @@ def test_inference_suite(gpu: Acceptance, run: Run, tmp_path: Path) -> None:
 
 
 def test_gpu_suite(gpu: Acceptance, tmp_path: Path) -> None:
-    """gpt2_small and resnet50 at their sizes in every format, for a few steps."""
+    """gpt2_small and resnet50 at their full sizes in every format, for a few steps."""
     words = ["strategies=[]", "rounds=1", "steps=3", "warmup=2", "timeout=120", f"output={tmp_path}"]
     assert not gpu.script("benchmark", "suite=gpu", *words)
     cases = json.loads((tmp_path / "results.json").read_text())["cases"]
@@ -163,7 +163,7 @@ def test_gpu_suite(gpu: Acceptance, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("target", ["module", "torch_export", "onnx"])
 def test_workers_of_a_server_compute_on_devices(gpu: Acceptance, run: Run, target: str) -> None:
-    """Batches of what comes together, in a process for each device, with the answers of the module on the CPU."""
+    """Shared batches in a process for each device, with the answers of the module on the CPU."""
     if (
         target == "onnx"
         and gpu.real
