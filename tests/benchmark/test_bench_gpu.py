@@ -1,4 +1,4 @@
-"""The bars for one GPU: their cases compose and run."""
+"""The thresholds for one GPU: their cases compose and run."""
 
 import runpy
 from typing import Any

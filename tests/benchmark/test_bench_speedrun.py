@@ -1,4 +1,4 @@
-"""The race on Fashion-MNIST: both sides train, on the same images, and the verdicts follow from what was measured."""
+"""The Fashion-MNIST speedrun: both sides train on the same images, and the verdicts follow from the measurements."""
 
 import math
 import runpy
@@ -20,7 +20,7 @@ SMALL = (
     "model.net.width=4",
     "data.batch_size=10",
     "data.source.val_size=10",
-    "optimizer.lr=0.02",  # as small as the batch is
+    "optimizer.lr=0.02",  # scaled to the small batch
     "trainer.log_every_n_steps=4",
     "callbacks.hard_samples.share=0.98",
     "callbacks.image_sizes.scales=[0.5]",
@@ -51,13 +51,13 @@ def request(folder: Path, **changes: Any) -> Namespace:
 @pytest.mark.parametrize("side", ["lathe", "usual"])
 def test_a_side_learns_from_files_of_the_real_format(bench: dict[str, Any], folder: Path, side: str) -> None:
     found = bench["trained"](side, 1, request(folder))
-    assert found["accuracy"] > 0.5  # five classes
+    assert found["accuracy"] > 0.5  # chance is 0.2
     assert found["seconds"] > found["compile_s"] >= 0.0
     assert found["cpu_s"] > 0.0
 
 
 def test_the_sides_train_on_the_same_images(bench: dict[str, Any], folder: Path, tmp_path: Path) -> None:
-    """With the same moves a side's batch is the other's; the order of samples is each side's own."""
+    """With the same augmentation a side's batch is the other's; each side has its own order of samples."""
     cfg = config(*bench["words"](3, request(folder), str(tmp_path)))
     data = make_data(cfg)
     data.prepare_data()
@@ -75,7 +75,7 @@ def test_the_sides_train_on_the_same_images(bench: dict[str, Any], folder: Path,
 
 
 def pixels(image: Any) -> bytes:
-    """As they were before they were normalised."""
+    """Return the pixels before normalisation."""
     return np.round((image * 0.353 + 0.286) * 255).astype(np.uint8).tobytes()
 
 

@@ -1,5 +1,5 @@
-"""Runtimes of a finished run beside each other; compiled forms run eagerly here, for compilers take longer than these
-nets.
+"""Runtimes of a finished run side by side; compiled forms run eagerly here, as compilers take
+longer than these nets.
 """
 
 import json
@@ -55,7 +55,7 @@ def file(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained: Path, file: Path, tmp_path: Path) -> RunDir:
-    """The run with that export in its place."""
+    """The run with that export."""
     shutil.copytree(trained, tmp_path / "run")
     shutil.copytree(file, tmp_path / "run" / "exports" / "onnx")
     return RunDir(tmp_path / "run")
@@ -148,7 +148,7 @@ def test_a_run_whose_data_are_gone_is_measured_on_noise(tmp_path: Path, capsys: 
     found = compare(RunDir(cfg["paths"]["run_dir"]), "weights")
     assert {row["backend"] for row in found["rows"]} == MODULES
     (note,) = [note for note in found["notes"] if note.startswith("Inputs are noise, not held-out samples, for data.f")]
-    assert capsys.readouterr().out.startswith(note)  # before anything is measured
+    assert capsys.readouterr().out.startswith(note)  # before any measurement
 
 
 def test_a_shipped_file_of_earlier_weights_is_not_the_runs(run: RunDir) -> None:
@@ -160,7 +160,7 @@ def test_a_shipped_file_of_earlier_weights_is_not_the_runs(run: RunDir) -> None:
 
 
 def test_a_file_that_computes_something_else_is_not_timed(run: RunDir) -> None:
-    """Such as one by an earlier version, whose manifest does not say of which checkpoint's file it is."""
+    """As of an earlier version, whose manifest does not name the checkpoint."""
     folder = run.path / "exports" / "onnx"
     content = manifest.read(folder)
     files = content.pop("files")

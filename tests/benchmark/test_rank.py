@@ -1,4 +1,4 @@
-"""What a rank measures: real short runs of small cases."""
+"""Measurements of a rank: real short runs of small cases."""
 
 import time
 from typing import Any
@@ -49,7 +49,7 @@ def test_memory_of_one_process_is_that_of_arithmetic(tmp_path: Any) -> None:
     )
     weights = (256 + 1) * 32 + 2 * (32 + 1) * 32 + (32 + 1) * 10
     assert found["parameters"] == found["gradients"] == 4 * weights
-    assert found["optimizer"] == pytest.approx(2 * 4 * weights, abs=100)  # and a step count for each tensor
+    assert found["optimizer"] == pytest.approx(2 * 4 * weights, abs=100)  # plus a step count for each tensor
     assert 4 * 16 * (3 * 32 + 10) <= found["activations"] <= 4 * 16 * (3 * 32 + 2 * 10)  # ReLU's outputs, and the loss
     assert found["peak"] > found["parameters"] + found["gradients"] + found["optimizer"]
 
@@ -68,7 +68,7 @@ def test_times_are_those_of_the_steps_asked_for(tmp_path: Any, monkeypatch: pyte
     found = rank.measure(
         {"cfg": cfg, "kind": "time", "sync": True, "alone": True, "forward": False, "warmup": 2, "steps": 4}
     )
-    assert len(ticks) == 5  # of seven steps, two warm up
+    assert len(ticks) == 5  # two of seven steps are warm-up
     assert found["step_ms"] == pytest.approx(2.5)  # of 1, 2, 3 and 4 ms
     assert found["samples_per_s"] == pytest.approx(16 / 0.0025)
     assert found["fastest_step_ms"] == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""Tables whose figures can be worked out by hand."""
+"""Tables whose figures can be computed by hand."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The suites of sides, each run for real at its smallest."""
+"""The suites of sides, each run once at its smallest size."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from lathe.training.train import train
 
 
 def measured(suite: str, output: Path, **changes: Any) -> dict[str, dict[str, Any]]:
-    """The cases of results.json by name."""
+    """Return the cases of results.json by name."""
     request = sides.plan({**config(f"suite={suite}", name="benchmark"), **changes})
     if suite == "int8":
         request["export"] = config(*sides.FILES, name="export")["target"]
@@ -24,7 +24,7 @@ def measured(suite: str, output: Path, **changes: Any) -> dict[str, dict[str, An
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So little data that a turn takes no time."""
+    """Limit the data so that a turn takes no time."""
     for kind in loaders.SIZES:
         monkeypatch.setitem(loaders.SIZES, kind, 120)
         monkeypatch.setitem(loaders.BATCHES, kind, 20)
@@ -84,7 +84,7 @@ def test_all_sides_of_a_kind_give_batches_of_one_form(tmp_path: Path) -> None:
 
 
 def test_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(trainer.SIDES, trainer.COMPILED)  # compiling takes longer than all else
+    monkeypatch.delitem(trainer.SIDES, trainer.COMPILED)  # compiling takes longer than the rest
     found = measured("trainer", tmp_path / "out", rounds=1, steps=12, batch_size=8)
     assert list(found) == list(trainer.SIDES)
     for case in found.values():

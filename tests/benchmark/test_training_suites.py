@@ -1,4 +1,6 @@
-"""The suites precision, compile and parallel, and scaling of an experiment: cases, and a real small run of each."""
+"""The suites precision, compile and parallel, and scaling of an experiment: their cases, and a
+small real run of each.
+"""
 
 import json
 import subprocess
@@ -36,7 +38,7 @@ def test_cases_compose(suite: str, device: str) -> None:
 
 def test_every_precision_and_every_way_to_compile_has_a_row() -> None:
     cases, full = plan("suite=precision", "accelerator=cpu", "batch_size=20")
-    files = set(names("precision")) - {"auto"}  # which takes one of them
+    files = set(names("precision")) - {"auto"}  # a choice of one of them
     assert cases[0].name == "32-true"
     assert {case.name for case in cases} == files
     assert "data.batch_size=20" in suites.overrides_of(cases[3], full)
@@ -85,7 +87,7 @@ def test_an_experiment_is_the_base_with_its_own_batch_and_learning_rate() -> Non
     assert cases[-1].facts["lr"] == 2 * base["optimizer"]["lr"]
     stepped = config(*suites.base_of({"base": "cifar100_resnet56", "overrides": []}))
     cases, full = plan("suite=scaling", "base=cifar100_resnet56", composed=stepped)
-    cfg = config(*suites.overrides_of(cases[0], full))  # without the milestones of its own schedule
+    cfg = config(*suites.overrides_of(cases[0], full))  # without the milestones of its schedule
     refuse(check(cfg))
     assert cfg["scheduler"]["_target_"] == "lathe.optim.constant"
 
@@ -132,7 +134,7 @@ TINY = ["model=mlp", "model.net.width=8", "data=synthetic", "data.source.train_s
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, suite: str, keep: tuple[str, ...], *words: str) -> dict[str, Any]:
-    """What the crews measure of some rows of a suite, with a tiny net."""
+    """Return the workers' measurements of some rows of a suite, with a tiny net."""
     sizes = training.SIZES[suite]["cpu"]
     monkeypatch.setitem(sizes, "own", (*TINY, "optimizer=sgd"))
     cases, full = plan(f"suite={suite}", "accelerator=cpu", "batch_size=16", "rounds=1", "warmup=2", "steps=3", *words)
