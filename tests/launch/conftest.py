@@ -1,4 +1,4 @@
-"""Fixtures of the launch's tests."""
+"""Fixtures for tests of the launch."""
 
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Lathe from Python: a training in this process, as the command does it, that leaves nothing behind."""
+"""Lathe from Python: training in this process equals the command's, and leaves no side effects."""
 
 import os
 import random
@@ -87,7 +87,7 @@ def test_a_key_that_was_changed_is_as_typed(key: str, value: Any) -> None:
 
 
 def everything() -> dict[str, Any]:
-    """Everything in this process that a training might change."""
+    """Return all process state that a training might change."""
     return {
         "handlers": {number: signal.getsignal(number) for number in signal.valid_signals()},
         "environment": dict(os.environ),
@@ -108,10 +108,10 @@ def everything() -> dict[str, Any]:
 def test_trainings_in_one_process_leave_it_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also after one that failed and one that Ctrl-C has ended; each as if it were the only one."""
+    """Also after a failed one and one ended by Ctrl-C; each as if it were the only one."""
     words = [*SHORT, "trainer.deterministic=true", "launch.threads=2", f"paths.log_dir={tmp_path}"]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # the elastic agent leaves its own to later tests
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):  # a notebook's own use of Hydra
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the elastic agent leaves its handler to later tests
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):  # as a notebook that uses Hydra itself
         before = everything()
         first = lathe.train(words)
         assert everything() == before
@@ -144,12 +144,12 @@ def test_trainings_in_one_process_leave_it_as_it_was(
     for name, value in weights(first.dir).items():
         assert torch.equal(value, weights(last.dir)[name])
     assert RunDir(last.dir).typed == words
-    assert len(runs(tmp_path)) == 4  # those that had begun
+    assert len(runs(tmp_path)) == 4  # those that had started
     capsys.readouterr()
 
 
 def test_a_changed_configuration_trains_and_resumes(tmp_path: Path) -> None:
-    """As the command would have with the same words, and `resume` takes the run up from the change."""
+    """As the command does with the same overrides; `resume` continues the run with the change."""
     cfg = lathe.compose([*SHORT, f"paths.log_dir={tmp_path}"])
     cfg.optimizer.lr = 0.025
     run = lathe.train(cfg)

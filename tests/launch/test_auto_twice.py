@@ -1,4 +1,4 @@
-"""A job script that is started twice: `resume=auto` never makes a duplicate of a run that is under way."""
+"""A job script that is started twice: `resume=auto` never duplicates a run that is in progress."""
 
 import time
 from pathlib import Path

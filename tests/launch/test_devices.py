@@ -1,4 +1,4 @@
-"""The number of processes of a run, and the devices that are missing."""
+"""The number of processes of a run, and missing devices."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from lathe.launch.external_launch import ExternalLaunch
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets what the machine has: machine(cores=4, gpus=0, mps=False)."""
+    """Set the machine's devices: machine(cores=4, gpus=0, mps=False)."""
 
     def has(cores: int = 4, gpus: int = 0, mps: bool = False) -> None:
         monkeypatch.setattr("os.cpu_count", lambda: cores)

@@ -1,4 +1,4 @@
-"""Jobs in this process or in real workers under torch's elastic agent; what a worker meets arrives as one sentence."""
+"""Jobs in this process or in real workers under torch's elastic agent; a worker's error is reported in one message."""
 
 import os
 import time
@@ -18,14 +18,15 @@ from lathe.launch.error_reporting import FULL_ERROR
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FULL_ERROR, raising=False)
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0")  # taken back after the test
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0")  # restored after the test
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers from the server of support/processes.py, which has imported torch: who tests what the agent makes of
-    their end needs no more. Their output is not captured. Other tests start fresh processes, as users' commands do."""
+    """Fork workers from the server of support/processes.py, which has imported torch, without capturing output. Other
+    tests start fresh processes, as users' commands do.
+    """
     server()
     monkeypatch.setattr(launcher, "LaunchConfig", lambda **of: LaunchConfig(**{**of, "start_method": "forkserver"}))
 

@@ -166,7 +166,7 @@ def test_errors_of_libraries_that_users_can_fix(error: Exception, message: str |
 )
 @pytest.mark.parametrize("merged", [False, True], ids=["stdout", "both"])
 def test_a_closed_standard_output_ends_a_command(words: tuple[str, ...], merged: bool, tmp_path: Path) -> None:
-    """As `| head` closes it: exit code 141, which a shell gives for it."""
+    """As with `| head`: exit code 141, as from a shell."""
     process = start(command(*words), tmp_path, merged=merged)
     assert process.stdout is not None
     assert process.stderr is not None

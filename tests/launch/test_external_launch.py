@@ -1,6 +1,4 @@
-"""torchrun, srun and horovodrun are recognised by what they leave in the environment, and rank 0's configuration is
-everybody's.
-"""
+"""torchrun, srun and horovodrun are recognised by environment variables, and all ranks use rank 0's configuration."""
 
 import os
 import socket
@@ -37,7 +35,7 @@ SLURM = {
 
 @pytest.fixture(autouse=True)
 def environment(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Replaces the launchers' variables: environment(RANK="0")."""
+    """Replace the launchers' variables: environment(RANK="0")."""
     for key in list(os.environ):
         if key.startswith(("TORCHELASTIC", "SLURM", "HOROVOD")) or key in (
             "RANK",
@@ -48,7 +46,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.delenv(key)
     set_here = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID")
     for key in ("MASTER_ADDR", "MASTER_PORT", *set_here):
-        monkeypatch.setenv(key, "x")  # so that what the code sets is taken back after the test
+        monkeypatch.setenv(key, "x")  # so that variables set by the code are restored after the test
         monkeypatch.delenv(key)
 
     def put(**values: str) -> None:
@@ -104,7 +102,7 @@ def test_a_command_typed_inside_an_allocation_is_a_run_by_hand(environment: Any,
 
 
 class Table(BaseHTTPRequestHandler):
-    """The table of keys that horovodrun offers its ranks over HTTP."""
+    """The table of keys that horovodrun serves to its ranks over HTTP."""
 
     keys: ClassVar[dict[str, bytes]] = {}
 
@@ -127,7 +125,7 @@ class Table(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def horovodrun(environment: Any) -> Iterator[Any]:
-    """Replaces horovodrun and its variables: horovodrun(rank, hosts)."""
+    """Replace horovodrun and its variables: horovodrun(rank, hosts)."""
     Table.keys.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Table)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -153,7 +151,7 @@ def horovodrun(environment: Any) -> Iterator[Any]:
 
 
 def test_horovodrun_and_where_its_ranks_meet(horovodrun: Any, environment: Any) -> None:
-    environment(**{**SLURM, "SLURM_PROCID": "0"})  # a batch script inside an allocation: every rank sees these
+    environment(**{**SLURM, "SLURM_PROCID": "0"})  # a batch script inside an allocation: every rank has these
     address = horovodrun(0, hosts=2)
     assert detect_external_launch() == ExternalLaunch(
         f"horovodrun:{address}", rank=0, local_rank=0, world_size=4, restarted=False
@@ -174,9 +172,9 @@ TYPED = {"trainer": {"accelerator": "cpu", "devices": 2}, "launch": {"timeout": 
 
 
 def exchange(rank: int, port: int) -> dict[str, Any]:
-    """As two ranks that composed different configurations."""
+    """Exchange configurations as two ranks that composed different ones."""
     outer = ExternalLaunch("torchrun:1", rank, rank, 2, False)
-    torch.distributed.barrier()  # a rank that leaves while the other still connects would close its connection
+    torch.distributed.barrier()  # a rank that exits while the other still connects would close its connection
     torch.distributed.destroy_process_group()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", str(port)
     if rank == 0:

@@ -1,4 +1,4 @@
-"""Ctrl-C and a time limit: a run that they ended can be resumed."""
+"""Ctrl-C and time limits: an interrupted run can be resumed."""
 
 import signal
 import time
@@ -14,7 +14,7 @@ from lathe.training.train import train
 @pytest.mark.slow
 @pytest.mark.parametrize("again", [None, 0.002, 0.02, 0.1])
 def test_an_interrupted_run_prints_how_to_resume(tmp_path: Path, again: float | None) -> None:
-    """Also where Ctrl-C comes twice."""
+    """Also after two Ctrl-C."""
     words = [word for word in SMALL if not word.startswith("trainer.max_epochs")]
     process = start(command(*words, "trainer.max_epochs=100000"), tmp_path)
     deadline = time.monotonic() + 120
@@ -38,6 +38,6 @@ def test_an_interrupted_run_prints_how_to_resume(tmp_path: Path, again: float | 
 def test_a_run_that_its_time_limit_ended_continues_with_more(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SMALL, "trainer.max_epochs=100000", "trainer.max_time=00:00:00:01")
     steps = train(cfg)["steps"]
-    assert train(cfg)["steps"] == steps  # brought to its end again
+    assert train(cfg)["steps"] == steps  # resumed to its end
     cfg["trainer"]["max_time"] = "00:00:00:04"
     assert train(cfg)["steps"] > steps

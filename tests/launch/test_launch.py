@@ -1,4 +1,4 @@
-"""From what was typed to a job with the right configuration in the right directory; a mistake leaves nothing behind."""
+"""From a command to a job with the right configuration and directory; a mistake leaves no files."""
 
 import json
 import re
@@ -70,7 +70,7 @@ def test_resume_goes_on_in_the_same_directory_with_the_runs_own_configuration(co
 def test_a_run_may_be_made_longer(command: Command, broken: RunDir) -> None:
     command(f"resume={broken.path}", "trainer.max_epochs=5")
     assert broken.config["trainer"]["max_epochs"] == 5
-    command(f"resume={broken.path}", "trainer.max_epochs=8")  # and again, when it is complete
+    command(f"resume={broken.path}", "trainer.max_epochs=8")  # and again, after it completed
     assert broken.config["trainer"]["max_epochs"] == 8
     assert len(command.runs) == 1
 
@@ -109,7 +109,7 @@ def test_other_devices_are_a_new_run_with_all_of_its_state(
 def test_a_failed_continuation_keeps_the_run(
     command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (broken.path / "metrics.csv").unlink()  # as if it had been killed before its first line
+    (broken.path / "metrics.csv").unlink()  # as if killed before its first line
     command.fails(f"resume={broken.path}", job="support.agent_jobs:never_begins", capsys=capsys)
     assert broken.path.exists()
 
@@ -126,7 +126,7 @@ def test_auto_continues_the_newest_unfinished_run_of_the_same_configuration(comm
     typed = ("model=mlp", "seed=7", "trainer.max_epochs=3", "resume=auto")
     assert command(*typed) == 7
     assert [run.path for run in command.runs] == [broken.path]
-    command(*typed)  # nothing is left to continue: a new run
+    command(*typed)  # no run is left to resume: a new run
     assert len(command.runs) == 2
     command("model=mlp", "seed=8", "trainer.max_epochs=3", "resume=auto")
     assert len(command.runs) == 3
@@ -168,7 +168,7 @@ def test_a_model_of_text_brings_its_task_and_the_command_line_wins() -> None:
 
 
 def test_a_value_may_follow_another_key(tmp_path: Path) -> None:
-    """In a run, in what continues it, and in a sweep's jobs."""
+    """In a run, in its resume, and in a sweep's jobs."""
     words = [word for word in SMALL if not word.startswith(("model.net.width", "data.batch_size"))]
     check(run(*words, "model.net.width=${data.batch_size}", "data.batch_size=24", cwd=tmp_path))
     (made,) = runs(tmp_path / "logs")
@@ -196,7 +196,7 @@ def test_a_log_directory_without_effect_is_refused(cli: Callable[..., tuple[int,
 
 
 def newer(command: Command, *known: RunDir) -> list[RunDir]:
-    """The runs that are not `known`; those of one second have no order."""
+    """Return the runs that are not `known`; those of the same second have no order."""
     return [run for run in command.runs if run.path not in [other.path for other in known]]
 
 
@@ -214,13 +214,13 @@ def test_a_link_to_the_newest_run_keeps_its_meaning_once_the_run_has_begun(comma
     assert run.config["ckpt_path"] == str(broken.path)
     assert run.config["compression"]["distill"]["teacher"] == [str(broken.path), "nowhere"]
     (run.path / "result.json").unlink()
-    command(*typed, "resume=auto")  # the same command, and the link where it was
+    command(*typed, "resume=auto")  # the same command, with the previous link
     typed = ("model=mlp", f"ckpt_path={latest}")
     command(*typed)
     (other,) = newer(command, broken, run)
     (other.path / "result.json").unlink()
     latest.unlink()
-    latest.symlink_to(other.path)  # as a run does once it has begun
+    latest.symlink_to(other.path)  # as a run does at its start
     count = len(command.runs)
     command(*typed, "resume=auto")
     assert (len(command.runs), other.complete, run.complete) == (count, True, True)
@@ -247,7 +247,7 @@ def test_a_complete_run_that_lost_its_receipt_gets_it(
     (run.path / "receipt.json").touch()
     assert command(f"resume={run.path}", job="support.agent_jobs:never_begins") == 4
     assert len(measured) == len(command.runs) == 1
-    for key in ("compression=none", "compression.receipt=none"):  # these owe none
+    for key in ("compression=none", "compression.receipt=none"):  # these need no receipt
         command("seed=5", "compression=prune", key)
         command(f"resume={command.runs[-1].path}", job="support.agent_jobs:never_begins")
     assert len(measured) == 1

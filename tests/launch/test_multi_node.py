@@ -1,4 +1,4 @@
-"""Several machines under one launch. Two agents on loopback are used as two machines."""
+"""Several machines under one launch, simulated by two agents on loopback."""
 
 import json
 import os
@@ -155,7 +155,7 @@ def test_training_continues_without_a_lost_node(tmp_path: Path) -> None:
     first = start(tmp_path, *arguments)
     while not list(tmp_path.glob("logs/.arriving")):
         time.sleep(0.05)
-    time.sleep(3)  # so that the first is the one that holds the meeting place
+    time.sleep(3)  # so that the first hosts the rendezvous
     second = start(tmp_path, *arguments)
     try:
         while not list(tmp_path.glob("logs/*/*/checkpoints/last.ckpt")):

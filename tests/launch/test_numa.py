@@ -1,4 +1,4 @@
-"""torch binds workers to CPUs; what it can't do on this machine is refused first."""
+"""torch binds workers to CPUs; a binding that this machine lacks is refused before the start."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ from lathe.launch import numa
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Sets what the machine has: machine(nodes=2, gpus=4)."""
+    """Set the machine's hardware: machine(nodes=2, gpus=4)."""
 
     def has(nodes: int = 2, gpus: int = 0, numactl: bool = True) -> None:
         for index in range(nodes):

@@ -1,4 +1,4 @@
-"""The limit of a collective reaches every group, and a rank that gave up says where it was."""
+"""The collective timeout applies to every group, and a rank that times out reports its position."""
 
 import os
 import socket
@@ -31,13 +31,13 @@ def test_ranks_without_a_file_are_those_that_did_not_join(tmp_path: Path) -> Non
 
 
 def limits(rank: int, port: int, folder: str) -> list[CollectiveTimeout | None]:
-    """The timeouts of rank 0 in the default group and in a subgroup while rank 1 does not join."""
-    torch.distributed.barrier()  # a rank that leaves while the other still connects would close its connection
+    """Return the timeouts of rank 0 in the default group and in a subgroup while rank 1 does not join."""
+    torch.distributed.barrier()  # a rank that exits while the other still connects would close its connection
     torch.distributed.destroy_process_group()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", str(port)
     trainer = {"accelerator": "cpu", "devices": 2}
-    time.sleep(1.5 * rank)  # longer than the limit, which is allowed for a start
-    for _ in range(2):  # the second time there is a group
+    time.sleep(1.5 * rank)  # longer than the limit, which does not apply to the start
+    for _ in range(2):  # the second time the group exists
         init_process_group(trainer, rank, 2, rank, 1.0)
     met = []
     for group in (torch.distributed.new_group([0, 1]), None):

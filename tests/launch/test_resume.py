@@ -1,4 +1,4 @@
-"""Runs that are found by a path, resumed with a later end, and shared by the ranks of torchrun."""
+"""Runs found by path, resumed with a later end, and shared by the ranks of torchrun."""
 
 import json
 import shlex
@@ -51,7 +51,7 @@ def test_a_refused_continuation_changes_nothing(command: Command, capsys: pytest
 
 
 def test_a_continuation_that_began_stays_unfinished(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    """Also where metrics.csv keeps its inode, as it may by chance when it is replaced twice."""
+    """Also if metrics.csv keeps its inode, as may happen when it is replaced twice."""
     run = finished(command, steps=5, epochs=30)
     assert (
         command.fails(f"resume={run.path}", "trainer.max_epochs=40", job="support.agent_jobs:breaks_off", capsys=capsys)
@@ -62,7 +62,7 @@ def test_a_continuation_that_began_stays_unfinished(command: Command, capsys: py
 
 
 def test_the_commands_of_a_run_contain_what_a_resume_changed(command: Command) -> None:
-    """Its first end and its tags may have come from a file that it chose."""
+    """Its first end and its tags may come from a file that it chose."""
     run = finished(command, epochs=30)
     for end in (40, 50):
         command(f"resume={run.path}", f"trainer.max_epochs={end}", "tags=[longer]")
@@ -122,7 +122,9 @@ TWO = ("trainer.accelerator=cpu", "trainer.devices=2")
 def test_under_srun_with_a_task_on_each_node_the_agent_counts(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launcher's two tasks are two agents with two processes each: its own count is not the run's."""
+    """The launcher's two tasks are two agents with two processes each: its task count is not the
+    number of processes.
+    """
     for key, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "12345"), ("SLURM_NNODES", "2")):
         monkeypatch.setenv(key, value)
     asked: list[tuple[int, int]] = []
@@ -135,7 +137,7 @@ def test_under_srun_with_a_task_on_each_node_the_agent_counts(
 
 
 class Wire:
-    """Stands in for the process group of two ranks."""
+    """A stand-in for the process group of two ranks."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.box: list[Any] = []
@@ -157,7 +159,7 @@ def test_ranks_of_torchrun_share_rank_0s_configuration_and_directory(
     wire.rank(0)
     command(*TWO, "optimizer.lr=0.1")
     wire.rank(1)
-    other = command(*TWO, "optimizer.lr=0.2")  # as an unseeded sampler gave it
+    other = command(*TWO, "optimizer.lr=0.2")  # as from an unseeded sampler
     (run,) = command.runs
     assert other["cfg"] == run.config
     assert run.config["optimizer"]["lr"] == 0.1

@@ -1,4 +1,4 @@
-"""A signal ends a command that trains nothing by taking back what it has begun, in one line."""
+"""A signal ends a command that does not train: its temporary files are removed, and it prints one line."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ Cli = Callable[..., tuple[int, str]]
 
 
 def kills(folder: Path, number: int, seen: list[Path]) -> Callable[[Any], None]:
-    """A job that receives a signal while it has a folder of temporary files."""
+    """A job that receives a signal while it has a temporary folder."""
 
     def job(request: Any) -> None:
         with scratch(folder) as place:
@@ -36,7 +36,7 @@ def test_a_signal_is_one_line_and_leaves_nothing(
 ) -> None:
     number, seen = getattr(signal, name), []
     (tmp_path / "logs").mkdir()
-    before = signal.signal(number, signal.SIG_DFL)  # which an elastic agent of an earlier test may have changed
+    before = signal.signal(number, signal.SIG_DFL)  # an elastic agent of an earlier test may have changed it
     try:
         monkeypatch.setattr("lathe.verbs.runs.command.runs", kills(tmp_path, number, seen))
         assert cli(script="scripts/runs.py") == (128 + number, f"Error: stopped by {name}\n")

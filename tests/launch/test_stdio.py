@@ -1,4 +1,4 @@
-"""A command works on a terminal of few characters, and without any output."""
+"""A command works on a terminal with a small character set, and without any output."""
 
 import io
 import sys
@@ -14,7 +14,7 @@ DOTS = "\u2026 \u00b1 \udcff"  # in a table, in a report, in a file name that is
 def variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["train.py"])
     for key in (FULL_ERROR, "HYDRA_FULL_ERROR"):
-        monkeypatch.setenv(key, "0")  # so that what a command sets is taken back after the test
+        monkeypatch.setenv(key, "0")  # so that variables set by a command are restored after the test
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""launch.threads: the physical cores that other programs leave, over the processes; the same number after a resume."""
+"""launch.threads: idle physical cores divided by the processes; the same number after a resume."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from lathe.runs.rundir import RunDir
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Set what the machine has and how busy it is: machine(cpus=8, threads_per_core=2, used=1.5, load=2.0)."""
+    """Set the machine's hardware and load: machine(cpus=8, threads_per_core=2, used=1.5, load=2.0)."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
     def has(cpus: int, threads_per_core: int = 2, quota: str | None = None, used: float = 0, load: float = 0) -> None:
@@ -65,7 +65,7 @@ def test_auto_is_the_physical_cores_over_the_processes(
         (2, 2.0, 2.0, 1),
         (2, 2.0, 6.0, 1),
         (2, 2.0, 0.3, 2),  # a burst
-        (2, 0.0, 4.0, 2),  # a program that has just ended
+        (2, 0.0, 4.0, 2),  # a program that has just exited
         (8, 1.0, 1.0, 7),
         (8, 8.0, 8.0, 4),
         (8, 8.0, 56.0, 1),

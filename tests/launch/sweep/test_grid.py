@@ -1,4 +1,4 @@
-"""A sweep of known jobs: each in a process of its own, as if it had been typed alone."""
+"""A sweep of known jobs: each in a separate process, as if launched by itself."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ def sweeps(log_dir: Path) -> list[Path]:
 
 
 def jobs(sweep: Path) -> list[dict[str, Any]]:
-    """What the sweep says of its jobs."""
+    """Return the sweep's records of its jobs."""
     return [json.loads(path.read_text()) for path in sorted((sweep / "jobs").glob("[0-9]*.json"))]
 
 
@@ -70,7 +70,7 @@ def test_a_job_that_fails_costs_one_job_and_is_tried_again_alone(tmp_path: Path)
     again = check(run(*words, cwd=tmp_path))
     assert f"Taking up {sweep}, 2 done: 3 jobs" in again.stdout
     assert [(job["state"], job["tries"]) for job in jobs(sweep)] == [("complete", 1), ("complete", 2), ("complete", 1)]
-    assert runs(tmp_path / "logs") == first  # it went on in its own directory
+    assert runs(tmp_path / "logs") == first  # it resumed in its own directory
 
 
 def test_retries_start_a_job_again_and_a_killed_one_tells_how_it_died(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_job_whose_run_was_deleted_is_run_anew(tmp_path: Path) -> None:
 
 
 def test_a_job_whose_run_was_complete_before_a_kill_keeps_it(tmp_path: Path) -> None:
-    """The kill fell between the run's end and the sweep's noting it."""
+    """The kill came between the end of the run and the sweep's record of it."""
     words = ("-m", *WORDS, "sweep.axes={seed: [1]}")
     check(run(*words, cwd=tmp_path))
     (sweep,) = sweeps(tmp_path / "logs")

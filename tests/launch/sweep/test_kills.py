@@ -1,5 +1,5 @@
-"""A sweep that is killed, at any moment, and its command again: every job complete, none twice, the weights of a sweep
-left alone.
+"""A sweep killed at any moment and restarted: every job completes, none runs twice, weights equal an uninterrupted
+sweep's.
 """
 
 import os
@@ -27,7 +27,7 @@ SWEEP = ("-m", *WORDS, "seed=1,2,3,4", "sweep.jobs=2")
 
 
 def wait_for(log_dir: Path, process: Started, count: int, lines: int) -> None:
-    """Waits until so many runs have so many lines of metrics."""
+    """Wait until so many runs have so many lines of metrics."""
     while True:
         begun = [path for path in runs(log_dir) if (path / "metrics.csv").exists()]
         if sum(len(rows(path)) >= lines for path in begun) >= count:
@@ -91,4 +91,4 @@ def test_a_first_signal_lets_jobs_write_their_checkpoints_and_a_second_ends_them
     os.kill(process.pid, signal.SIGINT)
     process.communicate(timeout=30)
     assert process.wait() in (128 + signal.SIGTERM, 128 + signal.SIGINT)
-    assert runs(tmp_path / "logs") == found  # it had taken them up
+    assert runs(tmp_path / "logs") == found  # the restarted sweep resumed them

@@ -1,4 +1,4 @@
-"""Which jobs a sweep has, and where they run."""
+"""The jobs of a sweep, and their devices."""
 
 import io
 import json
@@ -81,7 +81,7 @@ def test_the_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = {"accelerator": "cpu", "devices": 2}
     assert [(slot.threads, slot.variables) for slot in slots_of(2, cpu)] == [(2, {"OMP_NUM_THREADS": "2"})] * 2
     assert [(slot.threads, slot.variables) for slot in slots_of("auto", cpu)] == [(None, {})]
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # as the user has it
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # set by the user
     assert [(slot.threads, slot.variables) for slot in slots_of(4, cpu)] == [(None, {})] * 4
 
 

@@ -1,4 +1,4 @@
-"""What Optuna's pruners end of a real search, and that it is the same from the same seed."""
+"""Trials that Optuna's pruners end in a real search, reproducible from the seed."""
 
 import binascii
 from pathlib import Path
@@ -11,17 +11,17 @@ from support.commands import check, run
 from lathe.runs.rundir import RunDir
 
 SEARCH = ("-m", *(word for word in WORDS if "max_epochs" not in word), *QUICK, "sweep=optuna")
-# of 17 trials, so many are in the bracket whose first rung is the first validation, the third, the ninth
+# the numbers of 17 trials in the brackets whose first rung is the first validation, the third, the ninth
 BRACKETS = [1] * 9 + [3] * 5 + [9] * 3
 
 
 def told(sweep: Path) -> list[tuple[str, int]]:
-    """How each trial has ended, and after how many validations."""
+    """Return how each trial ended, and after how many validations."""
     return [(trial.state.name, len(trial.intermediate_values)) for trial in study_of(sweep).trials]
 
 
 def whole(sweep: Path, epochs: int) -> None:
-    """Asserts that each run says the same of itself, and is not tested where it was ended early."""
+    """Assert that each run's result agrees, and that pruned runs are not tested."""
     for job, (state, validations) in zip(jobs(sweep), told(sweep), strict=True):
         result = RunDir(job["run_dir"]).result
         assert (job["state"] == "pruned") == (state == "PRUNED") == ("pruned" in result) == (validations < epochs)
@@ -41,8 +41,8 @@ def test_hyperband_ends_runs_at_the_rungs_of_their_brackets(tmp_path: Path) -> N
     assert pruned
     for trial in pruned:
         first = BRACKETS[binascii.crc32(f"{study.study_name}_{trial.number}".encode()) % len(BRACKETS)]
-        assert trial.last_step in [rung for rung in (1, 3) if rung >= first]  # the ninth ends the run anyway
-    check(run(*words, "paths.log_dir=again", cwd=tmp_path))  # the brackets do not follow from where it is
+        assert trial.last_step in [rung for rung in (1, 3) if rung >= first]  # the ninth is the run's last anyway
+    check(run(*words, "paths.log_dir=again", cwd=tmp_path))  # the brackets do not depend on the directory
     (again,) = sweeps(tmp_path / "again")
     assert told(again) == told(sweep)
     assert [words[-1] for words in points(again)] == [words[-1] for words in points(sweep)]
@@ -53,7 +53,7 @@ def test_hyperband_ends_runs_at_the_rungs_of_their_brackets(tmp_path: Path) -> N
 def test_pruners_that_compare_with_the_runs_before(tmp_path: Path, pruner: str) -> None:
     """After five complete runs, one that is below their median, or not in their best quarter, ends at once."""
     grid = ("sweep.space={optimizer.lr: [0.3, 0.5, 0.2, 0.4, 0.25, 0.000001]}", "sweep.sampler=grid")
-    grid = (*grid, "sweep.seed=19")  # which draws an order whose last is the last
+    grid = (*grid, "sweep.seed=19")  # draws an order whose last is the last
     check(run(*SEARCH, *grid, "trainer.max_epochs=3", f"sweep.pruner={pruner}", cwd=tmp_path))
     (sweep,) = sweeps(tmp_path / "logs")
     whole(sweep, 3)

@@ -1,4 +1,4 @@
-"""Several runs of each trial of a search: the study is told their mean, and a trial that falls behind is cut short."""
+"""Several runs of each trial of a search: the study gets their mean, and a trial that falls behind is cut short."""
 
 import json
 import os
@@ -90,7 +90,7 @@ def test_a_run_that_fails_costs_its_trial(tmp_path: Path) -> None:
 
 @pytest.mark.law3
 def test_kill_9_keeps_the_runs_that_are_complete(tmp_path: Path) -> None:
-    """Also where the kill came before the study heard of the last of them."""
+    """Also if the kill came before the study got the last result."""
     words = (*ONE, *QUICK, "sweep.repeats={seed: [1, 2, 3]}")
     process = start(command(*words), tmp_path, session=True)
     while not any(

@@ -1,4 +1,4 @@
-"""A search: what Optuna draws is what is trained, what a run reports is what Optuna is told."""
+"""A search: trials train with Optuna's parameters, and Optuna gets the runs' results."""
 
 import re
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_each_trial_is_a_run_and_its_number_the_runs_own(tmp_path: Path) -> None
         assert made.config["optimizer"]["lr"] == trial.params["optimizer.lr"]
         assert made.config["model"]["net"]["width"] == trial.params["model.net.width"]
         assert [made.result["val/accuracy"]] == trial.values == job["values"]
-    best = max(trials, key=lambda trial: trial.value)  # of an accuracy more is better
+    best = max(trials, key=lambda trial: trial.value)  # accuracy is maximised
     assert (
         f"Best val/accuracy, {best.value:.4g}: job {best.number}, optimizer.lr={best.params['optimizer.lr']} "
         in done.stdout
@@ -74,7 +74,7 @@ def test_a_run_that_falls_behind_is_ended_early_and_whole(tmp_path: Path) -> Non
 
 
 def test_a_trial_that_is_tried_again_is_told_once(tmp_path: Path) -> None:
-    """Its first process is killed; what the study hears of is the second's number."""
+    """Its first process is killed; the study gets the second's value."""
     space = "sweep.space={seed: [2]}"
     words = [word for word in SEARCH if not word.startswith("sweep.space")]
     dies = ("+callbacks.dies={_target_: support.sweep_parts.Dies}", "callbacks.checkpoint.every_n_train_steps=5")
@@ -114,7 +114,7 @@ def test_a_grid_ends_when_all_of_it_was_run_and_several_objectives_have_several_
 
 @pytest.mark.slow
 def test_a_search_that_was_cut_short_goes_on_as_it_would_have(tmp_path: Path) -> None:
-    """Also where the kill fell between the study's number and the job's file."""
+    """Also if the kill came between the study's record and the job's file."""
     quick = (*SEARCH, *QUICK, "sweep.sampler=random")
     check(run(*quick, "sweep.trials=4", "paths.log_dir=alone", cwd=tmp_path))
     check(run(*quick, "sweep.trials=4", cwd=tmp_path))

@@ -1,4 +1,4 @@
-"""A search on machines that share a database and no folder: each has its own trials, and all are counted together."""
+"""A search on machines that share a database but no folder: each runs its own trials, and all are counted together."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ def storage(tmp_path: Path) -> str:
 
 
 def shared(tmp_path: Path) -> Any:
-    """The one study of the database."""
+    """Return the database's only study."""
     address = storage(tmp_path).partition("=")[2]
     (name,) = optuna.get_all_study_names(address)
     return optuna.load_study(study_name=name, storage=address)
@@ -49,7 +49,7 @@ def wait_for_a_run(log_dir: Path, process: Started) -> Path:
 
 @pytest.mark.slow
 def test_two_machines_share_the_trials(tmp_path: Path) -> None:
-    """Both begin at once, and make the tables and the study at once."""
+    """Both start at once, and create the tables and the study concurrently."""
     words = (*SEARCH, *QUICK, storage(tmp_path), "sweep.trials=7")
     places = [tmp_path / "one", tmp_path / "two"]
     started = [start(command(*words, f"paths.log_dir={place}"), tmp_path) for place in places]
@@ -66,7 +66,7 @@ def test_two_machines_share_the_trials(tmp_path: Path) -> None:
         for job in jobs(sweeps(place)[0]):
             assert RunDir(job["run_dir"]).config["optimizer"]["lr"] == told[job["number"]].params["optimizer.lr"]
             assert told[job["number"]].value == RunDir(job["run_dir"]).result["val/accuracy"]
-    surplus = trials(tmp_path)[7:]  # of two that asked for the last one at once
+    surplus = trials(tmp_path)[7:]  # both asked for the last one concurrently
     assert [trial.state.name for trial in surplus] == ["FAIL"] * len(surplus)
 
 
@@ -100,7 +100,7 @@ def test_the_points_of_a_grid_are_shared_out(tmp_path: Path) -> None:
     words = [word for word in SEARCH if not word.startswith("sweep.s")]
     grid = (*words, *QUICK, "sweep.space={seed: [1, 2, 3]}", "sweep.sampler=grid", storage(tmp_path))
     check(run(*grid, f"paths.log_dir={tmp_path / 'one'}", cwd=tmp_path))
-    with sqlite3.connect(tmp_path / "study.db") as base:  # as if the last had not been begun
+    with sqlite3.connect(tmp_path / "study.db") as base:  # as if the last had not been started
         base.execute("delete from trials where number = 2")
     check(run(*grid, f"paths.log_dir={tmp_path / 'two'}", cwd=tmp_path))
     assert [trial.params["seed"] for trial in trials(tmp_path)] == [1, 2, 3]

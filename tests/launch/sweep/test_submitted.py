@@ -1,4 +1,4 @@
-"""A search whose jobs another launcher of Hydra's runs: submitit's, by processes of this machine."""
+"""A search whose jobs another Hydra launcher runs: submitit's, in processes of this machine."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A value is the same by every door: typed, in sweep.axes, sweep.runs, sweep.space, sweep.repeats, and from Python."""
+"""A value is parsed alike on the command line, in sweep.axes, runs, space and repeats, and from Python."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def loader() -> Any:
 
 
 def read(words: list[str]) -> Any:
-    """The value that Hydra gives the key of the only override."""
+    """Return the value that Hydra gives the key of the only override."""
     (item,) = OverridesParser.create(config_loader=loader()).parse_overrides(words)
     return item.value()
 
@@ -54,5 +54,5 @@ def test_a_value_is_the_same_by_every_door(value: Any) -> None:
     assert same([read(repeat) for repeat in repeats_of({KEY: [value, 7]}, [], [])], [value, 7])
     if value != math.inf:
         entry = entry_of(KEY, [value, 7])
-        stored = json.loads(json.dumps(entry["values"]))  # a study keeps them as JSON
+        stored = json.loads(json.dumps(entry["values"]))  # a study stores them as JSON
         assert same([read([word(KEY, drawn, entry)]) for drawn in stored], [value, 7])
