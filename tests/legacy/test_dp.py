@@ -1,4 +1,4 @@
-"""DataParallel: refused without a GPU, and in the net's place during a step only."""
+"""DataParallel: refused without a GPU, and replaces the net only during a step."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from lathe.legacy.dp import DP
 
 
 class Doubled(nn.Module):
-    """Stands in for nn.DataParallel, which needs GPUs."""
+    """A stand-in for nn.DataParallel, which needs GPUs."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

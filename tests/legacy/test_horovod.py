@@ -1,6 +1,4 @@
-"""Horovod averages as one process computes. Where it is not installed, torch's collectives stand in for its own in
-these tests.
-"""
+"""Horovod's averages equal one process. Without Horovod, torch's collectives stand in for its own in these tests."""
 
 import importlib.machinery
 import importlib.util
@@ -36,7 +34,7 @@ COMMON = (
 
 
 def stand_in(rank: int) -> ModuleType:
-    """What the strategy uses of horovod.torch, made of torch's collectives."""
+    """Build the used functions of horovod.torch from torch's collectives."""
     package, hvd = ModuleType("horovod"), ModuleType("horovod.torch")
     package.__spec__ = importlib.machinery.ModuleSpec("horovod", None, is_package=True)
     package.__path__ = []
@@ -45,12 +43,12 @@ def stand_in(rank: int) -> ModuleType:
     waiting: dict[str, tuple[Tensor, str]] = {}
 
     def start(tensor: Tensor, name: str, op: str) -> str:
-        assert tensor.is_contiguous()  # as Horovod asks
+        assert tensor.is_contiguous()  # as Horovod requires
         waiting[name] = (tensor, op)
         return name
 
     def synchronize(name: str) -> None:
-        """Horovod goes by names, whatever the order: reduces what all ranks wait for, until `name` is among it."""
+        """Reduce tensors that all ranks wait for, in any order by name as Horovod does, until `name` is among them."""
         while name in waiting:
             names: list[Any] = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(names, set(waiting))
@@ -98,7 +96,7 @@ def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
 
 
 class Branches(nn.Module):
-    """`mine` is used by the rank of its number alone, `never` by none, `early` by the first batch of a window alone."""
+    """Only the rank of its number uses `mine`, no rank `never`, only the first batch of a window `early`."""
 
     def __init__(self) -> None:
         super().__init__()
