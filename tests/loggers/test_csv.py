@@ -1,4 +1,4 @@
-"""metrics.csv line by line: one line per step, and the same file whether or not the run was interrupted."""
+"""metrics.csv: one line per step, and the same file with and without an interruption."""
 
 import csv as csv_module
 import sys
@@ -54,7 +54,7 @@ def test_figures_of_an_earlier_step_go_into_its_line(path: Path) -> None:
     logger.log_metrics({"b": 1}, step=4)
     logger.log_metrics({"a": 3}, step=3)
     logger.log_metrics({"a": 0}, step=0)
-    logger.log_metrics({"b": 6}, step=6)  # the newest line is still open
+    logger.log_metrics({"b": 6}, step=6)  # the newest line is still buffered
     logger.log_metrics({"a": 8}, step=8)
     logger.finalize("success")
     assert lines(path) == ["step,a,b", "0,0,", "2,2,", "3,3,", "4,4,1", "6,6,6", "8,8,"]
@@ -87,7 +87,7 @@ def test_save_brings_the_open_line_to_disk_and_it_stays_open(path: Path) -> None
     logger.save()
     assert lines(path) == ["step,a,b", "1,1.0,2.0", "2,3.0,"]
     logger.log_metrics({"b": 4.0}, step=2)
-    logger.log_metrics({"a": 0.0}, step=2)  # the line gets shorter
+    logger.log_metrics({"a": 0.0}, step=2)  # the line shrinks
     logger.save()
     logger.save()
     assert lines(path) == ["step,a,b", "1,1.0,2.0", "2,0.0,4.0"]
@@ -97,7 +97,7 @@ def test_save_brings_the_open_line_to_disk_and_it_stays_open(path: Path) -> None
 
 
 def test_a_saved_line_is_in_the_file_whenever_the_run_is_killed(path: Path) -> None:
-    """Looked at between any two of the writer's own lines of code."""
+    """Checked between any two lines of the writer's code."""
     logger, kept, looks = begun(path), dict[str, str](), 0
 
     def look(frame: Any, event: str, arg: object) -> Any:

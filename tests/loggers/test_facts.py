@@ -1,4 +1,4 @@
-"""Every logger gets the chosen groups and typed overrides first, then the configuration; secrets are hidden."""
+"""Every logger gets the chosen groups and overrides first, then the configuration; secrets are hidden."""
 
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def test_tensorboards_hparams_are_the_chosen_groups_and_what_was_typed(tmp_path:
 def test_wandbs_offline_file_has_configuration_tags_and_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: Interruption
 ) -> None:
-    """Also of a run that was interrupted: the same id, below the same folder, and its result once."""
+    """Also of an interrupted run: the same id, in the same folder, and its result once."""
     import wandb as package
 
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -85,7 +85,7 @@ def test_wandbs_offline_file_has_configuration_tags_and_result(
 def test_a_failed_run_leaves_no_wandb_run_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: Interruption
 ) -> None:
-    """The next run of a sweep would end it, after its directory has gone, or go on in it."""
+    """The next run of a sweep would end it, after its directory was removed, or continue in it."""
     import wandb as package
 
     ends: list[int | None] = []

@@ -1,5 +1,6 @@
-"""Real TensorBoard, Weights & Biases (offline) and MLflow (SQLite) runs. What imports the last two stands in this file:
-each takes seconds to, once in each process of the tests that has to."""
+"""Real TensorBoard, Weights & Biases (offline) and MLflow (SQLite) runs; all tests that import the last two, which
+takes seconds per test process, are in this file.
+"""
 
 import sys
 import time
@@ -65,7 +66,7 @@ def test_wandb_writes_a_run_offline_without_an_account(tmp_path: Path, monkeypat
     run.finish()
     (file,) = run_dir.glob("wandb/offline-run-*/run-*.wandb")
     assert file.name == f"run-{run_dir.name}.wandb"
-    until = time.monotonic() + 60  # its service writes on its own time
+    until = time.monotonic() + 60  # its service writes asynchronously
     while b"train/loss" not in file.read_bytes() and time.monotonic() < until:
         time.sleep(0.1)
     assert b"train/loss" in file.read_bytes()
@@ -73,18 +74,18 @@ def test_wandb_writes_a_run_offline_without_an_account(tmp_path: Path, monkeypat
 
 # mlflow
 
-# MLflow 3.17 asks SQLAlchemy 2.1 for a loader that it deprecates
+# MLflow 3.17 asks SQLAlchemy 2.1 for a deprecated loader
 quiet = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of one database, which takes MLflow a second to begin: each test has an experiment of its own."""
+    """The address of one database, which MLflow takes a second to create: each test has its own experiment."""
     return f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
 
 
 def history(store: str, experiment: str) -> list[tuple[str, dict[str, str], list[tuple[int, float]]]]:
-    """Name, tags and train/loss of each run of an experiment."""
+    """Return name, tags and train/loss of each run of an experiment."""
     from mlflow import MlflowClient
 
     client = MlflowClient(store)
@@ -129,7 +130,7 @@ def test_an_address_that_cant_be_used_is_refused_without_its_login(tmp_path: Pat
     assert "hush" not in str(caught.value)
 
 
-# what is not installed
+# missing packages
 
 
 @pytest.mark.parametrize(("make", "name"), [(wandb, "wandb"), (comet, "comet_ml")])

@@ -1,4 +1,4 @@
-"""run.log: what was said during a run."""
+"""run.log: messages during a run."""
 
 import logging
 import sys
@@ -18,7 +18,7 @@ __all__ = ["interruption"]  # a fixture
 
 
 def said(run_dir: Path) -> list[str]:
-    """The lines without their times; not those of tracebacks."""
+    """Return the lines without times and tracebacks."""
     lines = (run_dir / "run.log").read_text().splitlines()
     return [line.split(" ", 2)[2] for line in lines if line.startswith("20")]
 
@@ -49,7 +49,7 @@ def test_logging_and_warnings_are_kept_and_shown_as_before(
     assert lines[4].startswith(f"WARNING warnings: UserWarning: odd ({__file__}:")
     assert len(lines) == 6
     shown = capsys.readouterr().err
-    assert "key abcdefgh" in shown  # on the terminal, as it would be without
+    assert "key abcdefgh" in shown  # the terminal's output is unchanged
     assert "width" not in shown
 
 
