@@ -1,4 +1,4 @@
-"""Agreement by hand."""
+"""Agreement compared with values by hand."""
 
 import math
 

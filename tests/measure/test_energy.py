@@ -1,4 +1,4 @@
-"""Joules of GPUs and processors, of counters that a test turns."""
+"""Joules of GPUs and processors, from counters that the test advances."""
 
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ def test_without_one_power_is_added_up_over_time() -> None:
     assert meter.joules() == {"gpu": 700.0}
     board["milliwatts"], clock.now = None, 104.0
     assert meter.joules() == {"gpu": 700.0}
-    board["milliwatts"], clock.now = 300000, 105.0  # a look that failed loses nothing
+    board["milliwatts"], clock.now = 300000, 105.0  # a failed reading loses nothing
     assert meter.joules() == {"gpu": 1300.0}
 
 
@@ -67,13 +67,13 @@ def test_packages_of_a_machine_are_added_and_their_counters_start_again(tmp_path
     first = package(tmp_path, "intel-rapl:0", "package-0", 999.0)
     second = package(tmp_path, "intel-rapl:1", "package-1", 10.0)
     core, whole = (
-        package(tmp_path, "intel-rapl:0:0", "core", 1.0),  # is in the package
-        package(tmp_path, "intel-rapl:2", "psys", 1.0),  # has the packages in it
+        package(tmp_path, "intel-rapl:0:0", "core", 1.0),  # is part of the package
+        package(tmp_path, "intel-rapl:2", "psys", 1.0),  # contains the packages
     )
     meter = Meter([], Rapl(tmp_path))
     for path in (core, whole):
         path.write_text("900000000")
     second.write_text("12500000")
     assert meter.joules() == {"cpu": 2.5}
-    first.write_text("4000000")  # past 1000 J
+    first.write_text("4000000")  # wrapped around at 1000 J
     assert meter.joules() == {"cpu": pytest.approx(7.5)}

@@ -1,4 +1,4 @@
-"""Bytes as they are on disk, and what gzip leaves of them."""
+"""Sizes of files on disk and after gzip."""
 
 import gzip
 import random

@@ -1,4 +1,4 @@
-"""Counts against arithmetic, and a net that is left as it was found."""
+"""Counts compared with arithmetic; the net is left unchanged."""
 
 import pytest
 import torch
@@ -73,7 +73,7 @@ def test_float32_means_tf32_where_it_is_allowed() -> None:
 
 
 def test_attention_counts_on_a_cpu_as_on_any_device() -> None:
-    """Two products of 16 x 16 x 64 for each of two samples and four blocks: what torch leaves out on CPUs."""
+    """Two products of 16 x 16 x 64 for each of two samples and four blocks, which torch omits on CPUs."""
     net = ViT(channels=1, image_size=8, num_classes=10, patch_size=2, width=64, depth=4, heads=4)
     found = count_flops(net, torch.zeros(2, 1, 8, 8))
     assert found == count_flops(net.to("meta"), torch.zeros(2, 1, 8, 8, device="meta"))

@@ -1,5 +1,5 @@
-"""What is called, in which rounds, and what the metrics mean. Calls here move a clock of their own, so nothing depends
-on the machine.
+"""Calls, their order in rounds, and the metrics. Calls advance a simulated clock, so that nothing depends on the
+machine.
 """
 
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from lathe.measure.latency import Latency, interleaved, summarised, verdict
 
 
 class Clock:
-    """A clock that only calls move; a call notes its name and takes the next of its durations, the last one again and
-    again.
+    """A clock that only calls advance; a call records its name and takes the next of its durations,
+    repeating the last.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,9 +62,9 @@ def test_percentiles() -> None:
     [
         ((0.9, 0.88, 0.92), (1.0, 0.95, 1.1), "faster"),
         ((1.0, 0.95, 1.1), (0.9, 0.88, 0.92), "slower"),
-        ((0.98, 0.97, 0.985), (1.0, 0.99, 1.01), "same"),  # apart, but by less than a difference that matters
+        ((0.98, 0.97, 0.985), (1.0, 0.99, 1.01), "same"),  # apart, but by less than the significant difference
         ((0.9, 0.8, 1.0), (1.0, 0.9, 1.1), "same"),  # the ranges touch
-        ((0.6, 0.5, 1.0), (1.0, 0.9, 1.1), "faster"),  # they touch, but the medians lie far apart
+        ((0.6, 0.5, 1.0), (1.0, 0.9, 1.1), "faster"),  # they touch, but the medians differ widely
         ((1.6, 1.0, 1.9), (1.0, 0.9, 1.1), "slower"),
         ((1.4, 1.0, 1.9), (1.0, 0.9, 1.1), "same"),
         ((1.0, 0.9, 1.1), (1.0, 0.9, 1.1), "same"),

@@ -1,4 +1,4 @@
-"""Multiply-accumulates against arithmetic and against `count_flops`."""
+"""Multiply-accumulates compared with arithmetic and `count_flops`."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Bytes that can be worked out by hand."""
+"""Bytes that can be computed by hand."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ F = 4  # bytes of a float32
 def test_a_storage_counts_once() -> None:
     x = torch.zeros(10, 10)
     assert tensor_bytes([x, x[2], x.t()]) == 100 * F
-    assert tensor_bytes([x[2]]) == 100 * F  # a view keeps all of it
+    assert tensor_bytes([x[2]]) == 100 * F  # a view keeps the whole storage
     assert tensor_bytes([x, torch.zeros(3, dtype=torch.int64), torch.empty(5, device="meta")]) == 100 * F + 24
 
 
@@ -87,7 +87,7 @@ def test_peak_sees_the_backward_pass_and_the_optimizer() -> None:
             optimizer.step()
     weight = 64 * 64 * F
     assert memory.bytes == pytest.approx(3 * weight, rel=0.01)  # weight, gradient, momentum
-    assert memory.peak == pytest.approx(4 * weight, rel=0.05)  # while a second gradient is made beside the first
+    assert memory.peak == pytest.approx(4 * weight, rel=0.05)  # a second gradient is computed while the first exists
 
 
 def sharded(rank: int) -> Any:

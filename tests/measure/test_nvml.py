@@ -1,4 +1,4 @@
-"""Readings of a GPU by NVML, from a stand-in of its library."""
+"""Readings of a GPU by NVML, with a stand-in for its library."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ BOARD: dict[str, Any] = {"percent": 87, "memory": 2**31, "celsius": 64, "milliwa
 
 
 def test_a_gpu_is_found_by_its_uuid_and_read_in_plain_units(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA_VISIBLE_DEVICES may hide some: torch's first is not NVML's."""
+    """CUDA_VISIBLE_DEVICES may hide some, so that torch's first is not NVML's."""
     install(monkeypatch, FakeNvml(hidden={"percent": 1}, seen=BOARD), "seen")
     gpu = open_gpu(0)
     assert gpu.read() == Reading(percent=87.0, memory=2.0**31, celsius=64.0, watts=251.5)

@@ -1,4 +1,4 @@
-"""Counts against arithmetic."""
+"""Counts compared with arithmetic."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""The plots are SVG that a parser reads, with every point where its values say."""
+"""The plots are valid SVG, with every point at its values."""
 
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def dots(svg: str) -> dict[str, tuple[float, float]]:
-    """Place of each dot, by what is shown under the pointer."""
+    """Return the position of each dot by its tooltip."""
     found = {}
     for circle in ET.fromstring(svg).iter(f"{SVG}circle"):
         title = circle.find(f"{SVG}title")
@@ -29,16 +29,16 @@ def test_lines_go_through_their_points() -> None:
     found = dots(svg)
     assert set(found) == {"a<b: 0, 1", "a<b: 0.5, 2", "a<b: 1, 3", "c: 0.5, 1"}
     (x0, y0), (x1, y1), (x2, y2) = (found[f"a<b: {at}"] for at in ("0, 1", "0.5, 2", "1, 3"))
-    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)  # the middle is in the middle
+    assert x1 - x0 == pytest.approx(x2 - x1, abs=0.2)  # the middle value is halfway
     assert y0 - y1 == pytest.approx(y1 - y2, abs=0.2)
-    assert y0 > y1  # up is more
+    assert y0 > y1  # larger values are higher
     assert found["c: 0.5, 1"] == (x1, y0)
     texts = [node.text for node in root.iter(f"{SVG}text")]
     assert {"t", "sparsity", "loss", "a<b", "c"} <= set(texts)
 
 
 def boxes(svg: str, names: Sequence[str]) -> list[tuple[float, float, float, float]]:
-    """Left, top, right and bottom of each text among `names`, and of each dot."""
+    """Return left, top, right and bottom of each text in `names` and of each dot."""
     found = []
     for node in ET.fromstring(svg).iter(f"{SVG}text"):
         if node.text in names:
@@ -58,7 +58,7 @@ def test_names_of_close_points_do_not_overlap() -> None:
 
 
 def marked(svg: str) -> list[str]:
-    """Values beside the axis x."""
+    """Return the tick values of axis x."""
     return [str(node.text) for node in ET.fromstring(svg).iter(f"{SVG}text") if node.get("text-anchor") == "middle"][
         :-2
     ]

@@ -1,4 +1,4 @@
-"""The memory of a process at its fullest."""
+"""The peak memory of a process."""
 
 import subprocess
 import sys
@@ -9,18 +9,18 @@ import pytest
 from lathe.measure import resident
 from lathe.measure.resident import peak_resident, reset_peak
 
-# the file alone: its package would bring torch
+# import only the file: its package would import torch
 ALONE = f"import runpy; peak = runpy.run_path({resident.__file__!r})['peak_resident']; "
 
 
 def test_it_keeps_the_fullest_moment() -> None:
-    """In a process of its own, which has not been full before."""
+    """In a separate process, without an earlier peak."""
     code = (
         "n = peak() + 2**26; block = bytearray(b'1') * n; full = peak(); del block; "
         "print(n <= full, abs(peak() - full) < 2**22)"
     )
     found = subprocess.run([sys.executable, "-c", ALONE + code], capture_output=True, text=True, check=True, timeout=60)
-    assert found.stdout.strip() == "True True"  # the kernel counts pages in portions
+    assert found.stdout.strip() == "True True"  # the kernel counts pages in batches
 
 
 def test_it_is_of_this_process_and_not_of_the_one_that_forked_it() -> None:
