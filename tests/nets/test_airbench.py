@@ -1,4 +1,4 @@
-"""The net of short runs: its counts, its whitening and what it averages in evaluation."""
+"""The airbench net: its parameters, its whitening and its averaging in evaluation."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_it_has_the_published_parameters() -> None:
 def test_whitened_patches_are_uncorrelated_and_of_variance_one() -> None:
     net = net_of()
     torch.manual_seed(1)
-    images = F.avg_pool2d(torch.randn(64, 3, 24, 24), 3, stride=1)  # neighbours resemble each other
+    images = F.avg_pool2d(torch.randn(64, 3, 24, 24), 3, stride=1)  # neighbouring pixels are correlated
     out = F.conv2d(images, net.whitening.weight).permute(0, 2, 3, 1).reshape(-1, 24)
     assert (out[:, :12].T @ out[:, :12] / len(out) - torch.eye(12)).abs().max() > 0.5  # not before
     net.whiten(images, eps=0.0)
@@ -64,7 +64,7 @@ def test_views_are_averaged() -> None:
     out = net(x)
     net.load_state_dict(before, strict=False)
     net.views = 1
-    torch.testing.assert_close(net(x), out)  # training sees each image once
+    torch.testing.assert_close(net(x), out)  # training uses each image once
 
 
 def test_logits_are_divided_by_the_width() -> None:

@@ -1,4 +1,4 @@
-"""GPT-2 has its published size and initialisation, sees no future token, and ties its head."""
+"""GPT-2 has its published size and initialisation, a causal mask and a tied head."""
 
 import copy
 import math
@@ -71,7 +71,7 @@ def test_initialisation_is_the_paper_s() -> None:
         for layer in (block.attention.out, block.down):
             assert layer.weight.std().item() == pytest.approx(0.02 / math.sqrt(4), rel=0.02)
             assert layer.bias.abs().sum() == 0
-    # so small that every token is as likely as another at first
+    # so small that all tokens are about equally likely at first
     loss = nn.functional.cross_entropy(net(torch.randint(500, (4, 8))).flatten(0, 1), torch.randint(500, (32,)))
     assert loss.item() == pytest.approx(math.log(500), rel=0.04)
 

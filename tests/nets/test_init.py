@@ -1,4 +1,4 @@
-"""Each initialisation has the moments of its paper."""
+"""Each initialisation has its paper's moments."""
 
 import math
 import sys
@@ -14,7 +14,7 @@ from lathe.nets.init import apply_init
 
 
 def fill_with_half(net: nn.Module) -> None:
-    """Stand for a cloner's own initialisation."""
+    """Stand in for a user's initialisation."""
     for parameter in net.parameters():
         nn.init.constant_(parameter, 0.5)
 

@@ -1,4 +1,4 @@
-"""Perceptrons compute what their layers say."""
+"""Perceptrons compute their layers' formulas."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every file of configs/model builds the net that it names."""
+"""Every file of configs/model builds the net in its name."""
 
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def test_config_builds_its_net(name: str) -> None:
     assert size(net) == COUNTS[name]
 
 
-SHAPES = [  # of the data sets that ship: digits; synthetic images in grey; CIFAR; bytes; synthetic tokens
+SHAPES = [  # of the included data sets: digits; synthetic images in grey; CIFAR; bytes; synthetic tokens
     *[(name, {"channels": 1, "image_size": 8}) for name in IMAGES],
     *[(name, {"channels": 3, "image_size": 32, "num_classes": 100}) for name in IMAGES],
     *[(name, {"vocab_size": 256, "length": 16}) for name in TOKENS],

@@ -1,4 +1,4 @@
-"""What holds for every net: sizes as published, shapes, blocks, plain names, reproducible weights."""
+"""Properties of every net: published sizes, shapes, blocks, plain names, reproducible weights."""
 
 from collections.abc import Callable
 
@@ -92,7 +92,7 @@ def test_blocks_are_the_repeated_units(name: str) -> None:
     for block in net.blocks:
         block.register_forward_hook(lambda module, _args, _out: seen.append(module))
     net(torch.rand(2, 3, 16, 16))
-    assert seen == list(net.blocks)  # each once, in order: what pipelines and activation checkpointing rely on
+    assert seen == list(net.blocks)  # each once, in order, as pipelines and activation checkpointing require
 
 
 @pytest.mark.parametrize("name", SMALL)

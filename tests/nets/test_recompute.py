@@ -1,4 +1,4 @@
-"""Recomputing activations changes what is kept, never a loss, a gradient, a buffer or a name."""
+"""Recomputing activations changes memory only, never a loss, gradient, buffer or name."""
 
 import copy
 import pickle
@@ -41,7 +41,7 @@ def deep(blocks: int, width: int = 16) -> DeepMLP:
 
 
 def step(net: nn.Module, x: Tensor, times: int = 2) -> dict[str, Tensor]:
-    """Two steps from the same random numbers: the loss, each gradient and each buffer."""
+    """Take two steps from the same random numbers; return the loss, each gradient and each buffer."""
     torch.manual_seed(5)
     for _ in range(times):
         loss = net(x).logsumexp(-1).sum()
@@ -56,12 +56,12 @@ def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
 
 
 def saved_bytes(net: nn.Module, x: Tensor) -> int:
-    """Bytes that the backward pass of `net` holds behind its forward pass: each storage once, parameters left out."""
+    """Return the bytes saved for the backward pass of `net`: each storage once, without parameters."""
     storages: dict[int, Any] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        storages[storage.data_ptr()] = storage  # held, so that no address is used twice
+        storages[storage.data_ptr()] = storage  # kept alive, so that no address is reused
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -116,7 +116,7 @@ def test_a_copy_recomputes_its_own_blocks(how: str) -> None:
 
 
 def calls(net: nn.Module, x: Tensor) -> list[int]:
-    """How often each block computes in one step."""
+    """Return how often each block runs in one step."""
     counts = [0] * len(net.blocks)
 
     def count(index: int) -> Callable[..., None]:
@@ -149,7 +149,7 @@ def test_which_blocks_compute_twice(how: str, expected: list[int]) -> None:
     apply(net, how)
     assert calls(net, x) == expected
     net.eval()
-    assert calls(net, x) == [1] * 7  # no more than the forward pass
+    assert calls(net, x) == [1] * 7  # as often as in a forward pass
     net.train()
     apply(net, "blocks")
     apply(net, None)
@@ -158,7 +158,9 @@ def test_which_blocks_compute_twice(how: str, expected: list[int]) -> None:
 
 
 def test_activations_that_are_kept() -> None:
-    """64 blocks: each of `none` keeps the inputs of Linear, LayerNorm and GELU; `sqrt` keeps 8 inputs of segments."""
+    """64 blocks: with `none` each keeps the inputs of Linear, LayerNorm and GELU; `sqrt` keeps the inputs of 8
+    segments.
+    """
     x = torch.rand(128, 1, 4, 4)
     kept = {}
     for how in ("none", "blocks", "every_2", "sqrt"):
@@ -173,15 +175,13 @@ def test_activations_that_are_kept() -> None:
     assert kept["blocks"] == outside + 64 * row
     assert kept["every_2"] == outside + 32 * row + 32 * (3 * row + 4 * 128 * 2)
     assert kept["sqrt"] == outside + 8 * row
-    one_segment = 8 * (3 * row + 4 * 128 * 2)  # what the backward pass adds at a time
+    one_segment = 8 * (3 * row + 4 * 128 * 2)  # the backward pass adds one at a time
     assert kept["sqrt"] + one_segment <= 0.35 * kept["none"]
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated")  # torch's own, in the imports of its compiler
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute:UserWarning"
-)  # its tracer looks at the input of a compiled block
+@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated")  # torch's, in the imports of its compiler
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # its tracer reads the input of a compiled block
 @pytest.mark.parametrize("compiled", ["blocks", "net"])
 @pytest.mark.parametrize("how", ["blocks", "sqrt"])
 @pytest.mark.parametrize("name", ["deep_mlp", "resnet20"])
@@ -194,7 +194,7 @@ def test_a_compiled_net_computes_the_same(name: str, how: str, compiled: str) ->
     plain = step(copy.deepcopy(net), x)
     apply(net, how)
     for region in net.blocks if compiled == "blocks" else [net]:
-        region.compile(backend="aot_eager_decomp_partition")  # all that inductor does before it generates code
+        region.compile(backend="aot_eager_decomp_partition")  # inductor's steps before it generates code
     found = step(net, x)
     for key in plain:
         torch.testing.assert_close(found[key], plain[key], rtol=1e-3, atol=1e-4)

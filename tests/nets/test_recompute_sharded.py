@@ -15,7 +15,7 @@ from lathe.strategies.sync_batchnorm import SyncBatchNorm
 
 
 def train(rank: int, spread: str, how: str) -> dict[str, Tensor]:
-    """Three steps; the losses of this rank, and the weights and buffers at the end."""
+    """Train three steps; return this rank's losses, and the final weights and buffers."""
     torch.manual_seed(0)
     net: nn.Module
     if spread == "fully_shard":

@@ -1,4 +1,4 @@
-"""Residual blocks compute shortcut plus branch; sizes that no such net has are refused."""
+"""Residual blocks compute shortcut plus branch; impossible sizes are refused."""
 
 import pytest
 import torch
@@ -66,6 +66,6 @@ def test_the_stem_of_imagenet_gives_the_published_nets(depth: int) -> None:
         assert net.enter(image).shape == (2, 64, 56, 56)
         assert net(image).shape == (2, 1000)
     assert sum(parameter.numel() for parameter in net.parameters()) == PUBLISHED[depth]
-    # a 3x3 window in place of 7x7, and nothing else
+    # only a 3x3 window in place of 7x7
     assert PUBLISHED[depth] - sum(parameter.numel() for parameter in small.parameters()) == 64 * 3 * (49 - 9)
     assert {name for name, _ in net.named_modules()} - {name for name, _ in small.named_modules()} == {"shrink"}

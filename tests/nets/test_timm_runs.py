@@ -1,4 +1,4 @@
-"""Nets of timm in runs: fine-tuned from a file, evaluated, exported; shared out by fsdp; made smaller."""
+"""Nets of timm in runs: fine-tuned from a file, evaluated, exported, sharded by fsdp, compressed."""
 
 import copy
 from importlib import import_module
@@ -67,7 +67,7 @@ def test_a_net_is_fine_tuned_from_a_file_evaluated_and_exported(tmp_path: Path) 
     report = ship(request(made, "target=onnx"))["onnx"]
     assert report["held_out"]["relative"] < 1e-5
     assert (report["held_out"]["agreement"], report["drop"]) == (1.0, 0.0)
-    # the file opens in timm itself, by timm's own names
+    # timm itself can load the file
     own = import_module("timm").create_model("resnet10t", in_chans=1, num_classes=10)
     own.load_state_dict(weights(made.path, "best"))
 
@@ -92,7 +92,7 @@ def test_layer_decay_follows_the_depth(name: str, first: list[str], last: list[s
     assert rates == {key: pytest.approx(0.5 ** (top - number)) for key, number in numbers.items()}
     assert {numbers[key] for key in first} == {0}
     assert {numbers[key] for key in last} == {top}
-    if name == "convnext_atto":  # what halves the image stands between the stages' blocks
+    if name == "convnext_atto":  # downsampling is between the stages' blocks
         chain = ["stages.0.blocks.1.conv_dw.weight", "stages.1.downsample.1.weight", "stages.1.blocks.0.conv_dw.weight"]
         assert [numbers[key] for key in chain] == [2, 3, 4]
 
@@ -156,7 +156,7 @@ def test_a_net_is_its_parts(name: str) -> None:
     with torch.no_grad():
         assert torch.equal(other.eval()(x), other.leave(run(blocks_of(other), other.enter(x))))
         for parameter in net.parameters():
-            parameter.zero_()  # a copy's parts are its own
+            parameter.zero_()  # a copy's parameters are separate
         assert torch.equal(other(x), other.leave(run(blocks_of(other), other.enter(x))))
     assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
 

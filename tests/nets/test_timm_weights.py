@@ -1,4 +1,4 @@
-"""Pretrained weights of timm's nets: taken from a file, fitted or refused; not read for a finished run."""
+"""Pretrained weights of timm's nets: loaded from a file, adapted or refused; not read for a finished run."""
 
 import hashlib
 from importlib import import_module
@@ -78,7 +78,9 @@ def test_channels_are_fitted_and_a_head_of_other_classes_is_left_out(tmp_path: P
     ]
     there = state_of(path)
     assert torch.equal(net.fc.weight, before)
-    assert torch.allclose(net.conv1[0].weight, there["conv1.0.weight"].sum(1, keepdim=True))  # of grey, as of colour
+    assert torch.allclose(
+        net.conv1[0].weight, there["conv1.0.weight"].sum(1, keepdim=True)
+    )  # grey images give the outputs of colour ones
     assert torch.equal(net.layer4[0].conv2.weight, there["layer4.0.conv2.weight"])
 
 
@@ -150,7 +152,7 @@ def test_a_finished_run_needs_the_file_no_more(tmp_path: Path, capsys: pytest.Ca
     run = open_run(cfg["paths"]["run_dir"], "run")
     net = open_run_net(run.path, "run", "last")[0].net
     assert all(torch.equal(value, found[name]) for name, value in net.state_dict().items())
-    train({**run.config, "trainer": {**run.config["trainer"], "max_epochs": 2}})  # goes on from last.ckpt
+    train({**run.config, "trainer": {**run.config["trainer"], "max_epochs": 2}})  # resumes from last.ckpt
     again = weights(run.path)
     assert torch.equal(again["layer2.0.conv1.weight"], there["layer2.0.conv1.weight"])
     assert not torch.equal(again["fc.weight"], found["fc.weight"])

@@ -1,4 +1,4 @@
-"""Vision transformers have the published sizes, and read patches and tokens where they should."""
+"""Vision transformers have the published sizes, and read patches and tokens at the right places."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_positions_tell_patches_apart() -> None:
     turned = image.flip(-1)
     assert not torch.allclose(net(image), net(turned), atol=1e-6)
     nn.init.zeros_(net.embed.position)
-    nn.init.constant_(net.embed.patch.weight, 0.1)  # neither position nor the order within a patch is left
+    nn.init.constant_(net.embed.patch.weight, 0.1)  # no position, and no order within a patch
     torch.testing.assert_close(net(image), net(turned))
 
 

@@ -1,4 +1,4 @@
-"""Wide blocks compute the pre-activation formula; sizes that no such net has are refused."""
+"""Wide blocks compute the pre-activation formula; impossible sizes are refused."""
 
 import pytest
 import torch
