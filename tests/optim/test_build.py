@@ -1,4 +1,4 @@
-"""Parameter groups hold exactly the names that the rules say, and the learning rate follows the batch as asked."""
+"""Parameter groups follow the rules exactly, and the learning rate is scaled with the batch as configured."""
 
 import io
 import math
@@ -74,7 +74,7 @@ def test_norms_and_biases_do_not_decay() -> None:
         (["bias"], ["stem.linear.bias", "blocks.0.linear.bias", "head.bias"]),
         ("head.*", ["head.weight", "head.bias"]),
         (["*.0.linear.weight", "head.bias"], ["blocks.0.linear.weight", "head.bias"]),
-        (["norm"], []),  # a net without norms has none to except
+        (["norm"], []),  # a net without norms has none to exclude
     ],
 )
 def test_rules_pick_exactly_these_names(no_decay: list[str] | None, expected: list[str]) -> None:

@@ -1,5 +1,4 @@
-"""Any optimizer class by its `_target_`, as Lightning users write it: it steps and resumes by Lathe's rules for groups,
-or costs one sentence before training."""
+"""Any optimizer class by `_target_`: it steps and resumes with Lathe's group rules, or is refused before training."""
 
 import inspect
 import io
@@ -86,7 +85,7 @@ def test_each_of_torchs_classes_steps_and_resumes_or_is_refused(name: str) -> No
 
 @pytest.mark.parametrize(
     "name", ["Adafactor", "Adagrad", "Rprop"]
-)  # a file of many pieces; state before a step; no decay
+)  # a checkpoint of many pieces; state before a step; no decay
 def test_an_interrupted_run_continues_bit_equal(name: str, tmp_path: Any, interruption: Interruption) -> None:
     alone, cut = (new_run(tmp_path / name, *SMALL, *OFTEN) for name in ("alone", "cut"))
     for cfg in (alone, cut):
@@ -98,7 +97,7 @@ def test_an_interrupted_run_continues_bit_equal(name: str, tmp_path: Any, interr
 
 
 class Mine(torch.optim.SGD):
-    """A class of the user's own, which hands its options on."""
+    """A user's class, which passes its options through."""
 
     def __init__(self, params: Any, **options: Any) -> None:
         assert options.get("lr", 1) < 10, "lr is too large for me"

@@ -1,4 +1,4 @@
-"""A learning rate that is a tensor, as a compiled step has it, takes the same steps as a number."""
+"""A tensor learning rate, as in a compiled step, takes the same steps as a number."""
 
 from typing import Any
 
@@ -25,6 +25,6 @@ def test_steps_with_a_rate_in_a_tensor(kind: type[torch.optim.Optimizer], monkey
         return [parameter.detach() for parameter in net.parameters()]
 
     numbers = trained(float)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # without which torch's AdamW wants a GPU
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # otherwise torch's AdamW requires a GPU
     for found, wanted in zip(trained(torch.tensor), numbers, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)

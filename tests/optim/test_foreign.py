@@ -1,4 +1,4 @@
-"""Torch's own schedulers and optimizers keep their curves, or are refused before training."""
+"""Torch's schedulers and optimizers keep their curves, or are refused before training."""
 
 import io
 from pathlib import Path
@@ -16,7 +16,7 @@ TORCH = "torch.optim.lr_scheduler."
 
 
 def with_scheduler(name: str, *keys: str) -> dict[str, Any]:
-    """A configuration with a scheduler as a user would type it."""
+    """Compose a configuration with a scheduler as a user would enter it."""
     cfg = config("model=mlp", "model.net.width=4", "optimizer.lr=1.0")
     cfg["scheduler"] = {"_target_": name if "." in name else TORCH + name, "_partial_": True}
     for key in keys:
@@ -26,7 +26,7 @@ def with_scheduler(name: str, *keys: str) -> dict[str, Any]:
 
 
 def curve(cfg: dict[str, Any], steps: int, total: int) -> list[float]:
-    """The learning rate of each of `steps` optimizer steps of a run of `total`."""
+    """Return the learning rate of each of `steps` optimizer steps of a run of `total`."""
     from lathe.optim.foreign import build_scheduler, wants_length
 
     task = make_task(cfg)

@@ -1,4 +1,4 @@
-"""Frozen parameters stay as they are, with their running statistics, under any optimizer, and after an interruption."""
+"""Frozen parameters and their running statistics never change, for any optimizer and after an interruption."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ FROZEN = "freeze=[conv.*,bn.*,blocks.0.*]"
 
 
 def trained(tmp_path: Path, *words: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """The weights before and after a run."""
+    """Return the weights before and after a run."""
     cfg = new_run(tmp_path, *RESNET, *words)
     train(cfg)
     seed_everything(cfg["seed"], verbose=False)

@@ -1,4 +1,4 @@
-"""trainer.fused_optimizer takes the kernels that an optimizer has, with the same steps but for last digits."""
+"""trainer.fused_optimizer uses an optimizer's fast kernels, with the same steps up to rounding."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ __all__ = ["interruption"]  # a fixture
 
 
 def taken(*words: str, parameters: list[nn.Parameter] | None = None, late: bool = False) -> tuple[Any, str]:
-    """The optimizer of these overrides over one weight, and the line that says which kernels it took."""
+    """Return the optimizer of these overrides over one weight, and the message that names its kernels."""
     net = nn.Linear(3, 2)
     given = list(net.parameters()) if parameters is None else parameters
     factory, line = with_kernels(make_optimizer(config(*words)), given, late)

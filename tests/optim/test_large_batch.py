@@ -1,4 +1,4 @@
-"""LAMB and LARS against their papers' formulas in float64, on whole tensors and on shards."""
+"""LAMB and LARS compared with their papers' formulas in float64, on whole tensors and on shards."""
 
 import copy
 from typing import Any

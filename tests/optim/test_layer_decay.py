@@ -1,4 +1,4 @@
-"""Layer-wise decay of the learning rate: each layer's share, kept by schedules, refused where layers are unknown."""
+"""Layer-wise learning-rate decay: each layer's factor, kept by schedules, refused for unknown layers."""
 
 from functools import partial
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A learning rate for what a rule means, as a multiple of the run's."""
+"""A learning rate for the parameters of a rule, as a multiple of the run's."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Muon against torch's own where torch has one, against the paper's claims where it has not."""
+"""Muon compared with torch's if torch has one, else with the paper's claims."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Schedules set the rates that their curves say, resume from their state, and refuse positions outside the run."""
+"""Schedules follow their curves, resume from their state, and refuse positions outside the run."""
 
 import io
 import math
@@ -30,7 +30,7 @@ def make_optimizer() -> SGD:
 
 
 def rates(schedule: LRScheduler, steps: int) -> list[list[float]]:
-    """Return the rates that each of the next `steps` optimizer steps is taken with."""
+    """Return the rate of each of the next `steps` optimizer steps."""
     taken = []
     for _ in range(steps):
         taken.append([group["lr"] for group in schedule.optimizer.param_groups])
@@ -72,7 +72,7 @@ def test_cosine_without_warm_up_is_torch_s() -> None:
 
 def test_one_cycle_is_torch_s() -> None:
     ours = rates(schedules.one_cycle(make_optimizer(), 100, warmup=30), 100)
-    # torch ends one step earlier and counts the peak from one: 101 steps with the peak at 31 of them are ours
+    # torch ends one step earlier and counts the peak from one: our equivalent is 101 steps with the peak at step 31
     theirs = OneCycleLR(make_optimizer(), max_lr=[0.1, 0.02], total_steps=101, pct_start=31 / 101, cycle_momentum=False)
     assert flat(ours) == pytest.approx(flat(rates(theirs, 100)), rel=1e-9)
     assert ours[30] == [0.1, 0.02]

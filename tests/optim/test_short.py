@@ -1,4 +1,4 @@
-"""The update of a small net: the digits of torch's optimizers, in the calls that are left."""
+"""The update of a small net equals torch's optimizers bit for bit, with fewer calls."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,11 +13,11 @@ from lathe.optim.short import MOST, short_schedule, short_step
 
 
 class OwnSGD(SGD):
-    """A step of the user's own."""
+    """A user's step."""
 
 
 def made(kind: type[SGD] = SGD, **options: Any) -> SGD:
-    """Over two groups of equal weights at each call; one weight never has a gradient."""
+    """Build an optimizer over two groups of equal weights at each call; one weight never has a gradient."""
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(7, 5), nn.Linear(5, 3), nn.Linear(2, 2))
     decay = [p for p in net.parameters() if p.ndim > 1]
@@ -30,7 +30,7 @@ def weights(optimizer: Optimizer) -> list[nn.Parameter]:
 
 
 def trained(optimizer: SGD, step: Callable[[SGD], Callable[[], Any]], steps: int = 6) -> list[Tensor]:
-    """Weights and states after some steps, the second half with another rate."""
+    """Return weights and states after some steps, the second half with another rate."""
     generator = torch.Generator().manual_seed(2)
     for number in range(steps):
         for parameter in weights(optimizer):
@@ -97,7 +97,7 @@ def test_hooks_that_come_later_are_called() -> None:
 
 
 class OwnLambda(LambdaLR):
-    """A step of the user's own."""
+    """A user's step."""
 
 
 def scheduled(kind: Any = LambdaLR, factor: Any = lambda step: 1 / (1 + 0.1 * step), **options: Any) -> LRScheduler:
