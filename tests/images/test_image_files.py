@@ -1,4 +1,4 @@
-"""Images in folders and .npy files, in batches or refused."""
+"""Images in folders and .npy files, read in batches or refused."""
 
 import random
 import warnings
@@ -28,7 +28,7 @@ def png_folder(tmp_path: Path, *sizes: tuple[int, ...]) -> Path:
 
 
 def test_images_are_read_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than a batch and the image after it is in memory."""
+    """At most a batch and the next image are in memory."""
     folder = png_folder(tmp_path, *[(8, 8)] * 10)
     read = 0
     original = lathe.images.files.read_picture
@@ -74,7 +74,7 @@ def test_files_that_cant_be_read_are_refused(tmp_path: Path) -> None:
 
 
 def read_or_told(path: Path) -> int | str:
-    """How many images there are, or the sentence that says why there are none."""
+    """Return the number of images, or the error message."""
     try:
         return sum(len(part) for part in find_images(path, 1)[0].read())
     except UserError as error:
@@ -83,7 +83,7 @@ def read_or_told(path: Path) -> int | str:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_header_of_any_kind_is_refused_or_read(tmp_path: Path, seed: int) -> None:
-    """Drawn shapes, of numbers that overflow, of none, of other things than numbers."""
+    """Random shapes: numbers that overflow, none, and other types than numbers."""
     rng = random.Random(seed)
     sides = [0, 1, 3, 8, -1, 2**31, 2**63 - 1, 2**63, 2**64 + 1, True, 8.0, None, "8", (8,)]
     shape = tuple(rng.choice(sides) for _ in range(rng.randrange(5)))

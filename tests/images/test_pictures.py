@@ -1,6 +1,4 @@
-"""Pictures as arrays: layouts, scaling, and what their headers say. The kinds of files are held in
-tests/serving/test_decode.py.
-"""
+"""Pictures as arrays: layouts, scaling and headers. tests/serving/test_decode.py covers the kinds of files."""
 
 import io
 import random
@@ -38,11 +36,11 @@ def test_layouts(shape: tuple[int, ...], channels: int, size: Any, one: Any, exp
     assert (found and (found[0].shape, found[1])) == expected
     if found:
         assert sorted(found[0].ravel().tolist()) == list(range(array.size))
-        assert np.shares_memory(found[0], array)  # a file on disk stays there
+        assert np.shares_memory(found[0], array)  # a memory-mapped file is not copied
 
 
 def test_scaling_is_that_of_the_graphs_up_to_rounding() -> None:
-    """What exports with target.input_size compute; for one shape, torch's own antialiased filter."""
+    """That of exports with target.input_size: for one shape, torch's antialiased filter."""
     picture = np.random.default_rng(0).integers(0, 256, (3, 19, 31), dtype=np.uint8)
     given = torch.from_numpy(picture)[None]
     for size in ((8, 8), (40, 16), (19, 7), (38, 62), (1, 1)):
@@ -61,12 +59,12 @@ def test_the_middle_is_scaled_and_nothing_is_squeezed() -> None:
     scene[:, :, 8:16] = np.arange(64).reshape(8, 8)
     assert np.array_equal(scaled(scene, (8, 8)), scene[:, :, 8:16])
     assert np.array_equal(scaled(scene.transpose(0, 2, 1), (8, 8)), scene[:, :, 8:16].transpose(0, 2, 1))
-    for height, width in ((1, 40), (33, 7), (500, 499), (3, 4)):  # the window ends where the picture does
+    for height, width in ((1, 40), (33, 7), (500, 499), (3, 4)):  # the window is clipped at the border
         assert (scaled(np.full((1, height, width), 9, np.uint8), (16, 12)) == 9).all()
 
 
 def test_every_shape_is_scaled_to_every_size() -> None:
-    """Windows that begin at 0 but for the last digit among them: 225 by 300 pixels to 28, 224 or 299."""
+    """Includes windows that begin at 0 up to rounding: 225 by 300 pixels to 28, 224 or 299."""
     sides = [*range(1, 40), 58, 116, 123, 225, 232, 239, 246, 253, 299, 300, 450, 457, 464, 600]
     draw = random.Random(0)
     for side in (1, 7, 28, 112, 224, 299):
@@ -116,7 +114,7 @@ def test_animations_are_refused(kind: str) -> None:
 
 
 def test_a_jpeg_of_endless_scans_is_refused() -> None:
-    """Each scan of a progressive JPEG takes a pass over all pixels, and may be a few bytes."""
+    """Each scan of a progressive JPEG takes a pass over all pixels, and may be a few bytes long."""
     file = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(
         file, "JPEG", progressive=True
