@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Settings and hooks for all tests."""
 
 import gc
 import os
@@ -8,26 +8,24 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Two torch threads on two busy cores wait for each other more than they compute. Set before torch is imported;
-# subprocesses inherit it.
+# Two torch threads on two busy cores mostly wait for each other. Set before torch is imported; subprocesses inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
-# A test must not reach for a network.
+# Tests must not use the network.
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
-# Sentences are read, which this would put a traceback around.
+# Tests read messages, around which this would put a traceback.
 os.environ.pop("HYDRA_FULL_ERROR", None)
-# The key that marks exports as made here lies in the user's folder, which is none of a test's business.
+# The key that marks exports as made here is in the user's folder, which tests must not touch.
 os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"lathe-tests-{os.getuid()}")
-# What is compiled is compiled once for all tests, whose runs have data folders of their own.
+# Compiled code is cached for all tests, whose runs have separate data folders.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(os.environ["XDG_STATE_HOME"], "compiled"))
-# What the CPU says that it can, it can: Inductor would compile a program for each kind of vectors to try it out, and
-# load it in a new process, for each folder that it keeps things in.
+# Trust the CPU's flags: Inductor would compile and load a test program for each vector width in each cache folder.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import pytest
 
-# What Python has compiled is kept, also where it was told to keep nothing: each process that tests start would compile
-# every file again, and so would the next pass.
+# Keep Python's bytecode, also if it is disabled: each process that tests start would compile every file again, and so
+# would the next pass.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
@@ -41,8 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Fixtures, in the processes that run tests: one that only hands them out need not import what they take."""
-    if config.getoption("gpu_results") and not hasattr(config, "workerinput"):  # workers send theirs to who began
+    """Register fixtures in the processes that run tests: a controller need not import their dependencies."""
+    if config.getoption("gpu_results") and not hasattr(config, "workerinput"):  # workers send theirs to the controller
         if config.getoption("gpu_stand_in"):
             raise pytest.UsageError("--gpu-results is of a real GPU: leave --gpu-stand-in out.")
         from support.gpu import Record
@@ -61,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Without looking for garbage: what it makes stays."""
+    """Disable garbage collection: the collected objects stay alive."""
     gc.disable()
     try:
         return (yield)
@@ -70,9 +68,10 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Of the default suite one more than there are cores, up to three: a fifth of its time is waiting for processes and
-    for moments. Two of the slow tests, whose limits of time are wider than three of them would leave. None where files
-    or tests are named, whose start would take longer than they do, and none of those that share a GPU."""
+    """Return one worker more than cores for the default suite, up to three, as a fifth of its time is waiting; two for
+    the slow tests, whose timeouts three would exceed. None if files or tests are named, as workers take longer to
+    start, and for tests that share a GPU.
+    """
     marks = config.getoption("markexpr")
     alone = marks == "gpu"
     named = config.invocation_params.args and any(
@@ -82,7 +81,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if named or alone else min(3, cores + 1) if marks.startswith("not slow") else min(2, cores)
 
 
-# The files that take longest begin, so that all workers end at about the same time.
+# The slowest files start first, so that all workers end at about the same time.
 LONGEST = (
     "laws/test_law3_interruption.py",
     "config/test_choices.py",
@@ -120,7 +119,7 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`-m law3` selects the tests of law 3: those of tests/laws by the name of their file, others by their mark."""
+    """Let `-m law3` select the tests of law 3: those in tests/laws by file name, others by mark."""
     place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
     for item in items:

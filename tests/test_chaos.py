@@ -1,4 +1,4 @@
-"""scripts/chaos.py: runs that it kills are those that were left alone, and it sees where they are not."""
+"""scripts/chaos.py: killed runs equal uninterrupted ones, and differences are detected."""
 
 import re
 import runpy

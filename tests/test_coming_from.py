@@ -1,4 +1,4 @@
-"""Each command of docs/coming_from.md composes, and holds what its configuration takes."""
+"""Each command of docs/coming_from.md composes and has a valid configuration."""
 
 import re
 

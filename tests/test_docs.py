@@ -1,4 +1,4 @@
-"""Code and commands of the pages under docs/ work as they are printed there."""
+"""Code and commands of the pages in docs/ work as printed."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 from support.documented import blocks, commands, mistakes
 from support.runs import ROOT
 
-# Those that the first page lists; a page of yours is yours.
+# The pages that the first page lists; a user's pages are not tested.
 LISTED = re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs" / "README.md").read_text())
 PAGES = sorted(ROOT / "docs" / name for name in {"README.md", *LISTED})
 WITH_CODE = [page for page in PAGES if "lathe.compression" in page.read_text() or "lathe.measure" in page.read_text()]
@@ -18,7 +18,7 @@ CODE = [page for page in WITH_CODE if blocks(page, "python")]
 @pytest.mark.slow
 @pytest.mark.parametrize("page", CODE, ids=lambda page: page.stem)
 def test_python_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All blocks of a page, one after the other, as a reader would paste them."""
+    """All blocks of a page in order, as a reader would paste them."""
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     names: dict[str, object] = {"__name__": "__main__"}
@@ -26,7 +26,7 @@ def test_python_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
         exec(compile(code, f"{page.name}", "exec"), names)
 
 
-# The other pages' commands are run or composed by tests of their own: test_coming_from, test_own_parts, test_tutorial.
+# Other tests run or compose the other pages' commands: test_coming_from, test_own_parts, test_tutorial.
 COMMANDS = [
     (page.stem, command)
     for page in PAGES

@@ -1,4 +1,4 @@
-"""The C++ program under examples/ is built, and answers as Python does."""
+"""The C++ program in examples/ can be built, and answers as Python does."""
 
 import shutil
 import subprocess

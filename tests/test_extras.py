@@ -1,6 +1,4 @@
-"""What `pip install -e .` leaves out is asked for in one sentence, before anything is trained, and its extra brings
-it.
-"""
+"""A missing extra of `pip install -e .` is reported before training, and installing it helps."""
 
 import configparser
 import re
@@ -66,7 +64,7 @@ def test_training_with_channels_removed_is_refused_at_once(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block(monkeypatch, "torch_pruning")
-    # cifar10 is not there: the sentence comes before anybody looks for it
+    # cifar10 is not downloaded: the message comes before the data are needed
     code, errors = cli(
         "compression=prune_channels", "data=cifar10", "data.source.download=false", "model=resnet20", *SMALL[3:]
     )

@@ -1,6 +1,4 @@
-"""Faults of real runs: workers that are killed or hang, a job whose time is up, a disk that is slow. Everything here is
-slow.
-"""
+"""Faults of real runs: workers that are killed or hang, time limits, slow disks. All tests here are slow."""
 
 import os
 import signal
@@ -20,7 +18,7 @@ from lathe.runs.rundir import RunDir
 
 pytestmark = [pytest.mark.slow, pytest.mark.law3]
 
-# Slow enough for a kill to fall in the middle of an epoch, with dropout, which draws from every rank's generator.
+# Slow enough for a kill in the middle of an epoch, with dropout, which draws from every rank's generator.
 TRAIN = (
     "model=mlp",
     "model.net.width=768",
@@ -44,7 +42,7 @@ def start(folder: Path, *arguments: str, script: tuple[str, ...] = (), **extra: 
 
 
 def wait_for(process: Started, log_dir: Path, lines: int) -> Path:
-    """The run directory, once its last.ckpt is there and metrics.csv has so many lines."""
+    """Return the run directory once it has last.ckpt and so many lines of metrics."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         for found in runs(log_dir):
@@ -61,7 +59,7 @@ def wait_for(process: Started, log_dir: Path, lines: int) -> Path:
 
 
 def workers(parent: int) -> list[int]:
-    """The ranks, forked from the command as all that it starts but multiprocessing's own helper."""
+    """Return the ranks: the command's child processes except multiprocessing's helper."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
     return [int(child) for child in children if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()]
 
@@ -74,7 +72,7 @@ def equal(left: Path, right: Path) -> None:
     assert rows(left) == rows(right)
 
 
-# The ranks to kill, by strategy: rank 0 writes checkpoints and logs, the last one has the loss of a pipeline.
+# The ranks to kill, by strategy: rank 0 writes checkpoints and logs, the last one has a pipeline's loss.
 STRATEGIES = {
     "ddp": (0, 1),
     "fsdp": (0,),
@@ -124,7 +122,7 @@ class Hang(Callback):
 
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_worker_that_hangs_in_training_is_ended(tmp_path: Path, restarts: int) -> None:
-    """Also one that hears no SIGTERM, which the agent kills 30 seconds later."""
+    """Also one that ignores SIGTERM, which the agent kills 30 seconds later."""
     (tmp_path / "hang.py").write_text(HANG)
     log_dir = tmp_path / "logs"
     done = run(
@@ -156,9 +154,7 @@ def test_a_worker_that_hangs_in_training_is_ended(tmp_path: Path, restarts: int)
 
 
 def fakes(folder: Path, tasks: int) -> dict[str, str]:
-    """srun and scontrol as SLURM's behave for train.sbatch: tasks with their environment, and a note of what was
-    requeued.
-    """
+    """Fake srun and scontrol for train.sbatch: tasks with SLURM's environment, and a record of requeued jobs."""
     (folder / "bin").mkdir()
     srun = f"""#!/bin/bash
 while [[ "$1" == --* ]]; do shift; done
@@ -220,7 +216,7 @@ def test_a_sweep_through_submitit_leaves_a_directory_per_job(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_the_ranks_of_torchrun_end_where_the_run_is_complete(tmp_path: Path) -> None:
-    """Those that wait for rank 0's configuration would wait for ever."""
+    """Ranks that wait for rank 0's configuration would otherwise wait for ever."""
     cfg = new_run(tmp_path, *TRAIN, "strategy=ddp")
     RunDir(cfg["paths"]["run_dir"]).finish({"steps": 1, "seconds": 1.0, "objective": 0.5})
     torchrun = (

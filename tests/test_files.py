@@ -1,4 +1,4 @@
-"""Atomic writes, cleanup after killed processes, messages for errors of the disk."""
+"""Atomic writes, cleanup after killed processes, messages for disk errors."""
 
 import errno
 import os
@@ -45,7 +45,7 @@ def test_files_of_dead_processes_are_removed(tmp_path: Path) -> None:
     files.sweep(tmp_path, tmp_path / "nowhere")
     kept = {named(alive, "last.ckpt"), named(gone, "x.csv", "elsewhere"), ".hidden", "last.ckpt"}
     assert set(os.listdir(tmp_path)) == kept
-    os.utime(tmp_path / named(gone, "x.csv", "elsewhere"), (1, 1))  # of another machine, and older than a day
+    os.utime(tmp_path / named(gone, "x.csv", "elsewhere"), (1, 1))  # of another machine, older than a day
     files.sweep(tmp_path)
     assert set(os.listdir(tmp_path)) == kept - {named(gone, "x.csv", "elsewhere")}
 

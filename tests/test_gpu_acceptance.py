@@ -1,5 +1,5 @@
-"""The acceptance on GPUs where there is none: which tests it has, that none counts as passed, that its bodies run on a
-CPU, and what is made of its record.
+"""The GPU acceptance suite without a GPU: its tests, that none counts as passed, its bodies on a
+CPU, and its record.
 """
 
 import json
@@ -24,13 +24,13 @@ def acceptance(*words: str, timeout: float = 600) -> subprocess.CompletedProcess
 
 
 def listed(*words: str) -> subprocess.CompletedProcess[str]:
-    """The same where no body runs, in a process that has imported torch already."""
+    """Return the same without running bodies, in a process that has already imported torch."""
     script = str(ROOT / "tests" / "support" / "pytest_forked.py")
     return run("-q", "-p", "no:cacheprovider", *words, cwd=ROOT, script=script)
 
 
 def test_the_table_has_every_body_and_without_a_gpu_all_are_skipped_in_one_line() -> None:
-    """Listed as `--collect-only` lists them."""
+    """As listed by `--collect-only`."""
     here = torch.cuda.is_available()
     done = listed("tests/gpu", "-m", "gpu", "-rs", "-vv", *(["--collect-only"] if here else []))
     assert done.returncode == 0, done.stdout
@@ -85,6 +85,6 @@ def test_the_pages_say_what_the_record_says(
     column: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", ["gpu_column.py", "--check"])
-    column["main"]()  # exits with code 1 where README or docs/gpu.md is stale
+    column["main"]()  # exits with code 1 if README or docs/gpu.md is stale
     assert capsys.readouterr().out == ""
     assert set(column["AREAS"]) == {body.partition("::")[0] for body in BODIES}

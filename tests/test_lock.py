@@ -1,4 +1,4 @@
-"""requirements.lock holds what requirements.txt pins and needs, each with a hash."""
+"""requirements.lock contains the pins of requirements.txt and their dependencies, each with a hash."""
 
 import re
 from importlib import metadata
@@ -11,7 +11,7 @@ from support.runs import ROOT
 
 LINE = re.compile(r"([a-z0-9][a-z0-9.-]*)==(\S+) --hash=sha256:([0-9a-f]{64})")
 TEXT = (ROOT / "requirements.lock").read_text()
-# What the lock is for.
+# The lock's platform.
 MACHINE = {
     "python_version": "3.11",
     "python_full_version": "3.11.7",
@@ -46,9 +46,7 @@ def test_every_pin_is_in_it_at_its_version() -> None:
 
 @pytest.mark.parametrize("pin", [pin for pin in pins() if pin.name != "torch"], ids=lambda pin: pin.name)
 def test_what_a_pin_needs_is_in_it(pin: Requirement) -> None:
-    """As far as this environment's own copies tell, which have the pinned versions. torch's needs depend on its
-    build.
-    """
+    """According to this environment's packages at the pinned versions. torch's dependencies depend on its build."""
     found = locked()
     assert metadata.version(pin.name) in pin.specifier
     needed = [

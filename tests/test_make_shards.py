@@ -1,4 +1,4 @@
-"""scripts/make_shards.py: the real command, and one sentence for each mistake."""
+"""scripts/make_shards.py: the real command, and one message for each mistake."""
 
 import json
 from pathlib import Path

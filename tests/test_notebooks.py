@@ -1,4 +1,4 @@
-"""Notebooks run from the first cell to the last, as they are."""
+"""Notebooks run unchanged from the first cell to the last."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_there_are_notebooks_without_outputs() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # jupyter's own, of its client and of zmq
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # from jupyter's client and zmq
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     import nbformat

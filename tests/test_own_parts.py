@@ -1,4 +1,4 @@
-"""Each recipe of docs/own_parts.md works as it is printed there, by the real command in a clone with its files."""
+"""Each recipe of docs/own_parts.md works as printed, with the real command in a clone with its files."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def on_path(clone: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The page's files beside the configurations that ship, and importable."""
+    """The page's files, importable, with the included configurations."""
     folder = tmp_path_factory.mktemp("clone")
     shutil.copytree(ROOT / "configs", folder / "configs", ignore=shutil.ignore_patterns("__pycache__", "local"))
     for _, text in RECIPES:
@@ -66,7 +66,7 @@ def test_a_recipe_trains(clone: Path, name: str, tmp_path: Path, capsys: pytest.
     assert ("val/worst_class" in result) == (name == "Metric")
     assert ("val/grades_off" in result) == (name == "Task")
     assert any(line.get("weights/largest") for line in lines) == (name == "Callback")
-    if name == "Data":  # a fifth of what the test leaves
+    if name == "Data":  # a fifth of the images outside the test split
         assert RunDir(run).config["data"]["folds"] == 5
     if name in ("Net", "Lightning"):
         assert RunDir(run).config["model"]["net"]["width"] == 32

@@ -1,6 +1,4 @@
-"""What Windows lacks is looked for before it is used: a module that names it while it is imported takes everything
-above it along.
-"""
+"""Features that Windows lacks are checked before use: a module that names one at import breaks all its importers."""
 
 import ast
 import re
@@ -17,7 +15,7 @@ MODULES = {"fcntl", "grp", "pwd", "resource", "termios", "tty", "pty"}
 
 
 def at_import(node: ast.AST) -> Iterator[ast.AST]:
-    """The nodes that run when the module is imported: all but the bodies of functions."""
+    """Return the nodes that run at import: all but the bodies of functions."""
     yield node
     for name, value in ast.iter_fields(node):
         if name == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
@@ -28,7 +26,7 @@ def at_import(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def lacking(source: str) -> list[str]:
-    """What a module names while it is imported, and Windows lacks."""
+    """Return the names that a module uses at import and Windows lacks."""
     found = []
     for node in at_import(ast.parse(source)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "signal":

@@ -1,4 +1,4 @@
-"""Every command and every file of the README works as it is printed there."""
+"""Every command and file of the README works as printed."""
 
 import json
 import os
@@ -25,7 +25,7 @@ COMMANDS = [
 OURS = [command for command in COMMANDS if command.startswith(("python train.py", "python scripts/"))]
 FILES = re.findall(r"^`((?:src|configs)/\S+)`:\n\n```\w+\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 
-# Commands that are not run here, and why.
+# Commands that are not run here, with reasons.
 SKIPPED = {
     "python scripts/serve.py": "test_tutorial runs it",
     "python train.py experiment=cifar10_resnet18": "downloads 165 MB",
@@ -41,7 +41,7 @@ ADDED = {
     "python train.py name=ddp": ["trainer.max_epochs=2"],
     "python scripts/compress.py": ["compression.receipt=none"],
 }
-# Runs that a command leaves, where it is not one for train.py and none for the other scripts.
+# The runs that a command leaves, if not one for train.py and none for the other scripts.
 LEFT = {
     "python train.py --help": 0,
     "python train.py resume=logs/mlp": 0,
@@ -56,7 +56,7 @@ LEFT = {
 
 
 def entry(command: str, table: dict) -> object | None:
-    """The table's value for the longest beginning of `command` that it has."""
+    """Return the table's value for the longest prefix of `command` in it."""
     found = [start for start in table if command.startswith(start)]
     return table[max(found, key=len)] if found else None
 
@@ -74,7 +74,7 @@ def test_its_links_lead_somewhere() -> None:
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clone as a user has it, with the README's own files in it."""
+    """A user's clone with the README's files."""
     folder = tmp_path_factory.mktemp("clone")
     for name in ("configs", "scripts", "examples"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -108,7 +108,7 @@ def run(command: str, folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [command for command in OURS if entry(command, SKIPPED) is None])
 def test_command(command: str, workspace: Path) -> None:
-    """In the README's order: later commands use what earlier ones left."""
+    """In the README's order: later commands use earlier ones' results."""
     before = runs(workspace / "logs")
     printed = run(command, workspace)
     new = [path for path in runs(workspace / "logs") if path not in before]

@@ -1,4 +1,4 @@
-"""The small versions of the recipes run from start to end, and do what their names say."""
+"""The small versions of the recipes run to the end, and do what their names say."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_channels_of_a_resnet(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is no better than its student.*")  # a teacher of two epochs is none
+@pytest.mark.filterwarnings("ignore:.*is no better than its student.*")  # a teacher of two epochs is not
 def test_half_of_the_weights_in_integers_with_a_teacher(tmp_path: Path, teacher: Path) -> None:
     found = result(
         tmp_path, "experiment=digits_small", "trainer.max_epochs=6", f"compression.distill.teacher={teacher}"

@@ -15,12 +15,12 @@ from support.runs import ROOT
 
 PACKAGES = ["src/lathe", "src/hydra_plugins", "benchmarks", "train.py", "setup.py"]
 OURS = PACKAGES if SHARED else ["."]
-# Places that exist on a developer's machine only; in pieces, so that this file does not name them.
+# Paths of a developer's machine; in pieces, so that this file does not contain them.
 PLACES = ("wor" + "k/", "tmp/" + "venv", "opt/" + "pypi", "opt/" + "wheels")
 
 
 def run(*command: str) -> None:
-    """Runs a tool in the repository's root; its output is the failure's message."""
+    """Run a tool in the repository's root; its output is the failure's message."""
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
 
@@ -31,7 +31,7 @@ def test_style(command: str) -> None:
 
 
 def test_types_hold() -> None:
-    """All checkouts share the cache of mypy, one at a time."""
+    """All checkouts share mypy's cache, one at a time."""
     kept = Path(os.environ["XDG_STATE_HOME"], "mypy")
     kept.mkdir(parents=True, exist_ok=True)
     paths = ["src/lathe", "benchmarks", "train.py"] if SHARED else []  # else those of pyproject.toml
@@ -60,7 +60,7 @@ def test_launch_imports_no_torch() -> None:
 
 
 def test_pins_lie_within_the_ranges() -> None:
-    """requirements.txt pins what setup.cfg allows, and names every package that setup.cfg needs."""
+    """requirements.txt pins versions that setup.cfg allows, and names every package that setup.cfg needs."""
     import configparser
 
     from packaging.requirements import Requirement

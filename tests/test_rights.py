@@ -25,7 +25,7 @@ def place() -> Iterator[Path]:
 
 
 def as_nobody(act: Callable[[], object]) -> str:
-    """The message for an error in a process without rights; tests may run as root."""
+    """Return the message for an error in an unprivileged process; tests may run as root."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:

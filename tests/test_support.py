@@ -1,4 +1,4 @@
-"""What the tests stand on: composing once gives what Hydra gives each time."""
+"""The tests' own helpers: cached compositions equal Hydra's."""
 
 import copy
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def composed(name: str, *words: str, folder: Path = ROOT / "configs") -> dict[st
 
 
 def nodes(node: Any, parent: Any = None) -> Any:
-    """All that omegaconf knows of a configuration, values and flags among it; each node has the parent it stands in."""
+    """Return all that omegaconf stores of a configuration, with values and flags; check each node's parent."""
     assert node._get_parent() is parent
     metadata, flags = node._metadata, [node._get_flag(name) for name in ("struct", "readonly", "allow_objects")]
     known = (type(node), metadata.key, metadata.type_hint, metadata.object_type, metadata.flags, metadata.flags_root)
@@ -71,7 +71,7 @@ def test_what_is_kept_is_what_hydra_composes(name: str, words: list[str]) -> Non
     for _ in range(3):
         found = composed(name, *words)
         assert found == alone
-        found["trainer"]["max_epochs"] = "changed"  # of a copy
+        found["trainer"]["max_epochs"] = "changed"  # a copy
     for _ in range(2):
         with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
             theirs, ours = compose(name, overrides=words), composing.compose(name, words)

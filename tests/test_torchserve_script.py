@@ -1,4 +1,4 @@
-"""scripts/torchserve.sh: what it says, and TorchServe itself where Java is."""
+"""scripts/torchserve.sh: its messages, and TorchServe itself if Java is installed."""
 
 import importlib.util
 import json
@@ -41,7 +41,7 @@ def torchserve(*words: str, cwd: Path, **extra: str) -> subprocess.CompletedProc
 
 
 def of_torchserve(folder: Path) -> list[int]:
-    """Processes of TorchServe that work in a folder."""
+    """Return the processes of TorchServe that work in a folder."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -73,7 +73,7 @@ def test_a_mistake_costs_one_sentence(tmp_path: Path, words: tuple[str, ...], se
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that tells most digits apart."""
+    """A run that classifies most digits correctly."""
     folder = tmp_path_factory.mktemp("torchserve")
     done = run(*SMALL, "trainer.max_epochs=15", "model.net.width=64", f"paths.log_dir={folder}", cwd=folder)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Every command of docs/tutorial.md works as it is printed there, one after the other."""
+"""Every command of docs/tutorial.md works as printed, in order."""
 
 import json
 import re

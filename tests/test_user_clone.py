@@ -1,4 +1,4 @@
-"""The tests pass in a clone with a user's parts, and try these parts."""
+"""The tests pass in a clone with a user's components, and test these."""
 
 import os
 import re
@@ -18,7 +18,7 @@ ENUMERATING = [
     *("tests/config/test_schema.py", "tests/config/test_choices.py", "tests/config/test_words.py"),
     *("tests/hostile/test_hostile_trust.py", "tests/config/test_help.py", "tests/benchmark/test_suites.py"),
 ]
-# In a style that is not ours, without comments, and of another kind than our files in each place.
+# In another style than ours, without comments, and in each place of another kind than our files.
 FILES = {
     "src/mine/odd.py": """import os, fcntl
 from torch import *
@@ -47,7 +47,7 @@ COPIED |= {"target/a_onnx": "target/onnx", "debug/a_limit": "debug/limit", "prec
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """Committed code and configurations that are not yet."""
+    """Committed code, and uncommitted configurations."""
     folder = tmp_path / "clone"
     left = shutil.ignore_patterns(".git", "__pycache__", ".*_cache", "logs", "data", "*.egg-info", ".venv*")
     shutil.copytree(ROOT, folder, ignore=lambda path, names: left(path, names) if Path(path) == ROOT else [])
@@ -70,7 +70,7 @@ def own_environment(clone: Path) -> dict[str, str]:
 
 
 def run_tests(clone: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """`python -m pytest` as the user runs it there."""
+    """Run `python -m pytest` as a user does in the clone."""
     command = [sys.executable, "-m", "pytest", "-q", "-rA", "--show-capture=no", *words]
     return subprocess.run(command, cwd=clone, env=own_environment(clone), capture_output=True, text=True)
 

@@ -1,6 +1,4 @@
-"""The configurations as a package: the clone's own in an editable install, and those that travel with a wheel
-elsewhere.
-"""
+"""The configurations as a package: the clone's own in an editable install, copies in a wheel."""
 
 import json
 import shutil
@@ -50,7 +48,7 @@ def test_an_editable_install_has_the_clones_own_configurations() -> None:
 
 
 def shown(*command: str, cwd: Path, **extra: str) -> str:
-    """What a command prints, which must succeed."""
+    """Return the output of a command, which must succeed."""
     done = subprocess.run(command, cwd=cwd, env=environment(**extra), capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, f"{done.args}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -60,7 +58,7 @@ def shown(*command: str, cwd: Path, **extra: str) -> str:
 def test_a_wheel_composes_and_trains_in_another_folder(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     clone.mkdir()
-    for name in SOURCES:  # building writes into the folder
+    for name in SOURCES:  # the build writes into the folder
         here = ROOT / name
         kept = shutil.ignore_patterns("__pycache__", "*.egg-info")
         shutil.copytree(here, clone / name, ignore=kept) if here.is_dir() else shutil.copy(here, clone)
