@@ -1,6 +1,4 @@
-"""The suites precision, compile and parallel, and scaling of an experiment: their cases, and a
-small real run of each.
-"""
+"""The suites precision, compile, parallel and scaling of an experiment: cases, and a small real run of each."""
 
 import json
 import subprocess

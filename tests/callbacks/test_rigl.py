@@ -22,9 +22,7 @@ def net() -> nn.Sequential:
 
 
 class Recorder(Callback):
-    """Records after each step gradients and masks, and weights and momentum before (`trained`) and after the method
-    runs.
-    """
+    """Records each step's gradients and masks, and weights and momentum before (`trained`) and after the method."""
 
     def __init__(self, rigl: RigL) -> None:
         self.rigl = rigl

@@ -1,6 +1,4 @@
-"""Layers that can't be quantized are reported with their share of the weights; layers that the user
-excluded are not.
-"""
+"""Layers that can't be quantized are reported with their share of the weights, except those the user excluded."""
 
 import torch
 from torch import Tensor, nn

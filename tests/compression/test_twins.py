@@ -1,6 +1,4 @@
-"""A net with unusual operations, such as in-place writes to its input, gets the figures of its plain twin on every
-path.
-"""
+"""A net with unusual operations, such as in-place writes to its input, gets its plain twin's figures."""
 
 import random
 from collections.abc import Callable

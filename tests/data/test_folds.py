@@ -1,6 +1,4 @@
-"""data.folds and data.fold: every sample validates once, classes are divided equally, and the test
-split is unchanged.
-"""
+"""data.folds and data.fold: each sample validates once, classes are divided equally, the test split is unchanged."""
 
 from typing import Any
 

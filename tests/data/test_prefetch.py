@@ -1,6 +1,4 @@
-"""trainer.prefetch_to_device: one batch is prepared ahead on a side stream, and the position counts
-consumed batches.
-"""
+"""trainer.prefetch_to_device: one batch is prepared ahead on a side stream; positions count consumed batches."""
 
 import warnings
 from collections.abc import Callable, Iterator

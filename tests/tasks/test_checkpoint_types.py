@@ -1,6 +1,4 @@
-"""A run writes only checkpoints that can be read again: arguments are plain, and other values are reported with their
-place.
-"""
+"""A run writes only checkpoints that can be read again: other values are reported with their place."""
 
 from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path

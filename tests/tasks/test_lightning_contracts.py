@@ -76,9 +76,7 @@ def test_gradients_that_wait_for_a_later_batch_are_kept(tmp_path: Path, interrup
 
 
 def test_the_best_checkpoint_is_tested_with_the_states_it_holds(tmp_path: Path) -> None:
-    """As Trainer.test(ckpt_path="best") does: the loss is largest in the first epoch, and training ends with two
-    states.
-    """
+    """As Trainer.test(ckpt_path="best") does: the loss is largest in the first of two epochs."""
     words = ("callbacks.checkpoint.monitor=val_loss", "callbacks.checkpoint.mode=max")
     own = "+callbacks.own._target_=support.own_contracts.Counting"
     cfg = run(tmp_path, "Stateful", "contracts.Counted", *words, own)

@@ -1,6 +1,4 @@
-"""A user's unmodified LightningModule: on one process and on two, interrupted, and with the
-commands that support it.
-"""
+"""A user's unmodified LightningModule: on one process and two, interrupted, and with the commands for it."""
 
 import random
 from pathlib import Path
@@ -51,9 +49,7 @@ def result_of(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("data", ["digits", "own"])
 def test_two_processes_have_the_losses_of_one(tmp_path: Path, data: str) -> None:
-    """Without dropout, which differs. Every sample of an evaluation counts once; rows that fill up a batch do not
-    count.
-    """
+    """Without dropout, which differs. Every sample of an evaluation counts once; filling rows do not count."""
     made = run if data == "digits" else lambda folder, *words: table(folder, "noisy", *words)
     one, two = made(tmp_path / "one"), made(tmp_path / "two", "trainer.devices=2")
     for cfg in (one, two):
