@@ -1,4 +1,4 @@
-"""Search for the largest batch that fits into memory, its measurements, and the learning rate that follows."""
+"""Search for the largest batch that fits into memory, and the learning rate that follows."""
 
 import json
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def test_data_bound_it_and_no_run_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_bounds_it(tmp_path: Path) -> None:
-    """Activations grow with the batch; a process above the limit is ended, and the next tries a smaller batch."""
+    """Activations grow with the batch; a process above the limit is ended, and a smaller batch is tried."""
     words = ["model=resnet20", "data=synthetic", "data.source.train_size=20000", "trainer.accelerator=cpu"]
     words += ["trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "find.memory=0.9"]
     check(run(*words, "find.start=16", "find.steps=2", cwd=tmp_path, script="scripts/batch_find.py"))

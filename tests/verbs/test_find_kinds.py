@@ -1,6 +1,4 @@
-"""lr_find.py and batch_find.py over every kind of data and model: each uses the right numbers or is refused with one
-message that names a fix, and both terminate.
-"""
+"""lr_find.py and batch_find.py for every kind of data and model: right numbers, or a refusal that names a fix."""
 
 import json
 import math
@@ -45,7 +43,7 @@ def lit(name: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run trials in this process, which bounds the memory of each by that of the whole suite."""
+    """Run trials in this process; each reports the memory of the whole suite."""
 
     def tried(cfg: dict[str, Any], size: int, device: str) -> dict[str, Any]:
         sent: list[dict[str, Any]] = []

@@ -1,5 +1,5 @@
-"""A run is tested as it was trained: for its loggers, at its step and with the user's callbacks, also if compression or
-a strategy leaves a net that can't be tested as it is.
+"""A run is tested as it was trained: for its loggers, at its step, with the user's callbacks. Also if compression or a
+strategy leaves a net that can't be tested as it is.
 """
 
 from pathlib import Path

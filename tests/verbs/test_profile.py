@@ -1,4 +1,4 @@
-"""The profile of a step: parts add up, modules own their operations, memory is counted, the page is self-contained."""
+"""The profile of a step: additive parts, operations by module, counted memory, a self-contained page."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Sensitivity of a finished run's layers on validation data; the choice under a budget can be trained with."""
+"""Sensitivity of a finished run's layers on validation data, and training with the suggested choice."""
 
 import json
 from pathlib import Path

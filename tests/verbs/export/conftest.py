@@ -45,9 +45,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reloaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open weights-only files in processes that have already imported torch and Lightning; other files run in a fresh
-    Python.
-    """
+    """Open weights-only files in processes that already imported torch and Lightning; others in a fresh Python."""
     anew = parity._run
 
     def run(words: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""Every target that is available here, for every kind of run: the parity in the manifest, and the real command."""
+"""Every target available here, for every kind of run: parity from the manifest, and the real command."""
 
 import json
 import os

@@ -26,7 +26,7 @@ def tabs(browser: Any) -> Tabs:
 
 @pytest.fixture
 def show(tabs: Tabs, tmp_path: Path) -> Iterator[Show]:
-    """Open a page of these data from a file and wait until it is ready; console output and network requests fail the
+    """Open a page of these data from a file and wait until it is ready. Console output and network requests fail the
     test. Without `plots`, plots stay outside the window, which saves Plotly's second.
     """
     with ExitStack() as held:

@@ -12,7 +12,7 @@ from lathe.trust.safe_yaml import read_mapping, read_yaml
 
 
 def both(path: Path, known: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the result of either reader: a value, or the message of its error."""
+    """Return both readers' results: a value, or the message of its error."""
     found: list[Any] = []
     for read in (lambda: read_yaml(path, "it"), lambda: read_mapping(path, "it", known)):
         try:

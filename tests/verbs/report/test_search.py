@@ -1,4 +1,4 @@
-"""The report of a search: its best trial first, the objective that chose it, and no claim of significance."""
+"""The report of a search: its best trial first, its objective, and no claim of significance."""
 
 import io
 from pathlib import Path
