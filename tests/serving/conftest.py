@@ -22,9 +22,7 @@ from lathe.training.train import train
 
 @pytest.fixture(scope="session")
 def served_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLP on digits and its export to ONNX, with a manifest like that of scripts/export.py but without its parity
-    check.
-    """
+    """An MLP on digits and its export to ONNX, with scripts/export.py's manifest but no parity check."""
     cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, "trainer.max_epochs=1")
     train(cfg)
     run = Path(cfg["paths"]["run_dir"])

@@ -91,7 +91,7 @@ def test_the_script_gets_what_the_net_takes() -> None:
 
 
 def show(tab: Any, facts: dict[str, Any], answer: Any, status: int = 200) -> list[Any]:
-    """Open the page of `facts` with a server that always gives the same answer, and return the list of its requests."""
+    """Open the page of `facts` with a server of one fixed answer, and return the list of its requests."""
     seen: list[Any] = []
 
     def respond(route: Any) -> None:
