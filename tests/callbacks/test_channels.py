@@ -1,6 +1,4 @@
-"""Channels fade, become zero and are removed without a change of the outputs; interruptions and a second process have
-no effect.
-"""
+"""Channels fade, become zero and are removed, with equal outputs, after interruptions and on two processes."""
 
 import copy
 from pathlib import Path

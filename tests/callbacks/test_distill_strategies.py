@@ -1,6 +1,4 @@
-"""A teacher with a student sharded over processes: the losses of one process, and refusals if connectors can't be
-trained.
-"""
+"""Distillation under sharding strategies: the losses of one process, and refused connectors."""
 
 from pathlib import Path
 from typing import Any

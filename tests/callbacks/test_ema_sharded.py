@@ -1,4 +1,4 @@
-"""The average of sharded weights equals that of one process, and so do its checkpoints, in both directions."""
+"""The average of sharded weights, and its checkpoints in both directions, equal those of one process."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,7 +90,7 @@ class Saves(Callback):
 
 
 def fit(folder: str, strategy: Any = "auto", resume: str | None = None) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """Return the net's weights after fit, and the shapes of this process's shards of the average during training."""
+    """Return the net's weights after fit, and the shapes of this rank's shards of the average."""
     Path(folder).mkdir(exist_ok=True)
     held: list[Tensor] = []
 

@@ -21,7 +21,7 @@ def net() -> nn.Sequential:
 
 
 class Recorder(Callback):
-    """Records after each step the state, the next step's rate, the presence of momentum, and the method's readiness."""
+    """Records after each step the state, the next rate, the presence of momentum, and the method's readiness."""
 
     def __init__(self, lottery: Lottery | None = None) -> None:
         self.lottery = lottery

@@ -1,6 +1,4 @@
-"""Masked weights are exactly zero from the step of their mask: in the net, checkpoints, the average, and on every
-process.
-"""
+"""Masked weights are exactly zero once masked: in the net, checkpoints and the average, on every process."""
 
 import warnings
 from pathlib import Path

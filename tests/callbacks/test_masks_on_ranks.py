@@ -1,4 +1,4 @@
-"""Lottery tickets and RigL on two ranks: equal masks, and equal weights after an interruption, sharded or not."""
+"""Lottery tickets and RigL on two ranks: equal masks, and equal weights after an interruption."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,7 +85,7 @@ class Saves(Callback):
 
 
 def on_two(rank: int, folder: str) -> dict[str, Any]:
-    """Return by method and strategy the weights and masks of a whole run, and of one resumed from its checkpoint."""
+    """Return by method and strategy the weights and masks of a whole run, and of a resumed one."""
     from lathe.strategies import DDP
     from lathe.strategies.fsdp import FSDP
 

@@ -1,6 +1,4 @@
-"""A checkpoint that lacks an entry is refused by every reader that resumes from it; entries that may be edited by hand
-are not checked.
-"""
+"""Readers that resume refuse a checkpoint that lacks an entry. Entries that may be edited by hand are not checked."""
 
 from collections import OrderedDict
 from pathlib import Path

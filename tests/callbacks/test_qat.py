@@ -1,6 +1,4 @@
-"""Quantization-aware training starts at its steps, resumes bit for bit, and is the same under every supported
-precision.
-"""
+"""Quantization-aware training: its steps, bit-exact resume, and equality under every supported precision."""
 
 import warnings
 from pathlib import Path

@@ -25,7 +25,7 @@ def draw() -> tuple[float, float, float]:
 
 
 class Draws(Callback):
-    """Draws one number of each generator after each batch; saves a checkpoint after batch `at` of the first epoch."""
+    """Draws one number of each generator after each batch; saves after batch `at` of the first epoch."""
 
     def __init__(self, path: Path | None = None, at: int = -1) -> None:
         self.path, self.at = path, at

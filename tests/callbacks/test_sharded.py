@@ -15,7 +15,7 @@ from lathe.trainer import Trainer
 
 
 class Task(LightningModule):
-    """Shards by its strategy, counts tokens, and corrupts one number of rank 1's shard of a gradient in step `bad`."""
+    """Shards by its strategy, counts tokens, and corrupts one number of rank 1's gradient shard in step `bad`."""
 
     unit = "tokens"
 
