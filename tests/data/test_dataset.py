@@ -1,4 +1,4 @@
-"""data=dataset: any map-style dataset gives the same batches on any number of devices and after an interruption."""
+"""data=dataset: equal batches of map-style datasets on any number of devices and after interruptions."""
 
 import random
 from collections.abc import Callable

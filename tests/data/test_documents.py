@@ -1,4 +1,4 @@
-"""Documents under a token budget: every target once, equal batches on any number of ranks, exact positions, packing."""
+"""Documents under a token budget: every target once, equal batches on any ranks, exact positions, packing."""
 
 from itertools import islice
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""data.folds and data.fold: each sample validates once, classes are divided equally, the test split is unchanged."""
+"""data.folds and data.fold: each sample validates once; classes are divided equally; the test split stays."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""A plain LightningDataModule obeys laws 2 and 3: the same batches on any number of devices, every sample once, exact
-resume.
+"""A plain LightningDataModule obeys laws 2 and 3. Batches are equal on any devices, samples count once, resume is
+exact.
 """
 
 from pathlib import Path

@@ -1,6 +1,4 @@
-"""A run on a folder of images that has moved: commands that need only the run directory, and the key that gives the new
-folder to the others.
-"""
+"""A run on a moved folder of images. Some commands need only the run directory, the others take the new folder."""
 
 import csv
 import importlib

@@ -1,4 +1,4 @@
-"""Folders of images that can't be trained on are refused before training; class names are never interpolated."""
+"""Unusable folders of images are refused before training; class names are never interpolated."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""trainer.prefetch_to_device: one batch is prepared ahead on a side stream; positions count consumed batches."""
+"""trainer.prefetch_to_device: one batch ahead on a side stream; positions count consumed batches."""
 
 import warnings
 from collections.abc import Callable, Iterator

@@ -1,6 +1,4 @@
-"""Writing shards: whole or not at all, from folders of images and for other tools' tar files,
-readable by webdataset.
-"""
+"""Writing shards: atomic, from folders of images and tar files of other tools, readable by webdataset."""
 
 from contextlib import ExitStack
 from pathlib import Path
@@ -87,9 +85,7 @@ def test_an_image_folder_is_split_and_brought_to_size(tmp_path: Path) -> None:
     assert {image.shape for image, _ in ready.samples("test")} == {(1, 6, 10)}
     assert [label for _, label in ready.samples("val")] == [0, 0, 1, 1, 1]
     save_folder(tmp_path / "called", {"cat": 4, "dog": 4, ".cache": 1}, ("Training", "valid"))
-    called = FolderSamples(
-        str(tmp_path / "called"), 3, None, val_size=7, test_size=2
-    )  # whose test split is cut from train
+    called = FolderSamples(str(tmp_path / "called"), 3, None, val_size=7, test_size=2)  # test is cut from train
     assert called.classes == ["cat", "dog"]
     assert {name: len(files) for name, files in called.files.items()} == {"train": 6, "test": 2, "val": 8}
     assert {path.parts[-3] for path, _ in called.files["test"]} == {"Training"}

@@ -1,4 +1,4 @@
-"""Shards: refused if damaged, random access; devices, interruptions and the number of open files change nothing."""
+"""Shards: random access, refused if damaged; devices, interruptions and open files change nothing."""
 
 import os
 import pickle
@@ -157,9 +157,7 @@ def test_workers_give_the_same_batches_and_an_undisturbed_state(npy: Path) -> No
 
 
 def test_memory_and_open_files_do_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """50 images of 48 kB in 7 shards, read through a window of 2: a few images are in memory, and each shard is opened
-    once.
-    """
+    """50 images of 48 kB in 7 shards, with a window of 2: few images in memory, each shard opened once."""
     path = write(tmp_path / "set", (3, 128, 128), encoding="npy")
     train, opened = split(path, max_open=2), []
     images: Any = train.images

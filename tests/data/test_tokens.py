@@ -1,4 +1,4 @@
-"""Laws 2 and 3 for windows of tokens: every target exactly once, for all devices, batches and interruptions."""
+"""Laws 2 and 3 for windows of tokens: every target once, for all devices, batches and interruptions."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Every reader of data gets the batches of training, after the hooks of loaders, data module and module."""
+"""Every reader of data gets the batches of training, after all hooks of loaders and modules."""
 
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""The transforms of `data.augment` compared, image by image, with Pillow, colorsys and torch's interpolation."""
+"""The transforms of `data.augment` compared per image with Pillow, colorsys and torch's interpolation."""
 
 import colorsys
 from collections.abc import Callable

@@ -20,8 +20,8 @@ N = 1000
 
 
 class Machine:
-    """A simulated clock: a sample takes `seconds` of a process, up to `cores` workers read in parallel, and each takes
-    `start` seconds to start.
+    """A simulated clock. A sample takes `seconds`, up to `cores` workers read in parallel after
+    `start` seconds each.
     """
 
     def __init__(self, seconds: float = 0.001, cores: int = 1, start: float = 0.0, fails: int | None = None) -> None:
