@@ -16,9 +16,7 @@ from lathe.nets import MLP, CifarResNet
 
 
 def shaken(net: nn.Module) -> nn.Module:
-    """Return the net in eval mode with trained-looking BatchNorms; some of their weights are negative, which folding
-    must handle.
-    """
+    """Return the net in eval mode with trained-looking BatchNorms, some with negative weights for folding."""
     torch.manual_seed(0)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):

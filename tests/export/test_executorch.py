@@ -40,9 +40,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def differences(
     net: nn.Module, path: Path, inputs: Tensor, batches: tuple[int, ...] = (1, 2, 3, 7, 16, 33)
 ) -> tuple[float, float]:
-    """Return over all batches the least share of equal predictions, and the largest difference relative to the largest
-    output.
-    """
+    """Return over all batches the least share of equal predictions, and the largest relative difference."""
     forward, agreement, largest = executorch.load(path, 1), 1.0, 0.0
     for batch in batches:
         with torch.no_grad():

@@ -237,7 +237,7 @@ def packed(content: dict[str, bytes]) -> bytes:
 
 
 def behind(first: bytes, second: bytes) -> bytes:
-    """Return an archive whose end record leads to the directory of `first`, while that of `second` lies just before it,
+    """Return an archive whose end record leads to `first`'s directory, with `second`'s before it,
     where Python looks.
     """
     cut = []

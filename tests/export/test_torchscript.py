@@ -80,9 +80,7 @@ def test_token_ids_of_any_length(tmp_path: Path) -> None:
 
 
 def test_where_onednn_fuses_wrongly_nothing_is_fused(make_resnet: Make, tmp_path: Path) -> None:
-    """Scaling pictures of every size divides by a tensor of one number, for which oneDNN returns other values or an
-    error.
-    """
+    """Scaling divides by a tensor of one number, for which oneDNN returns other values or an error."""
     net = shipped(make_resnet(), "any")
     with pytest.warns(UserWarning, match="oneDNN can't fuse this net rightly, so its file runs without it"):
         target.export(net, pixels(2), tmp_path / "net.pt")
