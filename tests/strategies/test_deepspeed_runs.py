@@ -1,4 +1,4 @@
-"""ZeRO's stages have the losses of one process, resume bit for bit, and write checkpoints in the plain format."""
+"""ZeRO's stages: the losses of one process, bit-exact resume, and checkpoints in the plain format."""
 
 import importlib.util
 import json
@@ -43,8 +43,8 @@ STOP_AT = 10  # micro-batches
 
 
 def train_all(rank: int, cases: list[dict[str, Any]], stopped: Sequence[dict[str, Any]] = ()) -> list[int]:
-    """Train each run in turn on this rank; those in `stopped` end abruptly after micro-batch STOP_AT and resume. Return
-    the steps of their checkpoints at that time.
+    """Train each run in turn; those in `stopped` end abruptly after micro-batch STOP_AT and resume. Return the steps of
+    their checkpoints at that time.
     """
     from lathe.training.train import train
 
@@ -99,9 +99,7 @@ def flat_state(state: dict[str, Any]) -> dict[str, Tensor]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """SGD with momentum on one process and by each stage on two; the stages also stopped inside an
-    epoch and resumed.
-    """
+    """SGD with momentum on one process and by each stage on two, uninterrupted, and stopped and resumed."""
     tmp = tmp_path_factory.mktemp("logs")
     cases = {"one": new_run(tmp, *COMMON)}
     cases |= {name: two(tmp, *COMMON, *strategy) for name, strategy in ZERO.items()}

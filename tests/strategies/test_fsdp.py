@@ -1,6 +1,4 @@
-"""FSDP on two real ranks equals one process: losses, checkpoints, optimizer states, resume; each
-rank holds its shards.
-"""
+"""FSDP on two real ranks equals one process: losses, checkpoints, optimizer states, resume, shards."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""One process, a net on several devices: equal to the whole net; layers that can't be placed are refused."""
+"""A net on several devices in one process equals the whole net; unplaceable layers are refused."""
 
 from itertools import pairwise
 from pathlib import Path

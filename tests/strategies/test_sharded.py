@@ -1,6 +1,4 @@
-"""Law 3 for sharded strategies: a run that was killed within an epoch and resumed ends with the same weights, bit for
-bit.
-"""
+"""Law 3 for sharded strategies: a killed and resumed run ends with the same weights, bit for bit."""
 
 from contextlib import suppress
 from pathlib import Path

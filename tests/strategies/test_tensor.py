@@ -1,4 +1,4 @@
-"""Tensor parallelism on real ranks equals one process, with and without sequence parallelism and data replicas."""
+"""Tensor parallelism equals one process, with and without sequence parallelism and data replicas."""
 
 from pathlib import Path
 from typing import Any
