@@ -1,4 +1,4 @@
-"""Metrics are exact means over samples for any batches, ranks and interruptions; checkpoints carry plain names."""
+"""Metrics are exact means for any batches, ranks and interruptions; checkpoints carry plain names."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Token losses compared with values by hand; metrics count tokens, not sequences; logits are not copied needlessly."""
+"""Token losses compared with values by hand; metrics count tokens; logits are not copied needlessly."""
 
 import math
 from typing import Any

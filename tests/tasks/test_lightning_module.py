@@ -1,4 +1,4 @@
-"""A user's unmodified LightningModule: on one process and two, interrupted, and with the commands for it."""
+"""A user's unmodified LightningModule: on one process and two, interrupted, and in other commands."""
 
 import random
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Options that an unmodified LightningModule can't have, refused with one message before any data is read."""
+"""Options that an unmodified LightningModule can't have, refused with one message before reading data."""
 
 import sys
 import types

@@ -1,4 +1,4 @@
-"""torch's schedulers in every form of Lightning's: steps and metrics, equal on two processes and after a kill."""
+"""torch's schedulers in every form of Lightning's, equal on two processes and after a kill."""
 
 from pathlib import Path
 from typing import Any
