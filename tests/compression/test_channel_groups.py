@@ -1,4 +1,4 @@
-"""Dependent channels are found, layers that can't be traced are refused, and the head's outputs and the input stay."""
+"""Dependent channels are found, untraceable layers refused; the head's outputs and the input stay."""
 
 import pytest
 import torch

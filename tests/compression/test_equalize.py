@@ -32,9 +32,7 @@ def change(net: nn.Module, x: Tensor) -> tuple[list[Pair], float]:
 
 
 class Groups(nn.Module):
-    """Grouped and depthwise convolutions, pools and a linear layer on flattened pixels, with functional operations
-    only.
-    """
+    """Grouped and depthwise convolutions, pools and a linear layer on flattened pixels, all functional."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,9 +118,7 @@ def test_zeros_stay_zero_and_dead_channels_are_left_alone() -> None:
     ids=lambda module: str(module),
 )
 def test_what_does_not_scale_is_no_pair(between: nn.Module) -> None:
-    second = (
-        nn.Linear(36, 2) if isinstance(between, nn.Flatten) else None
-    )  # 36 pixels, which are divisible by 4 channels
+    second = nn.Linear(36, 2) if isinstance(between, nn.Flatten) else None  # 36 is a multiple of 4 channels
     assert find_pairs(Through(between, second).eval(), torch.randn(2, 3, 8, 8)) == []
 
 

@@ -195,9 +195,7 @@ def test_a_shared_input_in_a_recomputed_region() -> None:
     torch.testing.assert_close(total(True), total(False))  # gradients are summed in another order
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*should not be instantiated:DeprecationWarning"
-)  # torch's compiler instantiates it
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does so
 def test_compiled_layers_have_one_graph_and_the_same_values() -> None:
     q = FakeQuantize(8, symmetric=False)
     q.shared = True

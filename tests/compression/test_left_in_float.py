@@ -1,4 +1,4 @@
-"""Layers that can't be quantized are reported with their share of the weights, except those the user excluded."""
+"""Layers that can't be quantized are reported with their share of the weights, unless the user excluded them."""
 
 import torch
 from torch import Tensor, nn

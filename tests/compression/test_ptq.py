@@ -1,4 +1,4 @@
-"""Post-training quantization: by observed ranges, with restored means, to the integers that the net computes with."""
+"""Post-training quantization: observed ranges, restored means, and the integers of the computation."""
 
 import copy
 

@@ -1,6 +1,4 @@
-"""The quantized net computes what its integers do, describes its structure in plain values, and is
-rebuilt from them.
-"""
+"""The quantized net computes what its integers do, and is rebuilt from its plain description."""
 
 import copy
 import json
