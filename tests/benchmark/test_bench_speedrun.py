@@ -1,4 +1,4 @@
-"""The Fashion-MNIST speedrun: both sides train on the same images, and the verdicts follow from the measurements."""
+"""The Fashion-MNIST speedrun: training of both sides on the same images, and the verdicts."""
 
 import math
 import runpy

@@ -1,6 +1,4 @@
-"""Runtimes of a finished run side by side; compiled forms run eagerly here, as compilers take
-longer than these nets.
-"""
+"""Runtimes of a finished run side by side. Compiled forms run eagerly, as compilers take longer than these nets."""
 
 import json
 import shutil

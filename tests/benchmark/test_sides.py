@@ -72,7 +72,7 @@ def test_turns_rotate_and_a_side_that_fails_has_one() -> None:
 def written(
     suite: Suite, facts: turns.Facts, results: turns.Results, asked: dict[str, Any], folder: Path
 ) -> tuple[list[list[str]], str]:
-    """Return the rows of the first table as cells, and the whole text, from files with the expected contents."""
+    """Return the rows of the first table as cells, and the whole text; check the files."""
     text = turns.write(folder, facts, results, suite, asked, 61.0, lambda line: None)
     assert (folder / "results.md").read_text() == text
     found = json.loads((folder / "results.json").read_text())
