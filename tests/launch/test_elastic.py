@@ -1,4 +1,4 @@
-"""Jobs in this process or in real workers under torch's elastic agent; a worker's error is reported in one message."""
+"""Jobs in this process or in workers of torch's elastic agent; errors are reported in one message."""
 
 import os
 import time
@@ -24,7 +24,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork workers from the server of support/processes.py, which has imported torch, without capturing output. Other
+    """Fork workers from the server of support/processes.py, which has imported torch; output is not captured. Other
     tests start fresh processes, as users' commands do.
     """
     server()

@@ -1,4 +1,4 @@
-"""A message for a mistake, the user's own lines for an error in their code, a traceback for a bug, and an exit code."""
+"""Reports of mistakes, of errors in a user's code and of bugs, and their exit codes."""
 
 import errno
 import os

@@ -122,9 +122,7 @@ TWO = ("trainer.accelerator=cpu", "trainer.devices=2")
 def test_under_srun_with_a_task_on_each_node_the_agent_counts(
     command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launcher's two tasks are two agents with two processes each: its task count is not the
-    number of processes.
-    """
+    """The launcher's two tasks are two agents with two processes each: their count is not the run's."""
     for key, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "12345"), ("SLURM_NNODES", "2")):
         monkeypatch.setenv(key, value)
     asked: list[tuple[int, int]] = []

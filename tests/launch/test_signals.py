@@ -1,4 +1,4 @@
-"""A signal ends a command that does not train: its temporary files are removed, and it prints one line."""
+"""A signal ends a command that does not train, removes its temporary files and prints one line."""
 
 import os
 import signal

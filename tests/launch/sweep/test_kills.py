@@ -1,6 +1,4 @@
-"""A sweep killed at any moment and restarted: every job completes, none runs twice, weights equal an uninterrupted
-sweep's.
-"""
+"""A sweep killed at any moment and restarted: every job completes once, with unchanged weights."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Several runs of each trial of a search: the study gets their mean, and a trial that falls behind is cut short."""
+"""Several runs of each trial: the study gets their mean, and a trial that falls behind is cut short."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A search on machines that share a database but no folder: each runs its own trials, and all are counted together."""
+"""A search on machines that share only a database: separate trials, counted together."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""A value is parsed alike on the command line, in sweep.axes, runs, space and repeats, and from Python."""
+"""A value is parsed alike on the command line, in all keys of sweep, and from Python."""
 
 import json
 import math
