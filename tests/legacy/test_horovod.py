@@ -1,4 +1,4 @@
-"""Horovod's averages equal one process. Without Horovod, torch's collectives stand in for its own in these tests."""
+"""Horovod's averages equal one process. Without Horovod, these tests use torch's collectives."""
 
 import importlib.machinery
 import importlib.util
