@@ -1,5 +1,5 @@
-"""Real TensorBoard, Weights & Biases (offline) and MLflow (SQLite) runs; all tests that import the last two, which
-takes seconds per test process, are in this file.
+"""Real TensorBoard, Weights & Biases (offline) and MLflow (SQLite) runs. Imports of the last two, which take seconds
+per process, are only here.
 """
 
 import sys
@@ -80,7 +80,7 @@ quiet = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:Deprec
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of one database, which MLflow takes a second to create: each test has its own experiment."""
+    """The address of one database, which takes MLflow a second to create. Each test has its own experiment."""
     return f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
 
 
