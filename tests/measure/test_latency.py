@@ -11,9 +11,7 @@ from lathe.measure.latency import Latency, interleaved, summarised, verdict
 
 
 class Clock:
-    """A clock that only calls advance; a call records its name and takes the next of its durations,
-    repeating the last.
-    """
+    """A clock that only calls advance. A call records its name and takes its next duration, repeating the last."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.called = 0.0, list[str]()
