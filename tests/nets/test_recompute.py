@@ -158,9 +158,7 @@ def test_which_blocks_compute_twice(how: str, expected: list[int]) -> None:
 
 
 def test_activations_that_are_kept() -> None:
-    """64 blocks: with `none` each keeps the inputs of Linear, LayerNorm and GELU; `sqrt` keeps the inputs of 8
-    segments.
-    """
+    """64 blocks: each of `none` keeps the inputs of Linear, LayerNorm and GELU; `sqrt` keeps 8 segments' inputs."""
     x = torch.rand(128, 1, 4, 4)
     kept = {}
     for how in ("none", "blocks", "every_2", "sqrt"):

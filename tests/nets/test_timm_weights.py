@@ -78,9 +78,7 @@ def test_channels_are_fitted_and_a_head_of_other_classes_is_left_out(tmp_path: P
     ]
     there = state_of(path)
     assert torch.equal(net.fc.weight, before)
-    assert torch.allclose(
-        net.conv1[0].weight, there["conv1.0.weight"].sum(1, keepdim=True)
-    )  # grey images give the outputs of colour ones
+    assert torch.allclose(net.conv1[0].weight, there["conv1.0.weight"].sum(1, keepdim=True))  # for grey images
     assert torch.equal(net.layer4[0].conv2.weight, there["layer4.0.conv2.weight"])
 
 
