@@ -1,4 +1,4 @@
-"""Any optimizer class by `_target_`: it steps and resumes with Lathe's group rules, or is refused before training."""
+"""Optimizer classes by `_target_`: they step and resume with Lathe's group rules, or are refused at once."""
 
 import inspect
 import io
