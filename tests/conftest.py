@@ -59,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
-    """Disable garbage collection: the collected objects stay alive."""
+    """Disable garbage collection while tests are collected: objects created there stay alive."""
     gc.disable()
     try:
         return (yield)
@@ -68,7 +68,7 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return one worker more than cores for the default suite, up to three, as a fifth of its time is waiting; two for
+    """Return one worker more than cores, up to three, for the default suite, which waits a fifth of its time. Two for
     the slow tests, whose timeouts three would exceed. None if files or tests are named, as workers take longer to
     start, and for tests that share a GPU.
     """

@@ -1,6 +1,4 @@
-"""The GPU acceptance suite without a GPU: its tests, that none counts as passed, its bodies on a
-CPU, and its record.
-"""
+"""The GPU acceptance suite without a GPU: its list, skips, bodies on a CPU, and record."""
 
 import json
 import re

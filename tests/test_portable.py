@@ -1,4 +1,4 @@
-"""Features that Windows lacks are checked before use: a module that names one at import breaks all its importers."""
+"""Features that Windows lacks are checked before use. A module that names one at import breaks all its importers."""
 
 import ast
 import re

@@ -27,7 +27,7 @@ def composed(name: str, *words: str, folder: Path = ROOT / "configs") -> dict[st
 
 
 def nodes(node: Any, parent: Any = None) -> Any:
-    """Return all that omegaconf stores of a configuration, with values and flags; check each node's parent."""
+    """Return all that omegaconf stores of a configuration, with values and flags; check parents."""
     assert node._get_parent() is parent
     metadata, flags = node._metadata, [node._get_flag(name) for name in ("struct", "readonly", "allow_objects")]
     known = (type(node), metadata.key, metadata.type_hint, metadata.object_type, metadata.flags, metadata.flags_root)
