@@ -193,8 +193,8 @@ def cases_on(rank: int, strategy: str, cases: dict[str, Case], folder: Path) -> 
 
 
 def compare(first: dict[str, Any], second: dict[str, Any], cases: dict[str, Case]) -> dict[str, Any]:
-    """Check that ranks agree, a resumed run equals the uninterrupted one, and both train as one process. Return by case
-    whether weights were rounded and ranges observed after the last step.
+    """Check that ranks agree, resume is exact, and both train as one process. Return rounding and
+    observation by case.
     """
     for case, done in first.items():
         for name, value in done["state"].items():

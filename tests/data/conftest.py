@@ -70,7 +70,7 @@ def tar_gz() -> Callable[[Path, dict[str, bytes]], str]:
 
 
 def python2_pickle(pixels: np.ndarray, labels: list[int], key: bytes) -> bytes:
-    """Pickle {"data": array, key: labels} as Python 2's cPickle and the NumPy of 2009: protocol 2, text and bytes alike."""
+    """Pickle {"data": array, key: labels} as Python 2's cPickle and NumPy of 2009: protocol 2, text like bytes."""
 
     def text(value: bytes) -> bytes:
         return b"U" + bytes([len(value)]) + value

@@ -24,9 +24,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork workers from the server of support/processes.py, which has imported torch; output is not captured. Other
-    tests start fresh processes, as users' commands do.
-    """
+    """Fork workers from the server of support/processes.py, with torch imported and output not captured."""
     server()
     monkeypatch.setattr(launcher, "LaunchConfig", lambda **of: LaunchConfig(**{**of, "start_method": "forkserver"}))
 

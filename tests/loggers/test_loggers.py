@@ -1,5 +1,5 @@
-"""Real TensorBoard, Weights & Biases (offline) and MLflow (SQLite) runs. Imports of the last two, which take seconds
-per process, are only here.
+"""Real TensorBoard, W&B (offline) and MLflow (SQLite) runs. Only this file imports the last two,
+which takes seconds.
 """
 
 import sys
