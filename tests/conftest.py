@@ -68,9 +68,10 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return one worker more than cores, up to three, for the default suite, which waits a fifth of its time. Two for
-    the slow tests, whose timeouts three would exceed. None if files or tests are named, as workers take longer to
-    start, and for tests that share a GPU.
+    """Return one worker more than cores, up to three, for the default suite.
+
+    A fifth of its time is waiting. Two for the slow tests, whose timeouts three would exceed. None if files or tests
+    are named, as workers take longer to start, and for tests that share a GPU.
     """
     marks = config.getoption("markexpr")
     alone = marks == "gpu"

@@ -154,7 +154,7 @@ def test_a_worker_that_hangs_in_training_is_ended(tmp_path: Path, restarts: int)
 
 
 def fakes(folder: Path, tasks: int) -> dict[str, str]:
-    """Fake srun and scontrol for train.sbatch: tasks with SLURM's environment, and a record of requeued jobs."""
+    """Fake srun and scontrol for train.sbatch: tasks with SLURM's environment; requeues are recorded."""
     (folder / "bin").mkdir()
     srun = f"""#!/bin/bash
 while [[ "$1" == --* ]]; do shift; done

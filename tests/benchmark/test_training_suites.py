@@ -1,4 +1,4 @@
-"""Suites precision, compile, parallel and scaling of an experiment: cases, and a small real run of each."""
+"""Suites precision, compile, parallel and scaling of an experiment: cases, and a small run of each."""
 
 import json
 import subprocess

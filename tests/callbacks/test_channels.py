@@ -1,4 +1,4 @@
-"""Channels fade, become zero and are removed, with equal outputs, after interruptions and on two processes."""
+"""Channels fade and are removed without changing outputs; interruptions and ranks have no effect."""
 
 import copy
 from pathlib import Path

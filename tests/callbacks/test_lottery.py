@@ -21,7 +21,7 @@ def net() -> nn.Sequential:
 
 
 class Recorder(Callback):
-    """Records after each step the state, the next rate, the presence of momentum, and the method's readiness."""
+    """Records the state after each step, the next rate, the presence of momentum, and readiness."""
 
     def __init__(self, lottery: Lottery | None = None) -> None:
         self.lottery = lottery
@@ -105,7 +105,7 @@ def test_each_round_is_a_whole_training_schedule_and_starts_without_momentum(tin
 
 
 def test_a_second_round_equals_a_plain_training_of_the_ticket(tiny: SimpleNamespace) -> None:
-    """From the initial weights with masks applied; statistics, momentum and rates keep nothing of the first round."""
+    """From the initial weights with masks; statistics, momentum and rates keep nothing of the first round."""
     lottery = Lottery(sparsity=0.6, rounds=2, rewind=0)
     task, _ = fit(tiny, lottery, epochs=2)
 

@@ -1,4 +1,4 @@
-"""Masked weights are exactly zero once masked: in the net, checkpoints and the average, on every process."""
+"""Masked weights are exactly zero: in the net, checkpoints and the average, on every process."""
 
 import warnings
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Quantization-aware training: its steps, bit-exact resume, and equality under every supported precision."""
+"""Quantization-aware training: start, bit-exact resume, and equality under every precision that supports it."""
 
 import warnings
 from pathlib import Path
@@ -193,8 +193,9 @@ def cases_on(rank: int, strategy: str, cases: dict[str, Case], folder: Path) -> 
 
 
 def compare(first: dict[str, Any], second: dict[str, Any], cases: dict[str, Case]) -> dict[str, Any]:
-    """Check that ranks agree, resume is exact, and both train as one process. Return rounding and
-    observation by case.
+    """Check that ranks agree, that resume is exact, and that both ranks train as one process does.
+
+    Return by case whether weights were rounded and ranges observed after the last step.
     """
     for case, done in first.items():
         for name, value in done["state"].items():

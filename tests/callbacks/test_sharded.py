@@ -15,7 +15,7 @@ from lathe.trainer import Trainer
 
 
 class Task(LightningModule):
-    """Shards by its strategy, counts tokens, and corrupts one number of rank 1's gradient shard in step `bad`."""
+    """Shards by its strategy, counts tokens, and corrupts one number of rank 1's gradient in step `bad`."""
 
     unit = "tokens"
 
@@ -78,7 +78,7 @@ def test_a_gradient_that_is_bad_in_one_shard_is_named_on_all_ranks() -> None:
 
 
 class Parts(LightningModule):
-    """As under a pipeline: each rank trains a block under its own name, and all ranks receive the last one's loss."""
+    """As under a pipeline: each rank trains its own block, and all ranks receive the last one's loss."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()

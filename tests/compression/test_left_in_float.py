@@ -1,4 +1,4 @@
-"""Layers that can't be quantized are reported with their share of the weights, unless the user excluded them."""
+"""Layers that can't be quantized are reported with their share of weights, unless excluded by the user."""
 
 import torch
 from torch import Tensor, nn

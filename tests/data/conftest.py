@@ -70,7 +70,7 @@ def tar_gz() -> Callable[[Path, dict[str, bytes]], str]:
 
 
 def python2_pickle(pixels: np.ndarray, labels: list[int], key: bytes) -> bytes:
-    """Pickle {"data": array, key: labels} as Python 2's cPickle and NumPy of 2009: protocol 2, text like bytes."""
+    """Pickle {"data": array, key: labels} as Python 2 and its NumPy: protocol 2, str for text and bytes."""
 
     def text(value: bytes) -> bytes:
         return b"U" + bytes([len(value)]) + value
@@ -92,7 +92,7 @@ def python2_pickle(pixels: np.ndarray, labels: list[int], key: bytes) -> bytes:
 
 @pytest.fixture
 def cifar_files(tmp_path: Path) -> Callable[..., tuple[Archive, dict[str, tuple[np.ndarray, np.ndarray]]]]:
-    """Write a tiny archive in the real format: cifar_files(name, "binary" or "python") -> (entry, arrays by split)."""
+    """Write a tiny archive in the real format: cifar_files(name, "binary" or "python") -> (entry, arrays)."""
 
     def build(
         name: str, form: str, folder: Path = tmp_path

@@ -135,7 +135,7 @@ def test_overfitting_repeats_the_same_unaugmented_images(tmp_path: Path) -> None
 
 
 def replica(rank: int, world: int, **settings: Any) -> ImageDataModule:
-    """Return the data module under a strategy that divides data over `world` replicas, among more processes."""
+    """Return the data module for one of `world` data replicas, among more processes."""
     data = module(**settings)
     strategy = SimpleNamespace(
         root_device=torch.device("cpu"), distributed_sampler_kwargs={"num_replicas": world, "rank": rank}

@@ -1,4 +1,4 @@
-"""data.folds and data.fold: each sample validates once; classes are divided equally; the test split stays."""
+"""data.folds and data.fold: each sample validates once, classes are divided equally, test is unchanged."""
 
 from typing import Any
 

@@ -56,7 +56,7 @@ def test_shares_keep_the_shares_of_the_classes_and_follow_their_seed(tmp_path: P
 
 @pytest.mark.parametrize("change", ["added", "removed"])
 def test_files_that_come_and_go_leave_the_others_in_their_split(tmp_path: Path, change: str) -> None:
-    """A later evaluation must not test on training images: at most one file of each class moves at each edge."""
+    """Evaluation must not test on training images: at most one file of each class moves at each edge."""
     pictures(tmp_path / "photos", {"cat": 200, "dog": 300, "fox": 100})
 
     def divided() -> dict[str, set[str]]:

@@ -52,7 +52,7 @@ def test_it_predicts_without_the_folder(run: RunDir, tmp_path: Path) -> None:
 
 
 def test_commands_take_the_new_folder(run: RunDir, tmp_path: Path) -> None:
-    """The same metrics as before, of the net and of a compressed one, and no trace of the old path in the outputs."""
+    """The same metrics as before, of the net and a compressed one; no trace of the old path in the outputs."""
     moved = f"data.folder={tmp_path / 'elsewhere'}"
     output = tmp_path / "metrics.json"
     request = [f"run={run.path}", f"output={output}", *QUIET]

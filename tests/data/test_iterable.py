@@ -1,4 +1,4 @@
-"""data=dataset with an iterable dataset: in its own order, resumed if possible, refused on several devices."""
+"""data=dataset with an iterable dataset: in its order, resumed if possible, refused on several devices."""
 
 from pathlib import Path
 from typing import Any

@@ -21,7 +21,7 @@ SPLITS = ("train", "val", "test")
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """40 documents of some kilobytes with lines and multi-byte characters, in two folders; and files to ignore."""
+    """40 documents of some kilobytes with multi-byte characters, in two folders; and files to ignore."""
     rng = np.random.default_rng(0)
     folder = tmp_path / "corpus"
     (folder / "inner").mkdir(parents=True)

@@ -126,7 +126,7 @@ def test_unshuffled_training_keeps_the_stored_order() -> None:
 
 
 def test_sequences_are_kept_whole() -> None:
-    """Independent sequences of length + 1 tokens: no window crosses a border, in training and in evaluation."""
+    """Independent sequences of length + 1 tokens: no window crosses a border, in training or evaluation."""
     tokens = Tokens(np.arange(35, dtype=np.uint16), sequences=True)
     for train in (True, False):
         batches = list(loader(tokens=tokens, batch_size=7 if train else 3, train=train))

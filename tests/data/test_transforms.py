@@ -91,7 +91,7 @@ def test_one_more_in_the_list_leaves_the_numbers_of_the_others_alone(make: Make)
 
 
 def test_images_are_those_of_the_transforms_called_by_hand(split: Any, make: Make) -> None:
-    """In list order, with numbers by (seed, epoch, sample); unshuffled, so that a sample's index is its place."""
+    """In list order, with numbers by (seed, epoch, sample). Unshuffled: a sample's index is its place."""
     augment = [Stripe(), noisy]
     loader = make(batch_size=10, augment=augment, normalizer=None, shuffle=False, seed=5)
     for epoch in range(2):

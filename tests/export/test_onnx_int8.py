@@ -30,7 +30,7 @@ def operators(path: Path) -> Counter[str]:
 
 
 def agreement(net: nn.Module, path: Path, inputs: Tensor) -> tuple[float, float]:
-    """Return the share of equal predictions, and the largest difference in standard deviations of the outputs."""
+    """Return the share of equal predictions, and the largest difference in the outputs' standard deviations."""
     with torch.no_grad():
         want = net(inputs).numpy()
     got = get("onnx_int8").load(path, 1)(inputs.numpy())

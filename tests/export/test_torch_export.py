@@ -237,9 +237,7 @@ def packed(content: dict[str, bytes]) -> bytes:
 
 
 def behind(first: bytes, second: bytes) -> bytes:
-    """Return an archive whose end record leads to `first`'s directory, with `second`'s before it,
-    where Python looks.
-    """
+    """Return an archive whose end record leads to `first`'s directory. Python looks just before it, at `second`'s."""
     cut = []
     for archive in (first, second):
         end = archive.rindex(b"PK\5\6")

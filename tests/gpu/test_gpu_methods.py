@@ -64,7 +64,7 @@ def test_a_stack(gpu: Acceptance) -> None:
 
 
 def test_two_of_four_are_what_the_kernels_take(gpu: Acceptance, record_property: Any) -> None:
-    """A net pruned by prune_nm, its linear layers in float16 through torch's 2:4 kernels; the speed is recorded."""
+    """Linear layers pruned by prune_nm, in float16 through torch's 2:4 kernels; the speed is recorded."""
     run = gpu.train(*PLAIN, "model.net.width=512", *method("prune_nm", *NOW))
     layers = [m for m in run.net.modules() if isinstance(m, nn.Linear) and min(m.weight.shape) >= 512]
     assert layers

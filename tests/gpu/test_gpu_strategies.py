@@ -1,4 +1,4 @@
-"""Every strategy on one GPU, and on several if available: the losses are those of one process on a CPU."""
+"""Every strategy on one GPU, and on several if available, has the losses of one process on a CPU."""
 
 from pathlib import Path
 

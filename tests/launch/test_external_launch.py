@@ -1,4 +1,4 @@
-"""torchrun, srun and horovodrun are recognised by their environment; all ranks use rank 0's configuration."""
+"""torchrun, srun and horovodrun are recognised by environment; all ranks use rank 0's configuration."""
 
 import os
 import socket

@@ -48,7 +48,7 @@ def stand_in(rank: int) -> ModuleType:
         return name
 
     def synchronize(name: str) -> None:
-        """Reduce tensors that all ranks wait for, in any order by name as Horovod does, until `name` is among them."""
+        """Reduce tensors that all ranks wait for, in any order as Horovod does, until `name` is among them."""
         while name in waiting:
             names: list[Any] = [None] * torch.distributed.get_world_size()
             torch.distributed.all_gather_object(names, set(waiting))

@@ -1,4 +1,4 @@
-"""Nets of timm by name, for the data's channels, classes and size, with timm's parameter names and blocks."""
+"""Nets of timm by name, for the data's channels, classes and size, with timm's names and blocks."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Pretrained weights of timm's nets: loaded from a file, adapted or refused; not read for a finished run."""
+"""Pretrained weights of timm's nets: loaded, adapted or refused; not read for a finished run."""
 
 import hashlib
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Parameter groups follow the rules exactly, and the learning rate scales with the batch as configured."""
+"""Parameter groups follow the rules exactly; the learning rate scales with the batch as configured."""
 
 import io
 import math

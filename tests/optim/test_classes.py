@@ -1,4 +1,4 @@
-"""Optimizer classes by `_target_`: they step and resume with Lathe's group rules, or are refused at once."""
+"""Optimizer classes by `_target_` step and resume with Lathe's group rules, or are refused at once."""
 
 import inspect
 import io

@@ -1,4 +1,4 @@
-"""Frozen parameters and their running statistics never change, for any optimizer and after an interruption."""
+"""Frozen parameters and their statistics never change, for any optimizer and after an interruption."""
 
 from pathlib import Path
 

@@ -146,7 +146,7 @@ def test_checkpoints_are_those_of_one_process(runs: dict[str, Any], stage: str) 
 
 @pytest.mark.parametrize("stage", ZERO)
 def test_a_run_changes_its_strategy(runs: dict[str, Any], tmp_path: Path, stage: str) -> None:
-    """ZeRO's checkpoint resumes in one process, and that one's under ZeRO, with the losses of an unchanged run."""
+    """ZeRO's checkpoint resumes in one process, and vice versa, with the losses of an unchanged run."""
     longer = (*COMMON, "trainer.max_epochs=3", "ckpt_mode=trainer")
 
     def last(name: str) -> str:

@@ -46,7 +46,7 @@ def data(name: str) -> list[tuple[Tensor, Tensor]]:
 
 
 def steps(net: nn.Module, batches: list[tuple[Tensor, Tensor]], autocast: bool) -> dict[str, Any]:
-    """Return outputs and gradients of a weighted sum over the batch, accumulated parameter gradients, and buffers."""
+    """Return outputs and gradients of a weighted sum, accumulated parameter gradients, and buffers."""
     outputs, gradients = [], []
     for x, weight in batches:
         x = x.clone().requires_grad_()

@@ -40,7 +40,7 @@ def test_the_loss_is_torchs_own_over_counted_targets() -> None:
 
 
 def test_replicas_with_different_numbers_of_targets_average_to_the_global_mean() -> None:
-    """With `count`, replicas' mean loss and gradients are the whole batch's; with plain means they are not."""
+    """With `count`, replicas' mean loss and gradients are the whole batch's. Plain means are not."""
     task, (x, y) = LanguageModellingTask(net()), batch(6, ignored=0.5)
     y[:3, 1:] = -100  # the first replica has far fewer targets
     task.training_loss(task.net(x), (x, y)).backward()

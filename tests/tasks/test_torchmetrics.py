@@ -1,4 +1,4 @@
-"""torchmetrics of a task: exact on one process and two, resumed after a stop, refused if they do not fit."""
+"""torchmetrics of a task: exact on one process and two, resumed after a stop, refused if unfit."""
 
 from pathlib import Path
 from typing import Any

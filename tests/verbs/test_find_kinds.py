@@ -1,4 +1,4 @@
-"""lr_find.py and batch_find.py for every kind of data and model: right numbers, or a refusal that names a fix."""
+"""lr_find.py and batch_find.py for every kind of data and model: right numbers or a helpful refusal."""
 
 import json
 import math

@@ -51,7 +51,7 @@ def test_hyperband_ends_runs_at_the_rungs_of_their_brackets(tmp_path: Path) -> N
 @pytest.mark.slow
 @pytest.mark.parametrize("pruner", ["median", "percentile"])
 def test_pruners_that_compare_with_the_runs_before(tmp_path: Path, pruner: str) -> None:
-    """After five complete runs, one that is below their median, or not in their best quarter, ends at once."""
+    """After five complete runs, one below their median, or not in their best quarter, ends at once."""
     grid = ("sweep.space={optimizer.lr: [0.3, 0.5, 0.2, 0.4, 0.25, 0.000001]}", "sweep.sampler=grid")
     grid = (*grid, "sweep.seed=19")  # draws an order whose last is the last
     check(run(*SEARCH, *grid, "trainer.max_epochs=3", f"sweep.pruner={pruner}", cwd=tmp_path))

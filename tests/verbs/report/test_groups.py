@@ -219,7 +219,7 @@ def test_losses_that_are_different_functions_are_marked(tmp_path: Path, key: str
 
 
 def test_what_differs_beside_the_key_is_told_with_the_difference(tmp_path: Path) -> None:
-    """A has width 4 and rate 0.1, B width 8 and rate 0.2: the width by itself does not explain the difference."""
+    """A has width 4 and rate 0.1, B width 8 and rate 0.2: width by itself does not explain the difference."""
     for at, (width, rate, seed) in enumerate((w, r, s) for w, r in ((4, 0.1), (8, 0.2)) for s in (1, 2, 3)):
         words = [f"model.net.width={width}", f"optimizer.lr={rate}"]
         write_run(tmp_path, at, width / 10 + seed / 1000 * width, words, seed)
