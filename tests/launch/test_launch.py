@@ -183,7 +183,7 @@ def test_a_value_may_follow_another_key(tmp_path: Path) -> None:
 
 def test_a_log_directory_without_effect_is_refused(cli: Callable[..., tuple[int, str]]) -> None:
     texts = {verb: (ROOT / "configs" / f"{verb}.yaml").read_text() for verb in commands()}
-    assert {verb for verb, text in texts.items() if re.search(r"log_dir: .* # for Hydra alone", text)} == set(
+    assert {verb for verb, text in texts.items() if re.search(r"log_dir: .* # used only by Hydra", text)} == set(
         IGNORE_LOG_DIR
     )
     for verb in IGNORE_LOG_DIR:
