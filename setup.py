@@ -18,9 +18,7 @@ class BuildWithConfigs(build_py):
         super().run()
         if not self.editable_mode:
             target = Path(self.build_lib, "lathe", "configs")
-            left = shutil.ignore_patterns(
-                "local", "__init__.py", "__pycache__", "schema.json"
-            )  # local/ is of this machine, the schema for editors
+            left = shutil.ignore_patterns("local", "__init__.py", "__pycache__")  # local/ is of this machine
             shutil.copytree("configs", target, dirs_exist_ok=True, ignore=left)
 
 

@@ -15,7 +15,7 @@ from support.runs import ROOT
 # Tests that read every file of a folder, or the choices in messages.
 ENUMERATING = [
     *("tests/test_repository.py", "tests/test_docs.py", "tests/test_portable.py", "tests/test_mine.py"),
-    *("tests/config/test_schema.py", "tests/config/test_choices.py", "tests/config/test_words.py"),
+    *("tests/config/test_schema.py", "tests/config/test_choices.py", "tests/config/test_override_parsing.py"),
     *("tests/hostile/test_hostile_trust.py", "tests/config/test_help.py", "tests/benchmark/test_suites.py"),
 ]
 # In another style than ours, without comments, and in each place of another kind than our files.

@@ -125,7 +125,8 @@ def two_processes(tmp_path: Path) -> Callable[[str], subprocess.CompletedProcess
         path = tmp_path / "script.py"
         # gloo's threads abort a process that exits with an open group.
         leave = "torch.distributed.destroy_process_group()"
-        path.write_text(f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n{script}\n{leave}")
+        folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+        path.write_text(f"import sys\nsys.path[:0] = {folders!r}\n{script}\n{leave}")
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(path)]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path, check=False)
 

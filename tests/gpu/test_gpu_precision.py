@@ -82,7 +82,7 @@ class Layout(Callback):
 
 def test_channels_last(gpu: Acceptance) -> None:
     watch = Layout()
-    words = (*CONVOLUTIONS, *SGD)
+    words = (*CONVOLUTIONS, *SGD, "model.net.width=16")
     close(gpu.curve(*words, "trainer.channels_last=true", watch=watch), gpu.reference(*words), 1e-3)
     assert watch.last
     assert all(watch.last)
