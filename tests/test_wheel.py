@@ -68,7 +68,10 @@ def test_a_wheel_composes_and_trains_in_another_folder(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     travelled = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("lathe/configs/")}
     expected = {path.relative_to(ROOT) for path in (ROOT / "configs").rglob("*.yaml") if "local" not in path.parts}
-    assert travelled == {f"lathe/{path.as_posix()}" for path in expected} | {"lathe/configs/__init__.py"}
+    assert travelled == {f"lathe/{path.as_posix()}" for path in expected} | {
+        "lathe/configs/__init__.py",
+        "lathe/configs/schema.json",
+    }
     shown(*pip, "install", "--no-deps", "--no-index", "--target", str(tmp_path / "site"), str(wheel), cwd=tmp_path)
 
     away = tmp_path / "away"
