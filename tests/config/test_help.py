@@ -106,7 +106,7 @@ EXPLAINED = {
     "a group": (
         ["optimizer"],
         [
-            "optimizer: how weights move",
+            "optimizer: optimizer of the weights",
             "radam",
             "chosen  sgd",
             "optimizer.kind.path",

@@ -126,7 +126,7 @@ def deployable(net: nn.Module, example: Tensor, dialect: Dialect) -> nn.Module:
         layer: Any = found.get_submodule(name)
         if isinstance(layer, QuantAdd):
             sources = [_source(layer.input_quantizer, name), _source(layer.other_quantizer, name)]
-            layer.__class__ = IntegerAdd  # hooks and name stay
+            layer.__class__ = IntegerAdd  # type: ignore[assignment]  # hooks and name stay
             del layer._modules["input_quantizer"], layer._modules["other_quantizer"]
             layer.__dict__.update(first=sources[0], second=sources[1], dialect=dialect)
             continue

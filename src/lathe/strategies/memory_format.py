@@ -39,7 +39,7 @@ def channels_last(net: nn.Module, strategy: Strategy, wanted: bool | Literal["au
             f"trainer.channels_last=true has no effect: {type(net).__name__} has no 2-d convolution.", stacklevel=2
         )
     if wanted and whole and convolutions and not overflowing:
-        net.to(memory_format=torch.channels_last)  # torch's stub lacks it
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # not in the stub
         net.register_forward_pre_hook(_lay)
 
 

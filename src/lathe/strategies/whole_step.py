@@ -226,7 +226,7 @@ def compile_task(task: Any, device_type: str, options: Mapping[str, Any], cache:
 
 def check_callbacks(trainer: Trainer) -> None:
     """Raise UserError if a callback has a hook within a step, and no `on_whole_step` to call after it."""
-    for callback in trainer.callbacks:  # a connector sets it
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
         if callable(getattr(callback, "on_whole_step", None)):
             continue
         for name in WITHIN:

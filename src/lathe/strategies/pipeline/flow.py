@@ -113,7 +113,7 @@ class Flow:
             )
         options: dict[str, Any] = {
             "n_microbatches": self.microbatches,
-            "loss_fn": lambda outputs, target: self._judge(outputs, target),  # set for each step
+            "loss_fn": lambda outputs, target: self._judge(outputs, target),  # type: ignore[misc]  # set for each step
             "scale_grads": False,  # the loss is scaled before half precision could overflow
         }
         if self.kind == "interleaved":
