@@ -58,7 +58,7 @@ TINY: dict[str, tuple[str, ...]] = {
         "data.vocab_size=32",
         "data.length=16",
     ),
-    "resnet20": ("model.net.depth=8", "model.net.width=16", "data.image_size=8", "data.source.train_size=512"),
+    "resnet20": ("model.net.depth=8", "model.net.width=4", "data.image_size=8", "data.source.train_size=512"),
 }
 REFERENCE, FAST = ("precision.matmul=high",), ("performance=fast",)
 GRAPHS = ("compile=reduce-overhead", "compile.scope=step")

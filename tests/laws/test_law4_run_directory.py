@@ -108,7 +108,7 @@ def test_a_plain_net_opens_a_checkpoint(trained: Path, name: str) -> None:
 def test_names_are_plain_under_every_choice(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     words = (
         "model=resnet20",
-        "model.net.width=16",
+        "model.net.width=4",
         "model.net.depth=8",
         "trainer.max_epochs=1",
         "trainer.limit_train_batches=3",
@@ -120,7 +120,7 @@ def test_names_are_plain_under_every_choice(tmp_path: Path, overrides: tuple[str
     )
     check(run(*words, *overrides, cwd=tmp_path))
     state = torch.load(next(tmp_path.glob("logs/train/*/checkpoints/last.ckpt")), weights_only=True)
-    net = CifarResNet(depth=8, width=16, in_channels=1, num_classes=10)
+    net = CifarResNet(depth=8, width=4, in_channels=1, num_classes=10)
     assert list(state["state_dict"]) == list(net.state_dict())
     net.load_state_dict(state["state_dict"])
 

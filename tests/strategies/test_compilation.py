@@ -55,6 +55,20 @@ def test_result_and_names_are_those_of_the_eager_net(net: MLP) -> None:
     assert isinstance(net, MLP)
 
 
+@pytest.mark.parametrize(("width", "is_safe"), [(4, False), (16, True)])
+def test_narrow_strided_1x1_convolutions_keep_their_layout_on_a_cpu(
+    compiled: list[tuple[nn.Module, dict[str, Any]]], width: int, is_safe: bool
+) -> None:
+    """oneDNN's gradient of these in channels_last format writes out of bounds: compiled training died of it."""
+    net = CifarResNet(depth=8, width=width, in_channels=1, num_classes=10)
+    compile_net(net, "cpu", mode="max-autotune")
+    compile_net(net, "cpu", options={"max_autotune": True})
+    compile_net(net, "cuda")
+    layouts = [options.get("options", {}).get("layout_optimization", True) for _, options in compiled]
+    assert layouts == [is_safe, is_safe, True]
+    assert compiled[0][1].get("options", {"max_autotune": True})["max_autotune"]
+
+
 def test_the_net_alone_is_compiled_by_default(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
     compile_net(net, "cuda", mode="max-autotune", dynamic=True, fullgraph=True)
     assert [module for module, _ in compiled] == [net]

@@ -11,6 +11,7 @@ from torch import nn
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, did_you_mean
 from lathe.nets import blocks_of
+from lathe.strategies.memory_format import unsafe_convolutions
 
 log = logging.getLogger(__name__)
 REPEATED = 12  # from this number of blocks, compiling each by itself is faster than compiling the whole net
@@ -45,7 +46,7 @@ def compile_net(
     """
     if not enabled:
         return
-    arguments = compiler_arguments(mode, dynamic, fullgraph, backend, options, device_type)
+    arguments = compiler_arguments(net, mode, dynamic, fullgraph, backend, options, device_type)
     if mode != "default" and backend != "inductor":
         raise ArgumentError(f"mode={mode} is inductor's: use mode=default with backend={backend}.")
     if mode == "reduce-overhead" and device_type == "cpu":
@@ -80,6 +81,7 @@ def _kind(block: nn.Module) -> tuple[Any, ...]:
 
 
 def compiler_arguments(
+    net: nn.Module,
     mode: str,
     dynamic: bool | None,
     fullgraph: bool,
@@ -90,11 +92,17 @@ def compiler_arguments(
     """Return the arguments of torch.compile.
 
     On a CPU, modes lose their CUDA graphs: with them, a compiled step gave NaN on an x86 CPU without AVX-512 (torch
-    2.13).
+    2.13). Inductor's choice of channels_last is turned off for nets with `unsafe_convolutions`.
     """
     arguments: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph, "backend": backend}
+    safe: dict[str, Any] = {}
+    if device_type == "cpu" and backend == "inductor" and unsafe_convolutions(net):
+        safe = {"layout_optimization": False}
     if not options:
-        return {**arguments, "mode": WITHOUT_GRAPHS.get(mode, mode) if device_type == "cpu" else mode}
+        mode = WITHOUT_GRAPHS.get(mode, mode) if device_type == "cpu" else mode
+        if safe:  # torch takes options or a mode
+            return {**arguments, "options": {**torch._inductor.list_mode_options(mode), **safe}}
+        return {**arguments, "mode": mode}
     if backend != "inductor":
         raise ArgumentError(f"options are inductor's: leave them out with backend={backend}.")
     if mode != "default":
@@ -103,4 +111,4 @@ def compiler_arguments(
     for name in options:
         if name not in known:
             raise ArgumentError(f"options.{name}: inductor has no such option; {did_you_mean(name, known)}")
-    return {**arguments, "options": dict(options)}
+    return {**arguments, "options": {**safe, **options}}

@@ -58,7 +58,7 @@ class WholeStep:
         )
         config.trace_autograd_ops = True
         self.task = task
-        self.arguments = compiler_arguments(mode, dynamic, True, backend, options, device_type)
+        self.arguments = compiler_arguments(task.net, mode, dynamic, True, backend, options, device_type)
         self._copies = mode in ("reduce-overhead", "max-autotune")  # their CUDA graphs overwrite earlier results
         self._function: Callable[[Any], tuple[Tensor, Any]] | None = None
         self._optimizer: Optimizer | None = None
