@@ -200,9 +200,6 @@ for late in (0, 1):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(
-    strict=False, reason="on some CPUs torch 2.13's DDP counts the wait for another rank as computation of backward"
-)
 def test_the_slowest_of_two_processes_is_named(two_processes: Any) -> None:
     """By each rank's own work: under DDP all steps have the same length."""
     done = two_processes(

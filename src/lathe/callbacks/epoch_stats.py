@@ -90,12 +90,17 @@ class EpochStats:
         }
 
 
-def waited_in_backward(reducer: DistributedDataParallel | None) -> float | None:
-    """Return the seconds that backward waited for other ranks in DDP's newest sampled step, or None."""
+def wait_for_ranks(trainer: Trainer, reducer: DistributedDataParallel | None) -> float | None:
+    """Return the seconds that a step waits for other ranks, or None if DDP has sampled no step.
+
+    That is the newest sampled step's wait for gradients, and the mean wait for the other ranks' numbers of samples.
+    """
     data = {} if reducer is None else reducer._get_ddp_logging_data()
     if data.get("backward_comm_time", 0) <= 0:
         return None
-    return max(0.0, 1e-9 * (data["backward_comm_time"] - data.get("backward_compute_comm_overlap_time", 0)))
+    window = getattr(trainer.fit_loop.epoch_loop, "window", None)  # of lathe.Trainer
+    counts = 0.0 if window is None else window.mean_wait()
+    return counts + max(0.0, 1e-9 * (data["backward_comm_time"] - data.get("backward_compute_comm_overlap_time", 0)))
 
 
 def is_nan(value: Any) -> bool:

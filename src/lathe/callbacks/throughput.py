@@ -11,7 +11,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lathe.callbacks.epoch_stats import EpochStats, Window, is_nan, waited_in_backward
+from lathe.callbacks.epoch_stats import EpochStats, Window, is_nan, wait_for_ranks
 from lathe.callbacks.model_flops import compute_dtype, step_flops, without_memory
 from lathe.callbacks.module_access import count_units, net_of, task_of
 from lathe.config.types import Count, Positive
@@ -123,7 +123,7 @@ class Throughput(Callback):
         if self._on:
             self._pause()
             if self._seen > self.skip_steps and self._batches:
-                self._close()
+                self._close(trainer)
             vars(trainer.fit_loop.epoch_loop).pop("_on_before_fetch", None)
 
     def skippable_steps(self, trainer: Trainer) -> float:
@@ -146,7 +146,7 @@ class Throughput(Callback):
         if self._cuda:
             torch.cuda.synchronize()
         self._tick()
-        row = self._row(self._close())
+        row = self._row(self._close(trainer))
         self._begin_window()
         return row
 
@@ -185,7 +185,7 @@ class Throughput(Callback):
             torch.cuda.synchronize()
         self._tick()
         if edge:
-            self._log(trainer, self._close())
+            self._log(trainer, self._close(trainer))
         if edge or warm:
             self._begin_window()
 
@@ -223,7 +223,7 @@ class Throughput(Callback):
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._pause()
-        self._log(trainer, self._epochs.end(trainer, waited_in_backward(self._reducer), self._timed))
+        self._log(trainer, self._epochs.end(trainer, wait_for_ranks(trainer, self._reducer), self._timed))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the seconds of epochs so far, and the summary of windows as if training ended here."""
@@ -242,8 +242,8 @@ class Throughput(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._pause()
 
-    def _close(self) -> dict[str, float | None]:
-        batches, sync, wait = self._batches, None, waited_in_backward(self._reducer)
+    def _close(self, trainer: Trainer) -> dict[str, float | None]:
+        batches, sync, wait = self._batches, None, wait_for_ranks(trainer, self._reducer)
         if self._timed and self._seconds:
             # nan: a resumed run does not know the earlier samples
             sync = math.nan if wait is None else min(1.0, wait / (self._seconds / batches))

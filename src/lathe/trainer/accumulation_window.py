@@ -1,6 +1,9 @@
 """The mean gradient over the samples of an optimizer step, however batches and replicas divide them."""
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable, Mapping
+from statistics import mean
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -34,6 +37,7 @@ class AccumulationWindow:
         self.equal_batches = isinstance(trainer.strategy, DeepSpeedStrategy)
         self.weight = self.reference = torch.ones((), dtype=self.dtype, device=self.device)
         self.count: Tensor | None = None  # samples of the window so far
+        self._waits: deque[Callable[[], float]] = deque(maxlen=64)  # of the newest sums over replicas
         if hasattr(self.module, "step_counts"):
             self.module.step_counts = []
 
@@ -86,10 +90,30 @@ class AccumulationWindow:
         counts.clear()
         return count
 
+    def mean_wait(self) -> float:
+        """Return the mean seconds since the last call that a sum over replicas took, mostly waiting for a slower rank.
+
+        DDP's timers count them as computation of backward. On a GPU, the caller has synchronised it.
+        """
+        waits = [seconds() for seconds in self._waits]
+        self._waits.clear()
+        return mean(waits) if waits else 0.0
+
     def _sum_over_replicas(self, count: Tensor) -> Tensor:
-        if self.replicas > 1:
-            count = count.clone()
+        if self.replicas == 1:
+            return count
+        count = count.clone()
+        if count.is_cuda:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
             torch.distributed.all_reduce(count)
+            end.record()
+            self._waits.append(lambda: begin.elapsed_time(end) / 1e3)
+        else:
+            started = perf_counter()
+            torch.distributed.all_reduce(count)
+            seconds = perf_counter() - started
+            self._waits.append(lambda: seconds)
         return count
 
     @torch.no_grad()
