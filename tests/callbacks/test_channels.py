@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from support.channel_fit import Data, Saves, fit, task
 from support.net_state import assert_same, copy_of
 from support.ranks import on_ranks
-from torch import Tensor
+from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.channels import PruneChannels
@@ -209,3 +209,18 @@ def test_a_step_that_overflows_decides_nothing():
 
     fit(Overflows(), method, Skips())
     assert method.chosen
+
+
+def test_one_shot_estimates_batchnorm_statistics_again():
+    seen = {}
+
+    class Looks(Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            seen.update(copy_of(pl_module.net))
+
+    module = task()
+    fit(PruneChannels(mode="one_shot", share=0.5), Looks(), module=module)
+    inputs = torch.stack([x for x, _ in Data().batches])
+    weight = seen["conv.weight"]
+    means = torch.stack([nn.functional.conv2d(x, weight, padding=1).mean((0, 2, 3)) for x in inputs]).mean(0)
+    torch.testing.assert_close(seen["bn.running_mean"], means, rtol=1e-4, atol=1e-5)

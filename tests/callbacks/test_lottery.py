@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.lottery import Lottery
 from lathe.callbacks.rng_state import ExactResume
+from lathe.compression.masks import make_masks
 from lathe.optim.schedules import cosine
 
 
@@ -162,3 +163,14 @@ def test_with_stages_the_schedule_goes_on_repeating(tiny: SimpleNamespace) -> No
     assert rates[:6] == rates[6:12] == rates[12:18] == rates[18:]
     assert [step for step, held in recorder.momenta.items() if not held] == [0, 6]
     assert not torch.equal(recorder.states[12]["0.bias"], recorder.states[0]["0.bias"])
+
+
+def test_the_pruned_are_the_smallest_of_the_trained(tiny: SimpleNamespace) -> None:
+    """A plain run of one round's length, on the same schedule, ends where the first round ends."""
+    plain = task_of(tiny)
+    tiny.trainer(ExactResume(0), max_epochs=1).fit(plain, tiny.Loader())
+    lottery = Lottery(sparsity=0.6, rounds=2, rewind=0)
+    fit(tiny, lottery, epochs=2)
+    trained = {name: plain.net.get_parameter(name).abs() for name in ("0.weight", "3.weight")}
+    wanted = make_masks(trained, 0.6)
+    assert all(torch.equal(lottery.masks[name], wanted[name]) for name in wanted)

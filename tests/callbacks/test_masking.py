@@ -174,3 +174,11 @@ def test_a_checkpoint_of_other_layers_is_refused(tiny: SimpleNamespace, tmp_path
         UserError, match=r"compression\.at: the checkpoint masks 0\.weight, which this run does not mask"
     ):
         trainer.fit(tiny.Task(), tiny.Loader(), ckpt_path=str(tmp_path / "step=3.ckpt"))
+
+
+def test_a_compiled_net_sees_the_masks(tiny: SimpleNamespace) -> None:
+    plain, compiled, task = Watch(), Watch(), tiny.Task()
+    tiny.trainer(At(5), plain, max_epochs=1).fit(tiny.Task(), tiny.Loader())
+    task.net.compile(backend="eager")
+    tiny.trainer(At(5), compiled, max_epochs=1).fit(task, tiny.Loader())
+    assert torch.equal(plain.weights[6], compiled.weights[6])

@@ -206,3 +206,11 @@ for bad_step in (4, 5):
             f"rank {rank} at 7: Training stopped: in optimizer step 5 the loss is nan on process 1, read at step 8"
             in lines[2 * rank + 1]
         )
+
+
+def test_a_finite_run_does_not_change(tiny: SimpleNamespace) -> None:
+    plain, guarded = tiny.Task(), tiny.Task()
+    tiny.trainer().fit(plain, tiny.Loader())
+    tiny.trainer(NanGuard(every_n_steps=1)).fit(guarded, tiny.Loader())
+    for a, b in zip(plain.net.state_dict().values(), guarded.net.state_dict().values(), strict=True):
+        assert torch.equal(a, b)

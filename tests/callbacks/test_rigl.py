@@ -167,3 +167,13 @@ def test_adam_keeps_second_moments_of_grown_weights(tiny: SimpleNamespace) -> No
     assert bool((states[5]["3.weight"]["exp_avg"][grown] == 0).all())
     assert bool((states[5]["3.weight"]["exp_avg_sq"][grown] > 0).all())
     assert bool((states[5]["3.weight"]["exp_avg"][~grown] != 0).any())
+
+
+def test_random_growth_depends_only_on_seed_and_step(tiny: SimpleNamespace) -> None:
+    runs = [
+        fit(tiny, RigL(sparsity=0.7, growth="random", every_n_steps=3, fraction=0.5, seed=seed))[1]
+        for seed in (1, 1, 2)
+    ]
+    assert all(torch.equal(runs[0].masks[18][name], runs[1].masks[18][name]) for name in NAMES)
+    assert not all(torch.equal(runs[0].masks[18][name], runs[2].masks[18][name]) for name in NAMES)
+    assert not torch.equal(runs[0].masks[18]["3.weight"], runs[0].masks[0]["3.weight"])

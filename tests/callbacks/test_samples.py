@@ -123,3 +123,8 @@ def test_loggers_get_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     kept = Path(found.info.artifact_uri.removeprefix("file://")) / "samples" / "val.html"
     assert kept.read_bytes() == (path / "samples" / "val.html").read_bytes()
     assert [file.read_bytes() for file in (path / "wandb").rglob("*.html")] == [kept.read_bytes()]
+
+
+def test_the_page_of_a_quantized_run_is_of_its_final_weights(tmp_path: Path) -> None:
+    _, result, page = run(tmp_path, "compression=ptq_dynamic", "compression.receipt=none")
+    assert page["accuracy"] == pytest.approx(result["val/accuracy"], abs=1e-6)

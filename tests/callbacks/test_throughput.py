@@ -239,3 +239,23 @@ for late in (0, 1):
         assert [row["throughput/slowest_rank"] for _, row in lines] == [late, late]
         assert all(row["throughput/rank_ms_max"] >= 40 for _, row in lines)
     assert len(found) == 2
+
+
+def test_batches_of_a_loader_without_length_count(tiny: SimpleNamespace, clock: Clock) -> None:
+    throughput = Throughput(window=6, skip_steps=1)
+    tiny.trainer(throughput, max_epochs=3).fit(
+        slow_task(tiny, clock, 0.02), slow_loader(tiny, clock, 0.02, sized=False)
+    )
+    found = throughput.summary()
+    # In each epoch the first of six batches is fetched before the first step, outside the time: 14 of 17 measured steps
+    # wait.
+    assert found["data_wait"] == pytest.approx(14 * 0.02 / (14 * 0.02 + 17 * 0.02))
+
+
+def test_an_incomplete_epoch_has_no_time(tiny: SimpleNamespace, clock: Clock) -> None:
+    throughput = Throughput()
+    tiny.trainer(throughput, max_steps=4).fit(slow_task(tiny, clock, 0.03), slow_loader(tiny, clock, 0.01))
+    assert throughput.summary()["epoch_s"] is None
+    state = throughput.state_dict()
+    assert set(state.pop("summary").values()) == {None}  # no window either
+    assert state == {"seconds": pytest.approx(0.16), "whole": []}

@@ -1,5 +1,6 @@
 """Performance advice: given if measured faster, and the run itself is unchanged."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -104,3 +105,19 @@ def test_hooks_of_the_users_own_are_left_alone(
     _, result = run(tmp_path, *ASKED, "test=false")
     assert said(capsys).startswith("nothing was measured: ")
     assert calls.count(True) == result["steps"]
+
+
+def test_random_state_and_weights_do_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = []
+    end = WhatIf.on_fit_end
+
+    def spy(self: WhatIf, *args: Any) -> None:
+        before = [copy.deepcopy(value) for value in args[1].state_dict().values()]
+        states.append(torch.get_rng_state())
+        end(self, *args)
+        states.append(torch.get_rng_state())
+        assert all(map(torch.equal, before, args[1].state_dict().values()))
+
+    monkeypatch.setattr(WhatIf, "on_fit_end", spy)
+    run(tmp_path, *ASKED, "model.net.dropout=0.2", "test=false")
+    assert states[0].equal(states[1])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantization.bias_correction import correct_bias, expected_outputs
+from lathe.compression.quantization.bias_correction import channel_means, correct_bias, expected_outputs
 from lathe.compression.quantization.equalize import followers
 from lathe.nets import MLP, CifarResNet, ViT
 
@@ -72,3 +72,9 @@ def test_linear_layers_over_tokens() -> None:
     assert expected["blocks.0.up"].shape == (32,)
     correct_bias(worse, x, expected, {})
     assert largest_shift(worse, x, expected) < 1e-5
+
+
+def test_means_in_parts_are_the_means() -> None:
+    images, tokens = torch.randn(100, 4, 5, 5, dtype=torch.float64).float(), torch.randn(100, 7, 4)
+    torch.testing.assert_close(channel_means(nn.Conv2d(1, 4, 1), images), images.double().mean((0, 2, 3)).float())
+    torch.testing.assert_close(channel_means(nn.Linear(1, 4), tokens), tokens.double().mean((0, 1)).float())

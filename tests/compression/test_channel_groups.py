@@ -73,3 +73,13 @@ class Offset(Shuffled):
 def test_channels_that_cant_be_followed_are_refused(kind):
     with pytest.raises(UserError, match=rf"How {kind.__name__} joins its channels can't be followed"):
         find_groups(kind(), torch.randn(2, 4))
+
+
+def test_the_net_does_not_change():
+    net = CifarResNet(depth=8, width=4).train()
+    net.conv.weight.requires_grad_(False)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    find_groups(net, IMAGES)
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert net.training
+    assert not net.conv.weight.requires_grad

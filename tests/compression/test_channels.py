@@ -120,3 +120,13 @@ def test_another_net_is_refused():
     slices.remove(net, groups, {group.name: [0] for group in groups})
     with pytest.raises(UserError, match=r"The structure .* is that of another net"):
         slices.rebuild(make("vit")[0], slices.describe(net))
+
+
+def test_removal_keeps_the_other_weights() -> None:
+    net, example = NETS["resnet"]()
+    groups = find_groups(net, example)
+    chosen = {group.name: list(range(1, group.units, 3)) for group in groups}
+    gone, before = slices.positions(groups, chosen), {name: p.detach().clone() for name, p in net.named_parameters()}
+    slices.remove(net, groups, chosen)
+    for name, parameter in net.named_parameters():
+        assert torch.equal(before[name][slices.staying(before[name].shape, gone.get(name, {}))], parameter), name

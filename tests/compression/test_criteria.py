@@ -57,3 +57,16 @@ def test_batchnorm_scales_are_those_behind_each_layer() -> None:
     assert mask.flatten(1).any(1).tolist() == [False, True, False, True]
     with pytest.raises(UserError, match=r"no BatchNorm of 2 channels follows 0\.weight"):
         criteria.batchnorm_scale(nn.Sequential(nn.Linear(3, 2)), {"0.weight": torch.zeros(2, 3)})
+
+
+def test_wanda_of_grouped_convolutions() -> None:
+    net = nn.Sequential(nn.Conv2d(4, 6, 3, groups=2))
+    x = torch.rand(5, 4, 7, 7)
+    with criteria.input_squares(net, ["0.weight"]) as squares, torch.no_grad():
+        net(x)
+    norms = x.square().sum((0, 2, 3)).sqrt()
+    scores = criteria.wanda({"0.weight": torch.ones(6, 2, 3, 3)}, squares)["0.weight"]
+    assert torch.allclose(scores[0, :, 0, 0], norms[:2])
+    assert torch.allclose(scores[5, :, 2, 2], norms[2:])
+    masks = make_masks({"0.weight": scores}, 0.5, scope="output")
+    assert (masks["0.weight"].flatten(1).sum(1) == 9).all()

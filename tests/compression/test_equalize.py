@@ -145,3 +145,15 @@ def test_an_output_that_is_read_twice_is_no_pair() -> None:
 
     assert find_pairs(Residual(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
     assert find_pairs(Twice(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
+
+
+def test_the_net_keeps_its_mode_and_its_statistics() -> None:
+    net = CifarResNet(depth=8, width=4).train()
+    net.blocks[0].eval()
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    equalize(net, torch.randn(2, 3, 8, 8))
+    assert net.training
+    assert not net.blocks[0].bn1.training
+    assert net.blocks[1].bn1.training
+    assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())

@@ -212,3 +212,34 @@ def test_compiled_layers_have_one_graph_and_the_same_values() -> None:
                 each.switch(enabled=True)
     assert counter.frame_count == 2  # before and after rounding began
     assert all(torch.equal(value, compiled.state_dict()[name]) for name, value in q.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    x = torch.linspace(-1, 2, 77).to(dtype).requires_grad_()
+    q = activation(-1.0, 2.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = q(x)
+    assert out.dtype == dtype
+    assert torch.equal(out, q(x.detach().float()).to(dtype))
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == dtype
+    assert (x.grad == 1).all()
+
+
+def test_a_dynamic_range_is_that_of_each_tensor() -> None:
+    q = FakeQuantize(8, symmetric=False, follows=True)
+    q.switch(enabled=True)
+    q.eval()
+    assert q(torch.tensor([0.0, 255.0])).tolist() == [0, 255]
+    assert q(torch.tensor([-10.2, 15.3])).tolist() == [pytest.approx(-10.2, abs=1e-5), pytest.approx(15.3, abs=1e-5)]
+
+
+def test_flags_are_in_the_state_dict() -> None:
+    q = activation(-1.0, 1.0)
+    other = FakeQuantize(8, symmetric=False)
+    other.load_state_dict(q.state_dict())
+    assert (other.is_enabled, other.is_observing) == (True, False)
+    x = torch.randn(5)
+    assert torch.equal(other(x), q(x))

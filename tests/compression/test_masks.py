@@ -162,3 +162,14 @@ def test_rewinding_restores_copies_of_weights_and_statistics_and_leaves_zeros() 
     assert [id(parameter) for parameter in net.parameters()] == identities  # the optimizer keeps valid references
     net[0].weight.data.add_(1)
     assert torch.equal(early["0.weight"], kept["0.weight"])
+
+
+def test_partial_n_of_m_masks_keep_the_final_weights() -> None:
+    scores = {"a": torch.rand(8, 16, generator=torch.Generator().manual_seed(0))}
+    end = make_masks(scores, 0.5, granularity="n_m")["a"]
+    previous: dict[str, Tensor] = {}
+    for target in (0.1, 0.25, 0.4, 0.5):
+        previous = make_masks(scores, target, granularity="n_m", previous=previous)
+        assert zeros(previous) == round(target * 128)
+        assert (previous["a"] | ~end).all()
+    assert torch.equal(previous["a"], end)

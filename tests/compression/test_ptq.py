@@ -195,3 +195,25 @@ def test_embeddings_too() -> None:
     done = quantize_weights(net, [tokens], bias_correction=True)
     assert any(isinstance(net.get_submodule(name), nn.Embedding) for name in done.layers)
     assert (net(tokens) - was).abs().max() < 0.05 * was.abs().max()
+
+
+def test_ranges_are_those_of_the_data(case: Case) -> None:
+    net, batches = case
+    quantize_static(net, batches)
+    first = quantizer(net, "conv.input_quantizer")
+    x = torch.cat(batches)
+    assert float(first.minimum) == 0.0  # zero is always within
+    assert float(first.maximum) == float(x.max())
+    assert float(first.scale) == pytest.approx(float(x.max()) / 255)
+    weight, scale = integer_weight(net.conv)  # type: ignore[arg-type]
+    assert torch.allclose(weight * scale.view(-1, 1, 1, 1), net.conv.weight, atol=float(scale.max()) / 2)  # type: ignore[union-attr,arg-type]
+    assert int(weight.abs().amax()) == 127
+
+
+def test_ranges_are_fixed_after_calibration(case: Case) -> None:
+    net, batches = case
+    quantize_static(net, batches)
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    with torch.no_grad():
+        net(10 * batches[0])
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lathe.compression.masks.rigl import erdos_renyi_kernel, exchange, random_masks, uniform
+from lathe.compression.masks.rigl import cosine_fraction, erdos_renyi_kernel, exchange, random_masks, uniform
 
 SHAPES = {"conv1": (16, 3, 3, 3), "conv2": (16, 16, 3, 3), "conv3": (64, 64, 3, 3), "head": (10, 64)}
 
@@ -59,3 +59,10 @@ def test_the_exchange_keeps_the_number_of_weights_even_where_little_is_free() ->
         mask[:free] = False
         new = exchange(torch.randn(20) * mask, mask, torch.rand(20), 0.5)
         assert int(new.sum()) == 20 - free
+
+
+def test_the_fraction_follows_a_cosine() -> None:
+    assert cosine_fraction(0, 100, 0.3) == pytest.approx(0.3)
+    assert cosine_fraction(50, 100, 0.3) == pytest.approx(0.15)
+    assert cosine_fraction(100, 100, 0.3) == pytest.approx(0.0)
+    assert cosine_fraction(300, 100, 0.3) == pytest.approx(0.0)

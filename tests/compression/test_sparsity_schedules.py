@@ -38,3 +38,14 @@ def test_it_never_falls_and_ends_at_its_end(kind: Any) -> None:
     assert values[-1] == 0.83
     assert due(schedule)[-1] == schedule.last
     assert SparsitySchedule(0.83, kind, start=5, end=5).at(5) == 0.83
+
+
+def test_stepped_jumps_from_start_to_end() -> None:
+    schedule = SparsitySchedule(0.8, "stepped", start=10, end=40, jumps=4)
+    assert due(schedule) == [10, 20, 30, 40]
+    assert [schedule.at(step) for step in (9, 10, 19, 20, 30, 39, 40)] == pytest.approx(
+        [0, 0.2, 0.2, 0.4, 0.6, 0.6, 0.8]
+    )
+    once = SparsitySchedule(0.8, "stepped", start=10, end=40, jumps=1)
+    assert due(once) == [40]
+    assert (once.at(39), once.at(40)) == (0.0, 0.8)

@@ -1,5 +1,7 @@
 """Batched augmentation compared with per-sample references that use the same random numbers."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -114,3 +116,15 @@ def test_normalisation_is_the_textbook_formula() -> None:
     ]
     torch.testing.assert_close(normalizer(images), expected.float(), rtol=0, atol=2e-6)
     assert normalizer.fill.tolist() == [102, 128, 153]
+
+
+@pytest.mark.parametrize("convert", [None, lambda x: x.float() / 3])
+def test_strided_windows_give_the_same_bits(
+    convert: Callable[[torch.Tensor], torch.Tensor] | None,
+) -> None:
+    images = torch.randint(0, 256, (60, 3, 9, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    draws = draw(Augment(crop=2, flip="random"), seed=1, epoch=2, n=60, height=9, width=7)
+    bank = Bank(images, 2, "zero", flips=True, convert=convert)
+    slabs = bank.gather(torch.arange(60), draws)
+    bank.windows = bank.strided_windows()
+    assert torch.equal(bank.gather(torch.arange(60), draws), slabs)

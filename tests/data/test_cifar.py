@@ -117,3 +117,10 @@ def test_missing_files_without_download_are_named(tmp_path: Path) -> None:
         UserError, match=r"download=false: put cifar-10-binary\.tar\.gz or cifar-10-python\.tar\.gz there"
     ):
         Cifar("cifar10", str(tmp_path / "new"), download=False).prepare()
+
+
+def test_an_existing_python_archive_is_used(cifar_files: Callable, tmp_path: Path) -> None:
+    python, truth = cifar_files("cifar10", "python")
+    data = Cifar("cifar10", str(tmp_path), download=False, val_size=10, archives=[ARCHIVES["cifar10"][0], python])
+    data.prepare()
+    assert np.array_equal(data.load().test.read()[1], truth["test"][1])

@@ -1,6 +1,6 @@
 """The data module under a Trainer: declared facts, replicas, resume, overfitting."""
 
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -158,3 +158,17 @@ def test_batch_sizes_that_do_not_fit_the_devices_name_both_keys() -> None:
     with pytest.raises(UserError, match=r"data\.eval_batch_size=2 .* trainer\.devices=3"):
         replica(0, 3, eval_batch_size=2).val_dataloader()
     assert len(replica(0, 3).val_dataloader()) == 3  # 7 samples, 1 a rank at a time
+
+
+def test_replicas_get_their_part_of_a_batch() -> None:
+    one = [x for x, _ in module(augment=Augment(crop=1)).train_dataloader()]
+    two = [[x for x, _ in replica(r, 2, augment=Augment(crop=1)).train_dataloader()] for r in range(2)]
+    assert all(torch.equal(whole, torch.cat(parts)) for whole, *parts in zip(one, *two, strict=True))
+
+
+def test_global_random_state_does_not_change() -> None:
+    before = torch.get_rng_state()
+    for kind in ("resident", "workers"):
+        data = module(augment=Augment(crop=1, flip="random", mixup=0.3), loader=kind)
+        list(islice(data.train_dataloader(), 3))
+    assert torch.equal(before, torch.get_rng_state())

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from support.fashion import idx, write
 
 from lathe.data import FashionMnist
+from lathe.data.idx import parse_idx
 from lathe.errors import UserError
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
@@ -84,3 +86,23 @@ def test_labels_outside_the_classes_under_their_right_hash(tmp_path: Path) -> No
     files, _ = write(tmp_path / "files", highest=10)
     with pytest.raises(UserError, match="train-labels-idx1-ubyte has the label 10, expected 0 to 9"):
         source(tmp_path, files).prepare()
+
+
+def test_it_is_fetched_checked_and_fetched_once(serve: Callable, tmp_path: Path) -> None:
+    files, truth = write(tmp_path / "files")
+    server = serve((tmp_path / "files" / f"{IMAGES}.gz").read_bytes())  # it has this file alone, under every name
+    for name in ("train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "files" / f"{name}.gz").rename(tmp_path / "data" / f"{name}.gz")
+    data = source(tmp_path, files, folder=None, base_url=server.url)
+    data.prepare()
+    assert np.array_equal(data.load().test.read()[1], truth["test"][1])
+    data.prepare()
+    assert len(server.asked) == 1
+
+
+def test_an_idx_array_has_its_announced_shape() -> None:
+    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    assert np.array_equal(parse_idx(idx(array), (2, 3, 4)), array)
+    with pytest.raises(ValueError, match="no IDX file"):
+        parse_idx(b"", (2,))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from data.test_dataset import module
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 N = 12
 
@@ -71,3 +71,11 @@ def test_a_batch_is_that_of_torch(kind: str, at_once: bool) -> None:
     for _ in range(2):  # the second time the best read size is known
         (batch,) = loader
         same(batch, default_collate(held_out.samples))
+
+
+@pytest.mark.parametrize("kind", ["own memory", "one memory", "channels last", "arrays"])
+def test_a_batch_of_a_worker_is_that_of_torch(kind: str) -> None:
+    held_out = Given(KINDS[kind]())
+    (batch,) = module(Given(KINDS["own memory"]()), val=held_out, eval_batch_size=N, num_workers=1).val_dataloader()
+    (expected,) = DataLoader(held_out, N, num_workers=1)  # type: ignore[arg-type]
+    same(batch, expected)

@@ -11,7 +11,7 @@ import pytest
 from support.runs import config
 
 from lathe.data import text
-from lathe.data.prepare_tokens import prepare
+from lathe.data.prepare_tokens import prepare, split_of
 from lathe.data.text import Bytes, HuggingFace
 from lathe.data.token_file import TokenFiles
 from lathe.errors import UserError
@@ -202,3 +202,9 @@ def test_text_that_is_not_utf8_is_refused_for_a_tokenizer_of_text(corpus: Path, 
         UserError, match=r"latin\.txt is not UTF-8 text: convert it, leave it out by suffixes, or use tokenizer=bytes"
     ):
         prepare(settings(corpus, tokenizer=str(tokenizer)))
+
+
+def test_shares_have_the_requested_size() -> None:
+    drawn = [split_of(number.to_bytes(4, "little"), 0, 0.1, 0.3) for number in range(10000)]
+    assert [round(drawn.count(name) / 10000, 2) for name in SPLITS] == pytest.approx([0.6, 0.1, 0.3], abs=0.015)
+    assert split_of(b"x", 0, 0.1, 0.3) == split_of(b"x", 0, 0.1, 0.3)

@@ -184,3 +184,8 @@ def test_the_data_module_gives_all_splits(npy: Path, kind: Any) -> None:
     assert sum(int((y != -100).sum()) for _, y in data.val_dataloader()) == 9
     with pytest.raises(UserError, match=r"data\.num_classes=6"):
         ShardDataModule(Shards("", str(npy)), **(facts | {"num_classes": 6}), batch_size=10).setup()
+
+
+def test_grey_images_keep_their_pixels(tmp_path: Path) -> None:
+    path = write(tmp_path / "grey", (1, 6, 4))
+    assert np.array_equal(split(path).read()[0], pixels((1, 6, 4))["train"][0])

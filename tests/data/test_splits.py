@@ -1,5 +1,7 @@
 """Splits are disjoint, of the exact sizes, stratified, and fixed by their own seed."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -34,3 +36,16 @@ def test_a_split_reads_its_own_rows() -> None:
     found, labels = Split(images, np.array([5, 6, 7]), np.array([2, 0])).read()
     assert np.array_equal(found, images[[2, 0]])
     assert labels.tolist() == [7, 5]
+
+
+def test_only_the_split_seed_decides() -> None:
+    labels = np.arange(300) % 10
+    first, again, other = (stratified_split(labels, {"val": 50}, seed)["val"] for seed in (0, 0, 1))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_lists_and_arrays_of_labels_are_split_equally() -> None:
+    listed: Any = [0, 1] * 10
+    rows = stratified_split(listed, {"val": 4}, 0)
+    assert np.array_equal(rows["val"], stratified_split(np.array(listed), {"val": 4}, 0)["val"])

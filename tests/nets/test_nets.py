@@ -128,3 +128,11 @@ def test_the_seed_decides_the_weights(name: str) -> None:
     torch.manual_seed(1)
     other = SMALL[name][0](3, 8).state_dict()
     assert not torch.equal(first["head.weight"], other["head.weight"])
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_bfloat16(name: str) -> None:
+    net = SMALL[name][0](3, 16).eval()
+    x = torch.rand(3, 3, 16, 16)
+    logits = net(x)
+    torch.testing.assert_close(net.bfloat16()(x.bfloat16()).float(), logits, atol=0.05, rtol=0.05)

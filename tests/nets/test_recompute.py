@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lathe.errors import UserError
 from lathe.nets import GPT, MLP, CifarResNet, DeepMLP, ViT
-from lathe.nets.recompute import apply, check_device
+from lathe.nets.recompute import Offloaded, apply, check_device
 
 HOW = ["blocks", "every_2", "every_3", "sqrt", "offload"]
 Make = Callable[[], tuple[nn.Module, Tensor]]
@@ -224,3 +224,36 @@ def test_offloading_on_the_cpu_is_refused() -> None:
     check_device("offload", "cuda")
     with pytest.raises(UserError, match="=offload moves activations"):
         check_device("offload", "cpu")
+
+
+def test_offloading_copies_activations_and_not_parameters() -> None:
+    layer, x = nn.Linear(3, 3), torch.rand(2, 3, requires_grad=True)
+    moved = Offloaded(layer)
+    assert moved.pack_hook(layer.weight) is layer.weight
+    view = layer.weight.t()
+    assert moved.pack_hook(view) is view
+    kept = moved.pack_hook(x)
+    with torch.no_grad():
+        found, was = moved.unpack_hook(kept).clone(), x.clone()
+        x.zero_()
+        assert torch.equal(found, was)
+        assert torch.equal(moved.unpack_hook(kept), was)  # no view of what the device has
+
+
+def test_recomputation_follows_a_changed_class_and_an_instances_forward() -> None:
+    net = deep(2)
+    first, second = net.blocks
+
+    class Doubled(type(first)):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    plain = second.forward
+    second.forward = lambda x: 3 * plain(x)
+    apply(net, "blocks")
+    first.__class__ = Doubled  # fully_shard and quantization change classes like this
+    x = torch.rand(2, 16)
+    assert torch.equal(first(x), 2 * type(first).__mro__[1].forward(first, x))
+    assert torch.equal(second(x), 3 * plain(x))
+    apply(net, "none")
+    assert torch.equal(second(x), 3 * plain(x))

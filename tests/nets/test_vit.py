@@ -69,3 +69,24 @@ def test_positions_tell_patches_apart() -> None:
 def test_patches_that_do_not_divide_are_refused() -> None:
     with pytest.raises(UserError, match=r"patch_size=3 does not divide .*: set patch_size=2"):
         tiny(patch_size=3)
+
+
+@pytest.mark.parametrize("pool", ["mean", "token"])
+def test_the_head_uses_the_chosen_pooling(pool: str) -> None:
+    net = tiny(pool=pool)
+    x = net.blocks(net.enter(torch.rand(3, 3, 8, 8)))
+    assert x.shape[1] == (16 if pool == "mean" else 17)
+    normed = F.layer_norm(x, (12,), eps=1e-6)
+    read = normed.mean(1) if pool == "mean" else normed[:, 0]
+    torch.testing.assert_close(net.leave(x), F.linear(read, net.head.weight, net.head.bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    net = tiny()
+    x = torch.rand(3, 3, 8, 8)
+    exact = net(x)
+    logits = net.to(dtype)(x.to(dtype))
+    assert logits.dtype == dtype
+    torch.testing.assert_close(logits.float(), exact, atol=2e-2, rtol=2e-2)
+    logits.logsumexp(-1).sum().backward()

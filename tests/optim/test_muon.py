@@ -9,7 +9,7 @@ from torch import nn
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
 from lathe.optim import Muon, build_optimizer
-from lathe.optim.muon import orthogonalise
+from lathe.optim.muon import orthogonalise, update_scale
 
 
 def build(net: nn.Module, **options: object) -> Muon:
@@ -180,3 +180,40 @@ def test_state_round_trips_bit_equal_through_a_weights_only_file() -> None:
     train(net, optimizer, 3, seed=1)
     train(other, resumed, 3, seed=1)
     assert all(torch.equal(net.state_dict()[key], other.state_dict()[key]) for key in net.state_dict())
+
+
+def test_orthogonalise_at_the_edges() -> None:
+    assert torch.equal(orthogonalise(torch.zeros(3, 4), 5), torch.zeros(3, 4))
+    assert orthogonalise(torch.rand(3, 4).bfloat16(), 5).dtype == torch.float32
+    assert orthogonalise(torch.rand(3, 4).double(), 5).dtype == torch.float64
+    matrix = torch.randn(4, 6)
+    torch.testing.assert_close(orthogonalise(1000 * matrix, 5), orthogonalise(matrix, 5))
+    torch.testing.assert_close(orthogonalise(matrix.T, 5), orthogonalise(matrix, 5).T)
+
+
+def test_update_scale() -> None:
+    assert update_scale(64, 16, "original") == 2.0
+    assert update_scale(16, 64, "original") == 1.0
+    assert update_scale(16, 64, "match_rms_adamw") == pytest.approx(1.6)
+
+
+def test_training_is_deterministic_and_learns() -> None:
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        net = CifarResNet(depth=8, width=4)
+        optimizer = build(net)
+        first = train(net, optimizer, 1)
+        losses = [train(net, optimizer, 1) for _ in range(30)]  # the same batch each time
+        assert losses[-1] < 0.4 * first
+        results.append(net.state_dict())
+    assert all(torch.equal(results[0][key], results[1][key]) for key in results[0])
+
+
+def test_parameters_without_gradient_stay() -> None:
+    weight, bias = nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(3))
+    optimizer = Muon([{"params": [weight]}, {"params": [bias], "role": "adamw"}], weight_decay=0.5)
+    optimizer.step()
+    assert torch.equal(weight, torch.ones(3, 3))
+    assert torch.equal(bias, torch.ones(3))
+    assert len(optimizer.state) == 0

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 
-from lathe.optim.short import MOST, short_schedule, short_step
+from lathe.optim.short import MOST, short_schedule, short_step, short_zero_grad
 
 
 class OwnSGD(SGD):
@@ -129,3 +129,23 @@ def test_a_schedule_has_torchs_rates_and_state() -> None:
 @pytest.mark.parametrize("scheduler", [ExponentialLR(made(), 0.9), scheduled(OwnLambda)], ids=["another", "subclass"])
 def test_other_schedules_keep_their_own(scheduler: LRScheduler) -> None:
     assert short_schedule(scheduler) == scheduler.step
+
+
+def test_gradients_are_gone() -> None:
+    optimizer = made()
+    for parameter in weights(optimizer):
+        parameter.grad = torch.ones_like(parameter)
+    assert short_zero_grad(optimizer) != optimizer.zero_grad
+    short_zero_grad(optimizer)()
+    assert all(parameter.grad is None for parameter in weights(optimizer))
+
+
+def test_rates_that_are_tensors_stay_tensors() -> None:
+    scheduler = scheduled(factor=lambda step: torch.tensor(0.5**step))
+    step = short_schedule(scheduler)
+    short_step(scheduler.optimizer)()
+    for _ in range(3):
+        step()
+    rates = [float(rate) for rate in scheduler.get_last_lr()]
+    assert rates == pytest.approx([0.0125, 0.0125])
+    assert scheduler.last_epoch == 3

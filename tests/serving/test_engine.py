@@ -1,6 +1,7 @@
 """Batches, deadlines and dying workers, with threads in place of worker processes."""
 
 import asyncio
+import errno
 import os
 import socket
 import threading
@@ -234,3 +235,46 @@ def test_a_net_that_cant_be_loaded_is_one_sentence(options: Callable[..., Any]) 
     with pytest.raises(UserError, match="the file is gone: export again"):
         play(Engine(crew.launch, options()), lambda engine: asyncio.sleep(0))
     assert crew.started == 1
+
+
+def test_a_worker_that_fails_to_start_is_retried(
+    options: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    crew = Crew(lambda batch: None if len(crew.batches) == 1 else same(batch))
+    launches: list[int] = []
+
+    def launch(index: int) -> tuple[Any, socket.socket]:
+        launches.append(index)
+        if len(launches) == 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return crew.launch(index)
+
+    async def scene(engine: Engine) -> None:
+        await refused(503, engine.predict(sample(1), 5))  # the worker dies with it
+        assert (await engine.predict(sample(2), 5)).tolist() == [[2, 2]]
+
+    play(Engine(launch, options()), scene)
+    assert len(launches) == 3
+    assert "Worker 0 could not be started (Too many open files): starting another." in capfd.readouterr().err
+
+
+def test_stopping_answers_waiting_requests(options: Callable[..., Any]) -> None:
+    go = threading.Event()
+
+    def compute(batch: Batch) -> list[Any]:
+        go.wait(20)
+        return same(batch)
+
+    crew = Crew(compute)
+
+    async def scene() -> None:
+        engine = Engine(crew.launch, options(max_batch_size=1))
+        await engine.start()
+        calls = [asyncio.create_task(engine.predict(sample(i), 10)) for i in range(3)]
+        await asyncio.sleep(0.2)
+        asyncio.get_running_loop().call_later(0.2, go.set)
+        await engine.stop()
+        for call in calls:
+            assert "stopping" in await refused(503, call)
+
+    asyncio.run(asyncio.wait_for(scene(), 30))

@@ -6,7 +6,7 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -191,3 +191,21 @@ def test_hang_ups_leave_nothing_behind(server: Served) -> None:
     while (open_now := descriptors(server.process.pid)) > before and time.monotonic() < deadline:
         time.sleep(0.1)
     assert open_now <= before
+
+
+def test_requests_in_a_pipeline_are_answered_in_order(
+    server: Served, bare: Callable[..., np.ndarray], digits: np.ndarray
+) -> None:
+    with server.connect() as connection:
+        sent = [
+            message("POST", "/predict", digits[i : i + 1].tobytes(), content_type=BINARY, accept=BINARY)
+            for i in range(3)
+        ]
+        connection.sendall(b"".join(sent))
+        file = connection.makefile("rb")
+        for i in range(3):
+            while (line := file.readline()) != b"\r\n":
+                assert line
+            np.testing.assert_allclose(
+                np.frombuffer(file.read(40), "<f4"), bare(digits[i : i + 1])[0], rtol=1e-4, atol=1e-4
+            )

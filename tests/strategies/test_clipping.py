@@ -121,3 +121,11 @@ def test_without_ranks_it_is_torchs() -> None:
     clip_by_norm(small, 1e6)
     assert all(torch.equal(left.grad, right.grad) for left, right in zip(small, plain(), strict=True))
     assert global_norm([]) == 0
+
+
+def test_gradients_are_clipped_by_value(ranks: list[dict[str, Any]]) -> None:
+    parameters = reference()
+    torch.nn.utils.clip_grad_value_(parameters, 0.5)
+    for rank in ranks:
+        for ours, parameter in zip(rank["by value"], parameters, strict=True):
+            assert torch.equal(ours, parameter.grad)

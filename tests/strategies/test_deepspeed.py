@@ -125,3 +125,14 @@ def test_without_the_package_the_sentence_says_what_to_install(monkeypatch: pyte
         UserError, match=r"^strategy=deepspeed_3_offload needs DeepSpeed: pip install -e '\.\[deepspeed\]'$"
     ):
         DeepSpeed(stage=3, offload_optimizer=True)
+
+
+def test_an_unfinished_window_ends_with_its_epoch(small: dict[str, Any]) -> None:
+    """Five batches in windows of three: the last two are a step of their own, under DeepSpeed as well."""
+    ddp, zero = small["window"]
+    assert zero == pytest.approx(ddp, rel=1e-5)
+
+
+def test_replicas_count_by_their_samples(small: dict[str, Any]) -> None:
+    ddp, zero = small["uneven"]
+    assert zero == pytest.approx(ddp, rel=1e-5)

@@ -14,6 +14,18 @@ from torch.utils.data import DataLoader
 from lathe.strategies import DDP
 from lathe.trainer import Trainer
 
+
+def by_hand() -> Tensor:
+    """The mean of both ranks' gradients of the first layer's weight, for each step; the learning rate is zero."""
+    steps = []
+    for halves in zip(batches(0), batches(1), strict=True):
+        task = Regression()
+        x, y = (torch.cat(parts) for parts in zip(*halves, strict=True))
+        task.training_step((x, y), 0).backward()
+        steps.append(task.net[0].weight.grad)
+    return torch.stack(steps)
+
+
 pytestmark = pytest.mark.law2
 
 STEPS = 4
@@ -101,3 +113,8 @@ def test_powersgd_sends_low_rank_after_its_plain_steps(ranks: list[dict[str, Any
     tolerance = 1e-4 * float(plain.norm())
     assert torch.linalg.matrix_rank(plain, atol=tolerance).min() > 10
     assert torch.linalg.matrix_rank(compressed[2:], atol=tolerance).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("name", ["plain", "settings", "static"])
+def test_without_a_hook_gradients_are_the_mean(ranks: list[dict[str, Any]], name: str) -> None:
+    torch.testing.assert_close(ranks[0][name], by_hand(), rtol=1e-6, atol=1e-8)

@@ -206,3 +206,12 @@ def test_a_middle_stage_holds_nothing_outside_the_blocks(stage: int) -> None:
     assert [len(group) for group in cut.groups] == [len(group["params"]) for group in whole.param_groups]
     assert [group["name"] for group in optimizer.param_groups] == ["decay", "no_decay"]
     assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {id(p) for p in cut.net.parameters()}
+
+
+def test_clipping_and_the_shared_weights_matter(single: dict[str, Any]) -> None:
+    """The laws above would hold for nothing if no gradient were clipped."""
+    for name in ("mlp 1f1b, clipped by value", "tied 1f1b"):
+        net, _, options = LAWS[name]
+        assert fit(net, **{**options, "clip": None})["losses"][-1] != pytest.approx(
+            single[name]["losses"][-1], rel=1e-3
+        )

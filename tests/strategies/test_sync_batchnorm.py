@@ -140,3 +140,10 @@ def test_apply_and_revert_leave_names_and_objects_alone() -> None:
     assert [type(module) for module in net] == plain
     assert {name: id(tensor) for name, tensor in [*net.named_parameters(), *net.named_buffers()]} == before
     assert "_plain_class" not in net[1].__dict__
+
+
+def test_one_process_computes_torchs_batchnorm() -> None:
+    x = data("2d")[0][0]
+    plain, synchronised = build("2d"), SyncBatchNorm().apply(build("2d"))
+    assert torch.equal(plain(x), synchronised(x))
+    assert torch.equal(plain.running_var, synchronised.running_var)

@@ -126,3 +126,12 @@ def test_evaluation_makes_log_probabilities_in_parts(monkeypatch: pytest.MonkeyP
     assert parts.item() == pytest.approx(
         F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum").item(), rel=1e-6
     )
+
+
+def test_half_precision_logits_give_a_float32_loss() -> None:
+    task, (x, y) = LanguageModellingTask(net()), batch(4)
+    logits = task.net(x).bfloat16()
+    loss = task.training_loss(logits, (x, y))
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(F.cross_entropy(logits.float().flatten(0, 1), y.flatten()).item(), rel=1e-6)
+    assert task.training_loss(task.net(x).double(), (x, y)).dtype == torch.float64

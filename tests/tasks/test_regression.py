@@ -108,3 +108,11 @@ def test_labels_that_fill_up_do_not_count_and_ones_are_weighed() -> None:
     assert total(it, logits, torch.full((2, 2), -100)) == 0
     with pytest.raises(UserError, match=r"expected \[batch, labels\]"):
         total(it, logits, y[:, 0])
+
+
+def test_an_output_for_each_row_is_not_broadcast() -> None:
+    it, y = RegressionTask(nn.Identity()), torch.tensor([0.0, 1.0, 2.0])
+    assert total(it, torch.tensor([[0.0], [1.0], [4.0]]), y) == pytest.approx(4 / 3)
+    assert total(RegressionTask(nn.Identity(), loss=nn.L1Loss()), y.unsqueeze(1) + 1, y) == 1
+    with pytest.raises(UserError, match="expected equal shapes"):
+        total(it, torch.zeros(3, 2), y)

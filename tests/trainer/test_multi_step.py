@@ -166,3 +166,12 @@ def test_a_task_states_that_its_steps_may_be_grouped(
     train(tmp_path, monkeypatch)
     assert bool(groups) is grouped
     assert capsys.readouterr().out.count(f"{kind.__name__}.training_step may need every step") == (not grouped)
+
+
+def test_a_default_run_groups_most_of_its_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
+) -> None:
+    run = train(tmp_path, monkeypatch)
+    assert sum(groups) > STEPS * 0.6
+    assert len(column(run, "train/loss")) == STEPS / 5
+    assert column(run, "throughput/samples_per_s")

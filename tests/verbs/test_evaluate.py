@@ -158,3 +158,9 @@ def by_hand_of(run: RunDir) -> tuple[int, float, float]:
     n = sum(int((y != -100).sum()) for _, y in data.eval_loader("val"))
     found = score(task, task.net, data.eval_loader("val"))
     return n, found["accuracy"], found["loss"]
+
+
+def test_another_precision(run: RunDir) -> None:
+    cfg = request(run, "precision=64-true")
+    cfg["precision"] = cfg["request"]["precision"]
+    assert evaluate(cfg)["test/loss"] == pytest.approx(by_hand(run, "best", "test")[2], rel=1e-6)

@@ -89,3 +89,12 @@ def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
         check(run(*SMALL, *words, cwd=tmp_path, script="scripts/lr_find.py"))
     one, two = (json.loads((tmp_path / f"on{devices}" / "lr_find.json").read_text()) for devices in (1, 2))
     assert two == pytest.approx(one)
+
+
+def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
+    whole = found(tmp_path / "a", "find.steps=100", "find.max_lr=1")
+    parts = found(
+        tmp_path / "b", "find.steps=100", "find.max_lr=1", "data.batch_size=32", "trainer.accumulate_grad_batches=2"
+    )
+    assert parts["losses"][:20] == pytest.approx(whole["losses"][:20], rel=1e-5)
+    assert len(parts["rates"]) == len(whole["rates"])
