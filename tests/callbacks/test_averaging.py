@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lathe.callbacks.averaging import MovingAverage
+from lathe.callbacks.ema import MovingAverage
 
 
 @pytest.mark.parametrize(("warmup", "decays"), [(True, [1 / 10, 2 / 11, 3 / 12]), (False, [0.9] * 3)])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from support.listening import Listener, listening
 
-from lathe.callbacks.webhook import Webhook
+from lathe.callbacks.alerts import Webhook
 from lathe.errors import UserError
 
 KEY = "callbacks.alerts.url"

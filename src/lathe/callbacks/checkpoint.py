@@ -1,5 +1,6 @@
 """Write best.ckpt and last.ckpt, atomically, at steps from which a run resumes bit for bit."""
 
+import json
 import math
 import os
 import shutil
@@ -16,14 +17,61 @@ from pydantic import Field
 from torch import Tensor
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO, AtomicCheckpointIO
-from lathe.callbacks.checkpoint_top import Top
 from lathe.callbacks.loop_state import ends, stop_is_due, validation_follows
 from lathe.callbacks.methods.base import compressions
 from lathe.config.types import Count, Name
 from lathe.config.validation import validated
 from lathe.data.steps import reached, steps_before
 from lathe.errors import ArgumentError, UserError, did_you_mean, require
-from lathe.files import whole
+from lathe.files import whole, write_atomically
+
+LIST = "top.json"
+
+
+class Top:
+    """The `count` best epochs (-1: all that were judged; 1: only best.ckpt).
+
+    `kept` has names, scores and steps, the best first; of equal ones the later, as for best.ckpt.
+    """
+
+    def __init__(self, count: int, mode: str) -> None:
+        self.count, self.sign = count, -1.0 if mode == "max" else 1.0
+        self.kept: list[dict[str, Any]] = []
+
+    def judge(self, checkpoint: Any, trainer: Trainer, score: float) -> None:
+        """Write a checkpoint if the epoch just judged is among the best, then remove the one it replaces.
+
+        A collective. A run resumed from an earlier checkpoint repeats this.
+        """
+        if self.count == 1 or math.isnan(score):
+            return
+        name = f"epoch={trainer.current_epoch}-step={trainer.global_step}"
+        found = {"name": name, "score": score, "step": trainer.global_step}
+        others = [one for one in self.kept if one["name"] != name]
+        ranked = sorted([found, *others], key=lambda one: (self.sign * one["score"], -one["step"]))
+        count = len(ranked) if self.count < 0 else self.count
+        if found not in ranked[:count]:
+            return
+        checkpoint.save(trainer, name)
+        self.kept = ranked[:count]
+        drain = getattr(trainer.strategy.checkpoint_io, "drain", None)
+        if ranked[count:] and drain is not None:
+            drain()  # a thread may still write a file
+        trainer.strategy.barrier("top")
+        if trainer.is_global_zero:
+            folder = checkpoint.path(name).parent
+            write_atomically(folder / LIST, json.dumps(self.kept, indent=2) + "\n")
+            for one in ranked[count:]:
+                _remove(checkpoint.path(one["name"]))
+
+
+def _remove(path: Path) -> None:
+    """Remove a file, or the folder that a sharded strategy wrote and the link to it."""
+    folder = path.resolve()
+    path.unlink(missing_ok=True)
+    if folder != path and folder.is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
+
 
 Asynchronous = TypedDict("Asynchronous", {"async": bool}, total=False)  # a keyword of Python's
 

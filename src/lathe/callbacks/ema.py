@@ -1,5 +1,6 @@
 """Exponential moving average of the weights, evaluated and exported while the raw weights train."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -7,8 +8,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from lathe.callbacks.averaging import MovingAverage, wide
 from lathe.callbacks.module_access import net_of
 from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.config.types import Count, NonNegativeInt, ShareBelowOne
@@ -16,6 +17,34 @@ from lathe.config.validation import validated
 from lathe.errors import UserError
 from lathe.measure.processes import everyones, processes
 from lathe.measure.shards import is_sharded, joined, local, part_of, whole
+
+
+class MovingAverage:
+    """`average = decay * average + (1 - decay) * weights` (Polyak and Juditsky, 1992), in place.
+
+    With `warmup`, update t uses min(decay, (1 + t) / (10 + t)), as in TensorFlow and timm. The average starts from
+    `tensors`, or if empty from the first weights, in at least float32: in low precision small steps vanish.
+    """
+
+    def __init__(self, decay: float, warmup: bool = True) -> None:
+        self.decay, self.warmup = decay, warmup
+        self.updates = 0
+        self.tensors: list[Tensor] = []
+
+    @torch.no_grad()
+    def update(self, weights: Sequence[Tensor]) -> None:
+        """Add weights to the average, in its precision; any precision if `tensors` is empty."""
+        if self.tensors:
+            decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay
+            get_ema_multi_avg_fn(decay)(self.tensors, weights, self.updates)
+        else:
+            self.tensors = [tensor.detach().to(wide(tensor), copy=True) for tensor in weights]
+        self.updates += 1
+
+
+def wide(tensor: Tensor) -> torch.dtype:
+    """Return the precision of a tensor's average."""
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 class EMA(SkippableHooks, Callback):

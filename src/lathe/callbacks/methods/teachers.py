@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lathe.callbacks.averaging import MovingAverage
+from lathe.callbacks.ema import MovingAverage
 from lathe.compression.modes import copy_input
 from lathe.compression.quantization.net import describe
 from lathe.compression.structure import apply_structure
