@@ -215,3 +215,13 @@ def test_nothing_half_written_stays_when_the_disk_is_full(path: Path, monkeypatc
         logger.log_metrics({"b": 1.0}, step=1)
     assert path.read_bytes() == before
     assert [file.name for file in path.parent.iterdir()] == ["metrics.csv"]
+
+
+def test_pictures_of_a_module_are_dropped_with_one_note(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logger = begun(path)
+    for step in (1, 2):
+        logger.experiment.add_image("samples", torch.zeros(3, 4, 4), step)
+    assert capsys.readouterr().out.count("self.logger.experiment") == 1
+    logger.log_metrics({"train/loss": 0.5}, step=1)
+    logger.save()
+    assert lines(path) == ["step,train/loss", "1,0.5"]

@@ -19,11 +19,10 @@ from lathe.loggers.csv import CSVLogger
 from lathe.loggers.facts import LOGIN, log_facts, main_facts, run_facts
 from lathe.loggers.final_metrics import log_page, log_result
 from lathe.loggers.run_log import run_log
-from lathe.loggers.services import aim, comet
+from lathe.loggers.services import comet
 
 __all__ = [
     "CSVLogger",
-    "aim",
     "comet",
     "csv",
     "ended_on_error",

@@ -12,25 +12,12 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lathe.errors import UserError, naming
+from lathe.errors import naming
 from lathe.files import open_plain, require_plain, whole
+from lathe.loggers.discard import Discard
 from lathe.loggers.lines import Lines, read_lines
 
 PERIOD = 0.2  # least seconds between two writes
-
-
-class NoWriterError(UserError, AttributeError):
-    """An attribute of `experiment` that metrics.csv lacks; an AttributeError, so that `hasattr` is False."""
-
-
-class NumbersAlone:
-    """The `experiment` of metrics.csv, which can't write images or text."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise NoWriterError(
-            f"metrics.csv takes numbers alone, by self.log, and has no {name}: add logger=[csv,tensorboard] for more, "
-            f"and of self.loggers use those that have it: if hasattr(logger.experiment, {name!r})."
-        )
 
 
 class CSVLogger(Logger):
@@ -45,6 +32,7 @@ class CSVLogger(Logger):
     def __init__(self, path: Path, start_step: int = 0) -> None:
         super().__init__()
         self._path = path
+        self._discarded = Discard("metrics.csv keeps the numbers of self.log only")
         self._start_step = start_step
         self._columns = ["step"]
         self._open: dict[str, str] = {}  # the newest step's metrics
@@ -64,8 +52,8 @@ class CSVLogger(Logger):
 
     @property
     def experiment(self) -> Any:
-        """Lightning's name for the writer of a logger."""
-        return NumbersAlone()
+        """Lightning's name for the writer of a logger; metrics.csv keeps only what `self.log` writes."""
+        return self._discarded.experiment
 
     @property
     def log_dir(self) -> str:

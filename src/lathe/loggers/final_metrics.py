@@ -51,6 +51,8 @@ def _to_wandb(logger: WandbLogger, numbers: dict[str, float], best: Path) -> Non
 @rank_zero_only
 def log_page(logger: Logger, page: Path) -> None:
     """Log an HTML page: a panel in W&B, a file in MLflow and Comet; other loggers keep no pages."""
+    if isinstance(logger, CSVLogger):
+        return
     experiment: Any = getattr(logger, "experiment", None)
     if isinstance(logger, WandbLogger):
         import wandb

@@ -132,7 +132,7 @@ OPTIONS = {"_partial_": (bool,), "_convert_": (str, bool), "_recursive_": (bool,
 NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+", re.ASCII)
 INIT = re.compile(r"model\.init(?:\[\d+\])?")  # the name of an initialisation of ours, or a dotted path to a function
 # Keys with an address that metrics, messages and API keys are sent to, and addresses on this machine.
-ADDRESS = re.compile(r"logger\.[^.\[]+\.(?:tracking_uri|repo)|callbacks\.[^.\[]+\.url")
+ADDRESS = re.compile(r"logger\.[^.\[]+\.tracking_uri|callbacks\.[^.\[]+\.url")
 LOCAL = re.compile(r"(?:sqlite|file):.*|env:\w+|[^:]*", re.DOTALL)
 
 

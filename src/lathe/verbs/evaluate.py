@@ -19,7 +19,7 @@ from lathe.data.base import ExactDataModule
 from lathe.errors import require
 from lathe.files import followed, require_file, require_writable, write_atomically
 from lathe.images.files import SUFFIXES
-from lathe.loggers.unkept import Unkept
+from lathe.loggers.discard import Discard
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.rundir import OWN_FILES, RunDir
@@ -49,7 +49,7 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
         callbacks.append(Progress())
     callbacks.append(RestoreOwnState(state))
     # other tasks log only numbers, which are read from the Trainer
-    loggers: list[Logger] | None = [Unkept()] if isinstance(task, LightningTask) else None
+    loggers: list[Logger] | None = [Discard()] if isinstance(task, LightningTask) else None
     return task, make_trainer(cfg, run.path, callbacks, loggers)
 
 
