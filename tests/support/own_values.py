@@ -1,7 +1,5 @@
 """A data module with lists as arguments, and components with values that a checkpoint can't hold."""
 
-import collections
-import datetime
 import pathlib
 from typing import Any
 
@@ -12,17 +10,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from support.own_lightning import LitNet
 from support.own_parts import Table
 
-# a component's value, and its description
-ODD: dict[str, tuple[Any, str]] = {
-    "scalar": (np.float64(0.5), "numpy.float64, .*: put float"),
-    "array": (np.ones(2), "numpy.ndarray, .*: put torch.as_tensor"),
-    "path": (pathlib.Path("x"), r"pathlib\S+, .*: put str"),
-    "time": (datetime.datetime(2020, 1, 1), "datetime.datetime, .*: put str"),
-    "defaultdict": (collections.defaultdict(list), "collections.defaultdict, .*: put dict"),
-    "frozenset": (frozenset({1}), "frozenset, .*: put list"),
-    "function": (lambda: 1, "function, .*: put str"),
-}
-
 
 class Listed(Table):
     def __init__(self, mean: Any = None, more: Any = None, folder: Any = None) -> None:
@@ -31,16 +18,57 @@ class Listed(Table):
 
 
 class Keeping(Callback):
-    def __init__(self, what: str) -> None:
-        self.what = what
-
     def state_dict(self) -> dict[str, Any]:
-        return {"rates": [1, ODD[self.what][0]]}
+        return {"rates": [1, pathlib.Path("x")]}
 
 
 class KeepingModule(LitNet):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["mine"] = {"rate": np.float32(1)}
+        checkpoint["mine"] = {"rate": pathlib.Path("x")}
+
+
+class Numbers(LitNet):
+    """A learning rate and a state that NumPy computes, and hyper-parameters that are no plain values."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.save_hyperparameters({"scaler": pathlib.PurePath("x"), "rate": np.float64(0.5)})
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + np.cos(np.pi * step / 100)))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["mine"] = {"rate": np.float32(0.25)}
+
+
+class OwnSchedule(LitNet):
+    """Keeps its schedule as an attribute, and steps it itself."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        return optimizer
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.schedule.step()
+
+
+class Adapter(LitNet):
+    """Keeps a frozen part out of its checkpoints."""
+
+    def __init__(self, **sizes: int) -> None:
+        super().__init__(**sizes)
+        self.strict_loading = False
+        self.frozen = torch.nn.Linear(2, 2).requires_grad_(False)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().state_dict(*args, **kwargs)
+        for name in [name for name in found if "frozen." in name]:
+            del found[name]
+        return found
 
 
 class KeepingExtra(LitNet):
@@ -52,7 +80,7 @@ class KeepingExtra(LitNet):
 
 class KeepingData(Table):
     def state_dict(self) -> dict[str, Any]:
-        return {"seen": np.int64(1)}
+        return {"seen": pathlib.Path("x")}
 
 
 class Shown(Callback):

@@ -1,5 +1,6 @@
 """A run writes only checkpoints that can be read again: other values are reported with their place."""
 
+import math
 from collections import Counter, OrderedDict, defaultdict
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from support.own_lightning import QUICK
 from support.runs import new_run
 from torch import nn
 
+import lathe
 from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir
@@ -51,13 +53,52 @@ def test_a_value_that_is_not_plain_is_told_at_the_first_write(tmp_path: Path, wr
     words, options, place = WRITERS[writer]
     cfg = run(tmp_path, *words, **options)
     if "Keeping." in place:
-        cfg["callbacks"]["own"] = {"_target_": "support.own_values.Keeping", "what": "scalar"}
+        cfg["callbacks"]["own"] = {"_target_": "support.own_values.Keeping"}
     elif "Data" in place:
         cfg["data"]["_target_"] = "support.own_values.KeepingData"
     with pytest.raises(UserError) as caught:
         train(cfg)
     assert str(caught.value).startswith(f"checkpoint: {place} is a ")
     assert not list(Path(cfg["paths"]["run_dir"]).rglob("*.ckpt"))
+
+
+def test_numbers_of_numpy_are_written_as_numbers(tmp_path: Path) -> None:
+    cfg = run(tmp_path, module="own_values.Numbers")
+    train(cfg)
+    state = torch.load(RunDir(cfg["paths"]["run_dir"]).last, weights_only=True)
+    rate = 0.05 * (1 + math.cos(math.pi * state["global_step"] / 100))
+    assert state["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(rate)
+    assert state["mine"] == {"rate": 0.25}
+
+
+def test_hyper_parameters_that_are_not_plain_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cfg = run(tmp_path, module="own_values.Numbers")
+    train(cfg)
+    assert "leave out the hyper-parameters scaler" in capsys.readouterr().out
+    state = torch.load(RunDir(cfg["paths"]["run_dir"]).last, weights_only=True)
+    assert state["hyper_parameters"]["rate"] == 0.5
+    assert "scaler" not in state["hyper_parameters"]
+
+
+def test_a_schedule_kept_as_an_attribute_goes_on(tmp_path: Path) -> None:
+    """Two epochs, the second resumed, have the learning rates of two epochs at once."""
+    whole = run(tmp_path / "whole", "trainer.max_epochs=2", module="own_values.OwnSchedule")
+    train(whole)
+    parts = run(tmp_path / "parts", module="own_values.OwnSchedule")
+    train(parts)
+    parts["trainer"]["max_epochs"] = 2
+    train(parts)
+    one, two = (torch.load(RunDir(cfg["paths"]["run_dir"]).last, weights_only=True) for cfg in (whole, parts))
+    assert one["optimizer_states"][0]["param_groups"][0]["lr"] == two["optimizer_states"][0]["param_groups"][0]["lr"]
+    for name, value in one["state_dict"].items():
+        assert torch.equal(value, two["state_dict"][name])
+
+
+def test_a_module_may_keep_a_part_out_of_its_checkpoints(tmp_path: Path) -> None:
+    cfg = run(tmp_path, module="own_values.Adapter")
+    train(cfg)
+    assert not any("frozen" in name for name in read_checkpoint(RunDir(cfg["paths"]["run_dir"]).best)["state_dict"])
+    assert lathe.load(cfg["paths"]["run_dir"], trusted=["support"]).net.frozen.weight.shape == (2, 2)
 
 
 def test_what_is_read_today_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe.errors import naming
 from lathe.files import open_plain, require_plain, whole
-from lathe.loggers.discard import Discard
+from lathe.loggers.discard import Discarded
 from lathe.loggers.lines import Lines, read_lines
 
 PERIOD = 0.2  # least seconds between two writes
@@ -32,7 +32,7 @@ class CSVLogger(Logger):
     def __init__(self, path: Path, start_step: int = 0) -> None:
         super().__init__()
         self._path = path
-        self._discarded = Discard("metrics.csv keeps the numbers of self.log only")
+        self._discarded = Discarded("metrics.csv keeps the numbers of self.log only")
         self._start_step = start_step
         self._columns = ["step"]
         self._open: dict[str, str] = {}  # the newest step's metrics
@@ -53,7 +53,7 @@ class CSVLogger(Logger):
     @property
     def experiment(self) -> Any:
         """Lightning's name for the writer of a logger; metrics.csv keeps only what `self.log` writes."""
-        return self._discarded.experiment
+        return self._discarded
 
     @property
     def log_dir(self) -> str:

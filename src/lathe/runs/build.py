@@ -17,14 +17,14 @@ from lathe.optim.plan import KEYS, check_plan, plan_of
 from lathe.optim.rules import freeze
 from lathe.runs.instantiate import describe_class, instantiate, instantiate_as, locate
 from lathe.tasks import LightningTask, Task
-from lathe.tasks.checkpoint_types import check_hyper_parameters
+from lathe.tasks.checkpoint_types import print_left_out
 
 
 def make_data(cfg: dict[str, Any], train: bool = False) -> Any:
     """Build the data module, with batches that don't depend on the number of devices, also for a user's own."""
     datamodule = instantiate_as(cfg["data"], "data", LightningDataModule)
     if train:
-        check_hyper_parameters(datamodule, "data")
+        print_left_out(datamodule, "data")
     share(datamodule, cfg["seed"])
     task = locate(cfg["task"])
     if isinstance(datamodule, ExactDataModule) and inspect.isclass(task) and issubclass(task, LightningTask):

@@ -117,18 +117,18 @@ def restore(net: nn.Module, state: dict[str, Any], key: str, finite: bool = True
 
 
 def load_weights(net: nn.Module, weights: dict[str, Tensor], key: str) -> None:
-    """Load `weights`; every name and shape must fit."""
-    own = net.state_dict()
+    """Load `weights`; every shape must fit, and every name but with a LightningModule's `strict_loading = False`."""
+    own, strict = net.state_dict(), not isinstance(net, LightningModule) or net.strict_loading
     problems = [
-        f"it has no {name}"
-        if name not in weights
-        else f"{name} is {list(weights[name].shape)} there and {list(own[name].shape)} here"
+        f"{name} is {list(weights[name].shape)} there and {list(own[name].shape)} here"
         for name in own
-        if name not in weights or own[name].shape != weights[name].shape
+        if name in weights and own[name].shape != weights[name].shape
     ]
-    problems += [f"it also has {name}" for name in sorted(weights.keys() - own.keys())]
+    if strict:
+        problems += [f"it has no {name}" for name in own if name not in weights]
+        problems += [f"it also has {name}" for name in sorted(weights.keys() - own.keys())]
     if problems:
         raise UserError(
             f"{key} does not fit this net: {problems[0]}; choose the model and sizes that it was trained with."
         )
-    net.load_state_dict(weights)
+    net.load_state_dict(weights, strict=strict)

@@ -5,9 +5,11 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule
-from omegaconf import Container
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from omegaconf import Container, OmegaConf
 from torch import Tensor, nn
 
 from lathe.errors import UserError, require
@@ -41,21 +43,48 @@ def check_checkpoint(checkpoint: Mapping[str, Any], mappings: bool = False) -> N
         )
 
 
-def check_hyper_parameters(part: LightningModule | LightningDataModule, key: str) -> None:
-    """Check what `save_hyperparameters` of the module or data module at `key` puts into checkpoints.
+def without_numpy(tree: Any) -> Any:
+    """Return nested containers with NumPy's numbers as Python's; containers without any are returned as they are."""
+    if isinstance(tree, np.generic):
+        return tree.item()
+    if type(tree) not in (dict, OrderedDict, list, tuple):
+        return tree
+    pairs = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree))
+    converted = [(name, without_numpy(value)) for name, value in pairs]
+    if all(new is old for (_, new), (_, old) in zip(converted, pairs, strict=True)):
+        return tree
+    found = type(tree)(converted if isinstance(tree, dict) else [value for _, value in converted])
+    if isinstance(tree, OrderedDict):  # a module's state_dict has the module's version as an attribute
+        vars(found).update(vars(tree))
+    return found
 
-    Raises:
-        UserError: it could not be read again without running code.
+
+def readable_hyper_parameters(part: LightningModule | LightningDataModule) -> tuple[dict[str, Any], list[str]]:
+    """Return what `save_hyperparameters` of `part` puts into checkpoints, and the names that are left out.
+
+    An object such as a net or a class could not be read again without running code. The run directory's config.yaml
+    builds `part`, so nothing needs it.
     """
     saved: Any = part.hparams
-    if isinstance(saved, Container):  # Lightning writes it as one object
-        saved = {str(getattr(part, "_hparams_name", None) or "hparams"): saved}
-    unreadable = [name for name, value in saved.items() if not is_readable(value)]
-    if unreadable:
-        ignored = ", ".join(f'"{name}"' for name in unreadable)
-        raise UserError(
-            f"{key}: {name_of(part)} saves {', '.join(unreadable)} as hyper-parameters. Checkpoints hold plain values: "
-            f"use save_hyperparameters(ignore=[{ignored}]) and assign self.{unreadable[0]} yourself."
+    plain = OmegaConf.to_container(saved) if isinstance(saved, Container) else dict(saved)
+    assert isinstance(plain, dict)
+    values = {str(name): _plain(value) for name, value in plain.items()}
+    left_out = [name for name, value in values.items() if not is_readable(value)]
+    return {name: value for name, value in values.items() if name not in left_out}, left_out
+
+
+def _plain(value: Any) -> Any:
+    return without_numpy(OmegaConf.to_container(value) if isinstance(value, Container) else value)
+
+
+def print_left_out(part: LightningModule | LightningDataModule, key: str) -> None:
+    """Name the hyper-parameters of the module or data module at `key` that checkpoints leave out."""
+    _, left_out = readable_hyper_parameters(part)
+    if left_out:
+        rank_zero_only(print)(
+            f"{key}: checkpoints leave out the hyper-parameters {', '.join(left_out)} of {name_of(part)}, which are no "
+            "plain values; config.yaml builds it.",
+            flush=True,
         )
 
 

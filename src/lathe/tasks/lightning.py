@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lathe.config.validation import validated
 from lathe.errors import UserError, require
 from lathe.tasks.base import Task
-from lathe.tasks.checkpoint_types import check_hyper_parameters, name_of
+from lathe.tasks.checkpoint_types import check_checkpoint, name_of, print_left_out, without_numpy
 from lathe.tasks.manual_optimization import GradientCheckpoint
 from lathe.tasks.metric_sync import gather_logs, restore_logs, synchronise_module
 from lathe.tasks.scheduler import KEY, check_lengths, make_optimizers
@@ -32,8 +32,8 @@ class LightningTask(Task):
     Its metrics and outputs are not declared, so only a metric that the user names is monitored.
 
     Raises:
-        UserError: `net` is not a LightningModule, has no training_step, has lazy parameters, saves hyper-parameters
-            that a checkpoint can't hold, or has both or neither of `configure_optimizers` and `optimizer`.
+        UserError: `net` is not a LightningModule, has no training_step, has lazy parameters, or has both or neither of
+            `configure_optimizers` and `optimizer`.
     """
 
     metrics: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class LightningTask(Task):
             raise UserError(
                 f"model.net: {lazy} of {name_of(module)} has no shape before the first batch: pass its size."
             )
-        check_hyper_parameters(module, "model.net")
+        print_left_out(module, "model.net")
         vars(module)["lathe_task"] = self  # not as a submodule
 
     @property
@@ -113,7 +113,8 @@ class LightningTask(Task):
 
 
 class LogCheckpoint(Callback):
-    """Save what a user's LightningModule has logged and not yet reported, as a task's own hooks do.
+    """Save what a user's LightningModule has logged and not yet reported, as a task's own hooks do, and its attributes
+    that are optimizers or schedulers and that `configure_optimizers` does not return.
 
     Args:
         parameters: names of the module's parameters without a Trainer, as in a loaded module.
@@ -125,6 +126,7 @@ class LogCheckpoint(Callback):
     def __init__(self, parameters: Sequence[str]) -> None:
         self.parameters = set(parameters)
         self._restored: list[dict[str, Any]] = []
+        self._attributes: dict[str, dict[str, Any]] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         monitors = (getattr(callback, "monitor", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
@@ -152,18 +154,39 @@ class LogCheckpoint(Callback):
         synchronise_module(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        checkpoint["task"] = {"log": gather_logs(trainer, pl_module)}
+        attributes = {name: value.state_dict() for name, value in _own_attributes(trainer, pl_module).items()}
+        checkpoint["task"] = {"log": gather_logs(trainer, pl_module), "attributes": attributes}
         for logger in trainer.loggers:
             logger.save()
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._restored = checkpoint.get("task", {}).get("log", [])
+        state = checkpoint.get("task", {})
+        self._restored, self._attributes = state.get("log", []), state.get("attributes", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if is_overridden("on_save_checkpoint", pl_module):  # a refusal now costs no epoch
+            saved: dict[str, Any] = {"state_dict": pl_module.state_dict(), "hyper_parameters": dict(pl_module.hparams)}
+            others = set(saved)
+            pl_module.on_save_checkpoint(saved)
+            check_checkpoint(without_numpy({name: value for name, value in saved.items() if name not in others}))
+        for name, value in _own_attributes(trainer, pl_module).items():
+            if name in self._attributes:
+                value.load_state_dict(self._attributes[name])
+        self._attributes = {}
         check_lengths(trainer)
         synchronise_module(trainer, pl_module)
         restored, self._restored = self._restored, []
         restore_logs(restored, trainer, pl_module)
+
+
+def _own_attributes(trainer: Trainer, module: LightningModule) -> dict[str, Any]:
+    """Return the module's attributes that are optimizers or schedulers and unknown to the Trainer."""
+    known = {id(each) for each in (*trainer.optimizers, *(config.scheduler for config in trainer.lr_scheduler_configs))}
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, (Optimizer, LRScheduler)) and id(value) not in known
+    }
 
 
 def check_module(net: Any) -> LightningModule:

@@ -22,7 +22,7 @@ from torch import OutOfMemoryError, Tensor
 from lathe.callbacks.ownership import is_users
 from lathe.data.base import ExactDataModule
 from lathe.errors import UserError
-from lathe.tasks.checkpoint_types import check_checkpoint
+from lathe.tasks.checkpoint_types import check_checkpoint, readable_hyper_parameters, without_numpy
 from lathe.trainer.schedule_resume import replan
 
 # no options, or options that don't change the result of a step
@@ -34,7 +34,11 @@ class CheckpointRestore(_CheckpointConnector):
 
     def dump_checkpoint(self, weights_only: bool | None = None) -> dict[str, Any]:
         # every rank has the whole of it here, so all raise and none waits for another
-        checkpoint: dict[str, Any] = super().dump_checkpoint(weights_only)
+        checkpoint: dict[str, Any] = without_numpy(super().dump_checkpoint(weights_only))
+        for part in (self.trainer.lightning_module, self.trainer.datamodule):  # type: ignore[attr-defined]
+            if part is not None and part.CHECKPOINT_HYPER_PARAMS_KEY in checkpoint:
+                checkpoint[part.CHECKPOINT_HYPER_PARAMS_KEY] = readable_hyper_parameters(part)[0]
+                checkpoint.pop(part.CHECKPOINT_HYPER_PARAMS_TYPE, None)  # a class
         check_checkpoint(checkpoint, mappings=isinstance(self.trainer.strategy, ModelParallelStrategy))
         return checkpoint
 
