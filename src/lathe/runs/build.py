@@ -16,12 +16,14 @@ from lathe.optim.build import check_optimizer, factory_of, try_on
 from lathe.optim.plan import KEYS, check_plan, plan_of
 from lathe.optim.rules import freeze
 from lathe.runs.instantiate import describe_class, instantiate, instantiate_as, locate
+from lathe.runs.lightning_alias import alias_pytorch_lightning
 from lathe.tasks import LightningTask, Task
 from lathe.tasks.checkpoint_types import print_left_out
 
 
 def make_data(cfg: dict[str, Any], train: bool = False) -> Any:
     """Build the data module, with batches that don't depend on the number of devices, also for a user's own."""
+    alias_pytorch_lightning()
     datamodule = instantiate_as(cfg["data"], "data", LightningDataModule)
     if train:
         print_left_out(datamodule, "data")
@@ -34,6 +36,7 @@ def make_data(cfg: dict[str, Any], train: bool = False) -> Any:
 
 def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     """Build the task with its net; with optimizer and scheduler if it is to `train`."""
+    alias_pytorch_lightning()
     if not isinstance(cfg["task"].get("_target_"), str):
         raise UserError(f"task={cfg['task']!r}: expected a node whose _target_ names {describe_class(Task)}.")
     factory = instantiate(_with_weight_tensors(cfg["task"]), "task", _partial_=True)

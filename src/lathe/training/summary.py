@@ -86,7 +86,8 @@ def proposals(run: RunDir, cfg: dict[str, Any]) -> list[str]:
     words = rerun_overrides(run.overrides if (run.path / "overrides.yaml").is_file() else [], flatten(cfg))
     shown = display_path(run.path)
     evaluate = ["python", script_path("scripts/evaluate.py"), *run_overrides("run", shown, cfg), "split=val"]
-    found = [evaluate, *_exports(run, cfg)] if run.best.exists() else []
+    validated = not run.complete or _of_split(run.result, "val")
+    found = [*([evaluate] if validated else []), *_exports(run, cfg)] if run.best.exists() else []
     rate = cfg["optimizer"].get("lr")
     if isinstance(rate, (int, float)):
         found.append([*train_command(), *drop_overrides(words, "optimizer.lr"), f"optimizer.lr={rate / 2:g}"])
