@@ -72,17 +72,15 @@ class App:
         """Return the answer to a request for another server or without the API key, else None."""
         host = host_of(headers.get("host", ""))
         if "*" not in self.hosts and not is_allowed(host, self.hosts):
-            return refusal(
-                421, f"{host[:60]!r} is not this server: if it should be, start it with hosts=[{host[:60]}]."
-            )
+            host = host[:60]
+            return refusal(421, f"{host!r} is not this server: if it should be, start it with hosts=[{host}].")
         if self.options.api_key is None or path in OPEN:
             return None
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         key = headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
         if hmac.compare_digest(key.encode(), self.options.api_key.encode()):
             return None
-        problem = "wrong" if key else "missing"
-        sentence = f"The API key is {problem}: send it in the header X-API-Key."
+        sentence = f"The API key is {'wrong' if key else 'missing'}: send it in the header X-API-Key."
         return refusal(401, sentence, {"www-authenticate": "Bearer"})
 
     async def predict(self, request: Request) -> Response:
@@ -111,7 +109,7 @@ class App:
             logits = await self.batcher.predict(inputs, max(left, 0.001))
         except asyncio.CancelledError:  # stop_timeout is over
             raise BadRequest(503, "The server is stopping: send it again later.") from None
-        found = binary_response(logits) if binary else self._json(logits, top_k, single)
+        found = self._binary(logits) if binary else self._json(logits, top_k, single)
         seconds = time.perf_counter() - began
         found.headers["server-timing"] = f"predict;dur={1000 * seconds:.2f}"  # in milliseconds; browsers show it
         self.batcher.metrics.latency.observe(seconds)
@@ -122,6 +120,10 @@ class App:
         if set(request.query_params) - {"top_k"} or not (word.isdecimal() and int(word[:9]) >= 1):
             raise BadRequest(400, "The only option of a request is top_k, a whole number from 1.")
         return int(word[:9])
+
+    def _binary(self, logits: model.Array) -> Response:
+        shape = ",".join(map(str, logits.shape))
+        return Response(np.ascontiguousarray(logits, "<f4").tobytes(), headers={"x-shape": shape}, media_type=BINARY)
 
     def _json(self, logits: model.Array, top_k: int, single: bool) -> Response:
         try:
@@ -206,12 +208,6 @@ async def read_body(request: Request, most: int, seconds: float) -> bytes:
     if size > most:
         raise too_large
     return b"".join(chunks)
-
-
-def binary_response(logits: model.Array) -> Response:
-    """Return logits as little-endian float32, with their shape in a header."""
-    shape = ",".join(str(side) for side in logits.shape)
-    return Response(np.ascontiguousarray(logits, "<f4").tobytes(), headers={"x-shape": shape, "content-type": BINARY})
 
 
 async def answer_error(request: Request, error: Exception) -> Response:

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -241,11 +242,11 @@ def read_json(body: bytes, names: tuple[str, ...], most: int) -> tuple[str, Any]
     if body.count(b",") > most:  # parsed, a body of nothing but lists takes 20 times its bytes
         raise BadRequest(413, f"The JSON has more than {most} numbers: send it in parts.")
 
-    def refuse(word: str) -> NoReturn:
-        raise BadRequest(422, f"The JSON has {word[:20]}: send whole numbers.")
+    def refuse(status: int, word: str) -> NoReturn:
+        raise BadRequest(status, f"The JSON has {word[:20]}: send whole numbers.")
 
     try:
-        found = json.loads(body, parse_constant=refuse, parse_float=refuse)
+        found = json.loads(body, parse_constant=partial(refuse, 400), parse_float=partial(refuse, 422))
     except (ValueError, RecursionError) as error:
         raise BadRequest(400, f"The body can't be read as JSON: send {form}.") from error
     if not isinstance(found, dict) or len(found) != 1 or not set(found) <= set(names):

@@ -80,16 +80,9 @@ def load(run: str, target: str, checkpoint: str, threads: int, device: str | Non
     from lathe.runs.export_model import open_export_model
 
     torch.set_num_threads(threads)
-    net = open_export_model(run, checkpoint=checkpoint).net
-    if device is not None:
-        there = net.to(device)
-        return on_arrays(lambda x: there(x).float(), device=torch.device(device))
-
-    def call(x: Array) -> Array:
-        with torch.inference_mode():
-            return net(torch.from_numpy(x)).float().numpy()
-
-    return call
+    place = None if device is None else torch.device(device)
+    net = open_export_model(run, checkpoint=checkpoint).net.to(place)
+    return on_arrays(lambda x: net(x).float(), device=place)
 
 
 def example(facts: dict[str, Any]) -> Array:
