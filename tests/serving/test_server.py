@@ -14,6 +14,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -250,8 +251,9 @@ def test_no_request_is_lost_when_workers_are_killed(served_run: Path, bare: Net)
 
     def client(seed: int) -> list[int]:
         stranger, found = Stranger(seed, server.port, bare), []
-        while not over.is_set():
-            found.append(stranger.once())
+        with closing(stranger.connection):
+            while not over.is_set():
+                found.append(stranger.once())
         return found
 
     with Served(served_run, "target=onnx", "threads=1", "workers=2") as server, ThreadPoolExecutor(16) as pool:
@@ -262,7 +264,7 @@ def test_no_request_is_lost_when_workers_are_killed(served_run: Path, bare: Net)
                 workers = server.workers()
                 os.kill(workers[kill % len(workers)], signal.SIGKILL)
                 restarted = ("lathe_worker_restarts_total", kill + 1), ("lathe_workers", 2)
-                wait_for(lambda expected=restarted: all(server.metric(name) == value for name, value in expected))
+                wait_for(lambda expected=restarted: all(server.metric(name) == value for name, value in expected), 180)
         finally:
             over.set()
         statuses = [status for future in clients for status in future.result(timeout=60)]

@@ -60,7 +60,9 @@ def combinations(words: Sequence[str], loader: Any) -> list[list[str]]:
             f"{item.input_line} names no values: give some, such as 0.1,0.01, or search it with sweep=optuna "
             "'sweep.space={" + item.key_or_group + ": {low: ..., high: ...}}'.",
         )
-        values[key] = [f"{key}={value}" for value in item.sweep_string_iterator()] if several else [item.input_line]
+        values[key] = (
+            [f"{key}={value}" for value in item.sweep_string_iterator()] if several else [str(item.input_line)]
+        )
         require(bool(values[key]), f"{item.input_line}: no choice has that name: write the choices by commas.")
     return [list(point) for point in itertools.product(*values.values())]
 
@@ -129,7 +131,8 @@ def entry_of(key: str, given: Any) -> dict[str, Any]:
     """
     name, part = f"sweep.space.{key}", key_of(f"{key}=").split(".")[0]
     require(part not in NOT_THE_EXPERIMENT, f"{name}: {part} is not a part of an experiment.")
-    entry = {"values": given} if isinstance(given, list) else dict(given) if isinstance(given, Mapping) else {}
+    entry: dict[str, Any] = {"values": given} if isinstance(given, list) else {}
+    entry = dict(given) if isinstance(given, Mapping) else entry
     good = set(entry) <= set(ENTRY) and ({"low", "high"} <= set(entry)) != ("values" in entry)
     require(good, f"{name}={shown(given)}: expected a list of values, or {{low: ..., high: ...}}.")
     when = {other: plain(value) for other, value in (entry.get("when") or {}).items()}
