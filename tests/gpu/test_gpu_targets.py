@@ -20,7 +20,7 @@ from lathe import export
 from lathe.export.gpu import DEVICES
 from lathe.receipt import measured
 from lathe.serving import model, worker
-from lathe.serving.engine import Engine
+from lathe.serving.batcher import Batcher
 from lathe.serving.options import read
 from lathe.verbs.load import Run
 
@@ -178,7 +178,7 @@ def test_workers_of_a_server_compute_on_devices(gpu: Acceptance, run: Run, targe
     facts = model.describe(options.run, target, options.checkpoint)
 
     async def answers() -> list[Any]:
-        engine = Engine(partial(worker.launch, options=options, facts=facts), options)
+        engine = Batcher(partial(worker.launch, options=options, facts=facts), options)
         try:
             await engine.start()
             assert engine.ready == len(places)

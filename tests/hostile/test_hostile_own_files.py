@@ -15,7 +15,7 @@ from support.hostile_runs import copied
 
 from lathe.errors import UserError
 from lathe.launch.error_reporting import explain_error
-from lathe.launch.sweep.jobs import Jobs
+from lathe.launch.sweep.processes import Jobs
 from lathe.loggers import CSVLogger, run_log
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.inference import open_run_net
@@ -187,7 +187,7 @@ def test_what_a_job_printed_goes_through_no_link(foreign: RunDir, capsys: pytest
     log = Path("job.log").absolute()
     log.write_text("said")
     job: Any = SimpleNamespace(run_dir=str(foreign.path), number=0)
-    folder: Any = SimpleNamespace(log=lambda number: log)
+    folder: Any = SimpleNamespace(file=lambda number, suffix: log)
     damage(foreign, "output.log", "nowhere")
     Jobs(folder, [], lambda job: lambda: None, None)._keep_output(job)
     assert list(Path("outside").iterdir()) == []

@@ -20,8 +20,7 @@ from lathe.export.preprocess import Preprocess
 from lathe.images.files import find_images
 from lathe.runs.export_model import make_preprocess
 from lathe.runs.instantiate import instantiate
-from lathe.serving.decode import decode
-from lathe.serving.limits import Limits
+from lathe.serving.decode import Limits, decode
 from lathe.verbs.predict import Images
 
 MEAN, STD, SIDE = [0.5, 0.4, 0.3], [0.2, 0.3, 0.25], 8

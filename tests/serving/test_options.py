@@ -1,13 +1,15 @@
-"""The keys of configs/serve.yaml."""
+"""The keys of configs/serve.yaml that depend on each other, on the machine or the environment."""
 
-import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from lathe.errors import UserError
-from lathe.serving.options import KEY, check_batch
+from lathe.serving import options as module
+from lathe.serving.options import KEY
+
+GPU = {"accelerator": "gpu", "devices": 1}
 
 
 def test_cores_are_shared_between_workers(options: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +25,7 @@ def test_the_key_of_the_command_comes_before_the_environments(
     monkeypatch.setenv(KEY, "from-outside")
     assert options().api_key == "from-outside"
     monkeypatch.setenv(KEY, "")  # of a service whose key was left empty, which must not open it to all
-    with pytest.raises(UserError, match=f"^{KEY} is empty"):
+    with pytest.raises(UserError, match=f"{KEY} is empty"):
         options()
     monkeypatch.setenv(KEY, "from-outside")
     assert options(api_key=123).api_key == "123"
@@ -31,22 +33,30 @@ def test_the_key_of_the_command_comes_before_the_environments(
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("count", "asked", "wanted"),
     [
-        ({"batch_timeout": 31}, "below request_timeout=30"),
-        ({"workers": 1024}, "workers=1024: give at most"),
-        ({"export": None}, "name one export"),
-        ({"hosts": ["http://example.org"]}, "without ports"),
+        (1, "auto", ["cuda:0"]),
+        (3, "auto", ["cuda:0", "cuda:1", "cuda:2"]),
+        (3, 2, ["cuda:0", "cuda:1"]),
+        (2, 5, ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]),
     ],
 )
-def test_options_that_do_not_fit_each_other_are_refused(
-    options: Callable[..., Any], changes: dict[str, Any], words: str
+def test_a_worker_for_each_gpu(
+    options: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, count: int, asked: Any, wanted: list[str]
 ) -> None:
-    with pytest.raises(UserError, match=re.escape(words)):
-        options(**changes)
+    monkeypatch.setattr(module, "gpus", lambda: [f"cuda:{index}" for index in range(count)])
+    found = options(workers=asked, trainer=GPU)
+    assert (found.workers, list(found.devices)) == (len(wanted), wanted)
 
 
-def test_a_batch_has_to_fit_into_the_memory(options: Callable[..., Any]) -> None:
-    check_batch(options(max_batch_size=100), 2**20)
-    with pytest.raises(UserError, match="give at most 1024"):
-        check_batch(options(max_batch_size=2000), 2**20)
+def test_on_the_cpu_there_is_one_worker_and_no_device(options: Callable[..., Any]) -> None:
+    assert (options().workers, options().devices) == (1, ())
+    assert (options(workers=4).workers, options(workers=4).devices) == (4, ())
+
+
+def test_without_a_gpu_or_an_export_it_is_refused(options: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "gpus", list)
+    with pytest.raises(UserError, match=r"^trainer.accelerator=gpu: no GPU is visible here"):
+        options(trainer=GPU)
+    with pytest.raises(UserError, match="name one export"):
+        options(export=None)

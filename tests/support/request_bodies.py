@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lathe.serving.decode import decode
-from lathe.serving.limits import BadRequest, Limits
+from lathe.serving.decode import BadRequest, Limits, decode
 
 LIMITS = Limits(body=200_000, pixels=10_000, samples=5, tokens=64)
 PIXELS = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)  # [height, width, channels]

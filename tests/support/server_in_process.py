@@ -32,7 +32,7 @@ class Here:
             await asyncio.sleep(0)
             return np.asarray(compute(inputs), dtype=np.float32)
 
-        server.engine.predict, server.engine.ready = predict, 1  # type: ignore[method-assign]
+        server.batcher.predict, server.batcher.ready = predict, 1  # type: ignore[method-assign]
         self.uvicorn = uvicorn.Server(server.config)  # without its workers and signals
         self.listener = listen(options.host, 0)
         self.port = self.listener.getsockname()[1]

@@ -21,8 +21,7 @@ import torch
 from lathe.export.calls import on_arrays
 from lathe.export.targets.pt2_archive import checked
 from lathe.serving.answers import answer
-from lathe.serving.decode import BINARY, JSON, NPY, decode
-from lathe.serving.limits import BadRequest, Limits
+from lathe.serving.decode import BINARY, JSON, NPY, BadRequest, Limits, decode
 
 Array = np.ndarray[Any, Any]
 logger = logging.getLogger(__name__)

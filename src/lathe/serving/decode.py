@@ -6,19 +6,45 @@ net. All functions raise BadRequest.
 
 import base64
 import io
-from typing import Any
+import json
+import math
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
 
 import numpy as np
 
+from lathe.images.npy import read_header
 from lathe.images.pictures import COLOURS, PictureError, TooLarge, arranged, kind_of, read_picture, scaled
-from lathe.serving.bodies import numbers, quoted, read_json, read_npy, read_shape
-from lathe.serving.limits import BadRequest, Limits
 
 Array = np.ndarray[Any, Any]
 
 PICTURES = {"image/png": "PNG", "image/jpeg": "JPEG", "image/jpg": "JPEG"}
 NPY, JSON, BINARY = "application/x-npy", "application/json", "application/octet-stream"
-FILES = {b"\x93NUMPY": NPY, b"\x89PNG\r\n\x1a\n": "image/png"}  # magic bytes, unlikely as pixels
+SHAPE = re.compile(r"\s*(\d{1,9})\s*,\s*(\d{1,9})\s*")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a request.
+
+    `body`: bytes. `pixels`: height times width of a picture before resizing. `samples`: rows. `tokens`: ids of a
+    sequence, if the manifest has no longest.
+    """
+
+    body: int = 16 * 2**20
+    pixels: int = 4096 * 4096
+    samples: int = 256
+    tokens: int = 65536
+
+
+class BadRequest(Exception):
+    """A request that can't be answered: an HTTP `status` and one `sentence` with the mistake and the fix."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status, self.sentence = status, sentence
 
 
 def decode(
@@ -41,28 +67,23 @@ def decode(
         raise BadRequest(413, f"The body has {len(body)} bytes, more than {limits.body}: send less at a time.")
     kind = content_type.partition(";")[0].strip().lower()
     words = "vocab_size" in facts["input"]
-    taken = [JSON, NPY, BINARY] if words else ["image/png", "image/jpeg", NPY, JSON, BINARY]
-    if kind not in taken and (words or kind not in PICTURES):
-        raise BadRequest(415, f"Content-Type {quoted(content_type)} is not taken: declare one of {', '.join(taken)}.")
+    taken = [NPY, JSON, BINARY] if words else [*PICTURES, NPY, JSON, BINARY]
+    if kind not in taken:
+        raise BadRequest(415, f"Content-Type {content_type[:60]!r} is not taken: declare one of {', '.join(taken)}.")
     if not body:
-        raise BadRequest(400, f"The body is empty: send {_what(facts, kind)}.")
-    inputs = Tokens(facts["input"], limits) if words else Images(facts["input"], limits, _squashed(facts))
+        raise BadRequest(400, f"The body is empty: send {'token ids' if words else 'images'} as {kind}.")
+    squash = bool((facts.get("preprocess") or {}).get("squash"))
+    inputs = Tokens(facts["input"], limits) if words else Images(facts["input"], limits, squash)
     return inputs.decode(body, kind, shape_header)
-
-
-def _squashed(facts: dict[str, Any]) -> bool:
-    """Return whether the net was trained on whole pictures, whatever their aspect ratio."""
-    return bool((facts.get("preprocess") or {}).get("squash"))
 
 
 class Images:
     """Decodes pictures for the manifest's `input`, `declared`. `squash` scales them whole, not a centre crop."""
 
     def __init__(self, declared: dict[str, Any], limits: Limits, squash: bool = False) -> None:
-        self.squash = squash
+        self.squash, self.limits = squash, limits
         _, self.channels, height, width = declared["shape"]
         self.size = (height, width) if isinstance(height, int) else None  # None: any
-        self.limits = limits
 
     def decode(self, body: bytes, kind: str, shape_header: str | None) -> tuple[Array, bool]:
         if kind in PICTURES:
@@ -71,41 +92,38 @@ class Images:
             return self.array(read_npy(body), "The array")
         if kind == BINARY:
             return self.binary(body, shape_header)
-        name, value = read_json(body, ("image", "images"), self.most_values())
+        pixels = self.limits.samples * math.prod(self.size) if self.size else self.limits.pixels
+        name, value = read_json(body, ("image", "images"), self.channels * pixels)
         texts = [value] if name == "image" else value
         if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
             return self.pictures([unpacked(text) for text in texts]), name == "image"
-        pixels = numbers(value, name)
-        if pixels.min() < 0 or pixels.max() > 255:
+        found = integers(value, name)
+        if found.size and not 0 <= found.min() <= found.max() <= 255:
             raise BadRequest(
-                422, f"{name} has pixels from {pixels.min()} to {pixels.max()}: send whole numbers from 0 to 255."
+                422, f"{name} has pixels from {found.min()} to {found.max()}: send whole numbers from 0 to 255."
             )
-        return self.array(pixels.astype(np.uint8), name, one=name == "image")
+        return self.array(found.astype(np.uint8), name, one=name == "image")
 
     def pictures(self, files: list[bytes], kind: str | None = None) -> Array:
         """Decode PNG or JPEG files, of `limits.pixels` together, to uint8 `[n, channels, height, width]`."""
-        self.count(len(files))
+        self.check_count(len(files))
         if self.channels not in COLOURS:
-            raise BadRequest(
-                415, f"PNG and JPEG have 1 or 3 channels, but the net takes {self.channels}: send an array as {NPY}."
-            )
+            raise BadRequest(415, f"PNG and JPEG don't have {self.channels} channels: send an array as {NPY}.")
         found: list[Array] = []
         left = self.limits.pixels
         for content in files:
             try:
-                pixels = read_picture(io.BytesIO(content), kind or told_by(content), self.channels, left)
+                pixels = read_picture(io.BytesIO(content), kind or picture_kind(content), self.channels, left)
             except TooLarge as error:
-                several = f", as {self.limits.pixels} for all images of a request leave" if found else ""
-                raise BadRequest(413, f"The image {error}{several}: send a smaller one.") from error
+                raise BadRequest(
+                    413, f"The image {error}; all images of a request may have {self.limits.pixels}: send smaller ones."
+                ) from error
             except PictureError as error:
                 raise BadRequest(400, f"The image {error}: send a whole one, and declare its type.") from error
             left -= pixels.shape[1] * pixels.shape[2]
             found.append(pixels if self.size is None else scaled(pixels, self.size, self.squash))
         if len({pixels.shape for pixels in found}) > 1:
-            raise BadRequest(
-                422,
-                "The images have different sizes, which this net takes one at a time: send them so, or of one size.",
-            )
+            raise BadRequest(422, "The images have different sizes: send them one at a time, or of one size.")
         return np.stack(found)
 
     def array(self, pixels: Array, name: str, one: bool | None = None) -> tuple[Array, bool]:
@@ -115,28 +133,20 @@ class Images:
         found = arranged(pixels, self.channels, self.size, one)
         if found is None:
             height, width = self.size or ("height", "width")
-            single = [f"[{height}, {width}]"] * (self.channels == 1) + [f"[{self.channels}, {height}, {width}]"]
-            several = [f"[n, {self.channels}, {height}, {width}]", f"[n, {height}, {width}, {self.channels}]"]
-            layouts = " or ".join({True: single, False: several, None: single + several}[one])
-            raise BadRequest(422, f"{name} has shape {list(pixels.shape)}, but the net takes {layouts}: send that.")
-        pictures, is_single = found
-        self.count(len(pictures))
-        self.check_pixels(pictures.shape[2], pictures.shape[3])
-        return np.array(pictures, order="C"), is_single  # a copy, since torch requires writable arrays
+            shape = [self.channels, height, width]
+            raise BadRequest(422, f"{name} has shape {list(pixels.shape)}, but the net takes {shape}: send that.")
+        images, is_single = found
+        self.check_count(len(images))
+        self.check_pixels(images.shape[2], images.shape[3])
+        return np.array(images, order="C"), is_single  # a copy, since torch requires writable arrays
 
     def binary(self, body: bytes, shape_header: str | None) -> tuple[Array, bool]:
         """Decode concatenated uint8 samples `[n, channels, height, width]`."""
-        for start, kind in FILES.items():  # whose length may by chance be a multiple of a sample's
-            if body.startswith(start):
-                raise BadRequest(415, f"The body is a file of type {kind}: declare that as its Content-Type.")
         given = read_shape(shape_header, "height,width")
         if given is None and self.size is None:
             raise BadRequest(422, "This net takes images of any size: say theirs in the header X-Shape: height,width.")
         if given and self.size and given != self.size:
-            raise BadRequest(
-                422,
-                f"X-Shape is {given[0]},{given[1]}, but the net takes {self.size[0]},{self.size[1]}: scale the images.",
-            )
+            raise BadRequest(422, f"X-Shape is {given}, but the net takes images of {self.size}: scale them.")
         height, width = self.size or given or (0, 0)
         self.check_pixels(height, width)
         length = self.channels * height * width
@@ -146,24 +156,18 @@ class Images:
                 422, f"The body has {len(body)} bytes: send a multiple of {length}, the uint8 pixels of images {shape}."
             )
         count = len(body) // length
-        self.count(count)
+        self.check_count(count)
         return np.frombuffer(body, dtype=np.uint8).reshape(count, self.channels, height, width).copy(), count == 1
 
-    def count(self, samples: int) -> None:
-        """Raise BadRequest if there are more samples than a request may have."""
+    def check_count(self, samples: int) -> None:
         if samples > self.limits.samples:
             raise BadRequest(
                 413, f"The request has {samples} images, more than {self.limits.samples}: send it in parts."
             )
 
     def check_pixels(self, height: int, width: int) -> None:
-        """Raise BadRequest if images are empty or larger than the limit."""
         if not 1 <= height * width <= self.limits.pixels:
             raise BadRequest(413, f"The images have {height} x {width} pixels: send from 1 to {self.limits.pixels}.")
-
-    def most_values(self) -> int:
-        """Return the number of pixels that a request can have at most."""
-        return self.channels * (self.limits.samples * self.size[0] * self.size[1] if self.size else self.limits.pixels)
 
 
 class Tokens:
@@ -177,7 +181,7 @@ class Tokens:
     def decode(self, body: bytes, kind: str, shape_header: str | None) -> tuple[Array, bool]:
         if kind == JSON:
             name, value = read_json(body, ("tokens",), self.limits.samples * self.longest)
-            return self.check(numbers(value, name), name)
+            return self.check(integers(value, name), name)
         if kind == NPY:
             return self.check(read_npy(body), "The array")
         if len(body) % 8:
@@ -185,13 +189,9 @@ class Tokens:
                 422, f"The body has {len(body)} bytes: send token ids as int64, 8 bytes each, little-endian."
             )
         ids, given = np.frombuffer(body, dtype="<i8"), read_shape(shape_header, "n,time")
-        if given is None:
-            return self.check(ids, "The body")
-        if given[0] * given[1] != ids.size:
-            raise BadRequest(
-                422, f"X-Shape is {given[0]},{given[1]}, but the body has {ids.size} ids: make them equal."
-            )
-        return self.check(ids.reshape(given), "The body")
+        if given is not None and math.prod(given) != ids.size:
+            raise BadRequest(422, f"X-Shape is {given}, but the body has {ids.size} ids: make them equal.")
+        return self.check(ids if given is None else ids.reshape(given), "The body")
 
     def check(self, ids: Array, name: str) -> tuple[Array, bool]:
         """Return int64 `[n, time]` of ids within the vocabulary."""
@@ -203,19 +203,17 @@ class Tokens:
                 422, f"{name} has shape {list(ids.shape)}: send token ids [time] or [n, time], at least one."
             )
         ids = ids[None] if single else ids
-        if len(ids) > self.limits.samples:
+        count, length = ids.shape
+        if count > self.limits.samples:
             raise BadRequest(
-                413, f"The request has {len(ids)} sequences, more than {self.limits.samples}: send it in parts."
+                413, f"The request has {count} sequences, more than {self.limits.samples}: send it in parts."
             )
-        if self.exactly is not None and ids.shape[1] != self.exactly:
-            raise BadRequest(
-                422, f"A sequence has {ids.shape[1]} token ids, but the net takes {self.exactly}: send as many."
-            )
-        if ids.shape[1] > self.longest:
+        if self.exactly is not None and length != self.exactly:
+            raise BadRequest(422, f"A sequence has {length} token ids, but the net takes {self.exactly}: send as many.")
+        if length > self.longest:
             status = 413 if self.longest == self.limits.tokens else 422
             raise BadRequest(
-                status,
-                f"A sequence has {ids.shape[1]} token ids, more than {self.longest}: send its last {self.longest}.",
+                status, f"A sequence has {length} token ids, more than {self.longest}: send its last {self.longest}."
             )
         if ids.min() < 0 or ids.max() >= self.vocab_size:
             raise BadRequest(
@@ -224,15 +222,54 @@ class Tokens:
         return np.array(ids, dtype=np.int64, order="C"), single
 
 
-def _what(facts: dict[str, Any], kind: str) -> str:
-    if kind in PICTURES:
-        return f"a {PICTURES[kind]} image"
-    sent = "token ids" if "vocab_size" in facts["input"] else "images"
-    return {
-        NPY: f"{sent} as numpy.save writes them",
-        JSON: f"{sent} as lists of whole numbers",
-        BINARY: f"{sent} as bytes",
-    }[kind]
+def read_npy(body: bytes) -> Array:
+    """Return the array of a .npy file. numpy's own reader would allocate what the header declares."""
+    file = io.BytesIO(body)
+    try:
+        shape, fortran, dtype = read_header(file)
+    except ValueError as error:
+        raise BadRequest(400, "The body can't be read as a .npy array: send what numpy.save writes.") from error
+    if dtype.kind not in "biuf" or len(shape) > 4 or any(side < 1 for side in shape):
+        raise BadRequest(422, f"The array is of {dtype} and shape {shape[:8]}: send numbers, at least one, on 4 axes.")
+    if len(body) - file.tell() != math.prod(shape) * dtype.itemsize:
+        raise BadRequest(400, "The body has another length than its header declares: send the whole file.")
+    return np.frombuffer(body, dtype=dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
+
+
+def read_json(body: bytes, names: tuple[str, ...], most: int) -> tuple[str, Any]:
+    """Return name and value of the only key of a JSON object. `most` is the most values that it can have."""
+    form = "one JSON object with " + " or ".join(names)
+    if body.count(b",") > most:  # parsed, a body of nothing but lists takes 20 times its bytes
+        raise BadRequest(413, f"The JSON has more than {most} numbers: send it in parts.")
+
+    def refuse(status: int, word: str) -> NoReturn:
+        raise BadRequest(status, f"The JSON has {word[:20]}: send whole numbers.")
+
+    try:
+        found = json.loads(body, parse_constant=partial(refuse, 400), parse_float=partial(refuse, 422))
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(400, f"The body can't be read as JSON: send {form}.") from error
+    if not isinstance(found, dict) or len(found) != 1 or not set(found) <= set(names):
+        raise BadRequest(422, f"The JSON is not what the net takes: send {form} and nothing else.")
+    return next(iter(found.items()))
+
+
+def integers(value: Any, name: str) -> Array:
+    """Convert nested lists of integers to int64."""
+    try:
+        return np.array(value, dtype=np.int64)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BadRequest(422, f"{name} is not a full array of whole numbers: send lists of equal lengths.") from error
+
+
+def read_shape(header: str | None, form: str) -> tuple[int, int] | None:
+    """Parse the two numbers of X-Shape; None without the header."""
+    if header is None:
+        return None
+    match = SHAPE.fullmatch(header)
+    if match is None:
+        raise BadRequest(400, f"X-Shape {header[:60]!r} can't be read: send {form}, such as 32,32.")
+    return int(match[1]), int(match[2])
 
 
 def unpacked(text: str) -> bytes:
@@ -240,14 +277,13 @@ def unpacked(text: str) -> bytes:
     try:
         return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
     except ValueError as error:
-        raise BadRequest(
-            400, "The image is text, but not base64: send a PNG or JPEG in base64, or lists of whole numbers."
-        ) from error
+        raise BadRequest(400, "The image is text, but not base64: send a PNG or JPEG in base64, or lists.") from error
 
 
-def told_by(content: bytes) -> str:
-    """Return PNG or JPEG by the magic bytes, since JSON declares no picture type."""
+def picture_kind(content: bytes) -> str:
+    """Return PNG or JPEG by the first bytes, since JSON declares no picture type."""
     kind = kind_of(content[:12])
-    if kind is not None and kind in PICTURES.values():
-        return kind
-    raise BadRequest(400, "The image is base64 of neither PNG nor JPEG: send one of them, or lists of whole numbers.")
+    if kind not in PICTURES.values():
+        raise BadRequest(400, "The image is base64 of neither PNG nor JPEG: send one of them, or lists.")
+    assert kind is not None
+    return kind

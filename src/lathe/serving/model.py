@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from lathe.errors import UserError
+from lathe.errors import require
 from lathe.export.bundle import check_origin, open_bundle
 from lathe.export.manifest import PLAIN
 from lathe.runs.rundir import open_run
-from lathe.serving.described import described
 
 MODULE = "module"
-RECEIPT_BYTES = 2**24
 Array = np.ndarray[Any, Any]
 
 
@@ -22,55 +20,44 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
     """Return an export's manifest, or the same facts of the module.
 
     Raises:
-        UserError: not a run, no such export, or a stale one.
+        UserError: not a run, no such export, or one of earlier weights, of another checkpoint or from elsewhere.
     """
     opened = open_run(run, "run")
-    path = opened.path
-    if target == MODULE or not (path / "exports" / target).is_dir():  # don't propose an export that would be refused
+    if target == MODULE or not (opened.path / "exports" / target).is_dir():  # don't propose one that would be refused
         from lathe.runs.inference import check_input_spec
 
         check_input_spec(opened.config, run)
     if target == MODULE:
         from lathe.runs.export_model import open_export_model
 
-        return {"target": MODULE, **open_export_model(path, checkpoint=checkpoint).facts}
+        return {"target": MODULE, **open_export_model(opened.path, checkpoint=checkpoint).facts}
     from lathe import export
     from lathe.export import manifest
     from lathe.runs.export_staleness import check_current
 
-    found = manifest.read(_folder(path, target))
+    folder = _folder(opened.path, target)
+    found = manifest.read(folder)
     kind = export.get(str(found["target"]))
     missing = kind.available()
-    if missing is not None:
-        raise UserError(missing)
-    if not kind.computes:
-        raise UserError(
-            f"target={target} holds weights alone, which compute nothing without their net: choose another target."
-        )
-    check_origin(_folder(path, target), found)
-    if checkpoint not in ("best", found["checkpoint"]):  # best is the default
-        raise UserError(
-            f"checkpoint={checkpoint}: target={target} was exported from {found['checkpoint']}.ckpt: leave it out, or "
-            "export the other."
-        )
-    if not described(found):
-        again = "export the run again with scripts/export.py"
-        raise UserError(f"{_folder(path, target) / manifest.NAME} does not describe a net that can be served: {again}.")
+    require(missing is None, str(missing))
+    require(kind.computes, f"target={target} holds weights alone, which compute nothing: choose another target.")
+    check_origin(folder, found)
+    require(
+        checkpoint in ("best", found["checkpoint"]),  # best is the default
+        f"checkpoint={checkpoint}: target={target} was exported from {found['checkpoint']}.ckpt: leave it out, or "
+        "export the other.",
+    )
     check_current(opened, target, found)
     return found
 
 
 def _folder(run: Path, target: str) -> Path:
     folder = run / "exports" / target
-    if not PLAIN.fullmatch(target) or not folder.is_dir():
-        made = sorted(
-            entry.name for entry in (run / "exports").glob("*") if entry.is_dir() and not entry.name.startswith(".")
-        )
-        raise UserError(
-            f"target={target}: {run} has no such export ({'it has ' + ', '.join(made) if made else 'it has none'}): "
-            "make it with python "
-            f"scripts/export.py run={run} target={target}, or serve the module with target={MODULE}."
-        )
+    require(
+        PLAIN.fullmatch(target) is not None and folder.is_dir(),
+        f"target={target}: {run} has no such export: make it with python scripts/export.py run={run} target={target}, "
+        f"or serve the module with target={MODULE}.",
+    )
     return folder
 
 
@@ -93,16 +80,9 @@ def load(run: str, target: str, checkpoint: str, threads: int, device: str | Non
     from lathe.runs.export_model import open_export_model
 
     torch.set_num_threads(threads)
-    net = open_export_model(run, checkpoint=checkpoint).net
-    if device is not None:
-        there = net.to(device)
-        return on_arrays(lambda x: there(x).float(), device=torch.device(device))
-
-    def call(x: Array) -> Array:
-        with torch.inference_mode():
-            return net(torch.from_numpy(x)).float().numpy()
-
-    return call
+    place = None if device is None else torch.device(device)
+    net = open_export_model(run, checkpoint=checkpoint).net.to(place)
+    return on_arrays(lambda x: net(x).float(), device=place)
 
 
 def example(facts: dict[str, Any]) -> Array:
@@ -116,15 +96,6 @@ def example(facts: dict[str, Any]) -> Array:
 
 
 def receipt(run: Path) -> Any:
-    """Return the run's receipt, or None. Links are not followed, since /info publishes the content."""
+    """Return the run's receipt, or None."""
     path = run / "receipt.json"
-    if not path.is_file() or path.is_symlink():
-        return None
-    try:
-        if path.stat().st_size > RECEIPT_BYTES:
-            raise ValueError("larger than any receipt")
-        return json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise UserError(
-            f"{path} can't be read as a receipt: make it again with python scripts/receipt.py run={run}."
-        ) from error
+    return json.loads(path.read_text()) if path.is_file() else None

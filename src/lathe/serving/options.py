@@ -1,19 +1,15 @@
-"""Reads and checks the keys of configs/serve.yaml."""
+"""The options of a server: the keys of configs/serve.yaml, read and checked together."""
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from lathe.errors import require
-from lathe.serving.devices import places
-from lathe.serving.hosts import ANY, NAME, address, plain
-from lathe.serving.limits import Limits
+from lathe.errors import UserError, require
+from lathe.serving.decode import Limits
 
 KEY = "LATHE_API_KEY"
-PROCESSES = 256  # at most, of workers or threads of one, unless the machine has more cores
 AUTO = "lathe.strategies.auto"
-BATCH_BYTES = 2**30  # of a batch's inputs
 
 
 @dataclass(frozen=True)
@@ -52,63 +48,44 @@ def read(request: Mapping[str, Any], run: str) -> Options:
     """Return the options of a resolved configs/serve.yaml, with the environment's API key if it has none."""
     strategy = (request.get("strategy") or {}).get("_target_", AUTO)
     require(strategy == AUTO, "strategy is for training: the server has workers; leave it out.")
-    target, host = request["export"], request["host"]
-    require(target is not None, "target is none or several: name one export of the run, or module.")
-    require(_printable(host), f"host={host!r}: give a name or an address, such as 127.0.0.1.")
-    require(
-        all(map(_host, request["hosts"])),
-        f"hosts={request['hosts']!r}: give a list of names or addresses without ports, such as hosts=[example.org], or "
-        "hosts=['*'] for any.",
-    )
-    wait, longest = request["batch_timeout"], request["request_timeout"]
-    require(
-        wait < longest,
-        f"batch_timeout={wait!r}: give a number of seconds from 0, below request_timeout={longest}.",
-    )
-    threads = request["threads"]
+    require(request["export"] is not None, "target is none or several: name one export of the run, or module.")
+    key = request["api_key"] if request["api_key"] is not None else os.environ.get(KEY)
+    require(key != "", f"api_key or {KEY} is empty: give a key, or unset it.")  # it must not open the server to all
+    workers, devices = place_workers(request["trainer"]["accelerator"], request["workers"])
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    most = max(PROCESSES, cores)
-    workers, devices = places(request["trainer"]["accelerator"], request["workers"])
-    require(workers <= most, f"workers={workers}: give at most {most}, the machine has {cores} cores.")
-    require(
-        threads is None or threads <= most,
-        f"threads={threads!r}: give a whole number from 1 to {most}, or null for the cores that each worker has.",
-    )
-    given = request["api_key"]
-    where = "api_key" if given is not None else KEY
-    key = os.environ.get(KEY) if given is None else str(given)
-    require(
-        key is None or (key.isascii() and key.isprintable() and key.strip() == key and key != ""),
-        f"{where} is empty or has characters that a header can't carry: use letters, digits and punctuation.",
-    )
-    limits = Limits(request["max_body_bytes"], request["max_pixels"], request["max_samples"], request["max_tokens"])
-    made = ("run", "target", "workers", "threads", "hosts", "limits", "api_key", "devices")
-    same = {option.name: request[option.name] for option in fields(Options) if option.name not in made}
+    found = {option.name: request[option.name] for option in fields(Options) if option.name in request}
+    limits = {option.name: request[f"max_{option.name}"] for option in fields(Limits) if option.name != "body"}
     return Options(
-        run=run,
-        target=target,
-        workers=workers,
-        threads=threads or max(1, cores // workers),
-        hosts=tuple(request["hosts"]),
-        limits=limits,
-        api_key=key,
-        devices=devices,
-        **same,
+        **found
+        | {
+            "run": run,
+            "target": request["export"],
+            "hosts": tuple(request["hosts"]),
+            "workers": workers,
+            "devices": devices,
+            "threads": request["threads"] or max(1, cores // workers),
+            "limits": Limits(body=request["max_body_bytes"], **limits),
+            "api_key": None if key is None else str(key),
+        }
     )
 
 
-def check_batch(options: Options, sample: int) -> None:
-    """Raise UserError if the largest batch, of inputs of `sample` bytes, is too large. Workers start with it."""
-    require(
-        options.max_batch_size * sample <= BATCH_BYTES,
-        f"max_batch_size={options.max_batch_size} inputs of {sample} bytes are above 1 GiB: give at most "
-        f"{BATCH_BYTES // sample}.",
-    )
+def place_workers(accelerator: str, workers: int | str) -> tuple[int, tuple[str, ...]]:
+    """Return the number of workers, and the device of each (empty on the CPU).
+
+    `auto` is one worker for each GPU, or one on the CPU; more workers than GPUs share them in turn.
+    """
+    if accelerator != "gpu":
+        return (1 if workers == "auto" else int(workers)), ()
+    found = gpus()
+    if not found:
+        raise UserError("trainer.accelerator=gpu: no GPU is visible here: leave it cpu.")
+    count = len(found) if workers == "auto" else int(workers)
+    return count, tuple(found[index % len(found)] for index in range(count))
 
 
-def _printable(text: str) -> bool:
-    return text.isascii() and text.isprintable() and " " not in text
+def gpus() -> list[str]:
+    """Return the names of the visible GPUs, such as `cuda:0`. Allocates nothing, as the server process uses none."""
+    import torch
 
-
-def _host(name: str) -> bool:
-    return name == ANY or NAME.fullmatch(plain(name)) is not None or address(plain(name)) is not None
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]

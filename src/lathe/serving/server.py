@@ -1,7 +1,6 @@
-"""`scripts/serve.py`: uvicorn listens in this process, `routes` answers, and `engine` runs the worker processes."""
+"""`scripts/serve.py`: uvicorn listens in this process, `app` answers, and `batcher` runs the worker processes."""
 
 import asyncio
-import errno
 import signal
 import socket
 from contextlib import AbstractContextManager, nullcontext
@@ -10,15 +9,55 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.middleware.gzip import GZipMiddleware
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from lathe.errors import UserError
 from lathe.serving import model, worker
 from lathe.serving import options as serve_options
-from lathe.serving.engine import Engine
+from lathe.serving.app import App
+from lathe.serving.batcher import Batcher
 from lathe.serving.options import Options
-from lathe.serving.protocol import options_of
-from lathe.serving.routes import App
+
+HEADER_BYTES = 65536  # of a request line and headers
+
+
+def make_protocol(header_timeout: float) -> type[HttpToolsProtocol]:
+    """Return uvicorn's protocol with limits of time and size for the headers of a request, which uvicorn lacks."""
+
+    class Protocol(HttpToolsProtocol):
+        deadline: asyncio.TimerHandle | None = None  # while headers are to come
+        size = 0  # bytes received within these headers, after the first
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.deadline = self.loop.call_later(header_timeout, transport.close)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self.size = 0
+            if self.deadline is None:
+                self.deadline = self.loop.call_later(header_timeout, self.transport.close)
+
+        def data_received(self, data: bytes) -> None:
+            self.size += len(data)
+            super().data_received(data)
+            if self.deadline is not None and self.size > HEADER_BYTES and not self.transport.is_closing():
+                self.send_400_response(f"The headers have more than {HEADER_BYTES} bytes.")
+
+        def on_headers_complete(self) -> None:
+            self._stop()
+            super().on_headers_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop()
+            super().connection_lost(exc)
+
+        def _stop(self) -> None:
+            if self.deadline is not None:
+                self.deadline.cancel()
+                self.deadline = None
+
+    return Protocol
 
 
 class Server(uvicorn.Server):
@@ -26,13 +65,26 @@ class Server(uvicorn.Server):
 
     def __init__(self, options: Options, facts: dict[str, Any]) -> None:
         self.options = options
-        self.engine = Engine(partial(worker.launch, options=options, facts=facts), options)
-        app = GZipMiddleware(App(self.engine, options, facts), minimum_size=1000)
-        super().__init__(uvicorn.Config(app, **options_of(options, self.engine.metrics)))
+        self.batcher = Batcher(partial(worker.launch, options=options, facts=facts), options)
+        super().__init__(
+            uvicorn.Config(
+                App(self.batcher, options, facts),
+                http=make_protocol(options.header_timeout),
+                ws="none",
+                lifespan="off",
+                log_level="error",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=options.max_connections,
+                timeout_keep_alive=options.keep_alive_timeout,  # type: ignore[arg-type]  # passed to call_later
+                timeout_graceful_shutdown=options.stop_timeout,  # type: ignore[arg-type]
+            )
+        )
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve until SIGINT or SIGTERM, answer accepted requests, and return when all workers have stopped."""
-        starting = asyncio.create_task(self.engine.start())
+        starting = asyncio.create_task(self.batcher.start())
 
         def stop() -> None:
             self.force_exit = self.should_exit  # the second signal does not wait for answers
@@ -45,60 +97,34 @@ class Server(uvicorn.Server):
             await asyncio.wait({starting})
             if not starting.cancelled():
                 starting.result()
+                assert sockets
+                self._print_address(*sockets[0].getsockname()[:2])
                 await super().serve(sockets)
         finally:
-            await self.engine.stop()
+            await self.batcher.stop()
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()  # `serve` handles them; uvicorn would raise them again at the end
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        assert sockets
-        address = sockets[0].getsockname()
-        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+    def _print_address(self, host: str, port: int) -> None:
+        host = f"[{host}]" if ":" in host else host
         where = f" on {', '.join(dict.fromkeys(self.options.devices))}" if self.options.devices else ""
         key = f"; requests need the API key of api_key or {serve_options.KEY}" if self.options.api_key else ""
-        print(
-            f"Serving {self.options.run} (target={self.options.target}{where}) at http://{host}:{address[1]}{key}. "
-            "Ctrl-C stops it.",
-            flush=True,
-        )
+        what = f"{self.options.run} (target={self.options.target}{where})"
+        print(f"Serving {what} at http://{host}:{port}{key}. Ctrl-C stops it.", flush=True)
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a bound socket, so that no other process takes the port while the net is loaded."""
+    """Return a listening socket, so that no other process takes the port while the net is loaded."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-    except (OSError, UnicodeError) as error:  # UnicodeError: an empty or too long label of a name
-        reason = getattr(error, "strerror", None) or "no name can be so"
-        raise UserError(
-            f"host={host} is no address of this machine ({reason}): give 127.0.0.1, or 0.0.0.0 for all."
-        ) from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(1)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            raise UserError(f"port={port} is in use at {host}: choose another, or port=0 for any free one.") from error
-        if error.errno == errno.EACCES:
-            raise UserError(f"port={port} may not be used by this user: choose one from 1024.") from error
-        raise UserError(
-            f"host={host} is no address of this machine ({error.strerror}): give 127.0.0.1, or 0.0.0.0 for all."
-        ) from error
-    return listener
+        raise UserError(f"port={port} at host={host} can't be used ({error.strerror}): choose another.") from error
 
 
 def serve(cfg: dict[str, Any]) -> None:
     """Serve the run until a signal: the job of scripts/serve.py."""
     options = serve_options.read(cfg["request"], str(Path(cfg["paths"]["run_dir"])))
-    listener = listen(options.host, options.port)
-    with listener:
+    with listen(options.host, options.port) as listener:
         facts = model.describe(options.run, options.target, options.checkpoint)
-        serve_options.check_batch(options, model.example(facts).nbytes)
         Server(options, facts).run([listener])

@@ -1,9 +1,14 @@
-"""A worker process: loads the net, and computes batches from its socket until the server closes it."""
+"""A worker process: loads the net, and computes batches from its socket until the server closes it.
+
+Batches and answers are pickled lists of arrays: both ends are processes of this user that run the same code.
+"""
 
 import logging
 import os
+import pickle
 import signal
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from socket import socket, socketpair
@@ -13,21 +18,20 @@ import numpy as np
 
 from lathe.errors import UserError
 from lathe.serving import model
-from lathe.serving.channel import WorkerEnd
 from lathe.serving.options import Options
 
 Array = np.ndarray[Any, Any]
 Net = Callable[[Array], Array]
+LENGTH = struct.Struct("<Q")
 log = logging.getLogger(__name__)
 
 
 def launch(index: int, options: Options, facts: dict[str, Any]) -> tuple[BaseProcess, socket]:
     """Start worker `index`; return its process and the server's socket. `facts` are the target's manifest."""
     ours, theirs = socketpair()
+    device = options.devices[index] if options.devices else None
+    process = get_context("spawn").Process(target=work, args=(theirs, options, facts, device), name=f"worker {index}")
     with theirs:
-        device = options.devices[index] if options.devices else None
-        given = (theirs, options, facts, device)
-        process = get_context("spawn").Process(target=work, args=given, name=f"worker {index}")
         try:
             process.start()
         except BaseException:
@@ -39,21 +43,27 @@ def launch(index: int, options: Options, facts: dict[str, Any]) -> tuple[BasePro
 def work(end: socket, options: Options, facts: dict[str, Any], device: str | None = None) -> None:
     """Run the worker on the GPU `device`, or the CPU.
 
-    Its first message is null once the net is loaded, or an error; then it answers each batch.
+    It first sends null once the net is loaded, or an error message; then it answers each batch.
     """
     # Ctrl-C and a service manager's SIGTERM reach the whole process group, but the server still has requests to answer.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s worker %(process)d: %(message)s")
-    channel = WorkerEnd(end)
+    net = load(options, facts, device)
     try:
-        net = load(options, facts, device)
-        channel.send([net if isinstance(net, str) else None])
-        while not isinstance(net, str):
-            channel.send(compute(net, channel.receive()))
-    except EOFError:
+        with end.makefile("rb") as batches:
+            send(end, [net if isinstance(net, str) else None])
+            while not isinstance(net, str):
+                send(end, compute(net, pickle.load(batches)))  # noqa: S301 (of the server)
+    except (EOFError, ConnectionError, pickle.UnpicklingError):  # the server is gone, or wants the worker to stop
         logging.shutdown()
         os._exit(0)  # it holds nothing, and torch's teardown takes a second
+
+
+def send(end: socket, items: Sequence[Any]) -> None:
+    """Send a pickled list after its length, which lets the server read it in its event loop."""
+    content = pickle.dumps(items)
+    end.sendall(LENGTH.pack(len(content)) + content)
 
 
 def load(options: Options, facts: dict[str, Any], device: str | None = None) -> Net | str:
@@ -83,22 +93,20 @@ def compute(net: Net, inputs: list[Array]) -> list[Array | None]:
     for index, array in enumerate(inputs):
         alike.setdefault((array.shape[1:], array.dtype.str), []).append(index)
     for indices in alike.values():
-        try:
-            _compute(net, inputs, indices, found)
-        except Exception:
-            for index in indices:
-                try:
-                    _compute(net, inputs, [index], found)
-                except Exception:
-                    log.exception("The net failed on an input of shape %s.", inputs[index].shape)
+        for index, logits in zip(indices, _together(net, [inputs[index] for index in indices]), strict=True):
+            found[index] = logits
     return found
 
 
-def _compute(net: Net, inputs: list[Array], indices: list[int], found: list[Array | None]) -> None:
-    together = [inputs[index] for index in indices]
-    rows = [len(array) for array in together]
-    logits = np.asarray(net(together[0] if len(together) == 1 else np.concatenate(together)), dtype=np.float32)
-    if len(logits) != sum(rows):
-        raise ValueError(f"{sum(rows)} rows gave {len(logits)} answers")
-    for index, part in zip(indices, np.split(logits, np.cumsum(rows)[:-1]), strict=True):
-        found[index] = part
+def _together(net: Net, inputs: list[Array]) -> list[Array | None]:
+    rows = [len(array) for array in inputs]
+    try:
+        logits = np.asarray(net(inputs[0] if len(inputs) == 1 else np.concatenate(inputs)), dtype=np.float32)
+        if len(logits) != sum(rows):
+            raise ValueError(f"{sum(rows)} rows gave {len(logits)} answers")
+        return list(np.split(logits, np.cumsum(rows)[:-1]))
+    except Exception:
+        if len(inputs) > 1:
+            return [_together(net, [array])[0] for array in inputs]
+        log.exception("The net failed on an input of shape %s.", inputs[0].shape)
+        return [None]

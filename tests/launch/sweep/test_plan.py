@@ -13,11 +13,12 @@ from rich.console import Console
 from support.runs import ROOT
 
 from lathe.errors import UserError
-from lathe.launch.sweep import devices
-from lathe.launch.sweep.devices import slots_of
-from lathe.launch.sweep.place import Job
-from lathe.launch.sweep.plan import Listed, planned
-from lathe.launch.sweep.screen import Screen
+from lathe.launch.sweep import processes
+from lathe.launch.sweep.processes import slots_of
+from lathe.launch.sweep.progress_table import ProgressTable
+from lathe.launch.sweep.search_space import planned
+from lathe.launch.sweep.sweep_dir import Job
+from lathe.launch.sweep.sweeper import Listed
 
 NONE: dict[str, Any] = {"axes": None, "runs": None, "remove": None}
 
@@ -66,7 +67,7 @@ def test_an_ablation_leaves_out_one_word_at_a_time() -> None:
 
 
 def test_each_job_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_gpus", lambda: ["4", "5", "6", "7", "9"])
+    monkeypatch.setattr(processes, "_gpus", lambda: ["4", "5", "6", "7", "9"])
     gpus = {"accelerator": "auto", "devices": 2}
     assert [slot.variables["CUDA_VISIBLE_DEVICES"] for slot in slots_of("auto", gpus)] == ["4,5", "6,7"]
     assert len(slots_of(1, gpus)) == 1
@@ -76,7 +77,7 @@ def test_each_job_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     cpu = {"accelerator": "cpu", "devices": 2}
     assert [(slot.threads, slot.variables) for slot in slots_of(2, cpu)] == [(2, {"OMP_NUM_THREADS": "2"})] * 2
@@ -86,7 +87,7 @@ def test_the_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_ends_with_how_every_job_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Screen(tmp_path, 2, 4)
+    screen = ProgressTable(tmp_path, 2, 4)
     screen.console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
     runs = [tmp_path / name for name in ("a", "b")]
     for run, loss in zip(runs, (0.5, 0.25), strict=True):

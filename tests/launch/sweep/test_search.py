@@ -11,7 +11,7 @@ from support.commands import check, run
 from support.runs import rows, runs
 
 from lathe.errors import UserError
-from lathe.launch.sweep.space import entry_of
+from lathe.launch.sweep.search_space import entry_of
 from lathe.runs.optuna_study import open_study
 from lathe.runs.rundir import RunDir
 
@@ -134,9 +134,9 @@ def test_a_search_that_was_cut_short_goes_on_as_it_would_have(tmp_path: Path) ->
 
 ENTRIES = {
     "half a range": ({"low": 1}, "sweep.space.k="),
-    "turned round": ({"low": 2, "high": 1}, "sweep.space.k: low=2"),
-    "a strange word": ({"lo": 1, "high": 9}, "sweep.space.k.lo: "),
-    "no end": ({"low": 1, "high": float("inf")}, "sweep.space.k="),
+    "turned round": ({"low": 2, "high": 1}, "sweep.space.k: "),
+    "a strange word": ({"lo": 1, "high": 9}, "sweep.space.k="),
+    "no end": ({"low": 1, "high": float("inf")}, "sweep.space.k: "),
     "twice": ([1, 2, 1], "sweep.space.k=[1, 2, 1]: 1 is there twice"),
 }
 

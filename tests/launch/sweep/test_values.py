@@ -12,9 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from support.runs import ROOT
 
 from lathe.config.quoting import as_typed
-from lathe.launch.sweep.plan import planned
-from lathe.launch.sweep.repeats import repeats_of
-from lathe.launch.sweep.space import entry_of, word
+from lathe.launch.sweep.search_space import entry_of, planned, repeats_of, word
 
 KEY = "name"
 VALUES: list[Any] = [

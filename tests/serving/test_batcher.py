@@ -3,19 +3,21 @@
 import asyncio
 import errno
 import os
+import pickle
 import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lathe.errors import UserError
-from lathe.serving.channel import WorkerEnd
-from lathe.serving.engine import Engine
-from lathe.serving.limits import BadRequest
+from lathe.serving.batcher import Batcher
+from lathe.serving.decode import BadRequest
+from lathe.serving.worker import send
 
 Batch = list[np.ndarray]
 
@@ -33,27 +35,24 @@ class Crew:
         process = Worker()
         refusal = self.refusals.pop(0) if self.refusals else None
         self.started += 1
-        threading.Thread(target=self._work, args=(WorkerEnd(theirs), theirs, process, refusal), daemon=True).start()
+        threading.Thread(target=self._work, args=(theirs, process, refusal), daemon=True).start()
         return process, ours
 
-    def _work(self, end: WorkerEnd, theirs: socket.socket, process: "Worker", refusal: str | None) -> None:
-        try:
-            end.send([refusal])
+    def _work(self, end: socket.socket, process: "Worker", refusal: str | None) -> None:
+        with end, end.makefile("rb") as file, suppress(EOFError, OSError):
+            send(end, [refusal])
             while True:
-                batch = end.receive()
+                batch = pickle.load(file)
                 self.batches.append([len(inputs) for inputs in batch])
                 answers = self.compute(batch)
                 if answers is None:
                     break
-                end.send(answers)
-        except EOFError:
-            pass
-        theirs.close()
+                send(end, answers)
         process.end()
 
 
 class Worker:
-    """The attributes of a process that the engine reads."""
+    """The attributes of a process that the batcher reads."""
 
     def __init__(self) -> None:
         self.sentinel, self._write = os.pipe()
@@ -83,13 +82,13 @@ def sample(value: int, rows: int = 1) -> np.ndarray:
     return np.full((rows, 2), value, np.uint8)
 
 
-def play(engine: Engine, scene: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+def play(batcher: Batcher, scene: Callable[[Batcher], Coroutine[Any, Any, None]]) -> None:
     async def whole() -> None:
         try:
-            await engine.start()
-            await scene(engine)
+            await batcher.start()
+            await scene(batcher)
         finally:
-            await engine.stop()
+            await batcher.stop()
 
     asyncio.run(asyncio.wait_for(whole(), 30))
 
@@ -104,50 +103,50 @@ async def refused(status: int, call: Coroutine[Any, Any, Any]) -> str:
 def test_everybody_gets_their_own_answer_in_batches(options: Callable[..., Any]) -> None:
     crew = Crew(same)
 
-    async def scene(engine: Engine) -> None:
-        found = await asyncio.gather(*(engine.predict(sample(i, 1 + i % 3), 10) for i in range(100)))
+    async def scene(batcher: Batcher) -> None:
+        found = await asyncio.gather(*(batcher.predict(sample(i, 1 + i % 3), 10) for i in range(100)))
         for i, logits in enumerate(found):
             assert logits.tolist() == [[i, i]] * (1 + i % 3)
         assert all(sum(rows) <= 8 for rows in crew.batches)
         assert sum(len(rows) for rows in crew.batches) == 100
         assert len(crew.batches) < 40  # 199 samples
 
-    play(Engine(crew.launch, options(max_batch_size=8)), scene)
+    play(Batcher(crew.launch, options(max_batch_size=8)), scene)
 
 
 def test_more_samples_than_a_batch_are_computed_alone(options: Callable[..., Any]) -> None:
     crew = Crew(same)
 
-    async def scene(engine: Engine) -> None:
-        await asyncio.gather(*(engine.predict(sample(1, rows), 10) for rows in (1, 9, 2)))
+    async def scene(batcher: Batcher) -> None:
+        await asyncio.gather(*(batcher.predict(sample(1, rows), 10) for rows in (1, 9, 2)))
         assert crew.batches == [[1], [9], [2]]
 
-    play(Engine(crew.launch, options(max_batch_size=4)), scene)
+    play(Batcher(crew.launch, options(max_batch_size=4)), scene)
 
 
 def test_a_lone_client_is_not_held_up_but_several_are_gathered(options: Callable[..., Any]) -> None:
     crew = Crew(same)
 
-    async def scene(engine: Engine) -> None:
+    async def scene(batcher: Batcher) -> None:
         began = time.monotonic()
         for _ in range(5):
-            await engine.predict(sample(1), 10)
+            await batcher.predict(sample(1), 10)
         assert time.monotonic() - began < 1
         crew.batches.clear()
-        await asyncio.gather(*(engine.predict(sample(i), 10) for i in range(4)))
+        await asyncio.gather(*(batcher.predict(sample(i), 10) for i in range(4)))
         began = time.monotonic()
-        late = asyncio.create_task(engine.predict(sample(1), 10))
+        late = asyncio.create_task(batcher.predict(sample(1), 10))
         await asyncio.sleep(0.1)
-        await asyncio.gather(late, *(engine.predict(sample(i), 10) for i in range(3)))
+        await asyncio.gather(late, *(batcher.predict(sample(i), 10) for i in range(3)))
         assert time.monotonic() - began < 1  # as many as in the last batch: no wait for batch_timeout
         assert crew.batches == [[1, 1, 1, 1], [1, 1, 1, 1]]
         began = time.monotonic()
-        await engine.predict(sample(1), 10)  # once: the last batch held four
+        await batcher.predict(sample(1), 10)  # once: the last batch held four
         assert 1 < time.monotonic() - began < 4
-        await engine.predict(sample(1), 10)
+        await batcher.predict(sample(1), 10)
         assert time.monotonic() - began < 4
 
-    play(Engine(crew.launch, options(max_batch_size=8, batch_timeout=2.0)), scene)
+    play(Batcher(crew.launch, options(max_batch_size=8, batch_timeout=2.0)), scene)
 
 
 def test_a_full_queue_refuses_all_but_the_urgent(options: Callable[..., Any]) -> None:
@@ -157,36 +156,51 @@ def test_a_full_queue_refuses_all_but_the_urgent(options: Callable[..., Any]) ->
         go.wait()
         return same(batch)
 
-    async def scene(engine: Engine) -> None:
-        first = asyncio.create_task(engine.predict(sample(0), 10))
+    async def scene(batcher: Batcher) -> None:
+        first = asyncio.create_task(batcher.predict(sample(0), 10))
         await asyncio.sleep(0.2)
-        waiting = [asyncio.create_task(engine.predict(sample(i), 10)) for i in (1, 2)]
+        waiting = [asyncio.create_task(batcher.predict(sample(i), 10)) for i in (1, 2)]
         await asyncio.sleep(0)
-        assert "2 requests wait already" in await refused(503, engine.predict(sample(3), 10))
-        urgent = asyncio.create_task(engine.predict(sample(9), 10, urgent=True))
+        assert "2 requests wait already" in await refused(503, batcher.predict(sample(3), 10))
+        urgent = asyncio.create_task(batcher.predict(sample(9), 10, urgent=True))
         await asyncio.sleep(0)
-        assert [int(request.inputs[0, 0]) for request in engine.waiting] == [9, 1, 2]
+        assert [int(request.inputs[0, 0]) for request in batcher.waiting] == [9, 1, 2]
         go.set()
         found = await asyncio.gather(first, *waiting, urgent)
         assert [logits[0, 0] for logits in found] == [0, 1, 2, 9]
 
-    play(Engine(Crew(compute).launch, options(max_batch_size=1, max_queue=2)), scene)
+    play(Batcher(Crew(compute).launch, options(max_batch_size=1, max_queue=2)), scene)
 
 
-def test_a_dead_worker_is_replaced_and_only_what_it_held_is_refused(options: Callable[..., Any]) -> None:
+def test_requests_of_a_dead_worker_are_answered_by_another(options: Callable[..., Any]) -> None:
+    deaths = [True, False]
+
     def compute(batch: Batch) -> list[Any] | None:
-        return None if batch[0][0, 0] == 66 else same(batch)
+        return None if len(batch) > 1 and deaths.pop(0) else same(batch)
 
     crew = Crew(compute)
 
-    async def scene(engine: Engine) -> None:
-        poison, *others = (asyncio.create_task(engine.predict(sample(i), 10)) for i in (66, 1, 2, 3))
-        assert "died" in await refused(503, poison)
-        assert [(await other)[0, 0] for other in others] == [1, 2, 3]
+    async def scene(batcher: Batcher) -> None:
+        await batcher.predict(sample(0), 10)
+        found = await asyncio.gather(*(batcher.predict(sample(i), 10) for i in range(5)))
+        assert [logits[0, 0] for logits in found] == [0, 1, 2, 3, 4]
+        assert crew.batches == [[1], [1] * 5, *[[1]] * 5]
         assert crew.started == 2
-        assert engine.metrics.restarts._value.get() == 1
+        assert batcher.metrics.restarts._value.get() == 1
 
-    play(Engine(crew.launch, options(max_batch_size=1)), scene)
+    play(Batcher(crew.launch, options()), scene)
+
+
+def test_an_input_that_kills_two_workers_is_refused_alone(options: Callable[..., Any]) -> None:
+    crew = Crew(lambda batch: None if any(inputs[0, 0] == 66 for inputs in batch) else same(batch))
+
+    async def scene(batcher: Batcher) -> None:
+        one, poison, *others = (asyncio.create_task(batcher.predict(sample(i), 10)) for i in (1, 66, 2, 3))
+        assert "2 workers died with this input" in await refused(500, poison)
+        assert [(await other)[0, 0] for other in (one, *others)] == [1, 2, 3]
+        assert crew.started == 3
+
+    play(Batcher(crew.launch, options()), scene)
 
 
 def test_a_hung_worker_is_killed_and_replaced(options: Callable[..., Any]) -> None:
@@ -199,13 +213,13 @@ def test_a_hung_worker_is_killed_and_replaced(options: Callable[..., Any]) -> No
 
     crew = Crew(compute)
 
-    async def scene(engine: Engine) -> None:
-        assert "within 0.5 seconds" in await refused(504, engine.predict(sample(66), 0.5))
-        assert (await engine.predict(sample(7), 10))[0, 0] == 7
+    async def scene(batcher: Batcher) -> None:
+        assert "within 0.5 seconds" in await refused(504, batcher.predict(sample(66), 0.5))
+        assert (await batcher.predict(sample(7), 10))[0, 0] == 7
         assert crew.started == 2
         hang.set()
 
-    play(Engine(crew.launch, options(max_batch_size=1, request_timeout=0.5)), scene)
+    play(Batcher(crew.launch, options(max_batch_size=1, request_timeout=0.5)), scene)
 
 
 def test_who_gave_up_is_not_computed(options: Callable[..., Any]) -> None:
@@ -217,23 +231,23 @@ def test_who_gave_up_is_not_computed(options: Callable[..., Any]) -> None:
 
     crew = Crew(compute)
 
-    async def scene(engine: Engine) -> None:
-        first = asyncio.create_task(engine.predict(sample(0), 10))
+    async def scene(batcher: Batcher) -> None:
+        first = asyncio.create_task(batcher.predict(sample(0), 10))
         await asyncio.sleep(0.2)
-        await refused(504, engine.predict(sample(1), 0.05))
-        assert len(engine.waiting) == 0
+        await refused(504, batcher.predict(sample(1), 0.05))
+        assert len(batcher.waiting) == 0
         go.set()
         await first
-        assert (await engine.predict(sample(2), 10))[0, 0] == 2
+        assert (await batcher.predict(sample(2), 10))[0, 0] == 2
         assert crew.batches == [[1], [1]]
 
-    play(Engine(crew.launch, options(max_batch_size=1)), scene)
+    play(Batcher(crew.launch, options(max_batch_size=1)), scene)
 
 
 def test_a_net_that_cant_be_loaded_is_one_sentence(options: Callable[..., Any]) -> None:
     crew = Crew(same, refusals=["the file is gone: export again."])
     with pytest.raises(UserError, match="the file is gone: export again"):
-        play(Engine(crew.launch, options()), lambda engine: asyncio.sleep(0))
+        play(Batcher(crew.launch, options()), lambda batcher: asyncio.sleep(0))
     assert crew.started == 1
 
 
@@ -249,11 +263,11 @@ def test_a_worker_that_fails_to_start_is_retried(
             raise OSError(errno.EMFILE, "Too many open files")
         return crew.launch(index)
 
-    async def scene(engine: Engine) -> None:
-        await refused(503, engine.predict(sample(1), 5))  # the worker dies with it
-        assert (await engine.predict(sample(2), 5)).tolist() == [[2, 2]]
+    async def scene(batcher: Batcher) -> None:
+        assert (await batcher.predict(sample(1), 5)).tolist() == [[1, 1]]  # the first worker dies with it
+        assert (await batcher.predict(sample(2), 5)).tolist() == [[2, 2]]
 
-    play(Engine(launch, options()), scene)
+    play(Batcher(launch, options()), scene)
     assert len(launches) == 3
     assert "Worker 0 could not be started (Too many open files): starting another." in capfd.readouterr().err
 
@@ -268,12 +282,12 @@ def test_stopping_answers_waiting_requests(options: Callable[..., Any]) -> None:
     crew = Crew(compute)
 
     async def scene() -> None:
-        engine = Engine(crew.launch, options(max_batch_size=1))
-        await engine.start()
-        calls = [asyncio.create_task(engine.predict(sample(i), 10)) for i in range(3)]
+        batcher = Batcher(crew.launch, options(max_batch_size=1))
+        await batcher.start()
+        calls = [asyncio.create_task(batcher.predict(sample(i), 10)) for i in range(3)]
         await asyncio.sleep(0.2)
         asyncio.get_running_loop().call_later(0.2, go.set)
-        await engine.stop()
+        await batcher.stop()
         for call in calls:
             assert "stopping" in await refused(503, call)
 

@@ -4,7 +4,8 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,23 @@ from rich.live import Live
 from rich.table import Table
 
 from lathe.config.override_parsing import short_names
-from lathe.launch.sweep.objectives import best_job, metric_of
-from lathe.launch.sweep.place import ENDED, Job
+from lathe.errors import UserError
+from lathe.launch.sweep.sweep_dir import ENDED, Job
+from lathe.runs.metric_names import best_of, objective_name, without_split
+from lathe.runs.rundir import RunDir
 
 ROWS = 24  # of a table; jobs beyond them are only counted
 COLUMNS = 6  # keys with a column each; if jobs differ in more, one column has them all
 
 
-class Screen:
-    """Shows a sweep's jobs: `slots` at a time, `total` in all if known. `names` are a search's objectives."""
+class ProgressTable:
+    """Shows a sweep's jobs: `slots` at a time, `total` in all. `names` are a search's objectives."""
 
     def __init__(
         self,
         folder: Path,
         slots: int,
-        total: int | None,
+        total: int,
         done: int = 0,
         names: Sequence[str] = (),
         directions: Sequence[str] = (),
@@ -38,7 +41,7 @@ class Screen:
         self.live: Live | None = None
         self.shown, self.done = 0.0, done
 
-    def __enter__(self) -> "Screen":
+    def __enter__(self) -> "ProgressTable":
         if self.console.is_terminal:
             self.live = Live(console=self.console, auto_refresh=False)
             self.live.__enter__()
@@ -64,8 +67,7 @@ class Screen:
             self.say(f"Error: job {job.number} ({job.label}): {job.sentence}", error=True)
         elif self.live is None:
             self.done += 1
-            of = "" if self.total is None else f" of {self.total}"
-            self.say(f"{self.done}{of}, job {job.number}, {job.label}: {outcome(job, self.names)}")
+            self.say(f"{self.done} of {self.total}, job {job.number}, {job.label}: {outcome(job, self.names)}")
 
     def update(self, jobs: Sequence[Job], began: dict[int, float], force: bool = False) -> None:
         """Update the table, at most four times a second."""
@@ -96,11 +98,10 @@ class Screen:
         return table
 
     def _left(self, jobs: Sequence[Job], began: dict[int, float]) -> str:
-        total = self.total if self.total is not None else len(jobs)
         counted = [f"{sum(job.state == state for job in jobs)} {state}" for state in ("complete", "pruned", "failed")]
-        line = f"{len(began)} running, {', '.join(counted)} of {total}"
+        line = f"{len(began)} running, {', '.join(counted)} of {self.total}"
         times = [job.seconds for job in jobs if job.state == "complete"]
-        left = total - sum(job.state in (*ENDED, "failed") for job in jobs)
+        left = self.total - sum(job.state in (*ENDED, "failed") for job in jobs)
         return f"{line}; about {_time(statistics.mean(times) * left / self.slots)} left" if times and left else line
 
 
@@ -132,3 +133,27 @@ def _time(seconds: float) -> str:
         return f"{seconds:.1f} s"
     minutes, seconds = divmod(int(seconds), 60)
     return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min {seconds:02} s"
+
+
+def metric_of(jobs: Sequence[Job]) -> list[str]:
+    """Return the name of the first complete job's metric; empty without one."""
+    done = next((job for job in jobs if job.state == "complete"), None)
+    name = objective_name(_result(done), done.overrides) if done is not None else ""
+    return [name] if name else []
+
+
+def best_job(jobs: Sequence[Job], names: Sequence[str], directions: Sequence[str] = ()) -> Job | None:
+    """Return the best of several complete jobs with one objective; their results give missing `directions`."""
+    done = [job for job in jobs if job.state == "complete"]
+    if len(names) != 1 or not done:
+        return None
+    result = {"directions": {without_split(names[0]): directions[0]}} if directions else _result(done[0])
+    at = best_of([job.values[0] if job.values else job.objective for job in done], names[0], result)
+    return None if at is None else done[at]
+
+
+def _result(job: Job) -> Mapping[str, Any]:
+    """Return the result.json of a job's run; empty if it can't be read."""
+    with suppress(UserError, OSError):
+        return RunDir(job.run_dir).result if job.run_dir is not None else {}
+    return {}

@@ -22,14 +22,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lathe.config.override_parsing import key_of
 from lathe.errors import UserError, require
-from lathe.files import disk_sentence, whole, write_atomically
+from lathe.files import whole, write_atomically
 from lathe.trust import read_json
 from lathe.trust.safe_yaml import as_yaml
 
 FORMAT = 1
-STATES = ("waiting", "running", "complete", "pruned", "failed")
 HOW = ("jobs", "retries", "silence", "resume", "folder", "job", "trials")  # may change when a sweep is resumed
-ENDED = ("complete", "pruned")  # not run again
+ENDED = ("complete", "pruned")  # not run again; other states are waiting, running and failed
 
 
 @dataclass
@@ -73,7 +72,7 @@ class SweepJob:
 
     def found(self, run_dir: Path) -> None:
         """Write the path of the job's run, before it trains."""
-        write_atomically(_file(self.folder, self.number, "run"), str(run_dir))
+        write_atomically(SweepDir(self.folder).file(self.number, "run"), str(run_dir))
 
 
 def check_sweep_words(typed: Sequence[str]) -> None:
@@ -92,10 +91,6 @@ def job_of(cfg: DictConfig) -> SweepJob | None:
     return SweepJob(Path(str(node.folder)), int(node.job))
 
 
-def _file(folder: Path, number: int, suffix: str) -> Path:
-    return folder / "jobs" / f"{number:05}.{suffix}"
-
-
 class SweepDir:
     """The directory of one sweep."""
 
@@ -106,12 +101,11 @@ class SweepDir:
     def facts(self) -> dict[str, Any]:
         """The content of sweep.yaml."""
         try:
-            found = OmegaConf.to_container(OmegaConf.load(self.path / "sweep.yaml"))
+            found: Any = OmegaConf.to_container(OmegaConf.load(self.path / "sweep.yaml"))
+            good = found["format"] == FORMAT
         except Exception as error:  # a damaged YAML file can raise nearly anything
-            raise UserError(f"{self.path} is not the directory of a sweep: its sweep.yaml can't be read.") from error
-        good = isinstance(found, dict) and found.get("format") == FORMAT and isinstance(found.get("words"), list)
-        require(good, f"{self.path} is not the directory of a sweep that this version can take up again.")
-        assert isinstance(found, dict)
+            raise UserError(f"{self.path} is not a sweep: its sweep.yaml can't be read.") from error
+        require(good, f"{self.path} is a sweep of another version, which can't be resumed.")
         return {str(key): value for key, value in found.items()}
 
     @property
@@ -124,6 +118,10 @@ class SweepDir:
         write_atomically(self.path / "done", f"{datetime.now():%Y-%m-%d %H:%M:%S}\n")
         for path in [*(self.path / "jobs").glob("*.lock"), *(self.path / "jobs").glob("*.run")]:
             path.unlink(missing_ok=True)
+
+    def file(self, number: int, suffix: str) -> Path:
+        """Return the path of a job's file: json, log, out (its outcome), run (the path of its run) or lock."""
+        return self.path / "jobs" / f"{number:05}.{suffix}"
 
     def jobs(self) -> list[Job]:
         """Return the jobs so far, by number."""
@@ -138,29 +136,20 @@ class SweepDir:
 
     def job(self, number: int) -> Job:
         """Read a job."""
-        path = _file(self.path, number, "json")
-        read = read_json(path, str(path))
-        try:
-            job = Job(**read)
-        except TypeError as error:
-            raise UserError(f"{path} is not what a sweep has written: move it away to run the job anew.") from error
-        pointer = _file(self.path, number, "run")
+        path, pointer = self.file(number, "json"), self.file(number, "run")
+        job = Job(**read_json(path, str(path)))
         if job.run_dir is None and pointer.exists():
             job.run_dir = pointer.read_text()
         return job
 
     def save(self, job: Job) -> None:
         """Write a job's state."""
-        write_atomically(_file(self.path, job.number, "json"), json.dumps(asdict(job), indent=1) + "\n")
+        write_atomically(self.file(job.number, "json"), json.dumps(asdict(job), indent=1) + "\n")
 
     def forget_run(self, job: Job) -> None:
         """Remove the path of the job's run, which the job will write again."""
         job.run_dir = None
-        _file(self.path, job.number, "run").unlink(missing_ok=True)
-
-    def log(self, number: int) -> Path:
-        """Return the path of the job's output."""
-        return _file(self.path, number, "log")
+        self.file(job.number, "run").unlink(missing_ok=True)
 
     @contextmanager
     def adding(self) -> Iterator[None]:
@@ -171,7 +160,7 @@ class SweepDir:
 
     def claim(self, number: int) -> IO[str] | None:
         """Lock a job until the returned file is closed; None if another process has it."""
-        file = open(_file(self.path, number, "lock"), "a")  # noqa: SIM115 (held while the job runs)
+        file = open(self.file(number, "lock"), "a")  # noqa: SIM115 (held while the job runs)
         if _lock(file, wait=False):
             return file
         file.close()
@@ -201,35 +190,29 @@ def find_sweep(log_dir: Path, resume: str | None, identity: dict[str, Any]) -> S
         before = _kept(found.facts["words"])
         require(
             before == identity["words"],
-            f"sweep.resume={resume} is the sweep of {' '.join(before) or 'no words'}: type these words alone.",
+            f"sweep.resume={resume} is the sweep of {' '.join(before) or 'no overrides'}: type these alone.",
         )
         return found
     for path in sorted((log_dir / "sweeps").glob("*/sweep.yaml"), key=os.path.getmtime, reverse=True):
         found = SweepDir(path.parent)
-        with suppress(UserError):  # of another tool, or a newer version
+        with suppress(UserError):  # of another version
             if not found.done and _what(found.facts) == _what(identity):
                 return found
     return None
 
 
 def create_sweep(log_dir: Path, identity: dict[str, Any]) -> SweepDir:
-    """Create `<log_dir>/sweeps/<date>_<time>_<short id>`; raise UserError if it can't be written."""
+    """Create `<log_dir>/sweeps/<date>_<time>_<short id>`."""
     path = log_dir.absolute() / "sweeps" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(3)}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with whole(path) as making:  # a killed process leaves no directory without sweep.yaml
-            (making / "jobs").mkdir(parents=True)
-            write_atomically(making / "sweep.yaml", as_yaml(identity))
-    except OSError as error:
-        sentence = disk_sentence(error)
-        if sentence is None:
-            raise
-        raise UserError(sentence) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as making:  # a killed process leaves no directory without sweep.yaml
+        (making / "jobs").mkdir(parents=True)
+        write_atomically(making / "sweep.yaml", as_yaml(identity))
     return SweepDir(path)
 
 
 def identity_of(words: Sequence[str], name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Return what identifies a sweep: all but how its jobs are run, and the number of a search's trials."""
+    """Return the content of sweep.yaml, which identifies the sweep of a command."""
     return {"format": FORMAT, "words": _kept(words), "name": name, "where": os.getcwd(), "sweep": options}
 
 
@@ -238,6 +221,5 @@ def _kept(words: Sequence[str]) -> list[str]:
 
 
 def _what(identity: dict[str, Any]) -> dict[str, Any]:
-    """Return what identifies a sweep in sweep.yaml. A key of a newer version counts as null if it is missing."""
-    options = {key: value for key, value in identity["sweep"].items() if key not in HOW and value is not None}
-    return {**identity, "words": _kept(identity["words"]), "sweep": options}
+    """Return what must be equal in two commands of one sweep: all but how its jobs are run."""
+    return {**identity, "sweep": {key: value for key, value in identity["sweep"].items() if key not in HOW}}

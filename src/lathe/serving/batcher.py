@@ -1,12 +1,14 @@
 """Dynamic batching: one queue of requests, and for each worker a task that feeds and restarts it.
 
 A batch has the requests that arrived while a worker computed the last one. Only if that last batch had several requests
-(several concurrent clients), the next waits for as many, at most `batch_timeout`: a single client never waits. A
-request is in one batch of one worker at a time, and its answer returns over that worker's socket in the request's
-place, so it can't reach another client.
+(several concurrent clients), the next waits for as many, at most `batch_timeout`: a single client never waits.
+
+The requests of a worker that dies go back to the front of the queue. Each is then computed alone, so that an input that
+kills its worker takes no other request with it; one that has killed two is refused.
 """
 
 import asyncio
+import pickle
 import sys
 import time
 from collections import deque
@@ -17,27 +19,51 @@ from socket import socket
 from typing import Any
 
 import numpy as np
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from lathe.errors import UserError
-from lathe.serving.channel import ServerEnd
-from lathe.serving.limits import BadRequest
-from lathe.serving.metrics import Metrics
+from lathe.serving.decode import BadRequest
 from lathe.serving.options import Options
+from lathe.serving.worker import LENGTH
 
 Array = np.ndarray[Any, Any]
 Launch = Callable[[int], tuple[BaseProcess, socket]]
 BYTES = 2**30  # of waiting inputs
 LEAVE = 5.0  # seconds that a worker has to exit by itself
+DEATHS = 2  # workers that a request may kill
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class Metrics:
+    """The server's Prometheus metrics. `waiting` and `ready` return the queue's length and the workers that are up."""
+
+    def __init__(self, waiting: Callable[[], float], ready: Callable[[], float]) -> None:
+        self.registry = kept = CollectorRegistry()
+        latency = "From a request's headers to its answer, of POST /predict answered with 200"
+        self.latency = Histogram("lathe_request_seconds", latency, buckets=SECONDS, registry=kept)
+        handed = "From handing a batch to a worker to its answers"
+        self.compute = Histogram("lathe_batch_seconds", handed, buckets=SECONDS, registry=kept)
+        rows = "Samples of a batch that a worker computed at once"
+        self.batch = Histogram("lathe_batch_samples", rows, buckets=ROWS, registry=kept)
+        self.responses = Counter("lathe_responses", "Answers by path and status", ["path", "status"], registry=kept)
+        restarts = "Workers that died or hung and were started again"
+        self.restarts = Counter("lathe_worker_restarts", restarts, registry=kept)
+        Gauge("lathe_queue", "Requests that wait for a worker", registry=kept).set_function(waiting)
+        Gauge("lathe_workers", "Workers that are up", registry=kept).set_function(ready)
 
 
 @dataclass(eq=False)
 class Request:
+    """A request in the queue or in a worker's batch. `deaths` counts the workers that died with it."""
+
     inputs: Array
     answer: "asyncio.Future[Array]"
     since: float
+    deaths: int = 0
 
 
-class Engine:
+class Batcher:
     """The queue and its workers. `launch(index)` starts a worker, and returns its process and the server's socket."""
 
     def __init__(self, launch: Launch, options: Options) -> None:
@@ -54,16 +80,13 @@ class Engine:
     @property
     def full(self) -> bool:
         """Return whether `max_queue` requests wait, or inputs of `BYTES`: small files may decode to large pictures."""
-        return (
-            len(self.waiting) >= self.options.max_queue
-            or sum(request.inputs.nbytes for request in self.waiting) >= BYTES
-        )
+        waiting = sum(request.inputs.nbytes for request in self.waiting)
+        return len(self.waiting) >= self.options.max_queue or waiting >= BYTES
 
     async def start(self) -> None:
         """Start the workers, and return when all have loaded the net."""
-        loaded: list[asyncio.Future[None]] = [
-            asyncio.get_running_loop().create_future() for _ in range(self.options.workers)
-        ]
+        loop = asyncio.get_running_loop()
+        loaded: list[asyncio.Future[None]] = [loop.create_future() for _ in range(self.options.workers)]
         self._keepers = [asyncio.create_task(self._keep(index, first)) for index, first in enumerate(loaded)]
         await asyncio.gather(*loaded)
 
@@ -73,7 +96,8 @@ class Engine:
         for keeper in self._keepers:
             keeper.cancel()
         await asyncio.gather(*self._keepers, return_exceptions=True)
-        self._fail(list(self.waiting), 503, "The server is stopping: send the request again later.")
+        for request in self.waiting:
+            _refuse(request, 503, "The server is stopping: send it again later.")
         deadline = time.monotonic() + LEAVE
         for process in self._processes.values():
             await asyncio.to_thread(process.join, max(0.0, deadline - time.monotonic()))
@@ -87,51 +111,50 @@ class Engine:
         An urgent request is put first, also into a full queue.
 
         Raises:
-            BadRequest: 503 the queue is full or the worker died, 504 it took longer than `timeout` seconds, 500 the net
-                raised an error.
+            BadRequest: 503 the queue is full, 504 it took longer than `timeout` seconds, 500 the net raised an error,
+                or two workers died with it.
         """
         if self.full and not urgent:
             raise BadRequest(503, f"{len(self.waiting)} requests wait already: send it again later.")
         request = Request(inputs, asyncio.get_running_loop().create_future(), time.monotonic())
-        if urgent:
-            self.waiting.appendleft(request)
-        else:
-            self.waiting.append(request)
-        self._arrived.set()
+        self._queue([request], first=urgent)
         try:
             return await asyncio.wait_for(request.answer, timeout)
         except TimeoutError:
-            self._forget(request)
             raise BadRequest(504, f"There was no answer within {timeout:.3g} seconds: send it again later.") from None
-        except asyncio.CancelledError:
-            self._forget(request)
-            raise
+        finally:
+            if request in self.waiting:
+                self.waiting.remove(request)
+
+    def _queue(self, requests: list[Request], first: bool) -> None:
+        if first:
+            self.waiting.extendleft(reversed(requests))
+        else:
+            self.waiting.extend(requests)
+        self._arrived.set()
 
     async def _keep(self, index: int, loaded: "asyncio.Future[None]") -> None:
         """Start worker `index`, feed it until it dies or hangs, and restart it."""
         failures = 0
-        slow = f"had not loaded the net after load_timeout={self.options.load_timeout:g} seconds"
         while True:
-            process, channel, why, up = None, None, "died", False
+            process, writer, why, up = None, None, "died", False
             try:
                 process, end = self.launch(index)
                 self._processes[index] = process
-                channel = await ServerEnd.open(end)
-                (refused,) = await asyncio.wait_for(channel.receive(1), self.options.load_timeout)
+                reader, writer = await asyncio.open_connection(sock=end)
+                async with asyncio.timeout(self.options.load_timeout):
+                    (refused,) = await _receive(reader)
                 if refused is not None:
                     raise UserError(refused)
                 if not loaded.done():
                     loaded.set_result(None)
-                self.ready, up = self.ready + 1, True
-                try:
-                    why = await self._attend(process, channel)
-                finally:
-                    self.ready -= 1
-                failures = 0
+                failures, up = 0, True
+                await self._attend(process, reader, writer)
             except EOFError:
                 pass
             except TimeoutError:
-                why = slow
+                late = f"had not loaded the net after load_timeout={self.options.load_timeout:g} seconds"
+                why = "hung and was killed" if up else late
             except OSError as error:  # too many files, no memory
                 why = f"could not be started ({error.strerror})"
             except UserError as error:
@@ -139,16 +162,15 @@ class Engine:
                 if not loaded.done():
                     loaded.set_exception(error)
             finally:
-                if channel is not None:
-                    channel.close()  # which makes the worker exit
-                if process is not None and not (self._stopping and up):  # a loading worker would notice too late
+                if writer is not None:
+                    writer.close()  # which makes a ready worker exit
+                if process is not None and not (self._stopping and up):
                     process.kill()
             if process is not None:
                 await asyncio.to_thread(process.join)
-                why += f", exit code {process.exitcode}" * (why != slow)
+                why += f", exit code {process.exitcode}" if why == "died" else ""
             if not loaded.done():
-                way = "raise it" if why == slow else "what it printed says why"
-                loaded.set_exception(UserError(f"A worker {why}: {way}."))
+                loaded.set_exception(UserError(f"A worker {why}: its output says more."))
             if loaded.exception():
                 return
             print(f"Worker {index} {why}: starting another.", file=sys.stderr, flush=True)
@@ -156,49 +178,49 @@ class Engine:
             await asyncio.sleep(min(0.1 * (2 ** min(failures, 10) - 1), 10))  # at once after a worker that was ready
             failures += 1
 
-    async def _attend(self, process: BaseProcess, channel: ServerEnd) -> str:
-        """Feed a worker while it lives; return how it ended. Requests that it held are answered with an error."""
+    async def _attend(self, process: BaseProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Feed a ready worker while it lives. Requests that it held return to the queue.
+
+        Raises:
+            EOFError: it died. It may also return then.
+            TimeoutError: it had a batch for longer than any request may take.
+        """
         held: list[Request] = []
         loop = asyncio.get_running_loop()
         dead: asyncio.Future[None] = loop.create_future()
         loop.add_reader(process.sentinel, dead.cancel)
-        feeding = asyncio.create_task(self._feed(channel, held))
-        status, sentence = 503, "The worker that computed this died: send it again."
+        feeding = asyncio.create_task(self._feed(reader, writer, held))
+        self.ready += 1
         try:
             await asyncio.wait({feeding, dead}, return_when=asyncio.FIRST_COMPLETED)
-            if not feeding.done() or isinstance(feeding.exception(), EOFError):
-                return "died"
-            if not isinstance(feeding.exception(), asyncio.TimeoutError):
-                feeding.result()
-            status, sentence = (
-                504,
-                f"There was no answer within {self.options.request_timeout:g} seconds: send it again later.",
-            )
-            return "hung and was killed"
-        except asyncio.CancelledError:
-            sentence = "The server is stopping: send it again later."
-            raise
+            if feeding.done():
+                await feeding
         finally:
+            self.ready -= 1
             loop.remove_reader(process.sentinel)
             feeding.cancel()
             await asyncio.gather(feeding, return_exceptions=True)
-            self._fail(held, status, sentence)
+            for request in held:
+                request.deaths += 1
+                if request.deaths >= DEATHS:
+                    _refuse(request, 500, f"{DEATHS} workers died with this input: the server's log says more.")
+            self._queue([request for request in held if not request.answer.done()], first=True)
 
-    async def _feed(self, channel: ServerEnd, held: list[Request]) -> None:
-        """Send batches to a worker; `held` always has the requests that it computes.
-
-        Raises:
-            EOFError: it died.
-            TimeoutError: it had a batch for longer than any request may take.
-        """
+    async def _feed(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, held: list[Request]) -> None:
+        """Send batches to a worker; `held` always has the requests that it computes."""
         while True:
             held[:] = await self._take()
             began = time.perf_counter()
-            inputs = [request.inputs for request in held]
-            answers = await asyncio.wait_for(channel.exchange(inputs), self.options.request_timeout)
+            async with asyncio.timeout(self.options.request_timeout):
+                writer.write(pickle.dumps([request.inputs for request in held], protocol=5))
+                answers = await _receive(reader)
             self.metrics.compute.observe(time.perf_counter() - began)
             self.metrics.batch.observe(sum(len(request.inputs) for request in held))
-            self._settle(held, answers)
+            for request, logits in zip(held, answers, strict=True):
+                if logits is None:
+                    _refuse(request, 500, "The net failed on this input: the server's log says why.")
+                elif not request.answer.done():
+                    request.answer.set_result(logits)
             held.clear()
 
     async def _take(self) -> list[Request]:
@@ -212,6 +234,8 @@ class Engine:
                 batch: list[Request] = []
                 rows = 0
                 while self.waiting and (not batch or rows + len(self.waiting[0].inputs) <= self.options.max_batch_size):
+                    if batch and (batch[-1].deaths or self.waiting[0].deaths):  # computed alone
+                        break
                     request = self.waiting.popleft()
                     if not request.answer.done():  # else it has timed out
                         batch.append(request)
@@ -224,40 +248,25 @@ class Engine:
         """Wait for as many requests as the last batch had, at most `batch_timeout` after the first arrived."""
         expected = min(self._last, self.options.max_batch_size)
         left = self.waiting[0].since + self.options.batch_timeout - time.monotonic()
-        if left <= 0 or len(self.waiting) >= expected:
-            return
-        over = False
-
-        def end() -> None:
-            nonlocal over
-            over = True
-            self._arrived.set()
-
-        timer = asyncio.get_running_loop().call_later(left, end)
         try:
-            while not over and len(self.waiting) < expected:
-                self._arrived.clear()
-                await self._arrived.wait()
-        finally:
-            timer.cancel()
+            async with asyncio.timeout(left):
+                while len(self.waiting) < expected:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            pass
 
-    def _settle(self, batch: list[Request], answers: list[Any]) -> None:
-        """Give each request its logits, or an error."""
-        for request, logits in zip(batch, answers, strict=True):
-            if request.answer.done():
-                continue
-            if isinstance(logits, np.ndarray):
-                request.answer.set_result(logits)
-            else:
-                request.answer.set_exception(
-                    BadRequest(500, "The net failed on this input: the server's log says why.")
-                )
 
-    def _fail(self, requests: list[Request], status: int, sentence: str) -> None:
-        for request in requests:
-            if not request.answer.done():
-                request.answer.set_exception(BadRequest(status, sentence))
+async def _receive(reader: asyncio.StreamReader) -> list[Any]:
+    """Return a worker's next answer; raise EOFError if it died."""
+    try:
+        head = await reader.readexactly(LENGTH.size)
+        found: list[Any] = pickle.loads(await reader.readexactly(*LENGTH.unpack(head)))  # noqa: S301 (of our process)
+        return found
+    except ConnectionError as error:  # IncompleteReadError is an EOFError
+        raise EOFError from error
 
-    def _forget(self, request: Request) -> None:
-        if request in self.waiting:
-            self.waiting.remove(request)
+
+def _refuse(request: Request, status: int, sentence: str) -> None:
+    if not request.answer.done():
+        request.answer.set_exception(BadRequest(status, sentence))

@@ -5,20 +5,27 @@ import json
 import random
 import socket
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
 
 from lathe.config.resolve import resolve
+from lathe.config.sweep_direction import objective_of
 from lathe.config.values import shown
-from lathe.errors import UserError, require
-from lathe.launch.sweep.context import Context
-from lathe.launch.sweep.objectives import check_objectives, objectives_of, reached
-from lathe.launch.sweep.place import Job, SweepDir
-from lathe.launch.sweep.plan import tell_typed
-from lathe.launch.sweep.repeats import check_pruner, repeats_of
-from lathe.launch.sweep.space import all_values, brief, check_conditions, entry_of, suggested, word
+from lathe.errors import UserError, did_you_mean, require
+from lathe.launch.sweep.search_space import (
+    all_values,
+    brief,
+    check_pruner,
+    print_replaced,
+    repeats_of,
+    space_of,
+    suggested,
+    word,
+)
+from lathe.launch.sweep.sweep_dir import Job, SweepDir
+from lathe.runs.metric_names import COSTS, cost_of
 from lathe.runs.optuna_study import (
     check_installed,
     make_brackets,
@@ -28,26 +35,30 @@ from lathe.runs.optuna_study import (
     sampler_of,
     should_prune,
 )
+from lathe.runs.rundir import RunDir
 
 SAME = ("space", "repeats", "objectives", "directions")  # must be equal on machines that share a study
+LESS = (*COSTS, "latency", "seconds", "parameters", "steps")  # lower is better
 
 
 class Search:
-    """Trials of the overrides `words` with points of `options["space"]`: one job, or one per repeat."""
+    """Trials of the overrides `words` with points of `options["space"]`: one job, or one per repeat.
+
+    `compose` composes the configuration of overrides, `is_group` tells whether a key is a configuration group.
+    """
 
     again = False  # a trial has one result
 
-    def __init__(self, context: Context, words: list[str], options: dict[str, Any]) -> None:
+    def __init__(self, compose: Any, is_group: Any, words: list[str], options: dict[str, Any]) -> None:
         check_installed()
-        self.context, self.words, self.options = context, words, options
+        self.words, self.options = words, options
         self.shared = options["storage"] is not None
         if self.shared:  # before anything is written
             open_database(options["storage"])
-        self.space = {key: entry_of(key, entry) for key, entry in options["space"].items()}
-        require(bool(self.space), "sweep.space is empty: name a key and its values, {optimizer.lr: [0.1, 0.3]}.")
-        check_conditions(self.space)
-        always = [key for key, entry in self.space.items() if not entry.get("when")]
-        tell_typed(words, always, "sweep.space", wins=False)
+        self.space = space_of(options["space"])
+        print_replaced(
+            words, [key for key, entry in self.space.items() if not entry["when"]], "sweep.space", wins=False
+        )
         self.repeats = repeats_of(options["repeats"], words, self.space)
         self.trials: int = options["trials"]
         self.grid: list[dict[str, Any]] = []
@@ -57,14 +68,11 @@ class Search:
             if options["pruner"] != "none":  # it would keep each that is better than its predecessor
                 random.Random(options["seed"]).shuffle(self.grid)  # noqa: S311 (no secret)
             self.trials = len(self.grid)
-        self.total: int | None = self.trials * len(self.repeats)
-        self._check_keys()
-        self.hopeless: str | None = None  # why no trial can have a value
-        config = context.composed(words)
+        self.total = self.trials * len(self.repeats)
+        self._check_keys(compose, is_group)
+        self.hopeless = False  # no trial can have a value
+        config = compose(words)
         cfg = resolve(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
-        check_objectives(options["objectives"] or [], cfg, self.space)
-        self.names: Sequence[str]
-        self.directions: Sequence[str]
         self.names, self.directions = objectives_of(options, cfg)
         sampler_of(options, 0)
         require(
@@ -74,20 +82,18 @@ class Search:
         )
         self.compares = check_pruner(options, len(self.repeats))
 
-    def _check_keys(self) -> None:
+    def _check_keys(self, compose: Any, is_group: Any) -> None:
         """Compose a job with each value of a list and each end of a range, so that unknown keys raise."""
         for key, entry in self.space.items():
-            group = "low" in entry and self.context.loader.get_group_options(key)
             require(
-                not group,
-                f"sweep.space.{key}={shown(self.options['space'][key])}: {key} is a group, which takes a list of its "
-                "choices.",
+                "low" not in entry or not is_group(key),
+                f"sweep.space.{key}: {key} is a group, which takes a list of its choices.",
             )
             for value in entry.get("values") or [entry["low"], entry["high"]]:
-                when = [word(other, wanted, self.space.get(other)) for other, wanted in entry.get("when", {}).items()]
-                self.context.composed([*self.words, *when, word(key, value, entry)])
+                when = [word(other, wanted, self.space.get(other)) for other, wanted in entry["when"].items()]
+                compose([*self.words, *when, word(key, value, entry)])
         for repeat in self.repeats:
-            self.context.composed([*self.words, *repeat])
+            compose([*self.words, *repeat])
 
     def prepare(self, folder: SweepDir) -> None:
         """Open or create the study, and complete it with the results of jobs before a kill."""
@@ -125,21 +131,18 @@ class Search:
 
         Runs that are compared (sweep.pruner=wilcoxon) wait for the trial's previous one.
         """
-        if self.hopeless is not None:
+        if self.hopeless:
             return None
         with folder.adding():
             trials = folder.trials()
-            return self._next_repeat(trials) or self._new_trial(trials)
+            for number, jobs in trials.items():
+                if self._lacking(jobs) and (not self.compares or all(job.values for job in jobs)):
+                    return self._added(number, self._lacking(jobs)[0], self._point(jobs[0]))
+            return self._new_trial(trials)
 
     def unfinished(self, folder: SweepDir) -> int:
         """Return the number of jobs that started trials still lack."""
         return sum(len(self.repeats) - len(jobs) for jobs in folder.trials().values())
-
-    def _next_repeat(self, trials: dict[int, list[Job]]) -> Job | None:
-        for number, jobs in trials.items():
-            if len(jobs) < len(self.repeats) and (not self.compares or all(job.values for job in jobs)):
-                return self._added(number, self._lacking(jobs)[0], self._point(jobs[0]))
-        return None
 
     def _lacking(self, jobs: list[Job]) -> list[int]:
         begun = {job.repeat for job in jobs}
@@ -175,10 +178,9 @@ class Search:
     def _drawn(self, trial: Any) -> Iterator[str]:
         chosen: dict[str, Any] = {}
         for key, entry in self.space.items():
-            if any(chosen.get(other) != wanted for other, wanted in entry.get("when", {}).items()):
-                continue
-            chosen[key] = suggested(trial, key, entry)
-            yield word(key, chosen[key], entry)
+            if all(chosen.get(other) == wanted for other, wanted in entry["when"].items()):
+                chosen[key] = suggested(trial, key, entry)
+                yield word(key, chosen[key], entry)
 
     def told(self, job: Job) -> list[Job]:
         """Process a finished job, report its trial to the study if known, and return the skipped jobs."""
@@ -196,8 +198,7 @@ class Search:
             job.values = reached(job, self.options["objectives"])
         except UserError as error:
             job.state, job.sentence = "failed", str(error)
-            if not any(trial.state.name == "COMPLETE" for trial in self._trials()):
-                self.hopeless = job.sentence
+            self.hopeless = not any(trial.state.name == "COMPLETE" for trial in self._trials())
 
     def _settle(self, jobs: list[Job]) -> list[Job]:
         """Report a trial's result to the study, if known, and return the jobs that are skipped because of it."""
@@ -229,31 +230,26 @@ class Search:
         return None
 
     def concluded(self) -> None:
-        """Print the best trials, and the number of failed ones."""
-        told = [trial for trial in self._trials() if trial.state.name == "COMPLETE"]
-        best = [] if not told else self.study.best_trials if len(self.directions) > 1 else [self.study.best_trial]
+        """Print the best trials, the number of failed ones, and those that other machines have not ended."""
+        trials, own, count = self._trials(), self.folder.trials(), len(self.repeats)
+        complete, failed, running = (
+            [trial for trial in trials if trial.state.name == state] for state in ("COMPLETE", "FAIL", "RUNNING")
+        )
+        best = [] if not complete else self.study.best_trials if len(self.directions) > 1 else [self.study.best_trial]
+
+        def named(trial: int) -> str:
+            several = f"trial {trial}, mean of {count}, jobs {trial * count} to {trial * count + count - 1}"
+            return f"job {trial}" if count == 1 else several
+
         for trial in best[:5]:
             values = ", ".join(f"{value:.4g}" for value in trial.values)
             words = " ".join(word(key, value, self.space.get(key)) for key, value in trial.params.items())
-            print(f"Best {', '.join(self.names)}, {values}: {self._named(trial.number)}, {words}")
-        failed = [trial.number for trial in self._trials() if trial.state.name == "FAIL"]
-        if failed and told:
-            print(
-                f"{len(failed)} of {len(self._trials())} trials failed, the first of them {self._named(failed[0])}. "
-                "They are told to the study as failed, and not tried again."
-            )
-        self._tell_of_others()
-
-    def _named(self, trial: int) -> str:
-        count = len(self.repeats)
-        first = trial * count
-        return f"job {trial}" if count == 1 else f"trial {trial}, mean of {count}, jobs {first} to {first + count - 1}"
-
-    def _tell_of_others(self) -> None:
-        """Print the trials of a shared study that other machines have begun and not ended."""
-        own = self.folder.trials()
-        for trial in self._trials():
-            if trial.state.name == "RUNNING" and trial.number not in own:
+            print(f"Best {', '.join(self.names)}, {values}: {named(trial.number)}, {words}")
+        if failed and complete:
+            first = named(failed[0].number)
+            print(f"{len(failed)} of {len(trials)} trials failed, the first of them {first}. They are not tried again.")
+        for trial in running:
+            if trial.number not in own:
                 print(
                     f"Trial {trial.number} is not told yet: it runs at {_place(trial)}, or was cut short there; the "
                     "same command there takes it up."
@@ -271,4 +267,39 @@ class Search:
 
 def _place(trial: Any) -> str:
     """Return where a trial of a shared study was begun."""
-    return str(trial.user_attrs.get("sweep", "a place that it has not said"))
+    return str(trial.user_attrs.get("sweep", "an unknown place"))
+
+
+def objectives_of(options: Mapping[str, Any], cfg: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Return the objectives of runs of `cfg`, and max or min for each; raise UserError if unknown."""
+    asked, (own, _) = options["directions"], objective_of(cfg)
+    names = list(options["objectives"] or ([] if own is None else [own]))
+    require(bool(names), "sweep.objectives: the run names none: set objective= to a metric, and sweep.directions.")
+    if asked != "auto":
+        listed = [asked] * len(names) if isinstance(asked, str) else list(asked)
+        require(len(listed) == len(names), f"sweep.directions={shown(asked)}: expected one for each of {shown(names)}.")
+        return names, listed
+    minimised = {name: True if name in LESS else objective_of({**cfg, "objective": name})[1] for name in names}
+    unknown = next((name for name, lower in minimised.items() if lower is None), None)
+    require(unknown is None, f"sweep.directions: the direction of {unknown} is unknown: set max or min.")
+    return names, ["min" if lower else "max" for lower in minimised.values()]
+
+
+def reached(job: Job, names: Sequence[str] | None) -> list[float]:
+    """Return the values of a complete job's run, or its own objective if `names` is None.
+
+    Raises:
+        UserError: the run lacks one of them.
+    """
+    if not names and job.objective is not None:
+        return [float(job.objective)]
+    found: dict[str, Any] = {}
+    if job.run_dir is not None:
+        run = RunDir(job.run_dir)
+        costs = cost_of(run.receipt if (run.path / "receipt.json").exists() else {})
+        found = {**(run.result if run.complete else {}), **costs, "latency": costs["latency_ms"]}
+    missing = [name for name in names or ["objective"] if found.get(name) is None]
+    known = sorted(name for name, value in found.items() if isinstance(value, float) and name != "objective")
+    hint = did_you_mean(missing[0], known) if missing else ""
+    require(not missing, f"its run has no {' and no '.join(missing)}; {hint}")
+    return [float(found[name]) for name in names or ()]

@@ -1,0 +1,276 @@
+"""The processes of a sweep's jobs: their devices, how they are forked, watched and ended.
+
+The sweep's process has only imported what a run needs, so jobs can't affect each other, and the imports are paid once.
+"""
+
+import atexit
+import ctypes
+import json
+import multiprocessing.process
+import multiprocessing.util
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from lathe.config.cpu_count import CPU_PROCESSES_PER_CORE
+from lathe.errors import UserError, require
+from lathe.files import NotPlain, open_plain, write_atomically
+from lathe.launch.error_reporting import explain_error, report_error
+from lathe.launch.stdio import prepare_stdio
+from lathe.launch.sweep.sweep_dir import Job, SweepDir
+from lathe.runs.rundir import RunDir
+
+Work = Callable[[Job], Callable[[], Any]]  # returns the work of a job's process
+ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Resources of one job: environment variables, and torch's threads (None: torch's default)."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+
+
+def slots_of(jobs: int | str, trainer: Mapping[str, Any]) -> list[Slot]:
+    """Return a slot for each concurrent job; raise UserError if there are too few devices."""
+    asked = trainer.get("devices")
+    each = asked if isinstance(asked, int) and asked > 0 else len(asked) if isinstance(asked, list) else 1
+    cards = _gpus() if trainer.get("accelerator") in ("auto", "gpu", "cuda") else []
+    return _on_gpus(jobs, cards, each) if cards else _on_cores(jobs, each)
+
+
+def _on_gpus(jobs: int | str, cards: list[str], each: int) -> list[Slot]:
+    groups = [cards[first : first + each] for first in range(0, len(cards) - each + 1, each)]
+    asked = len(groups) if jobs == "auto" else int(jobs)
+    held = f"{len(cards)} GPUs in groups of trainer.devices={each} hold {len(groups)} jobs at a time"
+    require(0 < asked <= len(groups), f"sweep.jobs={jobs}: {held}: lower sweep.jobs, or trainer.devices.")
+    return [Slot({"CUDA_VISIBLE_DEVICES": ",".join(group)}) for group in groups[:asked]]
+
+
+def _on_cores(jobs: int | str, each: int) -> list[Slot]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = 1 if jobs == "auto" else int(jobs)
+    most = cores * CPU_PROCESSES_PER_CORE
+    require(
+        count * each <= most or count == 1,
+        f"sweep.jobs={jobs} of trainer.devices={each} are {count * each} processes, and {cores} cores carry at most "
+        f"{most}: lower either.",
+    )
+    if count == 1 or "OMP_NUM_THREADS" in os.environ:
+        return [Slot()] * count
+    threads = max(1, cores // (count * each))
+    return [Slot({"OMP_NUM_THREADS": str(threads)}, threads)] * count
+
+
+def _gpus() -> list[str]:
+    """Return CUDA_VISIBLE_DEVICES for each GPU, counted with NVML, after which a process can still fork."""
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    import torch
+
+    count = torch.cuda.device_count()
+    named = [name.strip() for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    return named[:count] if named else [str(index) for index in range(count)]
+
+
+@dataclass
+class Running:
+    """One job's process. `claim` locks the job against other processes."""
+
+    job: Job
+    slot: Slot
+    pid: int
+    claim: IO[str]
+    began: float
+    hung: bool = False
+
+
+class Jobs:
+    """The processes of a sweep's jobs, at most one for each slot."""
+
+    def __init__(self, folder: SweepDir, slots: Sequence[Slot], work: Work, silence: float | None) -> None:
+        self.folder, self.work, self.silence = folder, work, silence
+        self.free = list(slots)
+        self.running: list[Running] = []
+        self.stopping = False
+
+    def start(self, job: Job, claim: IO[str]) -> None:
+        """Start a job that this process has claimed."""
+        slot = self.free.pop(0)
+        job.state, job.tries, job.sentence = "running", job.tries + 1, None
+        self.folder.forget_run(job)  # it may have been moved or deleted; the job writes it again
+        self.folder.save(job)
+        log, outcome = self.folder.file(job.number, "log"), self.folder.file(job.number, "out")
+        outcome.unlink(missing_ok=True)
+        others, work = [running.claim for running in self.running], self.work(job)
+
+        def alone() -> Any:
+            for other in others:  # this process would keep them locked
+                other.close()
+            return work()
+
+        pid = fork(alone, log, outcome, slot)
+        self.running.append(Running(job, slot, pid, claim, time.monotonic()))
+
+    def ended(self) -> list[Job]:
+        """Return the jobs whose processes have ended since the last call, with their outcomes."""
+        found = []
+        for running in list(self.running):
+            self._watch(running)
+            pid, status = os.waitpid(running.pid, os.WNOHANG)
+            if pid:
+                self.running.remove(running)
+                self.free.append(running.slot)
+                found.append(self._settled(running, os.waitstatus_to_exitcode(status)))
+                running.claim.close()
+        return found
+
+    def signal(self, number: int) -> None:
+        """Send a signal to every job's processes, and end the sweep."""
+        self.stopping = True
+        for running in self.running:
+            with suppress(ProcessLookupError):
+                if number == signal.SIGKILL:
+                    os.killpg(running.pid, number)
+                else:
+                    os.kill(running.pid, number)  # a job with workers forwards it
+
+    @property
+    def began(self) -> dict[int, float]:
+        """The start time of each running job, by number."""
+        return {running.job.number: running.began for running in self.running}
+
+    def _watch(self, running: Running) -> None:
+        """Save the path of a job's run, and kill a job that has been silent for too long."""
+        job = running.job
+        if job.run_dir is None and (found := self.folder.job(job.number).run_dir) is not None:
+            job.run_dir = found
+            self.folder.save(job)
+        if self.silence is None or running.hung or time.monotonic() - running.began < self.silence:
+            return
+        run = [] if job.run_dir is None else [Path(job.run_dir, name) for name in ("metrics.csv", "checkpoints", "")]
+        written = [path.stat().st_mtime for path in (self.folder.file(job.number, "log"), *run) if path.exists()]
+        if time.time() - max(written, default=0.0) > self.silence:
+            running.hung = True
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+
+    def _settled(self, running: Running, code: int) -> Job:
+        job, outcome = running.job, self.folder.file(running.job.number, "out")
+        job.seconds += time.monotonic() - running.began
+        job.run_dir = self.folder.job(job.number).run_dir
+        told = json.loads(outcome.read_text()) if outcome.exists() else {}
+        if "objective" in told:
+            job.state, job.objective = "pruned" if was_pruned(job) else "complete", told["objective"]
+        elif "sentence" in told:
+            job.state, job.sentence = "failed", told["sentence"]
+        elif running.hung:
+            job.state, job.sentence = "failed", f"killed after sweep.silence={self.silence:g} seconds without a line."
+        elif self.stopping:
+            job.state = "waiting"
+        else:
+            code = 128 - code if code - 128 in ENDING else code
+            how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+            memory = ", as Linux does where memory is short" if code == -signal.SIGKILL else ""
+            job.state, job.sentence = "failed", f"its process died ({how}{memory})."
+        self._keep_output(job)
+        self.folder.save(job)
+        outcome.unlink(missing_ok=True)
+        return job
+
+    def _keep_output(self, job: Job) -> None:
+        """Move the job's output into its run directory."""
+        log = self.folder.file(job.number, "log")
+        if job.run_dir is None or not Path(job.run_dir).is_dir() or not log.exists():
+            return
+        try:
+            with open_plain(Path(job.run_dir, "output.log"), "ab") as file:
+                file.write(log.read_bytes())
+        except NotPlain as error:
+            print(f"Note: {str(error).rstrip('.')}; what the job printed stays at {log}.", file=sys.stderr)
+            return
+        log.unlink()
+
+
+def was_pruned(job: Job) -> bool:
+    """Return whether the search ended the job's run early."""
+    try:
+        return job.run_dir is not None and "pruned" in RunDir(job.run_dir).result
+    except (UserError, OSError):  # incomplete, or moved away at once
+        return False
+
+
+def fork(work: Callable[[], Any], log: Path, outcome: Path, slot: Slot) -> int:
+    """Run `work` in a forked process, and return its id. `log` gets its output, `outcome` its number or error."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.setpgid(pid, pid)  # both do, as either may come first
+        return pid
+    code = 1
+    try:
+        _detach(parent, log)
+        os.environ.update(slot.variables)
+        if slot.threads is not None:
+            import torch
+
+            torch.set_num_threads(slot.threads)
+        code = _work(work, outcome)
+        threading._shutdown()  # type: ignore[attr-defined]  # these two are what Python runs at exit
+        atexit._run_exitfuncs()
+    except BaseException:  # no caller could handle it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _detach(parent: int, log: Path) -> None:
+    """Detach this process from its parent's group, signals and terminal. It dies with its parent."""
+    os.setpgid(0, 0)
+    atexit._clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # such as the parent's temporary folders
+    multiprocessing.process._children = set()  # type: ignore[attr-defined]
+    for ending in (weakref.finalize._exitfunc, multiprocessing.util._exit_function):  # type: ignore[attr-defined]
+        atexit.register(ending)
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+    for number in (*ENDING, signal.SIGCHLD):
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    prepare_stdio()
+
+
+def _work(work: Callable[[], Any], outcome: Path) -> int:
+    """Run `work`, write its outcome, and return the exit code."""
+    try:
+        value = work()
+    except SystemExit as error:  # stopped by a signal: no outcome
+        return error.code if isinstance(error.code, int) else 1
+    except Exception as error:
+        report_error(error)
+        explained = explain_error(error)
+        words = str(explained) if explained else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        write_atomically(outcome, json.dumps({"sentence": words}))
+        return 1
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    write_atomically(outcome, json.dumps({"objective": float(value) if good else None}))
+    return 0

@@ -1,0 +1,252 @@
+"""The ASGI application: a starlette app for the paths, and the checks of host and API key in front of it."""
+
+import asyncio
+import hmac
+import time
+from collections.abc import Collection
+from importlib import metadata
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
+
+from lathe.serving import answers, decode, model
+from lathe.serving.batcher import Batcher
+from lathe.serving.decode import BINARY, BadRequest
+from lathe.serving.options import Options
+from lathe.serving.page import page
+
+INLINE = 65536  # bytes of a body that is decoded in the event loop, since a thread would take longer
+MOST = 65536  # lines of an answer: they are formatted in the event loop, which blocks other requests
+OPEN = ("/", "/health")  # without an API key, for browsers and load balancers
+PATHS = ("/", "/predict", "/health", "/metrics", "/info")
+GONE = 499  # the client has disconnected; only /metrics has this status
+PAGE_HEADERS = {"x-content-type-options": "nosniff", "x-frame-options": "DENY"}
+
+
+class App:
+    """The application. `facts` are the export's manifest."""
+
+    def __init__(self, batcher: Batcher, options: Options, facts: dict[str, Any]) -> None:
+        self.batcher, self.options, self.facts = batcher, options, facts
+        self.example, self.page, self.about = model.example(facts), page(facts), about(options, facts)
+        self._probe: asyncio.Task[None] | None = None
+        self.hosts = {"localhost", *(host_of(name) for name in (options.host, *options.hosts))}
+        routes = [
+            Route("/predict", self.predict, methods=["POST"]),
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/info", self.info),
+            Route("/", self.index),
+        ]
+        compress = Middleware(GZipMiddleware, minimum_size=1000)
+        errors: dict[Any, Any] = dict.fromkeys((BadRequest, HTTPException, ClientDisconnect, Exception), answer_error)
+        self.app = Starlette(routes=routes, middleware=[compress], exception_handlers=errors)
+        self.app.router.redirect_slashes = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check and answer a request, and count the answer."""
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                path = scope["path"] if scope["path"] in PATHS else "other"
+                self.batcher.metrics.responses.labels(path, str(message["status"])).inc()
+            await send(message)
+
+        app = self._refusal(Headers(scope=scope), scope["path"]) or self.app
+        await app(scope, receive, counted)
+
+    def _refusal(self, headers: Headers, path: str) -> Response | None:
+        """Return the answer to a request for another server or without the API key, else None."""
+        host = host_of(headers.get("host", ""))
+        if "*" not in self.hosts and not is_allowed(host, self.hosts):
+            host = host[:60]
+            return refusal(421, f"{host!r} is not this server: if it should be, start it with hosts=[{host}].")
+        if self.options.api_key is None or path in OPEN:
+            return None
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        key = headers.get("x-api-key") or (bearer.strip() if scheme.lower() == "bearer" else "")
+        if hmac.compare_digest(key.encode(), self.options.api_key.encode()):
+            return None
+        sentence = f"The API key is {'wrong' if key else 'missing'}: send it in the header X-API-Key."
+        return refusal(401, sentence, {"www-authenticate": "Bearer"})
+
+    async def predict(self, request: Request) -> Response:
+        """Answer `POST /predict` with classes, or with binary logits."""
+        began = time.perf_counter()
+        options, headers = self.options, request.headers
+        if self.batcher.full:
+            raise BadRequest(503, f"{options.max_queue} requests wait already: send it again later.")
+        body = await read_body(request, options.limits.body, options.body_timeout)
+        top_k, binary = self._top_k(request), BINARY in headers.get("accept", "")
+        if headers.get("content-encoding", "identity") != "identity":
+            raise BadRequest(415, "Content-Encoding is not taken: send the body as it is.")
+        kind = headers.get("content-type", "")
+        given = (body, kind, self.facts, options.limits, headers.get("x-shape"))
+        # JSON may have a picture
+        if len(body) <= INLINE and not kind.lower().startswith(("image/", "application/json")):
+            inputs, single = decode.decode(*given)
+        else:
+            inputs, single = await asyncio.to_thread(decode.decode, *given)
+        if not binary and len(inputs) * min(top_k, self.facts["output"]["shape"][-1]) > MOST:
+            raise BadRequest(
+                413, f"The answer would have more than {MOST} lines: ask for fewer by top_k, or with Accept: {BINARY}."
+            )
+        try:
+            left = options.request_timeout - (time.perf_counter() - began)
+            logits = await self.batcher.predict(inputs, max(left, 0.001))
+        except asyncio.CancelledError:  # stop_timeout is over
+            raise BadRequest(503, "The server is stopping: send it again later.") from None
+        found = self._binary(logits) if binary else self._json(logits, top_k, single)
+        seconds = time.perf_counter() - began
+        found.headers["server-timing"] = f"predict;dur={1000 * seconds:.2f}"  # in milliseconds; browsers show it
+        self.batcher.metrics.latency.observe(seconds)
+        return found
+
+    def _top_k(self, request: Request) -> int:
+        word = request.query_params.get("top_k", str(self.options.top_k))
+        if set(request.query_params) - {"top_k"} or not (word.isdecimal() and int(word[:9]) >= 1):
+            raise BadRequest(400, "The only option of a request is top_k, a whole number from 1.")
+        return int(word[:9])
+
+    def _binary(self, logits: model.Array) -> Response:
+        shape = ",".join(map(str, logits.shape))
+        return Response(np.ascontiguousarray(logits, "<f4").tobytes(), headers={"x-shape": shape}, media_type=BINARY)
+
+    def _json(self, logits: model.Array, top_k: int, single: bool) -> Response:
+        try:
+            return JSONResponse(answers.answer(logits, self.facts, top_k, single))
+        except ValueError as error:
+            raise BadRequest(500, f"There is no answer to this input: {error}.") from error
+
+    async def health(self, request: Request) -> Response:
+        """Answer with a real prediction, shared by concurrent callers."""
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._predict_example())
+        await asyncio.shield(self._probe)
+        return JSONResponse({"status": "ok", "workers": self.batcher.ready})
+
+    async def _predict_example(self) -> None:
+        try:
+            logits = await self.batcher.predict(self.example, self.options.health_timeout, urgent=True)
+        except BadRequest as error:
+            raise BadRequest(503, f"A prediction failed: {error.sentence}") from error
+        if not np.isfinite(logits).all():
+            raise BadRequest(503, "A prediction failed: its answer is not finite.")
+
+    async def metrics(self, request: Request) -> Response:
+        """Answer in Prometheus's text format."""
+        text = generate_latest(self.batcher.metrics.registry)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def info(self, request: Request) -> Response:
+        """Answer with the manifest, the receipt and the settings."""
+        return JSONResponse(self.about)
+
+    async def index(self, request: Request) -> Response:
+        """Answer with the page."""
+        return HTMLResponse(self.page, headers=PAGE_HEADERS)
+
+
+def host_of(header: str) -> str:
+    """Return the name or address of a header Host: lower case, without port, IPv6 brackets and the root's dot."""
+    name = header.lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return (name.partition(":")[0] if name.count(":") == 1 else name).removesuffix(".")
+
+
+def is_allowed(host: str, names: Collection[str]) -> bool:
+    """Return whether a request may be for `host`: an address, or one of the `names` of this server.
+
+    A web page's own name may resolve to this machine (DNS rebinding): its requests then have that name as their Host.
+    Addresses and localhost can't be rebound.
+    """
+    if host in names or host.endswith(".localhost"):
+        return True
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def read_body(request: Request, most: int, seconds: float) -> bytes:
+    """Return the whole body.
+
+    Of a body that is too large, the rest is read and dropped: a client that still sends would not see the answer.
+
+    Raises:
+        BadRequest: 413 it has more than `most` bytes, 408 it took longer than `seconds`.
+        ClientDisconnect: the client disconnected.
+    """
+    too_large = BadRequest(413, f"The body has more than {most} bytes: send less at a time.")
+    if "expect" in request.headers and int(request.headers.get("content-length", 0)) > most:  # it has not been sent yet
+        raise too_large
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(seconds):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size <= most:
+                    chunks.append(chunk)
+    except TimeoutError:
+        raise BadRequest(408, f"The body took longer than {seconds:g} seconds: send it faster.") from None
+    if size > most:
+        raise too_large
+    return b"".join(chunks)
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    """Return an error as one sentence. Starlette raises other errors again, so that uvicorn logs their traceback."""
+    if isinstance(error, BadRequest):
+        return refusal(error.status, error.sentence)
+    if isinstance(error, HTTPException):
+        return refusal(error.status_code, f"{error.detail}: the paths are {', '.join(PATHS)}.", error.headers)
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=GONE)
+    return refusal(500, "The server met an error of its own: its log says which.")
+
+
+def refusal(status: int, sentence: str, headers: Any = None) -> Response:
+    """Return an error's sentence as JSON."""
+    more = {503: {"retry-after": "1"}, 408: {"connection": "close"}}.get(status, {})
+    return JSONResponse({"error": sentence}, status, {**(headers or {}), **more})
+
+
+def about(options: Options, facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of /info."""
+    limits = options.limits
+    return {
+        "manifest": facts,
+        "receipt": model.receipt(Path(options.run)),
+        "limits": {
+            "body_bytes": limits.body,
+            "pixels": limits.pixels,
+            "samples": limits.samples,
+            "tokens": limits.tokens,
+            "queue": options.max_queue,
+            "seconds": options.request_timeout,
+        },
+        "server": {
+            "uvicorn": metadata.version("uvicorn"),
+            "workers": options.workers,
+            "devices": options.devices or ["cpu"],
+            "threads": options.threads,
+            "max_batch_size": options.max_batch_size,
+            "batch_timeout": options.batch_timeout,
+        },
+    }
