@@ -30,12 +30,18 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     Writes sensitivity.json, plots and, with a budget for bits, override.txt below `sensitivity/` in the run directory.
     """
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
-    check_request(request)
-    times = _read_latency(request)
+    devices, budget, latency = request["trainer"]["devices"], request["budget"], request["latency"]
+    tried = {"sparsity": sorted(request["sparsities"]), "bits": sorted(request["bits"], reverse=True)}
+    require(any(tried.values()), "sparsities=[] and bits=[] try nothing: give values for one of them.")
+    require(devices == 1, f"trainer.devices={devices}: one device measures; leave it at 1.")
+    kind = request["allocate"]
+    require(budget is None or bool(tried[kind]), f"budget={budget} with allocate={kind} needs values to choose from.")
+    require(latency is None or budget is not None, f"latency={latency} needs a budget in the unit of its times.")
+    times = None if latency is None else _read_latency(latency)
     task, _ = inference.open_run_net(run.path, "run", request["checkpoint"])
     require(
         "quantization" not in structure_of(task.net),
-        f"run={request['run']} is quantized already, which leaves nothing to choose: take the run that it came from.",
+        f"run={request['run']} is quantized already: take the run that it came from.",
     )
     metrics = task.reported
     metric = request["metric"]
@@ -46,13 +52,12 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     with Changed(task.net, {}, bench.inputs):  # with no layer changed: the reference of all changes
         reference = bench.score()
     with Progress(transient=True, disable=not cfg["trainer"]["enable_progress_bar"]) as bar:
-        tried = len(request["sparsities"]) + len(request["bits"])
-        row = bar.add_task("layers", total=len(chosen) * tried)
+        row = bar.add_task("layers", total=len(chosen) * sum(map(len, tried.values())))
         found = scan(
             task.net,
             chosen,
-            sparsities=sorted(request["sparsities"]),
-            bits=sorted(request["bits"], reverse=True),
+            sparsities=tried["sparsity"],
+            bits=tried["bits"],
             score=bench.score,
             batches=bench.inputs,
             done=lambda: bar.advance(row),
@@ -67,13 +72,13 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
         "reference": reference,
         "layers": {name: {"shape": list(shapes[name]), **found[name]} for name in found},
     }
-    if request["budget"] is not None:
+    if budget is not None:
         report["allocation"] = _choose(bench, request, report, found, shapes, times)
     folder = run.path / "sensitivity"
     folder.mkdir(exist_ok=True)
     write_atomically(folder / "sensitivity.json", json.dumps(report, indent=2) + "\n")
     for kind in KINDS:
-        if request["sparsities" if kind == "sparsity" else "bits"]:
+        if tried[kind]:
             series = {
                 name: sorted((value, some[metric]) for value, some in found[name][kind].items()) for name in found
             }
@@ -85,33 +90,10 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def check_request(request: dict[str, Any]) -> None:
-    """Raise UserError for a request that tries nothing, or a budget without values to choose from."""
-    devices, kind, budget = request["trainer"]["devices"], request["allocate"], request["budget"]
-    require(
-        bool(request["sparsities"] or request["bits"]),
-        "sparsities=[] and bits=[] try nothing: give values for one of them.",
-    )
-    require(devices == 1, f"trainer.devices={devices}: one device measures; leave it at 1.")
-    tried = request["bits" if kind == "bits" else "sparsities"]
-    require(
-        budget is None or bool(tried), f"budget={budget} with allocate={kind} needs values to choose from: give some."
-    )
-
-
-def _read_latency(request: dict[str, Any]) -> dict[str, dict[str, float]] | None:
-    path = request["latency"]
-    if path is None:
-        return None
-    require(
-        request["budget"] is not None,
-        f"latency={path} serves a choice under a budget: give budget in the unit of its times.",
-    )
+def _read_latency(path: str) -> dict[str, dict[str, float]]:
     try:
         table = json.loads(Path(path).read_text())
-        return {
-            str(name): {f"{float(value):g}": float(time) for value, time in row.items()} for name, row in table.items()
-        }
+        return {name: {f"{float(value):g}": float(time) for value, time in row.items()} for name, row in table.items()}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise UserError(
             f"latency={path} can't be read as JSON of the form {{layer: {{value: seconds}}}}: {error}"
