@@ -119,7 +119,7 @@ def implied(cfg: dict[str, Any], was: int | None, size: int, own: list[Any] | No
         kind = str((options.get("kind") or {}).get("path") or options.get("_target_")).rpartition(".")[2]
         now = options.get("lr")
     else:
-        (kind, now), key = own[0], "the rate of the module's own optimizer"
+        (kind, now), key = own[0] if own else ("", None), "the rate of the module's own optimizer"
     if own is not None and len(own) != 1:
         said = f"The module makes {len(own)} optimizers itself, whose rates are for another batch: try some."
     elif options.get("scale_lr", "none") != "none":

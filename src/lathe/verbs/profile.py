@@ -476,12 +476,12 @@ def _sections(name: str, found: Mapping[str, Any]) -> Iterator[str]:
     yield section(f"Operators of {name.lower()}", "Time of each, without the operators that it calls.", operators)
     if found["modules"]:
         head = ("module", "class", "forward, ms", "backward, ms", "both, ms")
-        rows = []
+        modules = []
         for m in found["modules"]:
             both = m["forward"] + m["backward"]
-            rows.append((m["name"], m["kind"], f"{m['forward']:.3f}", f"{m['backward']:.3f}", f"{both:.3f}"))
+            modules.append((m["name"], m["kind"], f"{m['forward']:.3f}", f"{m['backward']:.3f}", f"{both:.3f}"))
         caption = "Time of each, without the modules in it, while the profiler records."
-        yield section(f"Modules of {name.lower()}", caption, table(head, rows, texts=2))
+        yield section(f"Modules of {name.lower()}", caption, table(head, modules, texts=2))
     if found["memory"]:
         yield _memory_section(name, found["memory"])
 

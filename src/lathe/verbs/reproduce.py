@@ -106,14 +106,14 @@ def recorded_code(environment: dict[str, Any], choice: str, where: str) -> Itera
     Raises UserError, with `where` as its beginning, if the code is not recorded or not available.
     """
     root, here = project("reproduce.py"), describe_environment()
-    commit, diff = environment.get("git_commit"), environment.get("git_diff") or ""
-    same = commit is not None and (commit, diff) == (here["git_commit"], here["git_diff"] or "")
+    commit, diff = str(environment.get("git_commit") or ""), str(environment.get("git_diff") or "")
+    same = bool(commit) and (commit, diff) == (here["git_commit"], here["git_diff"] or "")
     changed = f" with {len(diff.splitlines())} lines of uncommitted diff" if diff else ""
     if choice == "current" or same:
         said = f"as it is here{', which is what the run recorded' if same else ''}"
         yield Code(root, here["git_commit"], here["git_diff"], said)
         return
-    known = isinstance(commit, str) and len(commit) == 40 and commit.isalnum()
+    known = len(commit) == 40 and commit.isalnum()
     require(known, f"{where}: its environment.json records no commit, so its code is not known; {CURRENT}")
     present = here["git_commit"] is not None and _git(root, "cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
     fetch = "fetch it (git fetch --all)"

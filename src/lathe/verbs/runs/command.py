@@ -54,7 +54,7 @@ def runs(request: dict[str, Any]) -> None:
     collect_errors(
         lambda: conditions(request["where"]),
         lambda: request["since"] is None or begun_since(request["since"]),
-        lambda: request["output"] is None or check_output(request["output"], suffixes),
+        lambda: check_output(request["output"], suffixes),
     )
     if action == "compare":
         found = compare(request["compare"], request["columns"], request["points"])
@@ -193,8 +193,10 @@ def _cell(row: dict[str, Any], key: str) -> str:
     return "" if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def check_output(output: str, suffixes: Sequence[str]) -> None:
+def check_output(output: str | None, suffixes: Sequence[str]) -> None:
     """Raise UserError for a path with another suffix or without a folder."""
+    if output is None:
+        return
     path = Path(output)
     require(path.suffix in suffixes, f"output={output}: name a file that ends in {' or '.join(suffixes)}.")
     require(path.resolve().parent.is_dir(), f"output={output}: its folder does not exist.")

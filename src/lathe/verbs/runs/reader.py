@@ -288,8 +288,8 @@ def read_curves(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) ->
         names = next(lines, [])
         kept = set(choose(names))
         wanted = [(at, name) for at, name in enumerate(names) if name in kept]
-        step = names.index("step") if "step" in names else None
-        for line in islice(lines, 10_000_000) if step is not None else ():
+        step = names.index("step") if "step" in names else -1
+        for line in islice(lines, 10_000_000) if "step" in names else ():
             for at, name in wanted:
                 if at < len(line) and line[at]:
                     with suppress(ValueError, IndexError, OverflowError):
