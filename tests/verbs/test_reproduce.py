@@ -155,7 +155,7 @@ def test_the_recorded_code_comes_back(project: Path) -> None:
     done = check(typed(project, "scripts/reproduce.py", f"run={made}", "output=found.json"))
     found = json.loads((project / "found.json").read_text())
     assert found["reproduced"] is True
-    assert "lines of uncommitted diff, as recorded, in a folder of its own" in found["code"]
+    assert "lines of uncommitted diff, as recorded, in a temporary folder" in found["code"]
     assert found["notes"] == [
         "src/mine.py is not known to git, so it was recorded nowhere and the run is made without it"
     ]

@@ -526,4 +526,4 @@ def show(report: dict[str, Any], folder: Path, top_k: int) -> None:
                 say(f"peak memory of {name}: {found['memory']['peak'] / 2**20:.1f} MiB")
     for note in report["notes"]:
         say(note)
-    say(f"{folder / 'profile.html'} has more; traces beside it open at https://ui.perfetto.dev")
+    say(f"{folder / 'profile.html'} has more; the traces open at https://ui.perfetto.dev")

@@ -128,7 +128,7 @@ def recorded_code(environment: dict[str, Any], choice: str, where: str) -> Itera
                 done = _git(tree, "apply", "--whitespace=nowarn", "-", given=text)
                 require(done.returncode == 0, f"{where}: its diff can't be applied: {_reason(done)}; {CURRENT}")
             prefix = _git(root, "rev-parse", "--show-prefix").stdout.decode().strip()
-            said = f"commit {commit[:12]}{changed}, as recorded, in a folder of its own"
+            said = f"commit {commit[:12]}{changed}, as recorded, in a temporary folder"
             yield Code(tree / prefix, commit, diff, said, _unknown_to_git(root))
         finally:
             _git(root, "worktree", "remove", "--force", str(tree))
@@ -238,7 +238,7 @@ def compare(run: RunDir, again: RunDir, code: Code) -> dict[str, Any]:
         "metrics": metrics,
         "first_difference": line,
         "environment": environment,
-        "notes": notes if weights else [*notes, "no checkpoint is left of the run: its metrics alone were compared"],
+        "notes": notes if weights else [*notes, "no checkpoint is left of the run: only its metrics were compared"],
     }
 
 

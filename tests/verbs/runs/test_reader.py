@@ -55,7 +55,7 @@ def test_every_state_is_told(tmp_path: Path) -> None:
         runs = find_runs(str(tmp_path))
         assert [run.state for run in runs] == expected
     assert runs[2].sentence is None
-    assert runs[3].sentence == f"python train.py resume={begun.relative_to(tmp_path)} goes on with it."
+    assert runs[3].sentence == f"python train.py resume={begun.relative_to(tmp_path)} continues it."
     assert (
         runs[5].sentence == f"{runs[5].where}: its result.json can't be read as JSON: it is cut off or of another kind."
     )
@@ -137,7 +137,7 @@ def test_what_another_package_made_is_read_without_trusting_it(tmp_path: Path) -
     ("named", "sentence"),
     [
         ("logs/trian", "runs=logs/trian: there is no such folder; did you mean train?"),
-        ("logs/other", "runs=logs/other: there is no run directory in it"),
+        ("logs/other", "runs=logs/other: it has no run directory"),
     ],
 )
 def test_what_holds_no_runs_is_refused(tmp_path: Path, named: str, sentence: str) -> None:

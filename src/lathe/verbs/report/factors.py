@@ -142,7 +142,7 @@ class Differences:
         """Return the other factors that distinguish configurations with equal `factors`."""
         return [factor for factor in self.factors if factor not in factors and self._splits(factors, factor)]
 
-    def beside(self, factors: Sequence[Factor]) -> list[Factor]:
+    def confounders(self, factors: Sequence[Factor]) -> list[Factor]:
         """Return possible confounders: keys that differ between the groups of `factors` but within none.
 
         Omits keys that follow a factor: keys below its choice, and keys with the value of another one.

@@ -16,7 +16,7 @@ from lathe.verbs.runs.formatting import many
 from lathe.verbs.runs.reader import SEEDS, Run, finite
 
 EVIDENCE = 0.05
-BESIDE = 6  # keys that are listed by name
+MOST_KEYS = 6  # keys that are listed by name
 SHARES = re.compile(r"(\w+_)?(acc|accuracy|precision|recall|specificity|f1|auroc|iou|jaccard|dice|top_?\d+)(_\w+)?")
 Unit = tuple[Any, ...]  # the key of paired runs: seed, fold, and other keys that are mixed in a group
 
@@ -26,7 +26,8 @@ class Group:
     """Runs with the same `factors`; `brief` has them with short class names.
 
     `units` are the complete runs that count: the newest of those with equal seed, fold and configuration. `mixed` are
-    the keys that distinguish its configurations, third and later in a unit; `beside` are its values of confounders.
+    the keys that distinguish its configurations, third and later in a unit; `confounders` are other values that may
+    explain a difference.
     """
 
     factors: dict[str, Any]
@@ -35,7 +36,7 @@ class Group:
     units: dict[Unit, Run] = field(default_factory=dict)
     marks: list[str] = field(default_factory=list)
     mixed: tuple[str, ...] = ()
-    beside: dict[str, Any] = field(default_factory=dict)
+    confounders: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def texts(self) -> dict[str, str]:
@@ -118,7 +119,7 @@ def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str]
     """
     factors = differences.factors if by is None else differences.chosen(by)
     others = [] if by is None else differences.others(factors)
-    beside = [] if by is None else differences.beside(factors)
+    confounders = [] if by is None else differences.confounders(factors)
     found: dict[tuple[str, ...], Group] = {}
     mixed: dict[tuple[str, ...], list[dict[str, Any]]] = {}  # for each key of `others`, the values in a group by code
     for at, run in enumerate(differences.runs):
@@ -129,7 +130,7 @@ def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str]
                 {factor.key: factor.values[at] for factor in factors},
                 {factor.key: factor.brief(factor.values[at]) for factor in factors},
                 mixed=tuple(factor.key for factor in others),
-                beside={factor.key: factor.brief(factor.values[at]) for factor in beside},
+                confounders={factor.key: factor.brief(factor.values[at]) for factor in confounders},
             )
         group = found[key]
         group.runs.append(run)
@@ -236,7 +237,7 @@ def make_pairs(groups: Sequence[Group], baseline: int, metric: str, direction: s
                     f"{many(len(mine), 'run')} here and {len(shared)} of {len(theirs)} of the baseline are in the "
                     "difference"
                 )
-            says += _confounders(group, groups[baseline])
+            says += _confounder_note(group, groups[baseline])
         else:
             says = ["no complete run on one side: nothing to compare"]
         pairs.append(Pair(at, baseline, told, "; ".join(says)))
@@ -272,9 +273,9 @@ def _unpaired(group: Group, mine: Sequence[Unit], theirs: Sequence[Unit]) -> str
     )
 
 
-def _confounders(group: Group, baseline: Group) -> list[str]:
+def _confounder_note(group: Group, baseline: Group) -> list[str]:
     """Return a caveat that names the other keys in which two groups differ."""
-    pairs = [(key, value, baseline.beside[key]) for key, value in group.beside.items()]
+    pairs = [(key, value, baseline.confounders[key]) for key, value in group.confounders.items()]
     said = [f"{key} ({value_text(a)} against {value_text(b)})" for key, a, b in pairs if code(a) != code(b)]
-    more = [f"{len(said) - BESIDE} more keys"] if len(said) > BESIDE else []
-    return [f"differs as well, and may be the reason: {', '.join([*said[:BESIDE], *more])}"] if said else []
+    more = [f"{len(said) - MOST_KEYS} more keys"] if len(said) > MOST_KEYS else []
+    return [f"differs as well, and may be the reason: {', '.join([*said[:MOST_KEYS], *more])}"] if said else []

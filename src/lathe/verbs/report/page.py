@@ -42,7 +42,7 @@ POLICY = (
 )
 SCRIPTS = ("page.js", "plots.js")
 POINTS = 100  # at most, of a curve, which looks like the original in a plot of 400 pixels
-ALL_POINTS = 400_000  # of all curves, with which the page stays below 3 MB
+ALL_POINTS = 400_000  # of all curves; keeps the page below 3 MB
 
 
 def page_data(report: Report, folder: Path = Path()) -> dict[str, Any]:

@@ -18,7 +18,7 @@ WAY = 0.3  # rank correlation from which a direction is reported
 
 @dataclass(frozen=True)
 class Interval:
-    """How intervals are made: `kind` is t (normal errors) or bootstrap (percentiles)."""
+    """Settings of intervals: `kind` is t (normal errors) or bootstrap (percentiles)."""
 
     kind: str = "t"
     confidence: float = 0.95

@@ -92,8 +92,8 @@ def delete(runs: Sequence[Run], log_dir: Path, state: str, sure: bool) -> None:
         print(f"and {len(gone) - NAMED} more")
     if not sure:
         what = f"{many(len(gone), f'{state} run')}, {size_text(sum(run.size for run in gone))}"
-        can_ask = sys.stdin.isatty()
-        require(can_ask, f"delete={state} asks before it removes {what}, and this is no terminal: add yes=true.")
+        terminal = sys.stdin.isatty()
+        require(terminal, f"delete={state} asks before it removes {what}, without a terminal: add yes=true.")
         require(input(f"Remove {what}? [y/N] ").strip().lower() in ("y", "yes"), "nothing was removed.")
     count = sum(_delete(run, state) for run in gone)
     _mend_latest(log_dir)

@@ -23,7 +23,7 @@ def size_text(count: float) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """Format a time in the largest unit of which there are two."""
+    """Format a time in the largest unit that it holds twice."""
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

@@ -30,7 +30,14 @@ from lathe.verbs.runs.formatting import printable
 
 COLUMNS = ("name", "date", "state", "seed", "tags", "objective", "steps", "size")  # besides metrics and keys
 SEEDS = ("seed", "data.fold")
-COUNTS = ("seed", "steps", "epochs", "best_step", "devices", "pruned")  # numbers of result.json that are no metrics
+COUNTS = (
+    "seed",
+    "steps",
+    "epochs",
+    "best_step",
+    "devices",
+    "pruned",
+)  # numbers of result.json that don't measure the model
 WITHOUT_RUNS = ("latest", "benchmark", "slurm")  # folders below log_dir
 LARGEST = 1e150  # squares of larger numbers may overflow
 
@@ -111,7 +118,7 @@ class Run:
         """Why it is not complete, or the command that continues it."""
         if self.state == "unfinished" and self.directory.last.exists():
             # without `trusted`, which the error of that command names
-            return printable(f"{run_command('train.py', 'resume', self.where, {})} goes on with it.")
+            return printable(f"{run_command('train.py', 'resume', self.where, {})} continues it.")
         return None if self.status.sentence is None else printable(self.status.sentence)
 
     @property
@@ -268,7 +275,7 @@ def _entries(folder: Path, word: str) -> list[RunEntry]:
     entries = list(runs_below(folder))
     require(
         bool(entries) or is_sweep(folder),
-        f"runs={word}: there is no run directory in it (each has a config.yaml and an environment.json); "
+        f"runs={word}: it has no run directory (each has a config.yaml and an environment.json); "
         "logs/<name> holds the runs of a name.",
     )
     return entries
