@@ -42,8 +42,9 @@ def reproduce(request: dict[str, Any]) -> int:
     run = rundir.open_run(request["run"], "run", trusted)
     check(run, f"run={request['run']}")
     if output is not None:  # before training
-        require(not Path(output).is_dir(), f"output={output} is a folder: name a file.")
-        files.require_writable(Path(output).resolve().parent)
+        folder = Path(output).resolve().parent
+        require(folder.is_dir() and not Path(output).is_dir(), f"output={output}: name a file in an existing folder.")
+        files.require_writable(folder)
     checkpoints(run)
     with recorded_code(run.environment, request["code"], f"run={request['run']}") as code:
         print(f"The code is {code.said}.", flush=True)
