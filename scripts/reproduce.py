@@ -9,7 +9,7 @@ from lathe.launch import report_errors, run_inline
 @report_errors
 @hydra.main(version_base="1.3", config_path="../configs", config_name="reproduce")
 def main(cfg: DictConfig) -> None:
-    run_inline(cfg, "lathe.verbs.reproduce.command:reproduce")
+    run_inline(cfg, "lathe.verbs.reproduce:reproduce")
 
 
 if __name__ == "__main__":

@@ -20,13 +20,13 @@ from lathe.loggers import CSVLogger, run_log
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.inference import open_run_net
 from lathe.runs.run_discovery import RunEntry
+from lathe.runs.run_status import seconds_since_write
 from lathe.runs.rundir import RunDir, open_run
 from lathe.verbs.load import load
-from lathe.verbs.report.collect import read_run
-from lathe.verbs.report.data import curves
-from lathe.verbs.reproduce.command import check
-from lathe.verbs.runs.compare import _logged
-from lathe.verbs.runs.listed import Listed
+from lathe.verbs.report.page import curves
+from lathe.verbs.reproduce import check
+from lathe.verbs.runs.compare import common_points
+from lathe.verbs.runs.reader import Run
 
 
 def linked(target: str) -> Callable[[Path], None]:
@@ -112,13 +112,13 @@ def resume(path: Path) -> None:
 
 
 def listed(path: Path) -> None:
-    run = Listed(path)
-    _ = run.state, run.steps, run.tags, run.objective, run.busy, run.age, run.size
-    _logged(path)
+    run = Run(RunEntry(path))
+    _ = run.state, run.steps, run.tags, run.objective, run.busy, run.size, seconds_since_write(path)
+    common_points(path, path, 8)
 
 
 def reported(path: Path) -> None:
-    _ = (run := read_run(RunEntry(path))).environment, run.receipt
+    _ = (run := Run(RunEntry(path))).environment, run.receipt, run.sentence
     curves(path / "metrics.csv")
 
 

@@ -1,4 +1,4 @@
-"""Runs below a folder: `scripts/report.py` and `scripts/runs.py` find the same ones."""
+"""Runs below a folder, however it is named."""
 
 import os
 import random
@@ -10,8 +10,7 @@ from support.run_directories import write_run, write_sweep
 from lathe.config.resolve import with_absolute_paths
 from lathe.runs.run_discovery import is_run, jobs_by_run, jobs_of, runs_below
 from lathe.runs.rundir import open_run
-from lathe.verbs.report.collect import collect
-from lathe.verbs.runs.find import find
+from lathe.verbs.runs.reader import find_runs
 
 
 @pytest.fixture(autouse=True)
@@ -39,22 +38,19 @@ def tree(log_dir: Path, rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_both_commands_find_the_same_runs_once(tmp_path: Path, seed: int) -> None:
+def test_runs_and_failed_jobs_are_found_once(tmp_path: Path, seed: int) -> None:
     log_dir = tmp_path / "logs"
     tree(log_dir, random.Random(seed))
     there = sorted(path.parent for path in log_dir.glob("[ab]/*/config.yaml"))
     failed = sorted(log_dir.glob("sweeps/*/jobs/*.json"))
     failed = [path for path in failed if '"run_dir": null' in path.read_text()]
-    assert sorted(run.path.resolve() for run in collect(["logs"])[0] if run.path) == there
-    assert sum(run.path is None for run in collect(["logs"])[0]) == len(failed)
     for named in (None, "logs"):
-        found = find(named, log_dir)
+        found = find_runs(named, log_dir)
         assert sorted(run.path for run in found if run.path) == there
         assert sorted(Path(run.where).absolute() for run in found if run.path is None) == failed
     for name in {path.parent.name for path in there}:
         own = [path for path in there if path.parent.name == name]
-        assert [run.path.resolve() for run in collect([f"logs/{name}"])[0] if run.path] == own
-        assert [run.path for run in find(f"logs/{name}", log_dir)] == own
+        assert [run.path for run in find_runs([f"logs/{name}"])] == own
 
 
 def test_a_run_that_failed_as_a_job_has_failed_for_every_path(tmp_path: Path) -> None:
@@ -62,10 +58,8 @@ def test_a_run_that_failed_as_a_job_has_failed_for_every_path(tmp_path: Path) ->
     os.utime(run, (0, 0))
     write_sweep(tmp_path / "logs", [{"run_dir": str(run), "state": "failed", "sentence": "the loss is not finite"}])
     for words in ("logs", "logs/train", "logs/sweeps", str(run)):
-        (collected,), _ = collect([words])
-        assert (collected.state, collected.sentence) == ("failed", "the loss is not finite")
-        (listed,) = find(words, tmp_path / "logs")
-        assert (listed.path, listed.job["sentence"]) == (run, "the loss is not finite")
+        (found,) = find_runs(words)
+        assert (found.path, found.state, found.sentence) == (run, "failed", "the loss is not finite")
 
 
 def test_a_job_with_a_damaged_file_has_failed(tmp_path: Path) -> None:
@@ -75,7 +69,7 @@ def test_a_job_with_a_damaged_file_has_failed(tmp_path: Path) -> None:
     (first, second) = jobs_of(sweep)
     assert first.job == {"number": 0, "state": "failed", "sentence": f"{torn} can't be read as JSON."}
     assert second.job["state"] == "waiting"
-    (listed,) = find("logs/sweeps", tmp_path / "logs")
+    (listed, _) = find_runs("logs/sweeps", tmp_path / "logs")
     assert (listed.state, Path(listed.where).absolute()) == ("failed", torn)
 
 
@@ -85,7 +79,7 @@ def test_runs_that_moved_with_their_sweep_are_found(tmp_path: Path) -> None:
     (tmp_path / "before").rename(tmp_path / "after")
     moved = tmp_path / "after" / "train" / run.name
     assert list(jobs_by_run(tmp_path / "after")) == [moved]
-    (listed,) = find("after/sweeps", tmp_path / "after")
+    (listed,) = find_runs("after/sweeps", tmp_path / "after")
     assert listed.path == moved
     assert [place.path for place in runs_below(tmp_path / "after", skipped=("sweeps",))] == [moved]
     assert is_run(moved)

@@ -1,4 +1,4 @@
-"""Status of runs: `scripts/report.py` and `scripts/runs.py` agree, whatever happened to the files."""
+"""Status of runs, whatever happened to the files."""
 
 import csv
 import json
@@ -15,10 +15,8 @@ from support.run_folders import Cli, refused
 from support.runs import ROOT
 
 from lathe.runs.run_status import status_without_run
-from lathe.verbs.report.collect import Run, collect
 from lathe.verbs.runs.command import runs, show_list
-from lathe.verbs.runs.find import find
-from lathe.verbs.runs.listed import Listed
+from lathe.verbs.runs.reader import find_runs
 
 
 def cut(path: Path) -> None:
@@ -57,22 +55,13 @@ def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "logs"
 
 
-def both(log_dir: Path) -> tuple[Run, Listed]:
-    """The only run, as either command reads it."""
-    (told,), _ = collect(["logs"])
-    (listed,) = find(None, log_dir)
-    return told, listed
-
-
 @pytest.mark.parametrize("mutation", MUTATIONS)
 @pytest.mark.parametrize("name", FILES)
-def test_both_commands_agree_on_a_damaged_file(log_dir: Path, name: str, mutation: str) -> None:
+def test_a_damaged_file_is_reported(log_dir: Path, name: str, mutation: str) -> None:
     path = write_run(log_dir, 0, 0.9)
     (path / "checkpoints").mkdir()
     MUTATIONS[mutation](path / name)
-    told, listed = both(log_dir)
-    assert told.state == listed.state
-    assert told.sentence == listed.standing.sentence
+    (listed,) = find_runs(None, log_dir)
     assert listed.size > 0
     says_nothing = (("overrides.yaml", "missing"), ("result.json", "mapping"))
     if name in ("environment.json", "metrics.csv") or (name, mutation) in says_nothing:
@@ -80,13 +69,13 @@ def test_both_commands_agree_on_a_damaged_file(log_dir: Path, name: str, mutatio
     elif (name, mutation) == ("result.json", "missing"):
         expected = "unfinished"
     elif (name, mutation) == ("overrides.yaml", "cut"):
-        expected = told.state  # half a list may be a list
+        expected = listed.state  # half a list may be a list
     else:
         expected = "failed"
-        assert listed.standing.unread == listed.standing.sentence
-        assert f"its {name} " in str(told.sentence)
-        assert str(told.sentence).endswith(".")
-    assert told.state == expected
+        assert listed.status.unread == listed.sentence
+        assert f"its {name} " in str(listed.sentence)
+        assert str(listed.sentence).endswith(".")
+    assert listed.state == expected
     assert not Path("canary").exists()
 
 
@@ -94,7 +83,7 @@ def test_the_list_names_runs_that_can_not_be_read(log_dir: Path, capsys: pytest.
     runs = [write_run(log_dir, number, 0.9) for number in range(8)]
     (runs[0] / "config.yaml").write_bytes(b"\0")
     request = dict.fromkeys(("columns", "limit", "output", "runs")) | {"paths": {"log_dir": log_dir}, "sort": "date"}
-    show_list({**request, "output": "list.json"}, find(None, log_dir))
+    show_list({**request, "output": "list.json"}, find_runs(None, log_dir))
     found = json.loads(Path("list.json").read_text())
     reason = f"logs/train/{runs[0].name}: its config.yaml can't be read as a configuration."
     assert [row["state"] for row in found] == ["failed", *["complete"] * 7]
@@ -102,7 +91,7 @@ def test_the_list_names_runs_that_can_not_be_read(log_dir: Path, capsys: pytest.
     for path in runs[:7]:
         (path / "config.yaml").unlink()
     capsys.readouterr()
-    show_list(request, find(None, log_dir))
+    show_list(request, find_runs(None, log_dir))
     assert capsys.readouterr().out.splitlines()[-1].startswith("7 runs can't be read: ")
 
 
@@ -125,12 +114,10 @@ def test_failed_jobs_are_listed_without_their_directories(log_dir: Path) -> None
     for path in runs[1:]:
         shutil.rmtree(path)
     for words in (None, str(sweep), "logs"):
-        found = find(words, log_dir)
-        assert sorted(run.state for run in found) == ["complete", "failed", "failed", "running"]
+        found = find_runs(words, log_dir)
+        assert sorted(run.state for run in found) == ["complete", "failed", "failed", "gone", "running"]
         assert [run.path for run in found if run.path] == [runs[0]]
-    told, _ = collect([str(sweep)])
-    assert sorted(run.state for run in told) == ["complete", "failed", "failed", "gone", "running"]
-    assert len(collect(["logs", str(sweep), "logs"])[0]) == 5  # no job twice, however it is named
+    assert len(find_runs(["logs", str(sweep), "logs"])) == 5  # no job twice, however it is named
 
 
 def test_jobs_without_a_run_directory_can_not_be_deleted(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,8 +132,8 @@ def test_jobs_without_a_run_directory_can_not_be_deleted(log_dir: Path, capsys: 
     counted = "3 runs (1 pruned, 2 failed), 0 B. 3 of them are jobs without a run directory."
     assert printed(runs=str(sweep))[-1] == counted
     first, last = printed(delete="failed", yes=True)
-    assert first.startswith("2 failed jobs of a sweep have no run directory, so there is nothing to remove")
-    assert last == "No other of 4 runs is failed: nothing was removed."
+    assert first.startswith("2 failed jobs without a run directory")
+    assert last == "No run directory is failed: nothing was removed."
 
 
 @pytest.mark.parametrize("named", ["/", "logs/mystuff", "", "logs/train", "\0"])
@@ -156,11 +143,9 @@ def test_a_job_that_names_no_run_directory_has_none(log_dir: Path, named: str) -
     (log_dir / "mystuff" / "thesis.tex").write_text("x" * 1000)
     sweep = write_sweep(log_dir, [{"run_dir": named, "state": "complete", "sentence": None}])
     for words in (None, str(sweep)):
-        (listed,) = (one for one in find(words, log_dir) if one.path != own)
+        (listed,) = (one for one in find_runs(words, log_dir) if one.path != own)
         assert (listed.path, listed.state, listed.size) == (None, "failed", 0)
-        assert listed.standing.sentence == f"it names {named!r}, which is not a run directory."
-    (told,), _ = collect([str(sweep)])
-    assert (told.path, told.state) == (None, "failed")
+        assert listed.sentence == f"it names {named!r}, which is not a run directory."
 
 
 def test_the_csv_has_the_reason(log_dir: Path, cli: Cli) -> None:

@@ -16,16 +16,14 @@ Cli = Callable[..., tuple[int, str]]
 @pytest.mark.parametrize(
     ("largest", "start", "most", "expected"),
     [
-        (1000, 8, None, [8, 16, 32, 64, 128, 256, 512, 1024, 768, 896, 960, 992]),
+        (1000, 8, 2**20, [8, 16, 32, 64, 128, 256, 512, 1024, 768, 896, 960, 992]),
         (64, 8, 64, [8, 16, 32, 64]),
         (100, 8, 80, [8, 16, 32, 64, 80]),
-        (3, 1, None, [1, 2, 4, 3]),
-        (7, 8, None, [8]),
+        (3, 1, 2**20, [1, 2, 4, 3]),
+        (7, 8, 2**20, [8]),
     ],
 )
-def test_sizes_double_and_then_halve_what_is_left(
-    largest: int, start: int, most: int | None, expected: list[int]
-) -> None:
+def test_sizes_double_and_then_halve_what_is_left(largest: int, start: int, most: int, expected: list[int]) -> None:
     tries = search(lambda size: {"fits": size <= largest}, start, most)
     assert [one["size"] for one in tries] == expected
     fit = [one["size"] for one in tries if one["fits"]]

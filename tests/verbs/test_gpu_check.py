@@ -10,7 +10,7 @@ from support.runs import config
 
 from lathe.verbs import gpu_check
 from lathe.verbs.gpu_check import TRAINED, Line, command_of, repeat
-from lathe.verbs.reproduce.code import project
+from lathe.verbs.reproduce import project
 
 SMALL = (
     "model=mlp,model.net.width=8,model.net.depth=1,data.image_size=4,trainer.max_steps=2,trainer.val_check_interval=2"

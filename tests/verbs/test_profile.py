@@ -13,8 +13,7 @@ from torch.profiler import profile as torch_profile
 
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
-from lathe.verbs.profile.command import profile
-from lathe.verbs.profile.modules import marked, module_times
+from lathe.verbs.profile import marked, module_times, profile
 
 CONVOLVED = ("model=resnet20", "model.net.depth=8", "model.net.width=4")
 

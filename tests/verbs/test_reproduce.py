@@ -15,8 +15,7 @@ from support.runs import ROOT, SMALL, new_run, runs
 
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
-from lathe.verbs.reproduce.code import Code
-from lathe.verbs.reproduce.command import report, show
+from lathe.verbs.reproduce import Code, compare, comparison_text
 
 Cli = Callable[..., tuple[int, str]]
 HERE = Code(ROOT, None, None, "as it is here")
@@ -70,7 +69,7 @@ def test_what_differs_is_told(made: Path, copy: RunDir) -> None:
     cells[head.index("train/loss")] = "9.5"
     (copy.path / "metrics.csv").write_text("\n".join([*lines[:2], ",".join(cells), *lines[3:]]) + "\n")
     rewrite(copy.path / "environment.json", python="3.9.1")
-    found = report(RunDir(made), copy, HERE)
+    found = compare(RunDir(made), copy, HERE)
     assert found["reproduced"] is False
     assert found["weights"]["best.ckpt"]["differ"] == 0
     assert found["weights"]["last.ckpt"] == {"tensors": 4, "differ": 1, "largest": pytest.approx(0.5)}
@@ -78,7 +77,7 @@ def test_what_differs_is_told(made: Path, copy: RunDir) -> None:
     assert found["first_difference"]["step"] == int(cells[head.index("step")])
     assert found["first_difference"]["columns"]["train/loss"][1] == "9.5"
     assert list(found["environment"]) == ["python"]
-    text = show(found)
+    text = comparison_text(found)
     assert text.startswith("Not reproduced.\n")
     assert "last.ckpt    1 of 4 tensors differ, by at most 0.5\n" in text
     assert "the environment differs, which may be why" in text
@@ -97,7 +96,7 @@ def test_what_can_not_be_made_again_is_refused(copy: RunDir, cli: Cli, monkeypat
     rewrite(copy.path / "environment.json", git_commit="ab" * 20)
     assert "git fetch --all" in refused()
     with monkeypatch.context() as patch:  # before training starts
-        patch.setattr("lathe.verbs.reproduce.command.begin", lambda *_: pytest.fail("too late"))
+        patch.setattr("lathe.verbs.reproduce.begin", lambda *_: pytest.fail("too late"))
         best = copy.path / "checkpoints" / "best.ckpt"
         whole = best.read_bytes()
         best.write_bytes(whole[:5000])
@@ -156,7 +155,7 @@ def test_the_recorded_code_comes_back(project: Path) -> None:
     done = check(typed(project, "scripts/reproduce.py", f"run={made}", "output=found.json"))
     found = json.loads((project / "found.json").read_text())
     assert found["reproduced"] is True
-    assert "lines of uncommitted diff, as recorded, in a folder of its own" in found["code"]
+    assert "lines of uncommitted diff, as recorded, in a temporary folder" in found["code"]
     assert found["notes"] == [
         "src/mine.py is not known to git, so it was recorded nowhere and the run is made without it"
     ]

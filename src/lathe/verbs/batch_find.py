@@ -44,10 +44,9 @@ def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
     key, was = size_of(cfg["data"])
     require(
         device == "cuda" or find["memory"] is not None,
-        "find.memory: this run is for a CPU, whose memory the whole machine shares: say how much the run may have, in "
-        "GB, such as find.memory=8.",
+        "find.memory: the run shares its memory with the machine: set how many GB it may have, such as find.memory=8.",
     )
-    require(device != "mps", "trainer.accelerator=mps: what Apple's GPU may take of the memory is not known: use cpu.")
+    require(device != "mps", "trainer.accelerator=mps: the memory of Apple's GPU can't be bounded: use cpu.")
 
     def attempt(size: int) -> Try:
         found = tried(cfg, size, device)
@@ -59,9 +58,7 @@ def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
     tries = search(attempt, find["start"], find["most"] or max(LARGEST, find["start"]))
     fit = [one for one in tries if one["fits"]]
     require(
-        bool(fit),
-        f"find.start={find['start']}: not even this batch fits (find.memory={find['memory']}): start lower, or "
-        "make the net smaller.",
+        bool(fit), f"find.start={find['start']}: not even this batch fits (find.memory={find['memory']}): lower it."
     )
     best = max(fit, key=lambda one: int(one["size"]))
     limit = "find.most" if find["most"] else f"the limit of {LARGEST} samples, as find.most sets no other"
@@ -79,7 +76,7 @@ def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
     return told
 
 
-def search(attempt: Callable[[int], Try], start: int, most: int | None) -> list[Try]:
+def search(attempt: Callable[[int], Try], start: int, most: int) -> list[Try]:
     """Return all tries: double from `start` up to `most` while sizes fit, then bisect to a sixteenth."""
     tries: list[Try] = []
 
@@ -92,7 +89,7 @@ def search(attempt: Callable[[int], Try], start: int, most: int | None) -> list[
         low = size
         if size == most:
             return tries
-        size = min(2 * size, most) if most is not None else 2 * size
+        size = min(2 * size, most)
     while low and size - low > max(1, low // 16):
         middle = (low + size) // 2
         low, size = (middle, size) if fits(middle) else (low, middle)
@@ -101,20 +98,13 @@ def search(attempt: Callable[[int], Try], start: int, most: int | None) -> list[
 
 def size_of(data: dict[str, Any]) -> tuple[str, int | None]:
     """Return the key of the batch size and its current value, None if unknown."""
-    require(
-        "max_tokens" not in data,
-        "data.max_tokens bounds the batches of these data, whose documents have different lengths, so there is no one "
-        "size to find: raise data.max_tokens by hand.",
-    )
+    require("max_tokens" not in data, "data.max_tokens bounds the batches of these data: raise it by hand.")
     if "batch_size" in data:
         return "data.batch_size", data["batch_size"]
     target, name = locate(data), data.get("_target_")
-    known, takes = callable(target), inspect.signature(target).parameters if callable(target) else {}
-    require(
-        not known or "batch_size" in takes or any(one.kind is one.VAR_KEYWORD for one in takes.values()),
-        f"data: {name} takes no batch_size, so no other can be tried: let its __init__ take one and give it to its "
-        f"loaders, then data={{_target_: {name}, batch_size: 128}} sets it.",
-    )
+    takes = inspect.signature(target).parameters if callable(target) else {}
+    has_it = "batch_size" in takes or any(one.kind is one.VAR_KEYWORD for one in takes.values())
+    require(has_it, f"data: {name} takes no batch_size: let its __init__ take one and give it to its loaders.")
     default = takes["batch_size"].default if "batch_size" in takes else None
     return "+data.batch_size", default if isinstance(default, int) else None
 
@@ -125,25 +115,25 @@ def implied(cfg: dict[str, Any], was: int | None, size: int, own: list[Any] | No
     `own` has the class and rate of each optimizer that a user's module makes itself.
     """
     options, key = cfg["optimizer"], "optimizer.lr"
-    if own is not None:
-        if len(own) != 1:
-            said = f"The module makes {len(own)} optimizers itself, whose rates are for another batch: try some."
-            return {"lr": None, "said": said}
-        (kind, now), key = own[0], "the rate of the module's own optimizer"
-    else:
+    if own is None:
         kind = str((options.get("kind") or {}).get("path") or options.get("_target_")).rpartition(".")[2]
         now = options.get("lr")
-    rule = "linear" if kind in LINEAR else "sqrt" if kind in SQRT else None
-    if options.get("scale_lr", "none") != "none":
-        return {"lr": None, "said": f"optimizer.scale_lr={options['scale_lr']} scales optimizer.lr with it already."}
-    if rule is None or now is None:
-        return {"lr": None, "said": f"No rule is known for the rate of {kind} at another batch: scripts/lr_find.py."}
-    if was is None:
-        return {"lr": None, "said": f"Nothing says which batch {key}={now:g} is for: scripts/lr_find.py."}
-    rate = float(f"{now * (size / was if rule == 'linear' else math.sqrt(size / was)):.3g}")
-    way = "in proportion, Goyal et al. 2017" if rule == "linear" else "by the square root, Malladi et al. 2022"
-    said = f"{key}={now:g} at data.batch_size={was} is {rate:g} at {size} ({kind}: {way})."
-    return {"lr": rate, "said": f"{said} Very large batches need a warm-up and end worse: compare."}
+    else:
+        (kind, now), key = own[0] if own else ("", None), "the rate of the module's own optimizer"
+    if own is not None and len(own) != 1:
+        said = f"The module makes {len(own)} optimizers itself, whose rates are for another batch: try some."
+    elif options.get("scale_lr", "none") != "none":
+        said = f"optimizer.scale_lr={options['scale_lr']} scales optimizer.lr with it already."
+    elif kind not in (*LINEAR, *SQRT) or now is None:
+        said = f"No rule is known for the rate of {kind} at another batch: scripts/lr_find.py."
+    elif was is None:
+        said = f"Nothing says which batch {key}={now:g} is for: scripts/lr_find.py."
+    else:
+        rate = float(f"{now * (size / was if kind in LINEAR else math.sqrt(size / was)):.3g}")
+        way = "in proportion, Goyal et al. 2017" if kind in LINEAR else "by the square root, Malladi et al. 2022"
+        said = f"{key}={now:g} at data.batch_size={was} is {rate:g} at {size} ({kind}: {way})."
+        return {"lr": rate, "said": f"{said} Very large batches need a warm-up and end worse: compare."}
+    return {"lr": None, "said": said}
 
 
 def tried(cfg: dict[str, Any], size: int, device: str) -> Try:
@@ -194,22 +184,15 @@ def _attempt(cfg: dict[str, Any], size: int, device: str, send: Connection) -> N
         few = re.search(r"(?:cannot be filled from|train_dataloader has) (\d+) (?:training )?samples", str(error))
         bound = {"fits": False, "peak": 0, "bound": f"the {few[1]} training samples"} if few else None
         send.send(bound or {"refused": str(error)})
-    except (torch.OutOfMemoryError, MemoryError):
-        send.send({"fits": False, "peak": _peak(device), "bound": "memory"})
-    except RuntimeError as error:
-        memory = "memory" in str(error)  # the CPU's allocator raises a plain RuntimeError
-        send.send({"fits": False, "peak": _peak(device), "bound": "memory"} if memory else _refused(error))
     except Exception as error:
-        send.send(_refused(error))
-
-
-def _refused(error: Exception) -> Try:
-    """Return the message for an error in the user's code; raise any other error."""
-    place = user_location(error)
-    if not place:
-        raise error
-    said = " ".join(f"{type(error).__name__}: {error}".split())
-    return {"refused": f"the run that is tried fails: {said:.500}{place}: mend it there."}
+        # the CPU's allocator raises a plain RuntimeError
+        if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "memory" in str(error)):
+            send.send({"fits": False, "peak": _peak(device), "bound": "memory"})
+        elif not (place := user_location(error)):
+            raise
+        else:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            send.send({"refused": f"the run that is tried fails: {said:.500}{place}: mend it there."})
 
 
 def measured(cfg: dict[str, Any], size: int, device: str) -> Try:
@@ -251,8 +234,7 @@ class Clock(Callback):
         name = type(trainer.datamodule).__name__  # type: ignore[attr-defined]  # a connector sets it
         require(
             given == size or (given > size and not exact),  # a user's loader may count samples differently
-            f"data: {name} gives training batches of {given} with batch_size={size}, so no other size can be tried: "
-            "let the loader of its train_dataloader go by that argument.",
+            f"data: {name} gives training batches of {given} with batch_size={size}: let its train_dataloader use it.",
         )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -28,25 +28,32 @@ _RATE = re.compile(r"(.*_)?(lr|learning_rate)")  # names of a module's learning-
 def lr_find(cfg: dict[str, Any]) -> dict[str, Any] | None:
     """Train `find.steps` optimizer steps with a rising rate; print, write and return the result."""
     find = cfg["find"]
-    ordered = (
-        f"find.min_lr={find['min_lr']:g} is not below find.max_lr={find['max_lr']:g}: the rate rises from the first."
-    )
-    require(find["min_lr"] < find["max_lr"], ordered)
+    low, high = find["min_lr"], find["max_lr"]
+    require(low < high, f"find.min_lr={low:g} is not below find.max_lr={high:g}: the rate rises from the first.")
     trial = DryRun(cfg)
     module = trial.task.driven
     require(
         module.automatic_optimization,
         f"{type(module).__name__} steps its optimizers itself (automatic_optimization=False), so no rate can be set "
-        "for it: try some, each in a short run (python train.py -m model.net.lr=0.01,0.1 trainer.max_epochs=1).",
+        "for it: try some in short runs.",
     )
-    rising = Rising(cfg["optimizer"].get("lr"), find["min_lr"], find["max_lr"], find["steps"], find["stop"])
+    rising = Rising(cfg["optimizer"].get("lr"), low, high, find["steps"], find["stop"])
     trainer = trial.fit(rising)
     if not trainer.is_global_zero:
         return None
-    found = judged(rising.rates, rising.losses)
+    found = suggest(rising.rates, rising.losses)
     write(Path(find["output"]), found)
-    show(found, find, told(cfg, module, rising.base, found["suggestion"]))
-    if rising.several:
+    beyond, rates = found["diverged"], found["rates"]
+    grew = f"not undone up to {rates[-1]:.2g}" if beyond is None else f"undone at {beyond:.2g}"
+    print(
+        f"{len(rates)} optimizer steps: the loss falls fastest at {found['steepest']:.2g}, is lowest at "
+        f"{found['lowest']:.2g}, half of its fall is {grew}."
+    )
+    if beyond is None:
+        print(f"find.max_lr={high:g} may be too low to see where training breaks: raise it.")
+    print(f"Suggestion: {override(cfg, module, rising.base, found['suggestion'])}.")
+    print(f"{find['output']}: lr_find.svg, lr_find.csv, lr_find.json; nothing else was written or changed.")
+    if len(set(rising.shares)) > 1:
         print("The parameter groups keep their ratios; the rate is that which all follow from.")
     return found
 
@@ -63,11 +70,10 @@ class Rising(Callback):
 
     def __init__(self, base: float | None, low: float, high: float, steps: int, stop: float) -> None:
         self.low, self.ratio, self.stop = low, (high / low) ** (1 / max(1, steps - 1)), stop
-        self.base = 0.0 if base is None else float(base)
-        self.several = False
+        self.base = base or 0.0
         self.rates: list[float] = []
         self.losses: list[float] = []
-        self._shares: list[float] = []
+        self.shares: list[float] = []  # of the rate, by parameter group
         self._parts: list[Tensor] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -80,14 +86,13 @@ class Rising(Callback):
         )
         self.base = self.base or max(own)
         require(self.base > 0, f"{name}: every parameter group has a rate of 0: give one a rate to rise from.")
-        self._shares = [rate / self.base for rate in own]
-        self.several = len(set(own)) > 1
+        self.shares = [rate / self.base for rate in own]
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         rate = self.low * self.ratio**trainer.global_step
         if len(self.rates) == trainer.global_step:  # LBFGS calls this several times a step
             self.rates.append(rate)
-        for group, share in zip(optimizer.param_groups, self._shares, strict=True):
+        for group, share in zip(optimizer.param_groups, self.shares, strict=True):
             group["lr"] = torch.full_like(group["lr"], rate * share) if torch.is_tensor(group["lr"]) else rate * share
 
     def on_train_batch_end(
@@ -118,7 +123,7 @@ def smoothed(losses: list[float], keep: float = 0.9) -> list[float]:
     return found
 
 
-def judged(rates: list[float], losses: list[float]) -> dict[str, Any]:
+def suggest(rates: list[float], losses: list[float]) -> dict[str, Any]:
     """Evaluate a range test; raise UserError if the loss never fell.
 
     `suggestion` is `steepest` rounded, the rate at which the smoothed loss falls fastest per decade of rates; `lowest`
@@ -130,20 +135,20 @@ def judged(rates: list[float], losses: list[float]) -> dict[str, Any]:
     low = smooth.index(min(finite)) if finite else 0
     require(
         low > 2 and smooth[low] < 0.98 * smooth[0],
-        f"find.min_lr={rates[0]:g}, find.max_lr={rates[-1]:g}: the loss falls at none of these {count} rates, so none "
-        "is suggested: lower find.min_lr, raise find.steps, or look whether the net learns at all.",
+        f"find.min_lr={rates[0]:g}, find.max_lr={rates[-1]:g}: the loss falls at none of these {count} rates: lower "
+        "find.min_lr or raise find.steps.",
     )
     width = max(1, count // 50)
-    slopes = {
-        at: (smooth[min(at + width, low)] - smooth[max(at - width, 0)])
-        / (math.log10(rates[min(at + width, low)]) - math.log10(rates[max(at - width, 0)]))
-        for at in range(width, low)
-    }
-    steepest = min(slopes, key=lambda at: slopes[at]) if slopes else low
+
+    def slope(at: int) -> float:
+        a, b = max(at - width, 0), min(at + width, low)
+        return (smooth[b] - smooth[a]) / (math.log10(rates[b]) - math.log10(rates[a]))
+
+    steepest = min(range(width, low), key=slope, default=low)
     undone = (smooth[0] + smooth[low]) / 2
     beyond = next((rate for rate, loss in zip(rates[low:], smooth[low:], strict=False) if not loss <= undone), None)
     return {
-        "suggestion": _rounded(rates[steepest]),
+        "suggestion": float(f"{rates[steepest]:.1e}"),  # more digits are noise
         "steepest": rates[steepest],
         "lowest": rates[low],
         "diverged": beyond,
@@ -153,21 +158,13 @@ def judged(rates: list[float], losses: list[float]) -> dict[str, Any]:
     }
 
 
-def _rounded(rate: float) -> float:
-    """Round to two significant digits; more is noise."""
-    return float(f"{rate:.1e}")
-
-
 def write(folder: Path, found: dict[str, Any]) -> None:
     """Write lr_find.csv, lr_find.svg and lr_find.json."""
     rows = list(zip(found["rates"], found["losses"], found["smoothed"], strict=True))
     folder.mkdir(parents=True, exist_ok=True)
     files.write_atomically(folder / "lr_find.csv", files.csv_text(["lr", "loss", "smoothed"], rows))
     shown = [row for row in rows if row[1] <= 2 * rows[0][1]]
-    series = {
-        "loss": [(rate, loss) for rate, loss, _ in shown],
-        "smoothed": [(rate, smooth) for rate, _, smooth in shown],
-    }
+    series = {name: [(row[0], row[at]) for row in shown] for at, name in ((1, "loss"), (2, "smoothed"))}
     marks = {f"suggested: {found['suggestion']:g}": found["suggestion"]}
     title = "Learning-rate range test"
     plot = lines(title, "learning rate (log scale)", "training loss", series, marks=marks, log_x=True)
@@ -176,7 +173,7 @@ def write(folder: Path, found: dict[str, Any]) -> None:
     files.write_atomically(folder / "lr_find.json", json.dumps(kept, indent=2) + "\n")
 
 
-def told(cfg: dict[str, Any], module: LightningModule, now: float, rate: float) -> str:
+def override(cfg: dict[str, Any], module: LightningModule, now: float, rate: float) -> str:
     """Return the override that sets this rate, or where a module's own optimizer sets it."""
     if cfg["optimizer"]:
         plus = "" if "lr" in cfg["optimizer"] else "+"
@@ -190,17 +187,3 @@ def told(cfg: dict[str, Any], module: LightningModule, now: float, rate: float) 
         f"a rate of {rate:g} (now {now:g}) where {type(module).__name__}.configure_optimizers sets it; as an argument "
         f"lr of its __init__ it would be a key, model.net.lr={rate:g}"
     )
-
-
-def show(found: dict[str, Any], find: dict[str, Any], typed: str) -> None:
-    """Print the result and the override to use."""
-    beyond = found["diverged"]
-    grew = "half of its fall is " + (
-        f"undone at {beyond:.2g}" if beyond is not None else f"not undone up to {found['rates'][-1]:.2g}"
-    )
-    rates, steepest, lowest = found["rates"], found["steepest"], found["lowest"]
-    print(f"{len(rates)} optimizer steps: the loss falls fastest at {steepest:.2g}, is lowest at {lowest:.2g}, {grew}.")
-    if beyond is None:
-        print(f"find.max_lr={find['max_lr']:g} may be too low to see where training breaks: raise it.")
-    print(f"Suggestion: {typed}.")
-    print(f"{find['output']}: lr_find.svg, lr_find.csv, lr_find.json; nothing else was written or changed.")

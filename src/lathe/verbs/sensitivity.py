@@ -12,7 +12,7 @@ from rich.table import Table
 from torch import nn
 
 from lathe.compression.masks.allocate import Allocation, Option, allocate, monotone, quantized_bytes, sparse_bytes
-from lathe.compression.masks.sensitivity import KINDS, Changed, Found, layers, scan
+from lathe.compression.masks.sensitivity import KINDS, Changed, layers, scan
 from lathe.compression.quantization.layers import quantized_class
 from lathe.compression.structure import structure_of
 from lathe.data.transfer import train_batches
@@ -30,34 +30,37 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     Writes sensitivity.json, plots and, with a budget for bits, override.txt below `sensitivity/` in the run directory.
     """
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
-    check_request(request)
-    times = _read_latency(request)
+    devices, budget, latency = request["trainer"]["devices"], request["budget"], request["latency"]
+    tried = {"sparsity": sorted(request["sparsities"]), "bits": sorted(request["bits"], reverse=True)}
+    require(any(tried.values()), "sparsities=[] and bits=[] try nothing: give values for one of them.")
+    require(devices == 1, f"trainer.devices={devices}: one device measures; leave it at 1.")
+    kind = request["allocate"]
+    require(budget is None or bool(tried[kind]), f"budget={budget} with allocate={kind} needs values to choose from.")
+    require(latency is None or budget is not None, f"latency={latency} needs a budget in the unit of its times.")
+    times = None if latency is None else _read_latency(latency)
     task, _ = inference.open_run_net(run.path, "run", request["checkpoint"])
     require(
         "quantization" not in structure_of(task.net),
-        f"run={request['run']} is quantized already, which leaves nothing to choose: take the run that it came from.",
+        f"run={request['run']} is quantized already: take the run that it came from.",
     )
     metrics = task.reported
     metric = request["metric"]
     require(metric in metrics, f"metric={metric}: the task reports no such metric; {did_you_mean(metric, metrics)}")
     chosen = layers(task.net, request["layers"])
     bench = _Bench(task, cfg, request)
-    baseline = bench.score()
-    with Changed(task.net, {}, bench.inputs):  # with no layer changed: the reference of all changes
-        reference = bench.score()
+    baseline, reference = bench.score(), bench.score_changed("", {})
     with Progress(transient=True, disable=not cfg["trainer"]["enable_progress_bar"]) as bar:
-        tried = len(request["sparsities"]) + len(request["bits"])
-        row = bar.add_task("layers", total=len(chosen) * tried)
+        row = bar.add_task("layers", total=len(chosen) * sum(map(len, tried.values())))
         found = scan(
             task.net,
             chosen,
-            sparsities=sorted(request["sparsities"]),
-            bits=sorted(request["bits"], reverse=True),
+            sparsities=tried["sparsity"],
+            bits=tried["bits"],
             score=bench.score,
             batches=bench.inputs,
             done=lambda: bar.advance(row),
         )
-    shapes = {name: tuple(module.get_parameter("weight").shape) for name, module in chosen.items()}
+    shapes = {name: list(module.get_parameter("weight").shape) for name, module in chosen.items()}
     report: dict[str, Any] = {
         "checkpoint": request["checkpoint"],
         "split": "val",
@@ -65,15 +68,15 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
         "reestimated_batches": len(bench.inputs),
         "baseline": baseline,
         "reference": reference,
-        "layers": {name: {"shape": list(shapes[name]), **found[name]} for name in found},
+        "layers": {name: {"shape": shapes[name], **found[name]} for name in found},
     }
-    if request["budget"] is not None:
-        report["allocation"] = _choose(bench, request, report, found, shapes, times)
+    if budget is not None:
+        report["allocation"] = _choose(bench, request, report, times)
     folder = run.path / "sensitivity"
     folder.mkdir(exist_ok=True)
     write_atomically(folder / "sensitivity.json", json.dumps(report, indent=2) + "\n")
-    for kind in KINDS:
-        if request["sparsities" if kind == "sparsity" else "bits"]:
+    for kind, values in tried.items():
+        if values:
             series = {
                 name: sorted((value, some[metric]) for value, some in found[name][kind].items()) for name in found
             }
@@ -85,33 +88,10 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def check_request(request: dict[str, Any]) -> None:
-    """Raise UserError for a request that tries nothing, or a budget without values to choose from."""
-    devices, kind, budget = request["trainer"]["devices"], request["allocate"], request["budget"]
-    require(
-        bool(request["sparsities"] or request["bits"]),
-        "sparsities=[] and bits=[] try nothing: give values for one of them.",
-    )
-    require(devices == 1, f"trainer.devices={devices}: one device measures; leave it at 1.")
-    tried = request["bits" if kind == "bits" else "sparsities"]
-    require(
-        budget is None or bool(tried), f"budget={budget} with allocate={kind} needs values to choose from: give some."
-    )
-
-
-def _read_latency(request: dict[str, Any]) -> dict[str, dict[str, float]] | None:
-    path = request["latency"]
-    if path is None:
-        return None
-    require(
-        request["budget"] is not None,
-        f"latency={path} serves a choice under a budget: give budget in the unit of its times.",
-    )
+def _read_latency(path: str) -> dict[str, dict[str, float]]:
     try:
         table = json.loads(Path(path).read_text())
-        return {
-            str(name): {f"{float(value):g}": float(time) for value, time in row.items()} for name, row in table.items()
-        }
+        return {name: {f"{float(value):g}": float(time) for value, time in row.items()} for name, row in table.items()}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise UserError(
             f"latency={path} can't be read as JSON of the form {{layer: {{value: seconds}}}}: {error}"
@@ -134,34 +114,50 @@ class _Bench:
     def score(self) -> dict[str, float]:
         return inference.score(self.task, lambda x: self.net(x.to(self.device)).cpu(), self.batches)
 
+    def score_changed(self, kind: str, values: dict[str, float]) -> dict[str, float]:
+        """Return the metrics with these layers changed, and batch statistics estimated again."""
+        with Changed(self.net, {name: (kind, value) for name, value in values.items()}, self.inputs):
+            return self.score()
+
 
 def _choose(
-    bench: _Bench,
-    request: dict[str, Any],
-    report: dict[str, Any],
-    found: Found,
-    shapes: dict[str, tuple[int, ...]],
-    times: dict[str, dict[str, float]] | None,
+    bench: _Bench, request: dict[str, Any], report: dict[str, Any], times: dict[str, dict[str, float]] | None
 ) -> dict[str, Any]:
-    """Choose a value per layer; measure the net with these, and with one value for all layers."""
-    kind, metric = request["allocate"], report["metric"]
-    dense = sum(quantized_bytes(shape, 32) for shape in shapes.values())
+    """Choose a value per layer under the budget, and measure the net with these, and with one value for all layers.
+
+    `times` has the cost of each layer by value; None: bytes.
+    """
+    kind, metric, reference = request["allocate"], report["metric"], report["reference"]
+    dense = sum(quantized_bytes(layer["shape"], 32) for layer in report["layers"].values())
     budget, said = float(request["budget"]), f"budget={request['budget']}"
     if times is None and budget <= 1:
         budget *= dense
         said += f" ({budget:.0f} bytes)"
+
+    def cost(name: str, value: float) -> float:
+        shape = report["layers"][name]["shape"]
+        if times is None:
+            return quantized_bytes(shape, int(value)) if kind == "bits" else sparse_bytes(shape, value)
+        time = times.get(name, {}).get(f"{value:g}")
+        if time is None:
+            raise UserError(f"latency has no time for {name} at {kind} {value:g}: add it, or narrow what is tried.")
+        return time
+
     sign = 1.0 if metric in bench.task.minimised else -1.0
     options: dict[str, list[Option]] = {}
-    for name, some in found.items():
-        losses = monotone(
-            {value: sign * (metrics[metric] - report["reference"][metric]) for value, metrics in some[kind].items()}
-        )
-        options[name] = [
-            Option(value, _cost(name, kind, value, shapes[name], times), loss) for value, loss in losses.items()
-        ]
-        if kind == "sparsity":
-            options[name].append(Option(0.0, _cost(name, kind, 0.0, shapes[name], times), 0.0))
+    for name, layer in report["layers"].items():
+        losses = monotone({value: sign * (row[metric] - reference[metric]) for value, row in layer[kind].items()})
+        losses |= {0.0: 0.0} if kind == "sparsity" else {}
+        options[name] = [Option(value, cost(name, value), loss) for value, loss in losses.items()]
     best = allocate(options, budget, said)
+    tried = [option.value for option in next(iter(options.values()))]
+    common = {value: sum(cost(name, value) for name in options) for value in tried}
+    fitting = {value: total for value, total in common.items() if total <= budget}
+    uniform = None
+    if fitting:
+        value = max(fitting, key=lambda value: fitting[value])  # the mildest
+        measured = bench.score_changed(kind, dict.fromkeys(options, value))
+        uniform = {"value": value, "cost": fitting[value], "measured": measured}
     return {
         "kind": kind,
         "budget": budget,
@@ -169,50 +165,17 @@ def _choose(
         "dense_bytes": dense,
         "values": best.values,
         "expected_loss": best.loss,
-        "measured": _measure(bench, kind, best.values),
-        "uniform": _uniform(bench, kind, options, budget),
-        "override": _override(kind, best, bench.net),
+        "measured": bench.score_changed(kind, best.values),
+        "uniform": uniform,
+        "override": _override(best, bench.net) if kind == "bits" else None,
     }
 
 
-def _cost(
-    name: str, kind: str, value: float, shape: tuple[int, ...], times: dict[str, dict[str, float]] | None
-) -> float:
-    if times is None:
-        return quantized_bytes(shape, int(value)) if kind == "bits" else sparse_bytes(shape, value)
-    try:
-        return times[name][f"{value:g}"]
-    except KeyError as error:
-        raise UserError(
-            f"latency has no time for {name} at {kind} {value:g}: add it, or narrow what is tried."
-        ) from error
-
-
-def _measure(bench: _Bench, kind: str, values: dict[str, float]) -> dict[str, float]:
-    with Changed(bench.net, {name: (kind, value) for name, value in values.items()}, bench.inputs):
-        return bench.score()
-
-
-def _uniform(bench: _Bench, kind: str, options: dict[str, list[Option]], budget: float) -> dict[str, Any] | None:
-    """Return the mildest common value within the budget, with its metrics; None if none fits."""
-    costs: dict[float, float] = {}
-    for some in options.values():
-        for option in some:
-            costs[option.value] = costs.get(option.value, 0.0) + option.cost
-    fitting = {value: cost for value, cost in costs.items() if cost <= budget}
-    if not fitting:
-        return None
-    value = max(fitting, key=lambda value: fitting[value])
-    return {"value": value, "cost": fitting[value], "measured": _measure(bench, kind, dict.fromkeys(options, value))}
-
-
-def _override(kind: str, best: Allocation, net: nn.Module) -> str | None:
+def _override(best: Allocation, net: nn.Module) -> str | None:
     """Return the overrides that train with the chosen bits; None without any.
 
     Layers that share a chosen weight, such as a tied head, are included. Quotes protect the braces from the shell.
     """
-    if kind != "bits":
-        return None
     bits = {id(net.get_submodule(name).get_parameter("weight")): value for name, value in best.values.items()}
     weights = {
         name: id(getattr(m, "weight", None)) for name, m in net.named_modules() if quantized_class(m) is not None
@@ -226,40 +189,34 @@ def _override(kind: str, best: Allocation, net: nn.Module) -> str | None:
 
 def _show(report: dict[str, Any], folder: Path) -> None:
     console, metric, base = Console(), report["metric"], report["reference"][report["metric"]]
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
     for kind in KINDS:
-        rows = {name: layer[kind] for name, layer in report["layers"].items() if layer[kind]}
-        if not rows:
-            continue
-        values = list(next(iter(rows.values())))
-        table = Table(
-            "layer",
-            "weights",
-            *(f"{value:g}" for value in values),
-            title_justify="left",
-            title=f"validation {metric} by {kind} of one layer; unchanged {base:.4g}",
+        layers = {name: layer for name, layer in report["layers"].items() if layer[kind]}
+        if layers:
+            values = list(next(iter(layers.values()))[kind])
+            title = f"validation {metric} by {kind} of one layer; unchanged {base:.4g}"
+            table = Table("layer", "weights", *map("{:g}".format, values), title_justify="left", title=title)
+            for name, layer in layers.items():
+                cells = [f"{layer[kind][value][metric]:.4g}" for value in values]
+                table.add_row(name, str(torch.Size(layer["shape"]).numel()), *cells)
+            console.print(table)
+    choice = report.get("allocation")
+    if choice is not None:
+        kind, same, measured = choice["kind"], choice["uniform"], choice["measured"]
+        say(
+            f"chosen under {choice['budget']:.6g}: cost {choice['cost']:.6g}, {metric} {measured[metric]:.4g} with all "
+            f"layers changed at once, {base:.4g} unchanged"
         )
-        for name, row in rows.items():
-            count = torch.Size(report["layers"][name]["shape"]).numel()
-            table.add_row(name, str(count), *(f"{row[value][metric]:.4g}" for value in values))
-        console.print(table)
-    if "allocation" in report:
-        choice = report["allocation"]
-        console.print(
-            f"chosen under {choice['budget']:.6g}: cost {choice['cost']:.6g}, {metric} "
-            f"{choice['measured'][metric]:.4g} with all layers changed at once, {base:.4g} unchanged",
-            highlight=False,
-        )
-        if choice["uniform"] is not None:
-            same = choice["uniform"]
-            console.print(
-                f"{choice['kind']} {same['value']:g} for every layer: cost {same['cost']:.6g}, {metric} "
-                f"{same['measured'][metric]:.4g}",
-                highlight=False,
-            )
-        table = Table("layer", choice["kind"], title="chosen", title_justify="left")
+        if same is not None:
+            reached = f"{metric} {same['measured'][metric]:.4g}"
+            say(f"{kind} {same['value']:g} for every layer: cost {same['cost']:.6g}, {reached}")
+        table = Table("layer", kind, title="chosen", title_justify="left")
         for name, value in choice["values"].items():
             table.add_row(name, f"{value:g}")
         console.print(table)
         if choice["override"] is not None:
-            console.print(choice["override"], soft_wrap=True, highlight=False)
-    console.print(f"written to {folder}", soft_wrap=True, highlight=False)
+            say(choice["override"])
+    say(f"written to {folder}")

@@ -16,7 +16,7 @@ from support.runs import runs
 from lathe.errors import UserError
 from lathe.launch.sweep.search_space import check_pruner
 from lathe.runs.rundir import RunDir
-from lathe.verbs.report.collect import collect
+from lathe.verbs.runs.reader import find_runs
 
 SPACE = "sweep.space={optimizer.lr: [0.3, 0.000001]}"
 SEARCH = ("-m", *WORDS, "sweep=optuna", SPACE, "sweep.sampler=grid")
@@ -69,8 +69,7 @@ def test_a_trial_that_falls_behind_is_cut_short(tmp_path: Path) -> None:
     assert [(job["run_dir"], job["sentence"]) for job in listed[4 + ran :]] == [(None, sentence)] * (4 - ran)
     assert f"pruned, {sentence}" in done.stdout
     assert len(runs(tmp_path / "logs")) == 4 + ran
-    found, waiting = collect([str(sweep)])
-    assert ([item.state for item in found], waiting) == (["complete"] * (4 + ran) + ["pruned"] * 2, 0)
+    assert [found.state for found in find_runs(str(sweep))] == ["complete"] * (4 + ran) + ["pruned"] * 2
 
 
 def test_a_run_that_fails_costs_its_trial(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import base64
 import gzip
 import hashlib
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -16,8 +17,7 @@ from support.run_directories import write_run, write_sweep
 
 from lathe.errors import UserError
 from lathe.verbs.report.assemble import assemble
-from lathe.verbs.report.data import page_data
-from lathe.verbs.report.page import page, write_page
+from lathe.verbs.report.page import page, page_data, with_short_curves, write_page
 
 
 def test_the_policy_runs_two_scripts_by_their_hash_and_loads_nothing() -> None:
@@ -54,12 +54,31 @@ def test_it_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
 def test_more_curves_than_fit_are_thinned_and_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     data = report(40)
     whole = page(data)
-    monkeypatch.setattr("lathe.verbs.report.page.LIMIT", len(whole) - 1000)
+    monkeypatch.setattr("lathe.verbs.report.page.ALL_POINTS", 160 * 50)  # 40 runs have four curves each
     small = page(data)
-    assert len(small) <= len(whole) - 1000
+    assert len(small) < len(whole)
     (packed,) = re.findall(r'id="data">(.*?)</script>', small)
     told = json.loads(gzip.decompress(base64.b64decode(packed)))
-    assert told["thinned"] == "So that it stays small, curves have at most 100 points and 200 levels."
+    assert told["thinned"] == "So that it stays small, curves have at most 50 points."
+    place, _, _, levels = told["runs"][0]["curves"]["val/accuracy"]
+    assert len(told["steps"]) == 1
+    assert (len(levels), told["steps"][place][0], told["steps"][place][-1]) == (50, 10, 1000)
+
+
+def test_curves_come_back_to_a_fraction_of_their_middle_range() -> None:
+    def shown(values: list[Any]) -> list[Any]:
+        (found,) = with_short_curves({"runs": [{"curves": {"a": [list(range(len(values))), values]}}]})["runs"]
+        _, low, size, levels = found["curves"]["a"]
+        return [None if level is None else low + size * level for level in levels]
+
+    values = [2.3 * math.exp(-i / 9) + 0.01 * (i % 3) for i in range(100)]
+    middle = sorted(values)[89] - sorted(values)[9]
+    assert shown(values) == pytest.approx(values, abs=middle / 400)
+    assert shown([0.5, math.nan, None, 0.75]) == pytest.approx([0.5, None, None, 0.75], abs=1e-3)
+    assert shown([math.inf, math.nan]) == [None, None]
+    assert shown([3.0]) == [3.0]
+    leap = [7.0, *(0.1 + i / 1000 for i in range(98)), 0.1]  # a single one does not hide the rest
+    assert shown(leap) == pytest.approx(leap, abs=2.5e-4)
 
 
 def data(folder: Path) -> dict[str, Any]:
@@ -103,7 +122,7 @@ def test_a_sweep_as_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert [run["group"] for run in runs] == [0, 0, 1, 1, 1]
     assert runs[0]["path"] == "train/2026-11-23_00-00-00_a1b2c3"
     assert (runs[0]["seed"], runs[0]["fold"], runs[0]["factors"]) == (1, None, {"model.net.width": 4})
-    assert runs[0]["curves"] == {"train/loss": ([1, 2], [2.0, 1.0]), "val/accuracy": ([2], [0.02])}
+    assert runs[0]["curves"] == {"train/loss": [[1, 2], [2.0, 1.0]], "val/accuracy": [[2], [0.02]]}
     assert (runs[0]["diff"], runs[2]["diff"]) == ({}, {"model.net.width": 8})
     assert runs[0]["environment"] == {
         "torch": "2.13.0",

@@ -17,9 +17,7 @@ from support.run_directories import write_run
 from support.runs import ROOT, SMALL
 
 from lathe.verbs.report.assemble import assemble
-from lathe.verbs.report.latex import latex
-from lathe.verbs.report.markdown import markdown
-from lathe.verbs.report.screen import show
+from lathe.verbs.report.tables import latex, markdown, show
 
 Cli = Callable[..., tuple[int, str]]
 TEXTS = "formats=[markdown,csv,latex]"
@@ -159,7 +157,7 @@ def test_markdown_and_latex_survive_what_strangers_call_things(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["runs=logs/none"], "runs=logs/none: there is no such directory"),
+        (["runs=logs/none"], "runs=logs/none: there is no such folder"),
         (["runs=logs/train", "metric=test/acc"], "did you mean test/accuracy?"),
         (["runs=logs/train", "output=logs/train/2026-11-23_00-00-00_a1b2c3/x"], "lies in the run directory "),
     ],

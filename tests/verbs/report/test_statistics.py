@@ -1,10 +1,13 @@
-"""Means, intervals and paired tests against results by hand and textbook tables."""
+"""Means, intervals, paired tests and importance against results by hand, textbook tables and closed forms."""
 
 import math
+from typing import Any
 
 import pytest
+from scipy import stats
+from support.report_data import report
 
-from lathe.verbs.report.statistics import Interval, compare, summarise
+from lathe.verbs.report.statistics import Interval, compare, corrected, importance, summarise
 
 T_975 = {1: 12.706205, 2: 4.302653, 4: 2.776445, 9: 2.262157}  # Student's t, two-sided 5 %, as tables print it
 HOW = Interval()
@@ -12,7 +15,7 @@ HOW = Interval()
 
 def test_the_interval_is_students() -> None:
     # 1, 2, 3, 4, 5: mean 3, squares 4 + 1 + 0 + 1 + 4 = 10, variance 10 / 4, standard error sqrt(2.5 / 5)
-    told = summarise([1, 2, 3, 4, 5], HOW)
+    told = summarise((1, 2, 3, 4, 5), HOW)
     assert (told.n, told.mean, told.why) == (5, 3, None)
     assert told.std == pytest.approx(1.5811388)
     half = T_975[4] * math.sqrt(0.5)
@@ -21,17 +24,17 @@ def test_the_interval_is_students() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 10])
 def test_the_quantile_is_that_of_n_less_one(n: int) -> None:
-    values = [0.0] * (n - 1) + [float(n)]  # mean 1, squares (n - 1) + (n - 1)^2 = n (n - 1), variance n, error 1
+    values = (0.0,) * (n - 1) + (float(n),)  # mean 1, squares (n - 1) + (n - 1)^2 = n (n - 1), variance n, error 1
     told = summarise(values, HOW)
     assert told.interval == pytest.approx((1 - T_975[n - 1], 1 + T_975[n - 1]), abs=1e-5)
     assert told.why == (f"n = {n}: the interval is wide" if n < 5 else None)
 
 
 def test_what_has_no_interval_says_why() -> None:
-    assert (summarise([], HOW).mean, summarise([], HOW).why) == (None, "no complete run")
-    one = summarise([0.9], HOW)
+    assert (summarise((), HOW).mean, summarise((), HOW).why) == (None, "no complete run")
+    one = summarise((0.9,), HOW)
     assert (one.mean, one.std, one.interval, one.why) == (0.9, None, None, "n = 1: no interval")
-    same = summarise([0.1 + 0.2, 0.3, 0.3], HOW)
+    same = summarise((0.1 + 0.2, 0.3, 0.3), HOW)
     assert (same.std, same.interval, same.why) == (0.0, None, "all 3 values are equal: no interval")
 
 
@@ -39,14 +42,30 @@ def test_a_bootstrap_is_of_percentiles_and_repeats() -> None:
     """Resampled means of two values are 0, 1/2 and 1 with 1/4, 1/2 and 1/4 of the draws. Those of eight zeros and eight
     ones are binomial with mean 1/2 and deviation 1/8: 95 % lie within about 1.96 / 8.
     """
-    assert summarise([0.0, 1.0], Interval("bootstrap")).interval == (0.0, 1.0)
-    told = summarise([0.0, 1.0] * 8, Interval("bootstrap"))
+    assert summarise((0.0, 1.0), Interval("bootstrap")).interval == (0.0, 1.0)
+    told = summarise((0.0, 1.0) * 8, Interval("bootstrap"))
     assert told.interval == (0.25, 0.75)
-    many = [math.sin(number) for number in range(30)]
+    many = tuple(math.sin(number) for number in range(30))
     assert summarise(many, Interval("bootstrap", seed=1)) == summarise(many, Interval("bootstrap", seed=1))
     assert summarise(many, Interval("bootstrap", seed=1)) != summarise(many, Interval("bootstrap", seed=2))
-    few = summarise([1.0, 2.0, 4.0], Interval("bootstrap"))
+    few = summarise((1.0, 2.0, 4.0), Interval("bootstrap"))
     assert few.why == "n = 3: the interval is narrower than it should be"
+
+
+def test_the_interval_of_a_share_ends_at_one() -> None:
+    low, high = summarise((0.9, 0.99, 1.0), HOW).interval or (0, 0)
+    assert high > 1
+    assert summarise((0.9, 0.99, 1.0), HOW, share=True).interval == (low, 1.0)
+    assert summarise((90.0, 99.0, 100.0), HOW, share=True).interval == pytest.approx((100 * low, 100 * high))
+
+
+def test_p_is_corrected_for_the_number_of_comparisons() -> None:
+    """Holm: 4 x 0.01, 3 x 0.02 and 2 x 0.03, none below the one before. Benjamini and Hochberg: p x 4 / rank."""
+    holm, fdr = zip(*corrected([0.03, 0.01, 0.5, 0.02]), strict=True)
+    assert holm == pytest.approx((0.06, 0.04, 0.5, 0.06))
+    assert fdr == pytest.approx((0.04, 0.04, 0.5, 0.04))
+    assert corrected([0.04]) == [(0.04, 0.04)]
+    assert corrected([]) == []
 
 
 def test_pairs_are_compared_by_their_differences() -> None:
@@ -59,3 +78,55 @@ def test_pairs_are_compared_by_their_differences() -> None:
     half = T_975[2] / math.sqrt(3)
     assert told.interval == pytest.approx((2 - half, 2 + half), abs=1e-6)
     assert compare([10, 20, 30], [11, 22, 33], HOW).difference == -2
+
+
+def sweep(metric: list[float], **factors: list[Any]) -> dict[str, Any]:
+    """Complete runs with these values of the metric and these columns of factors."""
+    columns = [dict(zip(factors, values, strict=True)) for values in zip(*factors.values(), strict=True)]
+    runs = [
+        {"state": "complete", "metrics": {"m": value}, "factors": own}
+        for value, own in zip(metric, columns, strict=True)
+    ]
+    return {"metric": "m", "factors": list(factors), "runs": runs}
+
+
+def test_the_share_is_epsilon_squared_of_kruskal_and_wallis() -> None:
+    data = report(60)
+    found = importance(data)
+    runs = [run for run in data["runs"] if run["state"] == "complete"]
+    assert found["n"] == len(runs) == 54
+    by = {depth: [] for depth in (20, 32, 56)}
+    for run in runs:
+        by[run["factors"]["model.net.depth"]].append(run["metrics"]["test/accuracy"])
+    h = stats.kruskal(*by.values()).statistic  # (n - 1) times the explained share of the variance
+    (row,) = [row for row in found["rows"] if row["factor"] == "model.net.depth"]
+    assert row["share"] == pytest.approx(1 - (1 - h / 53) * 53 / 51)
+    everything = [(run["factors"]["model.net.depth"], run["metrics"]["test/accuracy"]) for run in runs]
+    assert row["direction"] == pytest.approx(stats.spearmanr(*zip(*everything, strict=True)).statistic)
+    assert row["levels"] == 3
+
+
+def test_a_factor_that_decides_has_all_and_one_that_does_nothing_none() -> None:
+    data = sweep(
+        [float(i // 12) for i in range(24)],
+        decides=["a"] * 12 + ["b"] * 12,
+        nothing=[True, False] * 12,
+        one=[3] * 24,
+        alone=[f"name {i}" for i in range(24)],
+    )
+    rows = {row["factor"]: (row["share"], row["direction"]) for row in importance(data)["rows"]}
+    assert rows == {"decides": (1.0, None), "nothing": (0.0, None)}  # one level or one run each: no information
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (sweep([1.0] * 24, lr=[1, 2] * 12), "Every complete run has the same m: there is nothing to explain."),
+        (sweep([1.0], lr=[1]), "1 complete run has m, and importance needs 20"),
+        (sweep([1.0, 2.0] * 12, lr=[1] * 24), "No factor has levels with two runs each"),
+    ],
+)
+def test_it_is_refused_with_a_reason(data: dict[str, Any], why: str) -> None:
+    found = importance(data)
+    assert found["rows"] == []
+    assert found["why"].startswith(why)

@@ -1,5 +1,54 @@
-"""Compare runs: their differences, means with intervals, paired tests, and a page of plots."""
+"""Compare runs: their differences, means with intervals, paired tests, and a page of plots (scripts/report.py)."""
 
-from lathe.verbs.report.make import report
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lathe.errors import require, uninstalled
+from lathe.files import write_atomically
+from lathe.runs.run_discovery import is_run
+from lathe.verbs.report.assemble import Report, assemble
+from lathe.verbs.report.page import page_data, write_page
+from lathe.verbs.report.tables import groups_csv, latex, markdown, runs_csv, say, show, terminal
+from lathe.verbs.runs.reader import folders_of
 
 __all__ = ["report"]
+TEXTS = {
+    "markdown": {"report.md": markdown},
+    "csv": {"groups.csv": groups_csv, "runs.csv": runs_csv},
+    "latex": {"report.tex": latex},
+}
+
+
+def report(request: Mapping[str, Any]) -> Report:
+    """Build, write and print the report that the keys of configs/report.yaml request."""
+    formats = request["formats"]
+    lacking = uninstalled("report", "scipy", *(["plotly"] if "html" in formats else []))
+    require(lacking is None, str(lacking))
+    told = assemble(request)
+    folder = _folder(request["output"], [request["runs"]] if isinstance(request["runs"], str) else request["runs"])
+    texts = {name: make(told) for kind in formats if kind in TEXTS for name, make in TEXTS[kind].items()}
+    if formats:
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_atomically(folder / name, text)
+    if "html" in formats:
+        write_page(page_data(told, folder), folder / "report.html")
+    show(told)
+    names = [*texts, *(["report.html"] if "html" in formats else [])]
+    if names:
+        say(terminal(), f"Written: {', '.join(os.path.relpath(folder / name) for name in names)}")
+    return told
+
+
+def _folder(output: str | None, named: list[str]) -> Path:
+    """Return the output folder, by default `report` in the folder that contains all runs."""
+    if output is not None:
+        folder = Path(output)
+    else:
+        folders = [folder.resolve() for word in named for folder in folders_of(word)]
+        folder = Path(os.path.commonpath([path.parent if is_run(path) else path for path in folders])) / "report"
+    inside = next((above for above in (folder, *folder.absolute().parents) if is_run(above)), None)
+    require(inside is None, f"output={folder} lies in the run directory {inside}: name another folder.")
+    return folder

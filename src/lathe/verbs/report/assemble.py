@@ -1,19 +1,21 @@
-"""Assemble a report from collected, grouped and compared runs, before anything is written."""
+"""Assemble a report from the runs, before anything is written."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from lathe.errors import did_you_mean, require
-from lathe.verbs.report import marks, metrics, search
-from lathe.verbs.report.collect import Run, check_tasks, collect
+from lathe.verbs.report import metrics, notes
 from lathe.verbs.report.factors import Differences, titles
 from lathe.verbs.report.groups import Group, Pair, find_baseline, make_groups, make_pairs
 from lathe.verbs.report.statistics import Interval
+from lathe.verbs.runs.formatting import printable
+from lathe.verbs.runs.reader import Run, find_runs
 
 COLUMNS = (
-    *("n", "mean", "interval", "best", "difference", "difference_interval", "p"),
+    *("n", "mean", "interval", "best", "difference", "difference_interval", "p", "p_holm", "p_bh"),
     *("steps", "seconds", "parameters", "bytes", "macs", "latency_ms"),
 )
 SINGLE = "Each row is one run, so nothing here is evidence of a difference: add -m and seed=1,2,3 to a row's command."
@@ -57,9 +59,9 @@ class Report:
     @cached_property
     def marks(self) -> list[str]:
         """Caveats: reasons why the runs are less comparable than they seem."""
-        single = [SINGLE] if self.single else []
-        comparisons = sum(pair.told.p is not None for pairs in self.pairs.values() for pair in pairs)
-        return [*self.notes, *single, *marks.marks(self.runs, self.differences, self.metrics, comparisons)]
+        tested = {metric: sum(pair.told.p is not None for pair in pairs) for metric, pairs in self.pairs.items()}
+        caveats = notes.caveats(self.runs, self.differences, self.metrics, tested)
+        return [*self.notes, *([SINGLE] if self.single else []), *caveats]
 
     @cached_property
     def single(self) -> bool:
@@ -75,35 +77,46 @@ class Report:
 
 def assemble(request: Mapping[str, Any]) -> Report:
     """Build the report that the keys of configs/report.yaml request."""
-    named, by = _list(request["runs"]) or [], _list(request["by"])
-    runs, waiting = collect(named)
+    named, by, asked = (_list(request[key]) for key in ("runs", "by", "metric"))
+    found = find_runs(named or [])
+    runs = [run for run in found if run.path is not None or run.state != "waiting"]
+    require(bool(runs), f"runs={named}: none of the {len(found)} jobs has begun.")
     check_tasks(runs, by)
-    asked = _list(request["metric"])
-    wanted = metrics.chosen(runs, asked)
+    wanted = metrics.choose_metrics(runs, asked)
     differences = Differences([run for run in runs if run.leaves])
     groups = make_groups(runs, differences, by)
     directions = {metric: metrics.direction(metric, runs, request["direction"]) for metric in wanted}
-    options = search.options_of(runs)
+    search = notes.search_options(runs)
     baseline = groups[find_baseline(groups, request["baseline"])]
-    if options is not None or all(len(group.units) < 2 for group in groups):
+    if search is not None or all(len(group.units) < 2 for group in groups):
         groups.sort(key=lambda group: _rank(group, wanted[0], directions[wanted[0]]))
-    if options is not None and request["baseline"] is None:
+    if search is not None and request["baseline"] is None:
         baseline = groups[0]
-    notes = [*metrics.doubts(runs, wanted, asked, request["direction"])]
-    notes += [] if options is None else [search.tell(runs, options, wanted[0])]
+    guessed = metrics.doubts(runs, wanted, asked, request["direction"])
     return Report(
-        title=", ".join(named),
+        title=", ".join(named or []),
         runs=runs,
-        waiting=waiting,
+        waiting=len(found) - len(runs),
         differences=differences,
         groups=groups,
         baseline=next(at for at, group in enumerate(groups) if group is baseline),
         metrics=wanted,
         directions=directions,
         how=Interval(request["interval"], request["confidence"], request["seed"]),
-        notes=notes,
-        search=options is not None,
+        notes=[*guessed, *([] if search is None else [notes.search_note(runs, search, wanted[0])])],
+        search=search is not None,
         columns=_columns(_list(request["columns"]), list(groups[0].factors)),
+    )
+
+
+def check_tasks(runs: Sequence[Run], by: Sequence[str] | None) -> None:
+    """Raise UserError if the runs have different tasks, unless `by` compares them."""
+    tasks = Counter(str(run.leaves["task._target_"]) for run in runs if "task._target_" in run.leaves)
+    listed = ", ".join(f"{name.rpartition('.')[2]} of {count}" for name, count in tasks.most_common())
+    require(
+        len(tasks) < 2 or not {"task", "task._target_"}.isdisjoint(by or ()),
+        f"runs: these are of {len(tasks)} tasks ({printable(listed)}), whose metrics are no measure of each other: "
+        "name runs of one, or compare them all the same with by=task._target_.",
     )
 
 

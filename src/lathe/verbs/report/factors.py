@@ -8,27 +8,22 @@ from functools import cached_property
 from typing import Any
 
 from lathe.config.help import default_choices
-from lathe.config.override_parsing import key_of, short_names
+from lathe.config.override_parsing import key_of, short_names, value_of
 from lathe.config.values import shown
 from lathe.errors import did_you_mean, require
 from lathe.runs.rundir import NOT_THE_EXPERIMENT
-from lathe.verbs.report.collect import SEEDS, Run, finite, harmless
+from lathe.verbs.runs.formatting import printable
+from lathe.verbs.runs.reader import SEEDS, Run, finite
 
 ABSENT = "absent"  # the value of a key that a run lacks
 # keys that change a run's name, directory or output, but no result
 _PRINTS = ("progress_bar", "model_summary", "lr_monitor", "device_stats", "alerts", "samples")
 LEFT_OUT = (
-    *NOT_THE_EXPERIMENT,
-    "name",
-    "logger",
-    "compression.receipt",
-    "trainer.enable_progress_bar",
-    "trainer.enable_model_summary",
-    *(f"callbacks.{name}" for name in _PRINTS),
+    *(*NOT_THE_EXPERIMENT, "name", "logger", "compression.receipt"),
+    *("trainer.enable_progress_bar", "trainer.enable_model_summary", *(f"callbacks.{name}" for name in _PRINTS)),
 )
+RECIPES = ("experiment", "debug")  # groups that set other keys and don't appear in a resolved configuration
 _LONG = re.compile(r"-?\d+\.\d{13,}(e[+-]?\d+)?")
-# groups that set other keys and don't appear in a resolved configuration
-RECIPES = ("experiment", "debug")
 _CLASS = ("_target_", ".path")
 _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 
@@ -61,17 +56,12 @@ def code(value: Any) -> str:
     return repr(value if number is None else float(number))
 
 
-def below(key: str, names: Iterable[str]) -> bool:
-    """Return whether `key` is one of `names`, or below one."""
-    return any(key == name or key.startswith(f"{name}.") for name in names)
-
-
 def value_text(value: Any) -> str:
     """Return a value as an override spells it, safe on a terminal."""
     if isinstance(value, list):
         return f"[{','.join(map(value_text, value))}]"
     plain = isinstance(value, str) and (value == ABSENT or "," in value)
-    return harmless(value if plain else without_noise(shown(value)))
+    return printable(value if plain else without_noise(shown(value)))
 
 
 def without_noise(text: str) -> str:
@@ -90,7 +80,9 @@ def label(texts: Mapping[str, str]) -> str:
     return ", ".join(f"{key}={text}" for key, text in texts.items()) or "all runs"
 
 
-_UNUSED = {code(ABSENT), code(None)}
+def below(key: str, names: Iterable[str]) -> bool:
+    """Return whether `key` is one of `names`, or below one."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 class Differences:
@@ -98,122 +90,105 @@ class Differences:
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
-        keys = dict.fromkeys(key for run in runs for key in run.leaves)
-        self.known = list(keys)
+        self.known = list(dict.fromkeys(key for run in runs for key in run.leaves))
         self._found: dict[str, Factor] = {}
-        seeds = [Factor(key, self._values(key)).codes for key in SEEDS]
-        for key in keys:
+        seeds = [self._factor(key).codes for key in SEEDS]
+        unused = {code(ABSENT), code(None)}  # a key of a later version is null if unused
+        for key in self.known:
             if not below(key, LEFT_OUT) and key not in SEEDS:
-                factor = Factor(key, self._values(key))
+                factor = self._factor(key)
                 codes = factor.codes
-                # data.seed follows seed; a key of a later version is null if unused
-                if len(set(codes)) > 1 and codes not in seeds and set(codes) != _UNUSED:
+                if len(set(codes)) > 1 and codes not in seeds and set(codes) != unused:  # data.seed follows seed
                     self._found[key] = factor
 
-    def _values(self, key: str) -> tuple[Any, ...]:
-        return tuple(run.leaves.get(key, ABSENT) for run in self.runs)
+    def _factor(self, key: str) -> Factor:
+        return Factor(key, tuple(run.leaves.get(key, ABSENT) for run in self.runs))
 
     @property
     def keys(self) -> list[str]:
         """Every key that differs, in the order of the configurations."""
         return list(self._found)
 
+    @cached_property
+    def usual(self) -> dict[str, Any]:
+        """The most common value of each key that differs; the first of several."""
+        return {key: factor.values[_most_common(factor.codes)] for key, factor in self._found.items()}
+
+    @cached_property
     def factors(self) -> list[Factor]:
-        """Return the overrides that differ, and the fewest other keys that distinguish all configurations."""
-        typed = list(dict.fromkeys(key_of(word) for run in self.runs for word in run.words))
-        chosen = [*self._groups(typed), *(self._found[key] for key in typed if key in self._found)]
-        return [*chosen, *self._needed(chosen)]
+        """The overrides that differ, and the fewest other keys that distinguish all configurations, classes first."""
+        typed = list(dict.fromkeys(key_of(word) for run in self.runs for word in run.overrides))
+        chosen = [*self._choices(typed), *(self._found[key] for key in typed if key in self._found)]
+        for factor in sorted(self._found.values(), key=lambda factor: not factor.key.endswith("_target_")):
+            if self._splits(chosen, factor):
+                chosen.append(factor)
+        return chosen
 
     def chosen(self, by: Sequence[str]) -> list[Factor]:
         """Return the factors that `by` names; raise UserError for a key that is unknown or does not differ."""
-        found = {factor.key: factor for factor in self.factors()} | self._found
-        factors = []
+        found = self._found | {factor.key: factor for factor in self.factors}
         for key in by:
+            listed = f"what differs is {', '.join(factor.key for factor in self.factors[:10]) or 'the seed alone'}."
             if key not in found:
-                hint = did_you_mean(key, found or self.known, self._listed())
-                require(key in self.known, f"by={key}: no run has this key; {hint}")
-                values, listed = self._values(key), self._listed()
-                alike = f"all {len(values)} runs have" if len(values) > 1 else "the only run has"
-                one = f"{alike} {key}={shown(values[0])}"
-                require(len(set(map(code, values))) > 1, f"by={key} does not differ: {one}; {listed}")
-                found[key] = Factor(key, values)
-            factors.append(found[key])
-        return factors
-
-    def _listed(self) -> str:
-        keys = [factor.key for factor in self.factors()]
-        return f"what differs is {', '.join(keys[:10])}." if keys else "nothing differs between them but the seed."
+                require(key in self.known, f"by={key}: no run has this key; {did_you_mean(key, found, listed)}")
+                found[key] = self._factor(key)
+                require(
+                    len(set(found[key].codes)) > 1,
+                    f"by={key} does not differ: all runs have {shown(found[key].values[0])}; {listed}",
+                )
+        return [found[key] for key in by]
 
     def others(self, factors: Sequence[Factor]) -> list[Factor]:
         """Return the other factors that distinguish configurations with equal `factors`."""
-        return [factor for factor in self.factors() if factor not in factors and self._splits(factors, factor)]
+        return [factor for factor in self.factors if factor not in factors and self._splits(factors, factor)]
 
-    def beside(self, factors: Sequence[Factor]) -> list[Factor]:
+    def confounders(self, factors: Sequence[Factor]) -> list[Factor]:
         """Return possible confounders: keys that differ between the groups of `factors` but within none.
 
         Omits keys that follow a factor: keys below its choice, and keys with the value of another one.
         """
-        typed, told = self.factors(), list(factors)
-        for factor in dict.fromkeys([*typed, *self._found.values()]):
-            follows = _of_one_choice(factor, told) and (factor not in typed or ABSENT in factor.values)
+        told = list(factors)
+        for factor in dict.fromkeys([*self.factors, *self._found.values()]):
+            typed = factor in self.factors
+            of_a_choice = below(factor.key, [other.key.removesuffix("._target_") for other in told])
+            follows = of_a_choice and (not typed or ABSENT in factor.values)
             chooses = any(other.key.endswith("_target_") and below(other.key, [factor.key]) for other in factors)
             if factor in told or follows or chooses or self._splits(factors, factor):
                 continue
-            if factor in typed or not any(factor.codes == other.codes or other.key in RECIPES for other in told):
+            if typed or not any(factor.codes == other.codes or other.key in RECIPES for other in told):
                 told.append(factor)
         return told[len(factors) :]
 
     def _splits(self, factors: Sequence[Factor], factor: Factor) -> bool:
+        """Return whether some runs with equal `factors` differ in `factor`."""
         together = list(zip(*(known.codes for known in factors), strict=True)) or [()] * len(self.runs)
         return len(set(zip(together, factor.codes, strict=True))) > len(set(together))
 
-    def _needed(self, chosen: Sequence[Factor]) -> list[Factor]:
-        """Return the other keys that are needed to distinguish the configurations, classes first."""
-        kept: list[Factor] = []
-        for factor in sorted(self._found.values(), key=lambda factor: not factor.key.endswith("_target_")):
-            if self._splits([*chosen, *kept], factor):
-                kept.append(factor)
-        return kept
-
-    def _groups(self, typed: Sequence[str]) -> list[Factor]:
-        """Return the group choices (model=mlp) that determine which of the configurations a run has."""
-        groups = [key for key in typed if "." not in key and "/" not in key and key not in self.known]
-        groups = [key for key in groups if key in RECIPES or any(below(known, [key]) for known in self._found)]
-        signatures = [tuple(factor.codes[at] for factor in self._found.values()) for at in range(len(self.runs))]
-        recipes = any(key_of(word) in RECIPES for run in self.runs for word in run.words)
+    def _choices(self, typed: Sequence[str]) -> list[Factor]:
+        """Return the group choices (model=mlp) that follow from the configuration and determine its classes."""
+        recipes = any(key_of(word) in RECIPES for run in self.runs for word in run.overrides)
         found = []
-        for group in groups:
-            words = tuple(_choice(run, group, recipes) for run in self.runs)
-            one_each = len(set(zip(signatures, words, strict=True))) == len(set(signatures))
-            if None not in words and len(set(words)) > 1 and one_each and self._settles(group, words):
-                found.append(Factor(group, words))
+        for group in typed:
+            own = [factor for key, factor in self._found.items() if below(key, [group])]
+            is_group = "." not in group and "/" not in group and group not in self.known
+            if not is_group or not (own or group in RECIPES):
+                continue
+            choices = Factor(group, tuple(_choice(run, group, recipes) for run in self.runs))
+            classes = [factor for factor in own if factor.key.endswith("_target_")]
+            follows = None not in choices.values and not self._splits([*self._found.values()], choices)
+            if follows and len(set(choices.values)) > 1 and not any(self._splits([choices], one) for one in classes):
+                found.append(choices)
         return found
 
-    def _settles(self, group: str, words: Sequence[Any]) -> bool:
-        """Return whether runs with the same choice have the same classes in that group."""
-        own = [factor.codes for key, factor in self._found.items() if below(key, [group]) and key.endswith("_target_")]
-        classes = list(zip(*own, strict=True)) or [()] * len(words)
-        return len(set(zip(words, classes, strict=True))) == len(set(words))
 
-    @cached_property
-    def usual(self) -> dict[str, Any]:
-        """The most common value of each key that differs; the first of several."""
-        return {key: _most_common(factor.values) for key, factor in self._found.items()}
-
-
-def _of_one_choice(factor: Factor, told: Sequence[Factor]) -> bool:
-    """Return whether one of the factors determines the node of this key."""
-    return below(factor.key, [other.key.removesuffix("._target_") for other in told])
-
-
-def _most_common(values: Sequence[Any]) -> Any:
-    ((best, _),) = Counter(map(code, values)).most_common(1)
-    return next(value for value in values if code(value) == best)
+def _most_common(codes: Sequence[str]) -> int:
+    """Return the index of the first of the most common."""
+    return codes.index(Counter(codes).most_common(1)[0][0])
 
 
 def _choice(run: Run, group: str, recipes: bool) -> str | None:
     """Return a run's choice of a group, or the default; None if a recipe may have changed it."""
-    typed = [word.partition("=")[2] for word in run.words if key_of(word) == group]
+    typed = [value_of(word) for word in run.overrides if key_of(word) == group]
     if typed:
         return typed[-1].strip("'\"")
     if group in RECIPES:

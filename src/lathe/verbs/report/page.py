@@ -11,24 +11,198 @@ import hashlib
 import html
 import json
 import math
+import os
 import re
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from lathe.config.metric_split import split_of
 from lathe.errors import require, uninstalled
 from lathe.files import whole
 from lathe.html_page import style_sheet
-from lathe.verbs.report.curves import FORMS, packed
-from lathe.verbs.report.importance import importance
+from lathe.runs.metric_names import cost_of, is_curve, without_split
+from lathe.verbs.report.assemble import Report
+from lathe.verbs.report.factors import ABSENT, code
+from lathe.verbs.report.groups import Group
+from lathe.verbs.report.metrics import available
+from lathe.verbs.report.notes import counts, left_out
+from lathe.verbs.report.statistics import importance
+from lathe.verbs.runs.reader import Curve, Run, read_curves
 
-LIMIT = 2_990_000  # bytes of the page, 1.96 million of them Plotly; curves get coarser with many runs
-SCRIPTS = ("base.js", "filter.js", "table.js", "drawer.js", "plots.js", "sweep.js", "page.js")
+MOST = 8  # curves of a run whose metric names have no split
 # Plotly sets style attributes, which can't be hashed; styles can't load anything here
 POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
     "form-action 'none'"
 )
+SCRIPTS = ("page.js", "plots.js")
+POINTS = 100  # at most, of a curve, which looks like the original in a plot of 400 pixels
+ALL_POINTS = 400_000  # of all curves; keeps the page below 3 MB
+
+
+def page_data(report: Report, folder: Path = Path()) -> dict[str, Any]:
+    """Return the report of the first metric, with every run's curves and links relative to `folder`.
+
+    docs/report.md describes it.
+    """
+    metric, version = report.metrics[0], "unknown"
+    with suppress(metadata.PackageNotFoundError):
+        version = metadata.version("lathe")
+    places = {id(run): at for at, group in enumerate(report.groups) for run in group.runs}
+    return {
+        "title": report.title,
+        "metric": metric,
+        "metrics": available(report.runs),
+        "direction": report.directions[metric],
+        "confidence": report.how.confidence,
+        "factors": report.factors,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "lathe": version,
+        "counts": counts(report.runs),
+        "marks": [*report.marks, *left_out([], report.waiting)],
+        "runs": [_run(run, places.get(id(run)), report, folder) for run in report.runs],
+        "groups": [_group(group, report) for group in report.groups],
+        "pairs": [
+            {
+                "a": pair.a,
+                "b": pair.b,
+                "n": pair.told.n,
+                "difference": pair.told.difference,
+                "interval": pair.told.interval and list(pair.told.interval),
+                "p": pair.told.p,
+                "p_holm": pair.told.p_holm,
+                "p_bh": pair.told.p_bh,
+                "says": pair.says,
+            }
+            for pair in report.pairs[metric]
+        ],
+    }
+
+
+def _group(group: Group, report: Report) -> dict[str, Any]:
+    metric = report.metrics[0]
+    told = group.summary(metric, report.how)
+    return {
+        "label": group.label,
+        "factors": _json(group.brief),
+        "n": told.n,
+        "mean": told.mean,
+        "std": told.std,
+        "interval": told.interval and list(told.interval),
+        "why": told.why,
+        "best": group.best(metric, report.directions[metric]),
+        "seconds": group.mean_of("seconds"),
+        "parameters": group.mean_of("parameters"),
+        "command": group.command,
+        "marks": group.marks,
+    }
+
+
+def _run(run: Run, at: int | None, report: Report, folder: Path) -> dict[str, Any]:
+    samples = sorted((run.path / "samples").glob("*.html")) if run.path is not None else []
+    leaves = {key: run.leaves.get(key, ABSENT) for key in report.differences.usual} if run.leaves else {}
+    environment, packages = run.environment, run.environment.get("packages")
+    receipt = ("compression", "baseline", "ships", "bytes_share", "findings", "warnings")
+    told = {
+        "path": None if run.path is None else run.where,
+        "name": str(run.leaves.get("name", run.label)),
+        "state": run.state,
+        "group": at,
+        "seed": run.seed,
+        "fold": run.fold,
+        "factors": {} if at is None else report.groups[at].brief,
+        "metrics": run.metrics,
+        "seconds": run.metrics.get("seconds"),
+        "parameters": run.metrics.get("parameters"),
+        "cost": cost_of(run.receipt),
+        "curves": {} if run.path is None else curves(run.path / "metrics.csv"),
+        "diff": {key: value for key, value in leaves.items() if code(value) != code(report.differences.usual[key])},
+        "command": run.command(),
+        "environment": {
+            "torch": packages.get("torch") if isinstance(packages, dict) else None,
+            "python": environment.get("python"),
+            "device": f"{run.leaves.get('trainer.accelerator', 'unknown')} x {run.result.get('devices', 'unknown')}",
+            "cpu": environment.get("cpu"),
+            "commit": environment.get("git_commit"),
+            "dirty": bool(environment.get("git_diff")),
+        },
+        "receipt": {name: run.receipt.get(name) for name in receipt} if run.receipt else None,
+        "samples": Path(os.path.relpath(samples[0], folder)).as_posix() if samples else None,
+        "sentence": run.sentence,
+    }
+    return dict(_json(told))
+
+
+def _json(value: Any) -> Any:
+    """Return a value as JSON; non-finite numbers, dates and keys that are not text become text."""
+    if isinstance(value, dict):
+        return {str(key): _json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_json(item) for item in value]
+    fits = value is None or isinstance(value, (bool, int, str)) or (isinstance(value, float) and math.isfinite(value))
+    return value if fits else str(value)
+
+
+def curves(path: Path) -> dict[str, Curve]:
+    """Return the validation metrics and the training loss of a metrics.csv: at most 100 finite points of each.
+
+    Without either, the first `MOST` metrics; {} if the file can't be read.
+    """
+    found = {}
+    for name, curve in read_curves(path, _drawn).items():
+        points = [(step, value) for step, value in zip(*curve, strict=True) if math.isfinite(value)]
+        kept = [points[at] for at in _kept(len(points), POINTS)]
+        if kept:
+            found[name] = ([step for step, _ in kept], [value for _, value in kept])
+    return found
+
+
+def _drawn(names: Sequence[str]) -> list[str]:
+    losses = ("loss", "loss_step")  # `loss_step` if Lightning logs both steps and epochs
+    splits = {name: split_of(name) for name in names}
+    usual = [one for one in names if splits[one] == "val" or (splits[one] == "train" and without_split(one) in losses)]
+    return usual or [name for name in names if is_curve(name)][:MOST]
+
+
+def _kept(length: int, most: int) -> list[int]:
+    """Return the indices of at most `most` of `length` points, evenly spaced, with both ends."""
+    if length <= most:
+        return list(range(length))
+    return sorted({round(i * (length - 1) / (most - 1)) for i in range(most)})
+
+
+def with_short_curves(data: dict[str, Any]) -> dict[str, Any]:
+    """Return `data` with curves of whole numbers, with fewer points where there are many curves.
+
+    A curve is [index into data["steps"], lowest value, value of one level, levels]; None is not a number.
+    """
+    most = min(POINTS, max(10, ALL_POINTS // max(1, sum(len(run["curves"]) for run in data["runs"]))))
+    steps: dict[tuple[Any, ...], int] = {}
+    runs = []
+    for run in data["runs"]:
+        found = {}
+        for name, (xs, ys) in run["curves"].items():
+            if kept := _kept(len(xs), most):
+                place = steps.setdefault(tuple(xs[i] for i in kept), len(steps))
+                found[name] = [place, *_levels([ys[i] for i in kept])]
+        runs.append({**run, "curves": found})
+    thinned = None if most == POINTS else f"So that it stays small, curves have at most {most} points."
+    return {**data, "runs": runs, "steps": list(map(list, steps)), "thinned": thinned}
+
+
+def _levels(values: Sequence[float | None]) -> tuple[float, float, list[int | None]]:
+    """Return the lowest value, the size of a level (1/400 of the middle 80 %), and the values in levels."""
+    known = sorted(value for value in values if value is not None and math.isfinite(value))
+    low = float(f"{known[0]:.6g}") if known else 0.0
+    spread = known[int(0.9 * (len(known) - 1))] - known[int(0.1 * (len(known) - 1))] if known else 0.0
+    level = float(f"{max(spread / 400, (known[-1] - known[0]) / 1e6):.3g}") if known else 0.0
+    found = [None if value is None or not math.isfinite(value) else value - low for value in values]
+    return low, level, [None if value is None else round(value / level) if level else 0 for value in found]
 
 
 def write_page(data: dict[str, Any], path: Path) -> None:
@@ -39,54 +213,31 @@ def write_page(data: dict[str, Any], path: Path) -> None:
 
 
 def page(data: dict[str, Any]) -> str:
-    """Return the page as HTML; docs/report.md describes `data`. Raise UserError without plotly."""
+    """Return the page of `data` (page_data) as HTML. Raise UserError without plotly."""
     missing = uninstalled("report", "plotly")
     require(missing is None, f"the report's page: {missing}")
-    from plotly.offline import get_plotlyjs
-
-    plotly, script = get_plotlyjs(), "\n".join(map(_file, SCRIPTS))
+    plotly, packed_plotly = _plotly()
+    script = "\n".join(map(_file, SCRIPTS))
     parts = {
         "POLICY": POLICY.format(scripts=f"{_hash(script)} {_hash(plotly)}"),
         "TITLE": html.escape(str(data["title"])),
         "STYLE": style_sheet() + _file("page.css"),
         "SCRIPT": script,
-        "PLOTLY": _packed_library(),
+        "PLOTLY": packed_plotly,
     }
-    template = _file("page.html")
-    parts |= _fitting(data, LIMIT - len(template) - sum(len(part.encode()) for part in parts.values()))
-    return re.sub(
-        "__([A-Z]+)__", lambda mark: parts[mark[1]], template
-    )  # in one pass: a title may contain a placeholder
-
-
-def _fitting(data: dict[str, Any], room: int) -> dict[str, str]:
-    """Return the data and curves in the finest form of at most `room` bytes, else the coarsest."""
-    found = {}
-    shared = {**data, "importance": importance(data)}
-    for form in FORMS:
-        told, points = packed(shared, form)
-        text = json.dumps(_plain(told), separators=(",", ":"), default=str)
-        found = {"DATA": _packed(text.encode()), "POINTS": _packed(points)}
-        if sum(map(len, found.values())) <= room:
-            break
-    return found
-
-
-def _plain(value: Any) -> Any:
-    """Return a value with inf, -inf and nan as text, which JSON lacks."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    shown = with_short_curves({**data, "importance": importance(data)})
+    parts["DATA"] = _packed(json.dumps(_json(shown), separators=(",", ":")).encode())
+    # in one pass, since a title may contain a placeholder
+    return re.sub("__([A-Z]+)__", lambda mark: parts[mark[1]], _file("page.html"))
 
 
 @functools.cache
-def _packed_library() -> str:
-    """Compress Plotly's script, the slowest part of the page."""
+def _plotly() -> tuple[str, str]:
+    """Return Plotly's script, and it compressed, which is the slowest part of the page."""
     from plotly.offline import get_plotlyjs
 
-    return _packed(get_plotlyjs().encode())
+    script = str(get_plotlyjs())
+    return script, _packed(script.encode())
 
 
 def _packed(content: bytes) -> str:

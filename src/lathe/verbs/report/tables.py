@@ -1,47 +1,116 @@
-"""The tables of a report, independent of the file format."""
+"""A report as tables, and these as CSV, Markdown, LaTeX, and on the terminal."""
 
-from collections.abc import Iterator, Sequence
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lathe.files import csv_text
-from lathe.verbs.report.assemble import COLUMNS, Report
-from lathe.verbs.report.collect import Run
-from lathe.verbs.report.cost import cost, mean_cost
-from lathe.verbs.report.factors import titles
-from lathe.verbs.report.groups import Group, Pair, group_of
-from lathe.verbs.report.metrics import available
-from lathe.verbs.report.statistics import Summary
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
+from lathe.files import csv_text
+from lathe.runs.metric_names import COSTS, cost_of
+from lathe.verbs.report.assemble import COLUMNS, Report
+from lathe.verbs.report.factors import titles
+from lathe.verbs.report.groups import Group, Pair
+from lathe.verbs.report.metrics import available
+from lathe.verbs.report.notes import counts, left_out
+from lathe.verbs.runs.formatting import many
+
+WIDE = 200  # characters of a file or a pipe
+MOST = 30  # rows of a table on the terminal; lists have half as many lines
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+}
 ALONE = "n = 1: no interval"  # for single runs reported once
-DIFFERENCES = {"difference": "difference", "difference_interval": "its interval", "p": "p"}
-TITLES = {"bytes": "bytes", "macs": "MACs", "latency_ms": "latency (ms)"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: its text and its numbers for CSV; `name` as in the key `columns`. The `best` mean is bold."""
+
+    name: str
+    title: str
+    text: str
+    csv: dict[str, Any]
+    number: bool = True
+    best: bool = False
 
 
 @dataclass(frozen=True)
 class Row:
-    """A group under one metric; `pair` is None for the baseline."""
+    """A group under one metric, with all its cells; `remarks` are its caveats and what its difference says."""
 
     group: Group
-    told: Summary
-    best: float | None
-    pair: Pair | None
-    cost: dict[str, float | None]
+    cells: list[Cell]
+    remarks: list[str]
 
 
 def rows(report: Report, metric: str) -> list[Row]:
     """Return a row for each listed group, in order."""
-    pairs = {pair.a: pair for pair in report.pairs[metric]}
-    return [
-        Row(
-            group,
-            group.summary(metric, report.how),
-            group.best(metric, report.directions[metric]),
-            pairs.get(at),
-            mean_cost(group),
-        )
-        for at, group in enumerate(report.listed)
-    ]
+    pairs, found = {pair.a: pair for pair in report.pairs[metric]}, []
+    means = [mean for group in report.listed if (mean := group.mean_of(metric)) is not None]
+    best = (max if report.directions[metric] == "max" else min)(means) if len(means) > 1 else None
+    for at, group in enumerate(report.listed):
+        why, pair = group.summary(metric, report.how).why, pairs.get(at)
+        remarks = [why or "", pair.says if pair else "", *group.marks]
+        is_best = best is not None and group.mean_of(metric) == best
+        found.append(Row(group, list(_cells(report, metric, group, pair, is_best)), list(filter(None, remarks))))
+    return found
+
+
+def _cells(report: Report, metric: str, group: Group, pair: Pair | None, is_best: bool) -> Iterator[Cell]:
+    for key, title in zip(report.factors, titles(report.factors), strict=True):
+        yield Cell(key, title, group.texts[key], {key: group.texts[key]}, number=False)
+    told = group.summary(metric, report.how)
+    yield Cell("n", "n", str(told.n), {"n": told.n})
+    mean = number(told.mean) + ("" if told.std is None else f" ± {number(told.std)}")
+    yield Cell("mean", "mean ± std", mean, {"mean": told.mean, "std": told.std}, best=is_best)
+    low, high = told.interval or (None, None)
+    yield Cell("interval", f"{report.how.percent} interval", span(told.interval), {"low": low, "high": high})
+    best = group.best(metric, report.directions[metric])
+    yield Cell("best", "best", number(best), {"best": best})
+    n, gap, interval = (pair.told.n, pair.told.difference, pair.told.interval) if pair else (None, None, None)
+    text = "baseline" if pair is None and len(report.listed) > 1 else ("+" if (gap or 0) > 0 else "") + number(gap)
+    yield Cell("difference", "difference", text, {"pairs": n, "difference": gap})
+    low, high = interval or (None, None)
+    yield Cell("difference_interval", "its interval", span(interval), {"difference_low": low, "difference_high": high})
+    tests = {"p": "p", "p_holm": "p (Holm)", "p_bh": "p (BH)"}
+    for name, title in tests.items():
+        p = getattr(pair.told, name) if pair else None
+        yield Cell(name, title, "" if p is None else f"{p:.2g}", {name: p})
+    costs = {"steps": group.steps, "seconds": group.mean_of("seconds"), "parameters": group.mean_of("parameters")}
+    for name, value in (costs | group.cost).items():
+        title = {"macs": "MACs", "latency_ms": "latency (ms)"}.get(name, name)
+        text = three_digits(value) if name in ("seconds", "latency_ms") else number(value)
+        yield Cell(name, title, text, {name: value})
+
+
+def table(report: Report, metric: str) -> list[list[Cell]]:
+    """Return the rows with the requested columns in that order; by default with all that are informative."""
+    columns = list(zip(*(row.cells for row in rows(report, metric)), strict=True))
+    if report.columns is not None:
+        named = {column[0].name: column for column in columns}
+        named |= dict(zip(titles(report.factors), columns, strict=False))
+        columns = [named[name] for name in report.columns]
+    else:
+        redundant = {"best"} if report.single else set()
+        redundant |= {"p_holm", "p_bh"} if sum(pair.told.p is not None for pair in report.pairs[metric]) < 2 else set()
+        redundant |= {"steps"} if len({group.steps for group in report.listed}) == 1 else set()
+        columns = [
+            column
+            for column in columns
+            if not column[0].number or (column[0].name not in redundant and any(cell.text for cell in column))
+        ]
+    return list(map(list, zip(*columns, strict=True)))
 
 
 def number(value: float | None) -> str:
@@ -58,138 +127,192 @@ def span(interval: Sequence[float] | None) -> str:
     return "" if interval is None else f"[{number(interval[0])}, {number(interval[1])}]"
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column of a metric's table, with a cell for each row; `name` is its name in the key `columns`."""
-
-    name: str
-    title: str
-    cells: list[str]
-    number: bool = True
-
-
-def columns(report: Report, metric: str) -> list[Column]:
-    """Return the requested columns in that order; by default all that are informative."""
-    there = _columns(report, metric)
-    if report.columns is None:
-        return [column for column in there if not column.number or (any(column.cells) and not _idle(report, column))]
-    named = {column.name: column for column in there} | dict(zip(titles(report.factors), there, strict=False))
-    return [named[name] for name in report.columns]
-
-
-def _idle(report: Report, column: Column) -> bool:
-    """Return whether a column is redundant: the best of single runs, or steps that are all equal."""
-    return report.single if column.name == "best" else column.name == "steps" and len(set(column.cells)) == 1
-
-
-def _columns(report: Report, metric: str) -> list[Column]:
-    told = rows(report, metric)
-    title = dict(zip(report.factors, titles(report.factors), strict=True))
-    differences = [_difference(row) if len(told) > 1 else ["", "", ""] for row in told]
-    found = [Column(key, title[key], [row.group.texts[key] for row in told], False) for key in report.factors]
-    found += [
-        Column("n", "n", [str(row.told.n) for row in told]),
-        Column("mean", "mean ± std", [_mean(row.told) for row in told]),
-        Column("interval", f"{report.how.percent} interval", [span(row.told.interval) for row in told]),
-        Column("best", "best", [number(row.best) for row in told]),
-        *(
-            Column(name, title, [cells[at] for cells in differences])
-            for at, (name, title) in enumerate(DIFFERENCES.items())
-        ),
-        Column("steps", "steps", [number(row.group.steps) for row in told]),
-        Column("seconds", "seconds", [three_digits(row.group.mean_of("seconds")) for row in told]),
-        Column("parameters", "parameters", [number(row.group.mean_of("parameters")) for row in told]),
-    ]
-    return found + [
-        Column(
-            name,
-            title,
-            [three_digits(row.cost[name]) if name == "latency_ms" else number(row.cost[name]) for row in told],
-        )
-        for name, title in TITLES.items()
-    ]
-
-
 def three_digits(value: float | None) -> str:
     """Format a time with three digits."""
     return "" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def _mean(told: Summary) -> str:
-    return number(told.mean) + ("" if told.std is None else f" ± {number(told.std)}")
-
-
-def _difference(row: Row) -> list[str]:
-    if row.pair is None:
-        return ["baseline", "", ""]
-    told = row.pair.told
-    sign = "+" if told.difference is not None and told.difference > 0 else ""
-    return [sign + number(told.difference), span(told.interval), "" if told.p is None else f"{told.p:.2g}"]
-
-
 def remarks(report: Report, metric: str, kept: Sequence[int] | None = None) -> Iterator[str]:
-    """Yield a line for each row, or those `kept`: its missing interval, its difference and its caveats."""
-    told = rows(report, metric)
-    for row in told if kept is None else [told[at] for at in kept]:
-        said = [row.told.why or "", row.pair.says if row.pair else "", *row.group.marks]
-        said = [one for one in dict.fromkeys(said) if one and not (report.single and one == ALONE)]
+    """Yield a line for each row, or those `kept`, that has remarks."""
+    found = rows(report, metric)
+    for row in found if kept is None else [found[at] for at in kept]:
+        said = [one for one in dict.fromkeys(row.remarks) if not (report.single and one == ALONE)]
         if said:
             yield f"{row.group.label}: {'; '.join(said)}"
 
 
 def groups_csv(report: Report) -> str:
     """Return a CSV line for each metric and group, with unrounded numbers."""
-    lines = [_group(report, metric, row) for metric in report.metrics for row in rows(report, metric)]
-    return _csv(lines)
-
-
-def _group(report: Report, metric: str, row: Row) -> dict[str, Any]:
-    told, pair = row.told, row.pair.told if row.pair else None
-    low, high = told.interval or (None, None)
-    below, above = (pair.interval if pair else None) or (None, None)
-    parts: dict[str, dict[str, Any]] = {
-        **{key: {key: text} for key, text in row.group.texts.items()},
-        "n": {"n": told.n},
-        "mean": {"mean": told.mean, "std": told.std},
-        "interval": {"low": low, "high": high},
-        "best": {"best": row.best},
-        "difference": {"pairs": pair.n if pair else None, "difference": pair.difference if pair else None},
-        "difference_interval": {"difference_low": below, "difference_high": above},
-        "p": {"p": pair.p if pair else None},
-        "steps": {"steps": row.group.steps},
-        **{name: {name: row.group.mean_of(name)} for name in ("seconds", "parameters")},
-        **{name: {name: value} for name, value in row.cost.items()},
-    }
-    parts |= {name: parts[key] for name, key in zip(titles(report.factors), report.factors, strict=True)}
-    kept = report.columns or [name for name in parts if name in report.factors or name in COLUMNS]
-    return {
-        "metric": metric,
-        "better": report.directions[metric],
-        **{name: value for one in kept for name, value in parts[one].items()},
-        "remarks": "; ".join(filter(None, [told.why, row.pair.says if row.pair else "", *row.group.marks])),
-        "command": row.group.command,
-    }
+    lines = []
+    for metric in report.metrics:
+        for row in rows(report, metric):
+            named = {cell.name: cell.csv for cell in row.cells}
+            named |= {short: named[key] for short, key in zip(titles(report.factors), report.factors, strict=True)}
+            line = {"metric": metric, "better": report.directions[metric]}
+            for name in report.columns or [*report.factors, *COLUMNS]:
+                line |= named[name]
+            lines.append(line | {"remarks": "; ".join(row.remarks), "command": row.group.command})
+    return csv_text(list(lines[0]), [list(line.values()) for line in lines])
 
 
 def runs_csv(report: Report) -> str:
     """Return a CSV line for each run in any state, with all its metrics."""
-    return _csv([_run(report, run) for run in report.runs])
+    groups = {id(run): group.label for group in report.groups for run in group.runs}
+    names = available(report.runs)
+    head = ["run", "state", "group", "seed", "fold", *names, *COSTS, "sentence", "command"]
+    lines = []
+    for run in report.runs:
+        numbers = [*map(run.metrics.get, names), *cost_of(run.receipt).values()]
+        about = [run.where, run.state, groups.get(id(run)), run.seed, run.fold]
+        lines.append([*about, *numbers, run.sentence, run.command()])
+    return csv_text(head, lines)
 
 
-def _run(report: Report, run: Run) -> dict[str, Any]:
-    at = group_of(report.groups, run)
-    return {
-        "run": run.name if run.path is None else str(run.path),
-        "state": run.state,
-        "group": None if at is None else report.groups[at].label,
-        "seed": run.seed,
-        "fold": run.fold,
-        **{name: run.metrics.get(name) for name in available(report.runs)},
-        **cost(run),
-        "sentence": run.sentence,
-        "command": run.command(),
-    }
+def headline(report: Report) -> str:
+    """Describe the number of runs in each state, and the intervals."""
+    states = ", ".join(f"{count} {state}" for state, count in counts(report.runs).items() if count)
+    kind = "Student's t" if report.how.kind == "t" else "bootstrap percentiles"
+    over, baseline = "one group", ""
+    if len(report.groups) > 1:
+        over = f"{len(report.groups)} groups over seeds and folds"
+        baseline = f"; differences are from {report.groups[report.baseline].label}"
+    without = len(report.groups) - len(report.listed)
+    over += f", {without} of them without a complete run and so without a row" if without else ""
+    return (
+        f"{many(len(report.runs), 'run')} ({states}) in {over}; intervals of {report.how.percent} by {kind}{baseline}."
+    )
 
 
-def _csv(lines: Sequence[dict[str, Any]]) -> str:
-    return csv_text(list(lines[0]), [list(line.values()) for line in lines])
+def better(report: Report, metric: str) -> str:
+    """Describe the direction of a metric."""
+    return "higher is better" if report.directions[metric] == "max" else "lower is better"
+
+
+def markdown(report: Report) -> str:
+    """Return the whole report as one page."""
+    parts = [f"# {_escaped(report.title)}", headline(report), *_bullets(report.marks)]
+    for metric in report.metrics:
+        rows = table(report, metric)
+        lines = [[_escaped(cell.title) for cell in rows[0]], ["---"] * len(rows[0])]
+        for row in rows:
+            lines.append([f"**{_escaped(cell.text)}**" if cell.best else _escaped(cell.text) for cell in row])
+        parts += [f"## {_escaped(metric)}, {better(report, metric)}"]
+        parts += ["\n".join(f"| {' | '.join(line)} |" for line in lines), *_bullets(remarks(report, metric))]
+    commands = []
+    for group in report.listed:
+        for command in group.commands:
+            fence = "`" * (1 + max(map(len, re.findall("`+", command)), default=0))
+            commands.append(f"- {_escaped(group.label)}: {fence}{command}{fence}")
+    parts += ["## The runs of each row again", "\n".join(commands)]
+    lost = left_out(report.runs, report.waiting)
+    return "\n\n".join([*parts, *(["## Not in the tables", *_bullets(lost)] if lost else [])]) + "\n"
+
+
+def _bullets(lines: Iterable[str]) -> list[str]:
+    text = "\n".join(f"- {_escaped(line)}" for line in lines)
+    return [text] if text else []
+
+
+def _escaped(text: str) -> str:
+    """Escape text for Markdown."""
+    return re.sub(r"([\\`*_<>\[\]|])", r"\\\1", text)
+
+
+def latex(report: Report) -> str:
+    r"""Return a table for each metric, for \usepackage{booktabs} and \input; commands are comments."""
+    parts = ["% \\usepackage{booktabs}", *map(_comment, [headline(report), *report.marks])]
+    for metric in report.metrics:
+        rows = table(report, metric)
+        parts += [
+            "",
+            r"\begin{table}",
+            r"  \centering",
+            f"  \\caption{{{latex_text(metric)}, {better(report, metric)}}}",
+            f"  \\label{{tab:{re.sub('[^A-Za-z0-9]+', '-', metric).strip('-').lower()}}}",
+            f"  \\begin{{tabular}}{{{''.join('r' if cell.number else 'l' for cell in rows[0])}}}",
+            r"    \toprule",
+            f"    {' & '.join(_cell(cell.title) for cell in rows[0])} \\\\",
+            r"    \midrule",
+        ]
+        for row, group in zip(rows, report.listed, strict=True):
+            parts.append(f"    {' & '.join(map(_value, row))} \\\\")
+            parts += [f"    {_comment(command)}" for command in group.commands]
+        parts += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}", *map(_comment, remarks(report, metric))]
+    return "\n".join(parts) + "\n"
+
+
+def latex_text(text: str) -> str:
+    """Escape text for LaTeX."""
+    return "".join(LATEX.get(letter, letter) for letter in text).replace("±", r"$\pm$")
+
+
+def _cell(text: str) -> str:
+    """Escape a cell; one that begins with a bracket would be an argument of the preceding line end."""
+    return f"{{{latex_text(text)}}}" if text.startswith(("[", "*")) else latex_text(text)
+
+
+def _value(cell: Cell) -> str:
+    """Return a cell, a number with a math minus and powers; the best mean is bold."""
+    text = _cell(cell.text)
+    if not cell.number:
+        return text
+    text = re.sub(r"(?<![\w.])-(?=\d)", "$-$", text)
+    text = re.sub(r"(\d)e([+-]?)0*(\d+)", lambda e: f"{e[1]}$\\cdot 10^{{{e[2].strip('+')}{e[3]}}}$", text)
+    if cell.best:
+        mean, plus_minus, std = text.partition(r" $\pm$ ")
+        return f"\\textbf{{{mean}}}{plus_minus}{std}"
+    return text
+
+
+def _comment(text: str) -> str:
+    return f"% {' '.join(text.split())}"
+
+
+def show(report: Report, console: Console | None = None) -> None:
+    """Print the tables, remarks, caveats and commands."""
+    console = console or terminal()
+    say(console, headline(report))
+    for metric in report.metrics:
+        rows, kept = table(report, metric), _rows_shown(report, metric)
+        drawn = Table(title=Text(f"{metric}, {better(report, metric)}"), title_justify="left", box=SIMPLE_HEAD)
+        for cell in rows[0]:
+            drawn.add_column(Text(cell.title), justify="right" if cell.number else "left", overflow="fold")
+        for at in kept:
+            drawn.add_row(*(Text(cell.text, style="bold" if cell.best else "") for cell in rows[at]))
+        console.print(drawn)
+        if len(kept) < len(report.listed):
+            say(console, f"The best {len(kept)} of {len(report.listed)} rows; the files have all.")
+        _list(console, "  ", list(remarks(report, metric, kept)))
+    _list(console, "Note: ", report.marks)
+    _list(console, "Not in the tables: ", left_out(report.runs, report.waiting))
+    groups = [report.groups[at] for at in _rows_shown(report, report.metrics[0])]
+    say(console, "Each row again:")
+    _list(console, "  ", [f"{group.label}:  {command}" for group in groups for command in group.commands])
+
+
+def terminal() -> Console:
+    """Return the console; a file or a pipe gets the width of the tables."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=WIDE)
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line that is not wrapped, so that it can be copied."""
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _rows_shown(report: Report, metric: str) -> list[int]:
+    """Return the rows on the terminal, in order: all, or the best and the baseline."""
+    sign = -1 if report.directions[metric] == "max" else 1
+    means = [group.mean_of(metric) for group in report.listed]
+    ranked = sorted(range(len(means)), key=lambda at: (means[at] is None, sign * (means[at] or 0.0)))[:MOST]
+    if len(means) > MOST and report.baseline not in ranked:
+        ranked[-1] = report.baseline
+    return sorted(ranked)
+
+
+def _list(console: Console, before: str, lines: Sequence[str]) -> None:
+    for line in lines[: MOST // 2]:
+        say(console, f"{before}{line}")
+    if len(lines) > MOST // 2:
+        say(console, f"  and {len(lines) - MOST // 2} more, in the files")

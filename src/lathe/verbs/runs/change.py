@@ -4,142 +4,113 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from lathe import files
 from lathe.errors import UserError, refuse, require
 from lathe.runs.run_discovery import read_jobs, subfolders
-from lathe.runs.rundir import RunDir, point_latest
-from lathe.verbs.runs import table
-from lathe.verbs.runs.listed import Listed
-from lathe.verbs.runs.table import many, printable, size
+from lathe.runs.run_status import seconds_since_write
+from lathe.runs.rundir import point_latest
+from lathe.verbs.runs.formatting import age_text, many, printable, size_text
+from lathe.verbs.runs.reader import Run, find_runs
 
 NAMED = 10  # runs that are listed before they are removed
 
 
-def tag(runs: Sequence[Listed], log_dir: Path, words: Sequence[str], without: Sequence[str]) -> None:
+def tag(runs: Sequence[Run], log_dir: Path, words: Sequence[str], without: Sequence[str]) -> None:
     """Add and remove tags, in config.yaml (for a resumed run) and in result.json (for reports).
 
     Raises UserError, before anything is changed, if a run is running or unreadable.
     """
-    refuse([*_in_the_way(runs, log_dir), *(run.standing.unread for run in runs if run.standing.unread is not None)])
+    refuse([*_not_changeable(runs, log_dir), *(run.status.unread for run in runs if run.status.unread is not None)])
     both = sorted({*words} & {*without})
     require(not both, f"tag and untag both name {', '.join(both)}: leave it in one of them.")
     changed = 0
     for run in runs:
-        assert run.path is not None
-        with held(run):
-            changed += _tagged(run.run, run.where, words, without)
-    others = "." if changed == len(runs) else ", which was so already." if len(runs) == 1 else ", the others were so."
-    print(f"{changed} of {many(len(runs), 'run')} changed{others}")
+        with run.directory.locked():
+            config, directory = run.directory.plain("config.yaml"), run.directory
+            result = directory.result if directory.complete else {}
+            found = (config.get("tags") or []) + (result.get("tags") or [])
+            tags = [word for word in dict.fromkeys((*found, *words)) if word not in without]
+            if tags == (config.get("tags") or []) and (not result or tags == (result.get("tags") or [])):
+                continue
+            changed += 1
+            directory.save_config({**config, "tags": tags}, signed=directory.signed)
+            if result:
+                others = {key: value for key, value in result.items() if key != "tags"}
+                directory.finish(others | ({"tags": tags} if tags else {}))
+    print(f"{changed} of {many(len(runs), 'run')} changed.")
 
 
-def _tagged(run: RunDir, where: str, words: Sequence[str], without: Sequence[str]) -> bool:
-    config = run.plain("config.yaml")
-    require(isinstance(config, dict), f"{where}: its config.yaml can't be read as a configuration.")
-    result = run.result if run.complete else None
-    found = (config.get("tags") or []) + ((result or {}).get("tags") or [])
-    tags = [word for word in dict.fromkeys((*found, *words)) if word not in without]
-    changed = tags != (config.get("tags") or []) or (result is not None and tags != (result.get("tags") or []))
-    if changed:
-        run.save_config({**config, "tags": tags}, signed=run.signed)
-        if result is not None:
-            run.finish({**{key: value for key, value in result.items() if key != "tags"}, **_named(tags)})
-    return changed
-
-
-def _named(tags: list[str]) -> dict[str, list[str]]:
-    return {"tags": tags} if tags else {}
-
-
-def archive(runs: Sequence[Listed], log_dir: Path, folder: str) -> None:
+def archive(runs: Sequence[Run], log_dir: Path, folder: str) -> None:
     """Move runs to `<folder>/<name>/<run>`; raise UserError, and move none, if one can't be moved."""
     goal = Path(folder).resolve()
-    places = [(run, goal / run.name / run.run.path.name) for run in runs]
-    inside = [run for run in runs if run.path is not None and goal.is_relative_to(run.path)]
+    inside = any(run.path is not None and goal.is_relative_to(run.path) for run in runs)
     require(not inside, f"archive={folder} lies in a run directory: name a folder outside of them.")
     require(goal != log_dir, f"archive={folder} is where the runs are: name another folder.")
-    refuse(
-        [
-            *_in_the_way(runs, log_dir),
-            *_needed(runs, log_dir),
-            *(f"archive={folder}: {place} is there already." for _, place in places if os.path.lexists(place)),
-        ]
-    )
+    places = [(run, goal / run.name / run.path.name) for run in runs if run.path is not None]
+    taken = [f"archive={folder}: {place} is there already." for _, place in places if os.path.lexists(place)]
+    refuse([*_not_changeable(runs, log_dir), *_needed(runs, log_dir), *taken])
     for run, place in places:
         assert run.path is not None
-        with held(run):
+        with run.directory.locked():
             place.parent.mkdir(parents=True, exist_ok=True)
             files.move(run.path, place)
         with suppress(OSError):
             run.path.parent.rmdir()
-        _note_in_sweep(log_dir, run.path, place)
+        for sweep in subfolders(log_dir / "sweeps"):
+            for path, job in read_jobs(sweep):
+                if isinstance(job.get("run_dir"), str) and os.path.realpath(job["run_dir"]) == str(run.path):
+                    files.write_atomically(path, json.dumps({**job, "run_dir": str(place)}, indent=2) + "\n")
         print(f"{run.where} -> {place}")
     _mend_latest(log_dir)
     print(f"{many(len(runs), 'run')} moved; python scripts/runs.py runs={folder} lists them.")
 
 
-def delete(runs: Sequence[Listed], log_dir: Path, state: str, sure: bool) -> None:
+def delete(runs: Sequence[Run], log_dir: Path, state: str, sure: bool) -> None:
     """Remove the runs in this state, after confirmation; keep unreadable ones, whose state is not certain."""
-    gone = [run for run in runs if run.state == state and run.path is not None and run.standing.unread is None]
-    lost = table.unread([run for run in runs if run.state == state])
-    if lost is not None:
-        print(f"{lost} What can't be read is not removed: look at it, and remove it by hand.")
-    jobs = [run for run in runs if run.state == state and run.path is None]
+    runs = [run for run in runs if run.state == state]
+    lost = unreadable(runs)
+    if lost:
+        print(f"{lost} They are not removed: look at them, and remove them by hand.")
+    jobs = [run for run in runs if run.path is None]
     if jobs:
-        print(_without_directory(jobs, state))
+        print(f"{many(len(jobs), f'{state} job')} without a run directory, such as {jobs[0].where}: nothing to remove.")
+    gone = [run for run in runs if run.path is not None and run.status.unread is None]
     if not gone:
-        print(f"{'No other' if jobs else 'None'} of {many(len(runs), 'run')} is {state}: nothing was removed.")
+        print(f"No run directory is {state}: nothing was removed.")
         return
-    refuse([*_in_the_way(gone, log_dir), *_needed(gone, log_dir)])
+    refuse([*_not_changeable(gone, log_dir), *_needed(gone, log_dir)])
     for run in gone[:NAMED]:
-        typed = printable(" ".join(run.typed))
-        print(f"{run.where}  {size(run.size)}  last written {_ago(run.age)} ago  {typed}".rstrip())
+        assert run.path is not None
+        age = age_text(seconds_since_write(run.path))
+        print(
+            printable(f"{run.where}  {size_text(run.size)}  last written {age} ago  {' '.join(run.overrides)}").rstrip()
+        )
     if len(gone) > NAMED:
         print(f"and {len(gone) - NAMED} more")
-    what = f"{many(len(gone), f'{state} run')}, {size(sum(run.size for run in gone))}"
     if not sure:
-        require(
-            sys.stdin.isatty(), f"delete={state} asks before it removes {what}, and this is no terminal: add yes=true."
-        )
-        require(_agreed(f"Remove {what}? [y/N] "), "nothing was removed.")
-    count = 0
-    for run in gone:
-        count += _deleted(run, state)
+        what = f"{many(len(gone), f'{state} run')}, {size_text(sum(run.size for run in gone))}"
+        terminal = sys.stdin.isatty()
+        require(terminal, f"delete={state} asks before it removes {what}, without a terminal: add yes=true.")
+        require(input(f"Remove {what}? [y/N] ").strip().lower() in ("y", "yes"), "nothing was removed.")
+    count = sum(_delete(run, state) for run in gone)
     _mend_latest(log_dir)
     print(f"{count} of {many(len(gone), 'run')} removed.")
-    require(count == len(gone), f"delete={state}: {many(len(gone) - count, 'run')} stayed, as is said above.")
+    require(count == len(gone), f"delete={state}: {many(len(gone) - count, 'run')} stayed, for the reasons above.")
 
 
-def _without_directory(jobs: Sequence[Listed], state: str) -> str:
-    """Return the message about jobs without a run directory."""
-    if len(jobs) == 1:
-        has, why = "has", f"it is {state} stands in {jobs[0].where}"
-    else:
-        has, why = "have", f"they are {state} stands in their files (the first of them {jobs[0].where})"
-    nothing = "no run directory, so there is nothing to remove"
-    return f"{many(len(jobs), f'{state} job')} of a sweep {has} {nothing}: why {why}."
-
-
-def _agreed(question: str) -> bool:
-    try:
-        return input(question).strip().lower() in ("y", "yes")
-    except EOFError:
-        return False
-
-
-def _deleted(run: Listed, state: str) -> bool:
+def _delete(run: Run, state: str) -> bool:
     """Remove a run, unless its state has changed since it was listed."""
     assert run.path is not None
-    again = Listed(run.path, run.job)
     try:
-        with held(run):
-            if again.run.complete != (state in ("complete", "pruned")):
-                print(f"{run.where} is {again.state} by now: it stays.")
+        with run.directory.locked():
+            if run.directory.complete != (state in ("complete", "pruned")):
+                print(f"{run.where} is {Run(run.entry).state} by now: it stays.")
                 return False
             files.remove(run.path)
-    except UserError as error:
+    except (UserError, OSError) as error:  # another process or user has it
         print(f"{error} It stays.")
         return False
     with suppress(OSError):
@@ -147,23 +118,19 @@ def _deleted(run: Listed, state: str) -> bool:
     return True
 
 
-@contextmanager
-def held(run: Listed) -> Iterator[None]:
-    """Lock a run; raise UserError if another process or user has it."""
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(run.run.locked())
-        except OSError as error:
-            raise UserError(f"{run.where} can't be held: {error.strerror}; it may belong to somebody else.") from error
-        yield
+def unreadable(runs: Sequence[Run]) -> str | None:
+    """Return a message that names runs which can't be read; None if there are none."""
+    said = [run.status.unread.rstrip(".") for run in runs if run.status.unread is not None]
+    more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    return printable(f"{many(len(said), 'run')} can't be read: {'; '.join(said[:NAMED])}{more}.") if said else None
 
 
-def _in_the_way(runs: Sequence[Listed], log_dir: Path) -> Iterator[str]:
+def _not_changeable(runs: Sequence[Run], log_dir: Path) -> Iterator[str]:
     """Yield an error for each run that may not be changed."""
     for run in runs:
         if run.path is None:
             yield f"{run.where} is a job without a run directory: add where=[state!={run.state}]."
-        elif not run.path.is_relative_to(log_dir) or run.path.is_symlink():
+        elif not run.path.is_relative_to(log_dir):
             yield (
                 f"{run.where} is not below paths.log_dir={log_dir}, and nothing else is changed: say where it lies, "
                 f"paths.log_dir={run.path.parent.parent}."
@@ -172,13 +139,11 @@ def _in_the_way(runs: Sequence[Listed], log_dir: Path) -> Iterator[str]:
             yield f"{run.where} is running: leave it out (where=[state!=running]), or wait for its end."
 
 
-def _needed(runs: Sequence[Listed], log_dir: Path) -> Iterator[str]:
-    """Yield an error for each run that an incomplete run needs, for example as a teacher."""
-    from lathe.verbs.runs.find import find
-
-    names = {run.run.path.name: run for run in runs}
-    for other in find(None, log_dir):
-        if other.path is None or other.run.complete or other.path.name in names:
+def _needed(runs: Sequence[Run], log_dir: Path) -> Iterator[str]:
+    """Yield an error for each run that an incomplete run names, for example as a teacher."""
+    names = {run.path.name: run for run in runs if run.path is not None}
+    for other in find_runs(None, log_dir):
+        if other.path is None or other.directory.complete or other.path.name in names:
             continue
         with suppress(OSError):
             text = (other.path / "config.yaml").read_text(errors="replace")
@@ -187,31 +152,14 @@ def _needed(runs: Sequence[Listed], log_dir: Path) -> Iterator[str]:
                     yield f"{run.where} is needed by {other.where}, which names it and is not complete: leave it there."
 
 
-def _note_in_sweep(log_dir: Path, old: Path, new: Path) -> None:
-    """Update the run's path in the records of sweeps."""
-    for sweep in subfolders(log_dir / "sweeps"):
-        for path, job in read_jobs(sweep):
-            if isinstance(job.get("run_dir"), str) and os.path.realpath(job["run_dir"]) == str(old):
-                files.write_atomically(path, json.dumps({**job, "run_dir": str(new)}, indent=2) + "\n")
-
-
 def _mend_latest(log_dir: Path) -> None:
     """Point a dangling logs/latest to the newest run, or remove it."""
-    from lathe.verbs.runs.find import find
-
     latest = log_dir / "latest"
     if not latest.is_symlink() or latest.exists():
         return
-    left = sorted((run for run in find(None, log_dir) if run.path is not None), key=lambda run: run.started)
+    left = sorted((run for run in find_runs(None, log_dir) if run.path is not None), key=lambda run: run.started)
     if left:
-        point_latest(log_dir, left[-1].run.path)
+        point_latest(log_dir, left[-1].directory.path)
         print(f"{latest.name} leads to {left[-1].where} now.")
     else:
         latest.unlink()
-
-
-def _ago(seconds: float) -> str:
-    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} seconds"

@@ -9,8 +9,8 @@ from support.run_directories import write_run, write_sweep
 
 from lathe.errors import UserError
 from lathe.runs.run_discovery import RunEntry
-from lathe.verbs.report.collect import check_tasks, collect, read_run
-from lathe.verbs.report.find import common_folder
+from lathe.verbs.report.assemble import check_tasks
+from lathe.verbs.runs.reader import Run, find_runs, folders_of
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +30,8 @@ def test_runs_are_found_below_folders_patterns_and_lists_once(tmp_path: Path) ->
         ("logs/train/*_00-00-01_*",): [second],
         ("logs/train", str(second), "logs/other"): [other, first, second],
     }.items():
-        runs, waiting = collect(list(named))
-        assert [run.path and run.path.resolve() for run in runs] == expected
-        assert waiting == 0
-    assert common_folder(["logs/train", "logs/other"]) == tmp_path / "logs"
-    assert common_folder([str(first)]) == tmp_path / "logs" / "train"
+        assert [run.path for run in find_runs(named)] == expected
+    assert folders_of("logs/t*") == [Path("logs/train")]
 
 
 def test_every_state_is_told(tmp_path: Path) -> None:
@@ -52,15 +49,17 @@ def test_every_state_is_told(tmp_path: Path) -> None:
     (torn / "result.json").write_text('{"test/accuracy": 0.')
     broken = write_run(tmp_path, 6, 0.9)
     (broken / "config.yaml").write_text("name: [train")
+    expected = ["complete", "pruned", "unfinished", "unfinished", "running", "failed", "failed"]
     with open(going / ".lock", "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        runs, _ = collect([str(tmp_path)])
-    expected = ["complete", "pruned", "unfinished", "unfinished", "running", "failed", "failed"]
-    assert [run.state for run in runs] == expected
+        runs = find_runs(str(tmp_path))
+        assert [run.state for run in runs] == expected
     assert runs[2].sentence is None
-    assert runs[3].sentence == f"python train.py resume={begun} goes on with it."
-    assert runs[5].sentence == f"{torn}: its result.json can't be read as JSON: it is cut off or of another kind."
-    assert runs[6].sentence == f"{broken}: its config.yaml can't be read as a configuration."
+    assert runs[3].sentence == f"python train.py resume={begun.relative_to(tmp_path)} continues it."
+    assert (
+        runs[5].sentence == f"{runs[5].where}: its result.json can't be read as JSON: it is cut off or of another kind."
+    )
+    assert runs[6].sentence == f"{broken.relative_to(tmp_path)}: its config.yaml can't be read as a configuration."
     assert not (old / ".lock").exists()  # a report writes nothing there
 
 
@@ -79,40 +78,40 @@ def test_a_sweep_is_its_jobs_with_those_that_left_nothing(tmp_path: Path) -> Non
             {"run_dir": str(tmp_path / "train" / "lost"), "state": "failed", "sentence": "out of memory"},
         ],
     )
-    runs, waiting = collect([str(sweep)])
-    assert waiting == 1
-    assert [(run.job, run.state) for run in runs] == [
+    runs = find_runs(str(sweep))
+    assert [(run.number, run.state) for run in runs] == [
         (0, "complete"),
         (1, "pruned"),
         (2, "failed"),
+        (3, "failed"),
+        (4, "waiting"),
         (5, "gone"),
         (6, "failed"),
-        (3, "failed"),
     ]
     assert runs[2].sentence == "the loss is not finite"
-    assert runs[3].sentence == (
+    assert runs[5].sentence == (
         f"the run, which was complete, was moved or removed: nothing is at {tmp_path / 'train' / 'gone'}."
     )
-    assert runs[4].sentence == "out of memory"  # the cause of the failure takes precedence over "gone"
-    assert (runs[5].name, runs[5].seed, runs[5].sentence) == (
+    assert runs[6].sentence == "out of memory"  # the cause of the failure takes precedence over "gone"
+    assert (runs[3].label, runs[3].seed, runs[3].sentence) == (
         f"sweeps/{sweep.name}/jobs/00003.json",
         "7",
         "optimizer.lr=-1: no",
     )
-    assert runs[5].command() == "python train.py optimizer.lr=-1 seed=7"
-    assert len(collect([str(tmp_path)])[0]) == 6  # the folder of both: no run is counted twice
+    assert runs[3].command() == "python train.py optimizer.lr=-1 seed=7"
+    assert len(find_runs(str(tmp_path))) == 7  # the folder of both: no run is counted twice
 
 
 def test_a_sweep_that_was_moved_with_its_runs_is_found_again(tmp_path: Path) -> None:
     run = write_run(tmp_path / "before", 0, 0.9)
     write_sweep(tmp_path / "before", [{"run_dir": str(run)}])
     (tmp_path / "before").rename(tmp_path / "after")
-    (found,), _ = collect([str(tmp_path / "after" / "sweeps")])
+    (found,) = find_runs(str(tmp_path / "after" / "sweeps"))
     assert (found.state, found.metrics["test/accuracy"]) == ("complete", 0.9)
 
 
 def test_metrics_are_the_finite_numbers_and_no_counts(tmp_path: Path) -> None:
-    run = read_run(RunEntry(write_run(tmp_path, 0, 0.25, tags=["a"], mfu=None, best="the last weights")))
+    run = Run(RunEntry(write_run(tmp_path, 0, 0.25, tags=["a"], mfu=None, best="the last weights")))
     assert run.metrics == {
         "objective": 0.26,
         "parameters": 1000,
@@ -127,9 +126,9 @@ def test_what_another_package_made_is_read_without_trusting_it(tmp_path: Path) -
     path = write_run(tmp_path, 0, 0.9)
     config = path / "config.yaml"
     config.write_text(config.read_text().replace("lathe.nets.MLP", "os.system"))
-    assert read_run(RunEntry(path)).leaves["model.net._target_"] == "os.system"
+    assert Run(RunEntry(path)).leaves["model.net._target_"] == "os.system"
     config.write_text(config.read_text() + "tag: !!python/object/apply:os.system [true]\n")
-    told = read_run(RunEntry(path))
+    told = Run(RunEntry(path))
     assert told.state == "failed"
     assert "which Lathe never writes" in str(told.sentence)
 
@@ -137,15 +136,15 @@ def test_what_another_package_made_is_read_without_trusting_it(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("named", "sentence"),
     [
-        ("logs/trian", "runs=logs/trian: there is no such directory; did you mean train?"),
-        ("logs/other", '; "lightning_logs" in it is of another tool; name logs/<name>, or a sweep'),
+        ("logs/trian", "runs=logs/trian: there is no such folder; did you mean train?"),
+        ("logs/other", "runs=logs/other: it has no run directory"),
     ],
 )
 def test_what_holds_no_runs_is_refused(tmp_path: Path, named: str, sentence: str) -> None:
     write_run(tmp_path / "logs", 0, 0.9)
     (tmp_path / "logs" / "other" / "lightning_logs" / "version_0").mkdir(parents=True)
     with pytest.raises(UserError) as told:
-        collect([named])
+        find_runs(named)
     assert sentence in str(told.value)
     assert "\n" not in str(told.value)
 
@@ -155,7 +154,7 @@ def test_runs_of_several_tasks_are_refused_unless_that_is_what_is_asked(tmp_path
     other = write_run(tmp_path, 1, 0.9)
     text = (other / "config.yaml").read_text()
     (other / "config.yaml").write_text(text.replace("ClassificationTask", "LanguageModellingTask"))
-    runs, _ = collect([str(tmp_path)])
+    runs = find_runs(str(tmp_path))
     expected = r"^runs: these are of 2 tasks \(ClassificationTask of 1, LanguageModellingTask of 1\), whose metrics"
     with pytest.raises(UserError, match=expected):
         check_tasks(runs, None)

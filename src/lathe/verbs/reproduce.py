@@ -1,0 +1,318 @@
+"""Repeat a finished run with its recorded code, and compare weights and metrics bit for bit.
+
+The command is `python scripts/reproduce.py`. torch is imported only when the request is found to be possible.
+"""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lathe import files
+from lathe.config.compression_plan import methods
+from lathe.config.quoting import as_typed
+from lathe.config.resolve import set_data_folder
+from lathe.errors import UserError, require
+from lathe.loggers.lines import read_lines
+from lathe.runs import rundir
+from lathe.runs.environment import describe_environment
+from lathe.runs.rundir import RunDir
+from lathe.verbs.runs.formatting import printable
+from lathe.verbs.runs.reader import differing_environments
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ENDS = ("trainer.max_epochs", "trainer.max_steps")
+NOT_METRICS = ("tags", "notes", "directions")  # of result.json
+DIFFERENT = 3  # exit code for different results; 1 is an error, as in all commands
+CURRENT = "add code=current to run the code as it is here."
+
+
+def reproduce(request: dict[str, Any]) -> int:
+    """Repeat the run with its recorded code, compare weights and metrics, and return the exit code."""
+    trusted, output = list(request.get("trusted") or []), request["output"]
+    run = rundir.open_run(request["run"], "run", trusted)
+    check(run, f"run={request['run']}")
+    if output is not None:  # before training
+        folder = Path(output).resolve().parent
+        require(folder.is_dir() and not Path(output).is_dir(), f"output={output}: name a file in an existing folder.")
+        files.require_writable(folder)
+    checkpoints(run)
+    with recorded_code(run.environment, request["code"], f"run={request['run']}") as code:
+        print(f"The code is {code.said}.", flush=True)
+        again = begin(run, request, code)
+        train(again, code, trusted, run.environment)
+        found = compare(run, again, code)
+    print(comparison_text(found))
+    if output is not None:
+        files.write_atomically(files.followed(Path(output)), json.dumps(found, indent=2) + "\n")
+    return 0 if found["reproduced"] else DIFFERENT
+
+
+def check(run: RunDir, where: str) -> None:
+    """Raise UserError for a run that can't be compared, or that one machine can't repeat."""
+    require(run.complete, f"{where} is not complete, so there is nothing to compare with: resume={run.path} ends it.")
+    require("pruned" not in run.result, f"{where} was ended early by its search: take a complete run.")
+    read_lines(run.path / "metrics.csv")  # reports damage before training
+    nodes = run.config["trainer"].get("num_nodes", 1)
+    require(nodes == 1, f"{where} was trained on {nodes} machines (trainer.num_nodes), and this is one.")
+    for key, path in _started_from(run.config):
+        require(os.path.exists(path), f"{where} needs {key}={path}, which is not there any more: put it back.")
+
+
+def _started_from(config: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the files and runs that a run started from or was distilled from, by key."""
+    found = [("ckpt_path", config.get("ckpt_path")), ("model.pretrained", config["model"].get("pretrained"))]
+    for name, node in methods(config.get("compression") or {}).items():
+        teachers = node.get("teacher")
+        for teacher in teachers if isinstance(teachers, list) else [teachers]:
+            path = teacher.get("weights") if isinstance(teacher, dict) else teacher
+            found.append((f"compression.{name}.teacher", path))
+    return [(key, path) for key, path in found if isinstance(path, str) and os.path.isabs(path)]
+
+
+# the recorded code
+
+
+@dataclass(frozen=True)
+class Code:
+    """A project's `folder`, its state in words, and notes on what may be missing from it."""
+
+    folder: Path
+    commit: str | None
+    diff: str | None
+    said: str
+    notes: tuple[str, ...] = ()
+
+
+def project(script: str) -> Path:
+    """Return this project's root; raise UserError if Lathe is installed without train.py."""
+    folder = Path(__file__).resolve().parents[3]
+    require((folder / "train.py").is_file(), f"{script} needs a clone of the project, with its train.py.")
+    return folder
+
+
+@contextmanager
+def recorded_code(environment: dict[str, Any], choice: str, where: str) -> Iterator[Code]:
+    """Yield the recorded code in a temporary checkout, or with `choice` current the present code.
+
+    Raises UserError, with `where` as its beginning, if the code is not recorded or not available.
+    """
+    root, here = project("reproduce.py"), describe_environment()
+    commit, diff = str(environment.get("git_commit") or ""), str(environment.get("git_diff") or "")
+    same = bool(commit) and (commit, diff) == (here["git_commit"], here["git_diff"] or "")
+    changed = f" with {len(diff.splitlines())} lines of uncommitted diff" if diff else ""
+    if choice == "current" or same:
+        said = f"as it is here{', which is what the run recorded' if same else ''}"
+        yield Code(root, here["git_commit"], here["git_diff"], said)
+        return
+    known = len(commit) == 40 and commit.isalnum()
+    require(known, f"{where}: its environment.json records no commit, so its code is not known; {CURRENT}")
+    present = here["git_commit"] is not None and _git(root, "cat-file", "-e", f"{commit}^{{commit}}").returncode == 0
+    fetch = "fetch it (git fetch --all)"
+    require(present, f"{where}: its commit {commit[:12]} is not in this repository: {fetch}, or {CURRENT}")
+    with files.scratch() as folder:
+        tree = folder / "code"
+        made = _git(root, "worktree", "add", "--detach", "--quiet", str(tree), commit)
+        require(made.returncode == 0, f"{where}: git can't check out its commit: {_reason(made)}; {CURRENT}")
+        try:
+            if diff.strip():
+                text = f"{diff}\n".encode(errors="surrogateescape")
+                done = _git(tree, "apply", "--whitespace=nowarn", "-", given=text)
+                require(done.returncode == 0, f"{where}: its diff can't be applied: {_reason(done)}; {CURRENT}")
+            prefix = _git(root, "rev-parse", "--show-prefix").stdout.decode().strip()
+            said = f"commit {commit[:12]}{changed}, as recorded, in a temporary folder"
+            yield Code(tree / prefix, commit, diff, said, _unknown_to_git(root))
+        finally:
+            _git(root, "worktree", "remove", "--force", str(tree))
+            _git(root, "worktree", "prune")
+
+
+def _unknown_to_git(root: Path) -> tuple[str, ...]:
+    """Return a note on files that git does not know."""
+    listed = _git(root, "ls-files", "--others", "--exclude-standard", "--", "src", "configs", "train.py")
+    names = [os.fsdecode(name) for name in listed.stdout.splitlines()]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    what = "is not known to git, so it was recorded nowhere and the run is made without it"
+    return (f"{names[0]}{more} {what}",) if names else ()
+
+
+def _git(folder: Path, *arguments: str, given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    try:
+        return subprocess.run(["git", *arguments], cwd=folder, input=given, capture_output=True)  # noqa: S603, S607
+    except OSError as error:
+        raise UserError(f"git can't be started, which brings the recorded code back: {CURRENT}") from error
+
+
+def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
+    return (done.stderr.decode(errors="replace").strip().splitlines() or [""])[-1]
+
+
+# the repetition
+
+
+def begin(run: RunDir, request: dict[str, Any], code: Code) -> RunDir:
+    """Create a run directory with the run's own resolved configuration."""
+    config = run.plain("config.yaml")  # as written: older code does not know newer names
+    log_dir = Path(request["paths"]["log_dir"]).absolute()
+    config["paths"]["log_dir"] = str(log_dir)
+    set_data_folder(config, request["data"]["folder"])
+    again = rundir.create(log_dir, config, _typed(run), signed=run.signed)
+    environment = {**describe_environment(), "git_commit": code.commit, "git_diff": code.diff}
+    files.write_atomically(again.path / "environment.json", json.dumps(environment, indent=2) + "\n")
+    return again
+
+
+def _typed(run: RunDir) -> list[str]:
+    return run.typed if (run.path / "overrides.yaml").is_file() else []
+
+
+def train(again: RunDir, code: Code, trusted: list[str], recorded: dict[str, Any]) -> None:
+    """Train the run in a subprocess, with the recorded thread counts; raise UserError if it fails."""
+    words = [f"resume={as_typed(str(again.path))}", *([f"trusted={as_typed(trusted)}"] if trusted else [])]
+    paths = [str(code.folder / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    threads = recorded.get("threads")
+    threads = {str(key): str(value) for key, value in threads.items()} if isinstance(threads, dict) else {}
+    environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths)}
+    with subprocess.Popen([sys.executable, str(code.folder / "train.py"), *words], env=environment) as process:  # noqa: S603
+        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            ended = process.wait()
+        except KeyboardInterrupt:  # the terminal has interrupted the subprocess too
+            process.wait()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    if not again.begun and not again.complete:
+        again.remove()
+        raise UserError("The run could not be made once more, as it says above; nothing is left of it.")
+    stopped = f"The run did not come to its end (exit code {ended}), as it says above; it lies at {again.path}."
+    require(not ended and again.complete, stopped)
+
+
+# the comparison
+
+
+def checkpoints(run: RunDir) -> dict[str, dict[str, "Tensor"]]:
+    """Return the weights in a run's best.ckpt and last.ckpt; raise UserError if one is damaged."""
+    from lathe.runs.checkpoints import read_checkpoint
+
+    paths = {f"{name}.ckpt": run.path / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")}
+    return {name: read_checkpoint(path, Path(name).stem)["state_dict"] for name, path in paths.items() if path.exists()}
+
+
+def compare(run: RunDir, again: RunDir, code: Code) -> dict[str, Any]:
+    """Return the differences between two runs of one configuration as plain data."""
+    from lathe.runs.compare_runs import RESULT_TIMES
+
+    mine, theirs = checkpoints(run), checkpoints(again)
+    weights: dict[str, dict[str, Any]] = {}
+    for name in sorted(mine | theirs):
+        if name in mine and name in theirs:
+            weights[name] = _compare_tensors(mine[name], theirs[name])
+        else:
+            weights[name] = {"missing": str((again if name in mine else run).path)}
+    metrics = {
+        key: (run.result.get(key), again.result.get(key))
+        for key in sorted(run.result | again.result)
+        if key not in NOT_METRICS and not RESULT_TIMES.fullmatch(key.rpartition("/")[2])
+    }
+    metrics = {key: pair for key, pair in metrics.items() if pair[0] != pair[1]}
+    line = first_difference(run, again)
+    reproduced = not (metrics or line or any(part.get("differ") or "missing" in part for part in weights.values()))
+    environment = differing_environments(run.environment, again.environment)
+    notes = [*code.notes, *([] if reproduced else reasons(run, bool(environment)))]
+    return {
+        "reproduced": reproduced,
+        "run": str(run.path),
+        "again": str(again.path),
+        "code": code.said,
+        "weights": weights,
+        "metrics": metrics,
+        "first_difference": line,
+        "environment": environment,
+        "notes": notes if weights else [*notes, "no checkpoint is left of the run: only its metrics were compared"],
+    }
+
+
+def _compare_tensors(mine: dict[str, "Tensor"], theirs: dict[str, "Tensor"]) -> dict[str, Any]:
+    """Return the numbers of tensors and of different ones, and the largest difference; NaN equals NaN."""
+    import torch
+
+    gaps = []
+    for name in mine.keys() | theirs.keys():
+        a, b = mine.get(name), theirs.get(name)
+        if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+            gaps.append(float("inf"))
+        elif not torch.equal(a, b):
+            apart = ~((a == b) | ((a != a) & (b != b)))
+            if apart.any():
+                gaps.append(float((a.double() - b.double())[apart].abs().nan_to_num(nan=float("inf")).max()))
+    return {"tensors": len(mine.keys() | theirs.keys()), "differ": len(gaps), "largest": max(gaps, default=0.0)}
+
+
+def first_difference(run: RunDir, again: RunDir) -> dict[str, Any] | None:
+    """Return the step and the differing columns of the first differing line of metrics.csv."""
+    from lathe.runs.compare_runs import metric_rows
+
+    if not (run.path / "metrics.csv").is_file():
+        return None
+    nothing: dict[str, str] = {}
+    for mine, theirs in itertools.zip_longest(metric_rows(run.path), metric_rows(again.path), fillvalue=nothing):
+        names = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
+        if names:
+            step = int(mine.get("step") or theirs.get("step") or 0)
+            return {"step": step, "columns": {key: (mine.get(key), theirs.get(key)) for key in names}}
+    return None
+
+
+def reasons(run: RunDir, moved: bool) -> list[str]:
+    """Return possible reasons for a different result: another environment, or the run's configuration."""
+    config = run.known_config
+    trainer, found = config["trainer"], []
+    if moved:
+        found.append("the environment differs, which may be why: another version or processor adds in another order")
+    if trainer.get("accelerator") != "cpu" and not trainer.get("deterministic"):
+        found.append("GPU kernels may add in any order; trainer.deterministic=true asks for those that don't")
+    if trainer.get("max_time") is not None:
+        found.append("trainer.max_time ends a run by the clock")
+    if run.environment.get("launch_id") is not None:
+        found.append("it was started by an outer launcher, whose number of processes is not known here")
+    for word in _typed(run):
+        key, _, value = word.partition("=")
+        if key in ENDS and value != str(trainer.get(key.removeprefix("trainer."))):
+            found.append(f"it was trained further after its first end, {word}, which no single run does")
+    return [*found, *(f"it began with {key}={path}, as that is now" for key, path in _started_from(config))]
+
+
+def comparison_text(found: dict[str, Any]) -> str:
+    """Return the comparison as text."""
+    title = "Reproduced: weights and metrics are the same bit for bit." if found["reproduced"] else "Not reproduced."
+    lines = [title, f"run          {found['run']}", f"again        {found['again']}", f"code         {found['code']}"]
+    for name, part in found["weights"].items():
+        if "missing" in part:
+            said = f"is not in {part['missing']}"
+        elif part["differ"]:
+            said = f"{part['differ']} of {part['tensors']} tensors differ, by at most {part['largest']:.3g}"
+        else:
+            said = f"equal, {part['tensors']} tensors"
+        lines.append(f"{name:<12} {said}")
+    lines += [f"result.json  {key}: {mine} -> {theirs}" for key, (mine, theirs) in found["metrics"].items()]
+    if not found["metrics"]:
+        lines.append("result.json  equal, but for what a clock says")
+    first = found["first_difference"]
+    columns = list(first["columns"].items())[:4] if first else []
+    said = ", ".join(f"{key} {mine} -> {theirs}" for key, (mine, theirs) in columns)
+    lines.append(
+        f"metrics.csv  parts at step {first['step']}: {said}" if first else "metrics.csv  equal, but for times"
+    )
+    lines += [f"environment  {key}: {mine} -> {theirs}" for key, (mine, theirs) in found["environment"].items()]
+    return "\n".join(map(printable, [*lines, *(f"note         {note}" for note in found["notes"])]))

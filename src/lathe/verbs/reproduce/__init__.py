@@ -1,1 +1,0 @@
-"""Repeat a finished run, and compare the results bit for bit."""

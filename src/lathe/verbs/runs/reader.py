@@ -1,0 +1,346 @@
+"""Read runs for the commands that list, report, compare and reproduce them.
+
+Files are read when they are needed, so that a thousand runs are listed quickly. Nothing is built from them, and an
+unreadable one is reported by the run's `sentence`. Imports no torch.
+"""
+
+import csv
+import glob
+import hashlib
+import os
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from lathe.config.override_parsing import key_of, value_of
+from lathe.config.resolve import flatten
+from lathe.errors import UserError, require
+from lathe.files import open_plain
+from lathe.runs.metric_names import objective_name
+from lathe.runs.rerun_command import drop_overrides, rerun_overrides, run_command
+from lathe.runs.run_discovery import RunEntry, is_sweep, jobs_by_run, runs_below
+from lathe.runs.run_status import RunStatus, is_busy, is_locked, read_status, status_without_run
+from lathe.runs.rundir import RunDir, display_path, suggest_folder
+from lathe.verbs.runs.formatting import printable
+
+COLUMNS = ("name", "date", "state", "seed", "tags", "objective", "steps", "size")  # besides metrics and keys
+SEEDS = ("seed", "data.fold")
+COUNTS = (
+    "seed",
+    "steps",
+    "epochs",
+    "best_step",
+    "devices",
+    "pruned",
+)  # numbers of result.json that don't measure the model
+WITHOUT_RUNS = ("latest", "benchmark", "slurm")  # folders below log_dir
+LARGEST = 1e150  # squares of larger numbers may overflow
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number; true and false are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def finite(value: Any) -> float | None:
+    """Return a finite number of at most LARGEST; None for anything else."""
+    return value if is_number(value) and abs(value) <= LARGEST else None
+
+
+class Run:
+    """A run directory, or a sweep's job without one.
+
+    `path` is None for a job whose run directory was never made or is gone; its file is `file`. `job` is the record of
+    the sweep, empty for other runs. `known` caches what configurations share (RunDir.plain).
+    """
+
+    def __init__(self, entry: RunEntry, known: dict[str, Any] | None = None) -> None:
+        self.entry, self.job, self.file, self._known = entry, entry.job, entry.file, known
+        self.path = entry.path.resolve() if entry.path is not None and entry.path.is_dir() else None
+        self.where = display_path(self.path or self.file or Path())  # as commands name it
+        self.directory = RunDir(self.path or Path(os.devnull), self.where)
+
+    @property
+    def name(self) -> str:
+        """The value of `name`, which several runs share."""
+        return self.path.parent.name if self.path is not None else str(self.job.get("name", ""))
+
+    @property
+    def label(self) -> str:
+        """Its directory in reports: <name>/<time>; for a job without one its file."""
+        return printable(self.where if self.path is None else f"{self.path.parent.name}/{self.path.name}")
+
+    @property
+    def number(self) -> int | None:
+        """The number of its job in the sweep."""
+        return self.job["number"] if isinstance(self.job.get("number"), int) else None
+
+    @property
+    def sweep(self) -> Path | None:
+        """The directory of its sweep."""
+        return None if self.file is None else self.file.parent.parent
+
+    @cached_property
+    def started(self) -> datetime:
+        """The start in UTC; for a job without a run, the time of its file."""
+        if self.path is not None:
+            return self.directory.started
+        with suppress(OSError):
+            return datetime.fromtimestamp((self.file or Path()).stat().st_mtime, UTC)
+        return datetime.fromtimestamp(0, UTC)
+
+    @property
+    def date(self) -> str:
+        """The start in local time, as 2026-11-20 18:00:00."""
+        return f"{self.started.astimezone():%Y-%m-%d %H:%M:%S}"
+
+    @cached_property
+    def status(self) -> RunStatus:
+        """Its status, and the contents of its files."""
+        if self.path is not None:
+            return read_status(self.directory, self.job, self._known)
+        if self.entry.path is None and self.job.get("state") == "waiting":
+            return RunStatus("waiting")
+        return status_without_run(self.entry.path, self.job)
+
+    @property
+    def state(self) -> str:
+        """One of `run_status.STATES`, or waiting for a job that has not begun."""
+        return self.status.state
+
+    @cached_property
+    def sentence(self) -> str | None:
+        """Why it is not complete, or the command that continues it."""
+        if self.state == "unfinished" and self.directory.last.exists():
+            # without `trusted`, which the error of that command names
+            return printable(f"{run_command('train.py', 'resume', self.where, {})} continues it.")
+        return None if self.status.sentence is None else printable(self.status.sentence)
+
+    @property
+    def busy(self) -> bool:
+        """True if a live process has the run, or is about to."""
+        assert self.path is not None
+        return is_locked(self.path) or (not self.directory.complete and is_busy(self.path))
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration; empty if it can't be read."""
+        return self.status.config or {}
+
+    @cached_property
+    def leaves(self) -> dict[str, Any]:
+        """The configuration by dotted key."""
+        return {printable(key): value for key, value in flatten(dict(self.config)).items()} if self.config else {}
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        """The contents of result.json; empty without one that can be read."""
+        return self.status.result or {}
+
+    @cached_property
+    def overrides(self) -> list[str]:
+        """The overrides that it was started with, those of its job if its own can't be read."""
+        typed = self.status.overrides or self.job.get("overrides")
+        return [str(word) for word in typed] if isinstance(typed, list) else []
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """The finite numbers of result.json, by name."""
+        found = {printable(name): finite(value) for name, value in self.result.items() if name not in COUNTS}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """The contents of environment.json; empty if it can't be read."""
+        with suppress(UserError, OSError):
+            return {} if self.path is None else self.directory.environment
+        return {}
+
+    @cached_property
+    def receipt(self) -> dict[str, Any]:
+        """The contents of receipt.json; empty without one that can be read."""
+        with suppress(UserError, OSError):
+            if self.path is not None and (self.path / "receipt.json").is_file():
+                return self.directory.receipt
+        return {}
+
+    @cached_property
+    def tags(self) -> list[str]:
+        """The tags."""
+        found = self.result.get("tags", []) if self.result else self.config.get("tags")
+        return [str(word) for word in found] if isinstance(found, list) else []
+
+    @property
+    def seed(self) -> Any:
+        """The seed."""
+        return self.setting("seed")
+
+    @property
+    def fold(self) -> Any:
+        """The fold of a cross-validation."""
+        return self.setting("data.fold")
+
+    @cached_property
+    def objective(self) -> tuple[str, float | None]:
+        """The name and the value of the objective."""
+        return objective_name(self.result, self.overrides), finite(
+            self.result.get("objective", self.job.get("objective"))
+        )
+
+    @cached_property
+    def steps(self) -> int | None:
+        """The number of optimizer steps that are recorded."""
+        found = self.result.get("steps")
+        return found if isinstance(found, int) else _last_step(self.directory.path / "metrics.csv")
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return _bytes_in(str(self.path)) if self.path is not None else 0
+
+    def setting(self, key: str) -> Any:
+        """Return a key of the configuration, of the overrides if it has none; None without either."""
+        typed = [value_of(word) for word in self.overrides if key_of(word) == key]
+        value = self.leaves.get(key, typed[-1] if typed else None)
+        return printable(value) if isinstance(value, str) else value
+
+    def value(self, key: str) -> Any:
+        """Return the column, metric or configuration value at `key`; None if there is none."""
+        if key in COLUMNS:
+            return self.objective[1] if key == "objective" else getattr(self, key)
+        return self.result[key] if key in self.result else self.setting(key)
+
+    def keys(self) -> set[str]:
+        """Return every key that `value` accepts."""
+        return {*COLUMNS, *self.result, *self.leaves, *map(key_of, self.overrides)}
+
+    def command(self, seeds: Sequence[Any] = (), folds: Sequence[Any] = ()) -> str:
+        """Return the shell command that repeats this run, or several `seeds` and `folds` of it."""
+        swept = {key: values for key, values in zip(SEEDS, (seeds, folds), strict=True) if len(values) > 1}
+        words = drop_overrides(rerun_overrides(self.overrides, self.leaves), *swept)
+        words += [f"{key}={','.join(map(str, values))}" for key, values in swept.items()]
+        typed = self.environment.get("command")
+        compress = isinstance(typed, list) and typed and os.path.basename(str(typed[0])) == "compress.py"
+        script = "scripts/compress.py" if compress else "train.py"
+        return printable(shlex.join(["python", script, *(["-m"] if swept else []), *words]))
+
+
+def find_runs(named: str | Sequence[str] | None, log_dir: Path | None = None) -> list[Run]:
+    """Return each run and job at or below the paths or patterns `named` once, ordered by path; jobs come last.
+
+    None: all below `log_dir`. Only links that are named are followed. Raises UserError for a path without runs.
+    """
+    if named is None:
+        assert log_dir is not None
+        entries = list(runs_below(log_dir, WITHOUT_RUNS))
+    else:
+        words = [named] if isinstance(named, str) else named
+        entries = [entry for word in words for folder in folders_of(word) for entry in _entries(folder, word)]
+    found: dict[Path, RunEntry] = {}
+    for entry in entries:
+        first = found.setdefault((entry.path or entry.file or Path()).resolve(), entry)
+        if not first.job:
+            first.job, first.file = entry.job, entry.file
+    log_dirs = {path.parent.parent for path, entry in found.items() if entry.path is not None}
+    for folder in log_dirs | ({log_dir} if log_dir else set()):
+        for path, job in jobs_by_run(folder).items():  # which say how a run without a result ended
+            if path in found and not found[path].job:
+                found[path].job, found[path].file = job.job, job.file
+    known: dict[str, Any] = {}
+    runs = [Run(entry, known) for entry in found.values()]
+    if named is None:  # the job of a run that was archived is not listed
+        runs = [run for run in runs if run.path is None or (log_dir and run.path.is_relative_to(log_dir))]
+    return sorted(runs, key=lambda run: (run.path is None, str(run.path or ""), run.number or 0))
+
+
+def folders_of(word: str) -> list[Path]:
+    """Return the folders that a path or a pattern names; raise UserError if there is none."""
+    try:
+        paths = [Path(word)] if os.path.exists(word) else [Path(path) for path in sorted(glob.glob(word))]
+    except (OSError, ValueError):  # too long, or with a null byte
+        paths = []
+    folders = [path for path in paths if path.is_dir()]
+    hint = "name a run directory, logs/<name> or a sweep's directory below logs/sweeps."
+    short = word[:200]
+    require(bool(folders), f"runs={short}: there is no such folder; {suggest_folder(Path(short.split('*')[0]), hint)}")
+    return folders
+
+
+def _entries(folder: Path, word: str) -> list[RunEntry]:
+    entries = list(runs_below(folder))
+    require(
+        bool(entries) or is_sweep(folder),
+        f"runs={word}: it has no run directory (each has a config.yaml and an environment.json); "
+        "logs/<name> holds the runs of a name.",
+    )
+    return entries
+
+
+Curve = tuple[list[int], list[float]]
+
+
+def read_curves(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -> dict[str, Curve]:
+    """Return steps and values of the columns of a metrics.csv that `choose` takes of its head.
+
+    Skips what is not a number, and ends at a line that can't be read.
+    """
+    found: dict[str, Curve] = {}
+    with suppress(OSError, UnicodeDecodeError, csv.Error), open_plain(path, newline="", encoding="utf-8-sig") as file:
+        lines = csv.reader(file)
+        names = next(lines, [])
+        kept = set(choose(names))
+        wanted = [(at, name) for at, name in enumerate(names) if name in kept]
+        step = names.index("step") if "step" in names else -1
+        for line in islice(lines, 10_000_000) if "step" in names else ():
+            for at, name in wanted:
+                if at < len(line) and line[at]:
+                    with suppress(ValueError, IndexError, OverflowError):
+                        when, value = int(float(line[step])), float(line[at])
+                        steps, values = found.setdefault(name, ([], []))
+                        steps.append(when)
+                        values.append(value)
+    return found
+
+
+def _last_step(path: Path) -> int | None:
+    """Return the step of the last line of a metrics.csv, without reading the others."""
+    with suppress(OSError, ValueError, IndexError, StopIteration, csv.Error), open_plain(path, "rb") as file:
+        at = next(csv.reader([file.readline(65536).decode("utf-8-sig")])).index("step")
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - 65536))
+        lines = [line for line in file.read().rstrip(b"\0").decode(errors="replace").splitlines() if line.strip()]
+        return int(next(csv.reader([lines[-1]]))[at])
+    return None
+
+
+def _bytes_in(folder: str) -> int:
+    total = 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                is_folder = entry.is_dir(follow_symlinks=False)
+                total += _bytes_in(entry.path) if is_folder else entry.stat(follow_symlinks=False).st_size
+    return total
+
+
+def differing_environments(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Return the differing entries of two environment.json by name; a diff is given by length and SHA-256."""
+    mine, theirs = dict(_facts(a)), dict(_facts(b))
+    pairs = {key: (mine.get(key, "absent"), theirs.get(key, "absent")) for key in mine | theirs}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _facts(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from ((key, str(environment.get(key))) for key in ("python", "platform", "cpu", "cores"))
+    for name in ("packages", "threads"):
+        group = environment.get(name)
+        yield from ((str(key), str(value)) for key, value in (group.items() if isinstance(group, dict) else ()))
+    yield "commit", str(environment.get("git_commit"))
+    diff = str(environment.get("git_diff") or "")
+    digest = hashlib.sha256(diff.encode(errors="surrogateescape")).hexdigest()[:12]
+    yield "uncommitted diff", f"{len(diff.splitlines())} lines, {digest}" if diff else "none"
