@@ -201,7 +201,11 @@ def _check(schema: Json, key: str, value: Any, saved: bool) -> Iterator[Problem 
     elif sections or schema == NODE:
         flat = [arm for arm in arms if arm not in sections and arm != NODE]
         if not flat or not is_valid(value, {"anyOf": flat}):
-            way = f"choose one of the files in configs/{key}" if "." not in key else "write {_target_: mine.Class}"
+            way = (
+                f"choose one of the files in configs/{key}"
+                if "." not in key
+                else f"write {key}={{_target_: mine.Class}}"
+            )
             yield key, f"{key}={shown(value)}: expected a group of keys; {way}."
     elif message := problem(key, value, schema):
         if not (saved and key == "paths.run_dir"):

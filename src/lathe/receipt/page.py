@@ -151,7 +151,7 @@ def _compared(row: Row, *keys: str) -> str:
     twins = {"onnx": "the dense ONNX file", "aot_inductor": "the dense AOTInductor file"}
     names = {"eager": "PyTorch eager", "bf16": "the dense net compiled in bf16"}
     if row["backend"] != "eager":  # its twin is also eager
-        names["twin"] = twins.get(row["backend"]) or twins.get(runtime) or f"the dense net in {runtime}"
+        names["twin"] = twins.get(row["backend"]) or twins.get(str(runtime)) or f"the dense net in {runtime}"
     texts = []
     for key in [key for key in keys or names if key in names]:
         factor = sped(row, key)
