@@ -36,13 +36,9 @@ TOGETHER: dict[str, tuple[list[str], str]] = {
         ["strategy=pipeline", "precision=16-true"],
         "precision.name=16-true: strategy Pipeline takes ",
     ),
-    "whitening without a layer": (
-        ["callbacks=[default,whitening]", "model=resnet20"],
-        "callbacks.whitening: CifarResNet has no layer to whiten: use model=airbench",
-    ),
     "the average of a split net": (
         ["callbacks=[default,ema]", "strategy=pipeline"],
-        "callbacks.ema can't average a net that strategy Pipeline cuts",
+        "callbacks.ema needs a whole net, and strategy Pipeline cuts it.",
     ),
     "too many workers": (["data.num_workers=5000"], "data.num_workers=5000 would start that many processes"),
 }

@@ -55,7 +55,7 @@ def test_your_own_package_is_checked_before_anything_is_built(tmp_path: Path) ->
     assert run("scripts/schema.py", "package=wide").returncode == 0
     done = run("train.py", net)
     assert done.returncode == 1
-    assert "model.net.width=-1: expected a whole number from 1, got one out of this range." in done.stderr
+    assert "model.net.width=-1: expected a whole number from 1." in done.stderr
     assert not (clone / "logs").exists()
 
 
@@ -125,8 +125,8 @@ def test_a_component_is_meant_by_its_names(name: str) -> None:
         ),
         (["optimizer=adamw", "+optimizer.amsgrad=maybe"], "optimizer.amsgrad=maybe: expected true or false or null"),
         (["optimizer.lr={_target_: builtins.print}"], "optimizer.lr={'_target_': 'builtins.print'}: expected a number"),
-        (["task._target_='a b'"], "task._target_=a b: expected the dotted path of a class or function, got a word."),
-        (["~task._target_"], "task has no _target_: leave ~task._target_ out"),
+        (["task._target_='a b'"], "task._target_=a b: expected the dotted path of a class or function."),
+        (["~task._target_"], "task has no _target_: choose one of the files in configs/task"),
         (["data.source=5"], "data.source=5: expected a group"),
     ],
 )

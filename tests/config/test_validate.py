@@ -29,15 +29,15 @@ def test_the_defaults_are_right(defaults: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("seed", -1, "seed=-1: expected a whole number from 0 to 4294967295, got one out of this range."),
+        ("seed", -1, "seed=-1: expected a whole number from 0 to 4294967295."),
         ("seed", 2**32, "seed=4294967296: expected a whole number"),
-        ("seed", None, "seed=null: expected a whole number from 0 to 4294967295, got null."),
-        ("ckpt_mode", "weigths", "ckpt_mode=weigths: expected weights or trainer, got a word; did you mean weights?"),
-        ("data.batch_size", 12.5, "data.batch_size=12.5: expected a whole number from 1, got a number."),
+        ("seed", None, "seed=null: expected a whole number from 0 to 4294967295."),
+        ("ckpt_mode", "weigths", "ckpt_mode=weigths: expected weights or trainer; did you mean weights?"),
+        ("data.batch_size", 12.5, "data.batch_size=12.5: expected a whole number from 1."),
         ("trainer.devices", "all", "trainer.devices=all: expected a whole number from 1, -1, auto or a list"),
         ("trainer.accelerator", "gpus", "trainer.accelerator=gpus: expected auto, cpu, gpu, cuda, mps, tpu or hpu"),
         ("trainer.use_distributed_sampler", True, "trainer.use_distributed_sampler=true: expected false, as Lathe's"),
-        ("launch.timeout", 0, "launch.timeout=0: expected a number above 0, got one out of this range."),
+        ("launch.timeout", 0, "launch.timeout=0: expected a number above 0."),
         ("model", None, "model=null: a run needs this group; choose one of the files in configs/model, in a YAML file"),
     ],
 )
@@ -79,13 +79,13 @@ def test_values_of_the_default_type(own: dict[str, Any], key: str, value: Any) -
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("width", "many", "model.net.width='many' is a word, but it takes a whole number, such as 16."),
-        ("width", 12.5, "model.net.width=12.5 is a number, but it takes a whole number, such as 16."),
-        ("width", True, "model.net.width=True is true or false, but it takes a whole number, such as 16."),
-        ("rate", False, "model.net.rate=False is true or false, but it takes a number, such as 0.1."),
-        ("on", 1, "model.net.on=1 is a whole number, but it takes true or false, such as True."),
-        ("kinds", "norm", "model.net.kinds='norm' is a word, but it takes a list, such as ['a']."),
-        ("rate", {"x": 1}, "model.net.rate is a group of keys here, but it takes a number, such as 0.1."),
+        ("width", "many", "model.net.width=many: expected a whole number, such as 16."),
+        ("width", 12.5, "model.net.width=12.5: expected a whole number, such as 16."),
+        ("width", True, "model.net.width=true: expected a whole number, such as 16."),
+        ("rate", False, "model.net.rate=false: expected a number, such as 0.1."),
+        ("on", 1, "model.net.on=1: expected true or false, such as true."),
+        ("kinds", "norm", "model.net.kinds=norm: expected a list, such as ['a']."),
+        ("rate", {"x": 1}, "model.net.rate is a group of keys here: expected a number, such as 0.1."),
     ],
 )
 def test_values_of_another_type(own: dict[str, Any], key: str, value: Any, message: str) -> None:

@@ -81,20 +81,20 @@ def test_a_nullable_number_is_one_flat_schema() -> None:
 @pytest.mark.parametrize(
     ("annotation", "value", "sentence"),
     [
-        (Count | None, 0, "k=0: expected a whole number from 1 or null, got one out of this range."),
-        (Positive, "fast", "k=fast: expected a number above 0, got a word."),
-        (PositiveShare, 2.0, "k=2.0: expected a number above 0 to 1, got one out of this range."),
-        (ShareBelowOne, math.nan, "k=nan: expected a number from 0 and below 1, got nan."),
-        (NonNegativeInt, 10**30, "k=about 1e30: expected a whole number from 0, got one out of this range."),
-        (Literal["cpu", "gpu"], "gpus", "k=gpus: expected cpu or gpu, got a word; did you mean gpu?"),
+        (Count | None, 0, "k=0: expected a whole number from 1 or null."),
+        (Positive, "fast", "k=fast: expected a number above 0."),
+        (PositiveShare, 2.0, "k=2.0: expected a number above 0 to 1."),
+        (ShareBelowOne, math.nan, "k=nan: expected a number from 0 and below 1."),
+        (NonNegativeInt, 10**30, "k=about 1e30: expected a whole number from 0."),
+        (Literal["cpu", "gpu"], "gpus", "k=gpus: expected cpu or gpu; did you mean gpu?"),
         (
             Annotated[list[Share], Field(min_length=2, max_length=2)],
             [0.9],
-            "k=[0.9]: expected a list of 2 items (each a number from 0 to 1), got a list of 1.",
+            "k=[0.9]: expected a list of 2 items (each a number from 0 to 1).",
         ),
-        (list[Count], [1, "a"], "k=[1, 'a']: expected a list (each a whole number from 1), got a list with a in it."),
-        (bool | Literal["warn"], 1, "k=1: expected true or false or warn, got a whole number."),
-        (bool, None, "k=null: expected true or false, got null."),
+        (list[Count], [1, "a"], "k=[1, 'a']: expected a list (each a whole number from 1)."),
+        (bool | Literal["warn"], 1, "k=1: expected true or false or warn."),
+        (bool, None, "k=null: expected true or false."),
     ],
 )
 def test_the_sentence_has_key_value_and_what_is_expected(annotation: Any, value: Any, sentence: str) -> None:

@@ -20,7 +20,7 @@ from lathe.data.shard_index import FORMAT, SPLITS, VERSION, read_index
 from lathe.data.shards import Shards
 from lathe.data.token_file import TokenFiles
 from lathe.errors import UserError
-from lathe.receipt import kept
+from lathe.receipt import measured
 from lathe.runs.inference import open_run_net
 from lathe.runs.rundir import RunDir, open_run
 
@@ -108,9 +108,9 @@ RECORDS = ["[" * 100_000, "[1]", "{", " " * 60_000_000]
 
 @pytest.mark.parametrize("text", RECORDS, ids=lambda text: text[:8])
 def test_records(text: str, foreign: RunDir) -> None:
-    assert kept.still_true(foreign) is None
+    assert measured.current_comparison(foreign) is None
     (foreign.path / "receipt.json").write_text(text)
-    assert kept.still_true(foreign) is None
+    assert measured.current_comparison(foreign) is None
     (foreign.path / "result.json").write_text(text)
     assert "its result.json" in said(lambda: foreign.result)
     (foreign.path / "environment.json").write_text(text)
@@ -122,7 +122,7 @@ def test_records(text: str, foreign: RunDir) -> None:
 def test_a_receipt_writes_over_no_other_file(figure: Any, foreign: RunDir) -> None:
     before = (foreign.path / "config.yaml").read_text()
     (foreign.path / "receipt.json").write_text(json.dumps({"figure": figure, "rows": []}))
-    assert "can't be read as a receipt" in said(lambda: kept.feed(foreign, {}))
+    assert "can't be read as a receipt" in said(lambda: measured.add_comparison(foreign, {}))
     assert (foreign.path / "config.yaml").read_text() == before
     assert not list(foreign.path.parent.glob("*.svg"))
 

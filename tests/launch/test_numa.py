@@ -35,8 +35,8 @@ def cfg(accelerator: str = "auto", devices: Any = 2) -> dict[str, Any]:
     [
         ({"nodes": 1, "gpus": 4}, None, ""),
         ({"gpus": 4}, "node", "launch.numa=auto: node.\n"),
-        ({"gpus": 0}, None, "launch.numa=auto: none. launch.numa=node requires GPUs"),
-        ({"gpus": 4, "numactl": False}, None, "launch.numa=auto: none. launch.numa=node requires the program numactl"),
+        ({"gpus": 0}, None, "launch.numa=auto: none, as it requires GPUs"),
+        ({"gpus": 4, "numactl": False}, None, "launch.numa=auto: none, as it requires the program numactl"),
     ],
 )
 def test_auto_binds_where_it_can(

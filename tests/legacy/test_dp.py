@@ -57,7 +57,7 @@ def test_a_strategy_with_devices_of_its_own_refuses_others_of_the_trainer() -> N
     for fitting in ("trainer.devices=1", "trainer.devices=auto", "trainer.devices=2"):
         refuse(check(config("strategy=model_split", "strategy.devices=[cpu:0,cpu:0]", fitting)))
     for given in ("strategy.devices=[cpu:0,cpu:0]", "strategy.devices=null"):
-        with pytest.raises(UserError, match=r"^trainer\.devices=3 has no say where one process drives several devices"):
+        with pytest.raises(UserError, match=r"^trainer\.devices=3 has no effect with one process"):
             refuse(check(config("strategy=model_split", given, "trainer.devices=3")))
 
 

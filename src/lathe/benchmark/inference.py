@@ -16,9 +16,8 @@ from lathe.benchmark.spread import table
 from lathe.errors import UserError, did_you_mean, require
 from lathe.export import manifest as manifests
 from lathe.files import disk_sentence, scratch, write_atomically
-from lathe.receipt import kept, runtimes, words
-from lathe.receipt.forms import CPU, Compiled, Eager, Form, reason
-from lathe.receipt.timing import time_forms
+from lathe.receipt import measured, page, runtimes
+from lathe.receipt.forms import CPU, Compiled, Eager, Form, reason, time_forms
 from lathe.runs.export_model import ExportModel, open_export_model
 from lathe.runs.export_staleness import is_outdated
 from lathe.runs.rundir import RunDir, open_run
@@ -97,10 +96,10 @@ def compare(
     write(output, found, request, tell)
     with run.locked():
         require(
-            found["checkpoint"] == kept.fingerprint(run),
+            found["checkpoint"] == measured.fingerprint(run),
             f"run={request['run']} was trained on meanwhile: measure again.",
         )
-        if kept.feed(run, found):
+        if measured.add_comparison(run, found):
             tell(f"The receipt has it too: {run.path / 'receipt.md'}")
     return found
 
@@ -118,7 +117,7 @@ class _Comparison:
 
     def measured(self) -> dict[str, Any]:
         """Return the comparison as plain data."""
-        checkpoint = kept.fingerprint(self.run)
+        checkpoint = measured.fingerprint(self.run)
         trained = open_export_model(self.run.path)
         plain = open_export_model(self.run.path, integers=False) if trained.facts["integers"] else trained
         if plain is not trained:
@@ -158,7 +157,7 @@ class _Comparison:
             f"run={self.request['run']}: nothing could be measured "
             f"({self.left_out[0]['reason'] if self.left_out else ''}).",
         )
-        self.notes += words.busy(rows, "this", "python scripts/benchmark.py suite=inference run=<run directory>")
+        self.notes += page.busy(rows, "this", "python scripts/benchmark.py suite=inference run=<run directory>")
         away = sorted(form.backend for form in files if form.runs_on != "cpu")
         if away:
             self.notes.append(f"On a GPU, with the copies there and back in its time: {', '.join(away)}.")

@@ -12,14 +12,8 @@ from lathe.config.values import is_valid, problem
 from lathe.errors import UserError, require
 
 SPLITS = ("train", "val", "test")
-SPLIT_FOLDERS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-    "testing": "test",
+SPLIT_FOLDERS = {"training": "train", "valid": "val", "validation": "val", "testing": "test"} | {
+    name: name for name in SPLITS
 }
 LISTS = (".txt", ".csv")  # suffixes of lists of files
 _IGNORED = "__MACOSX"  # left by an archive
@@ -39,7 +33,7 @@ def class_names(folder: Any, train: Any = None) -> list[str]:
         require(message is None, message or "")
     root = Path(folder)
     require(
-        os.path.isdir(root),
+        root.is_dir(),
         f"data.folder={folder} is no folder: give one that has a folder of images for each class, also to a run whose "
         "images have moved (to resume it: with data=image_folder).",
     )
@@ -48,11 +42,9 @@ def class_names(folder: Any, train: Any = None) -> list[str]:
         return _checked({label for _, label in read_list(place)}, place)
     place = root / (train or splits_of(root).get("train", ""))
     key = f"data.folder={folder}" if train is None else f"data.source.train={train}"
-    is_folder = os.path.isdir(place)
-    require(is_folder, f"{key}: {place} is no folder: name one in data.folder, or a list of files in it (.txt, .csv).")
+    require(place.is_dir(), f"{key}: {place} is no folder: name one in data.folder, or a list of files (.txt, .csv).")
     names = subfolders(place)
-    such = f"expected one of images for each class, such as {place / 'cat'}"
-    require(bool(names), f"{key}: {place} has no folder in it, {such}.")
+    require(bool(names), f"{key}: {place} has no folder in it, expected one for each class, such as {place / 'cat'}.")
     return _checked(names, place)
 
 
@@ -131,42 +123,31 @@ def read_list(path: Path) -> tuple[tuple[str, str], ...]:
 
 @lru_cache(maxsize=8)
 def _read_list(path: Path, _: tuple[int, int]) -> tuple[tuple[str, str], ...]:
+    where = f"data.source: the list {path}"
     try:
         with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = _rows(file, path) if path.suffix.lower() == ".csv" else [(line.strip("\r\n"), "") for line in file]
+            rows = _rows(file, where) if path.suffix.lower() == ".csv" else [(line.strip("\r\n"), "") for line in file]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"data.source: the list {path} can't be read ({error}): write a path on each line.") from error
+        raise UserError(f"{where} can't be read ({error}): write a path on each line.") from error
     files: dict[str, str] = {}
-    for name, label in rows:
-        if not name.strip():
-            continue
+    for name, label in [row for row in rows if row[0].strip()]:
         place = PurePosixPath(name)
         label = label or place.parent.name
-        where = f"data.source: the list {path}"
         is_inside = not place.is_absolute() and ".." not in place.parts and "\0" not in name
         require(is_inside, f"{where} names {name}, which leads out of the folder: write paths below data.folder.")
-        require(
-            bool(label),
-            f"{where} has {name} without a class: write <class>/{name}, or a CSV with the columns path and label.",
-        )
+        require(bool(label), f"{where} has {name} without a class: write <class>/{name}, or a CSV with path and label.")
         require(str(place) not in files, f"{where} has {place} twice: leave one out.")
         files[str(place)] = label
-    require(bool(files), f"data.source: the list {path} has no files: write a path on each line.")
+    require(bool(files), f"{where} has no files: write a path on each line.")
     return tuple(files.items())
 
 
-def _rows(file: Any, path: Path) -> list[tuple[str, str]]:
+def _rows(file: Any, where: str) -> list[tuple[str, str]]:
     reader = csv.DictReader(file, skipinitialspace=True)
-    columns = [name.strip() for name in reader.fieldnames or ()]
-    require(
-        columns in (["path"], ["path", "label"], ["label", "path"]),
-        f"data.source: the list {path} has the columns {', '.join(columns)}. Name them path, or path and label.",
-    )
-    reader.fieldnames = columns
-    rows = []
-    for row in reader:
-        name, label = (str(row.get(column) or "").strip() for column in ("path", "label"))
-        has_label = bool(label) or "label" not in columns
-        require(has_label, f"data.source: the list {path} has no label in line {reader.line_num}: give each file one.")
-        rows.append((name, label))
-    return rows
+    reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]
+    is_known = {"path"} <= set(columns) <= {"path", "label"}
+    require(is_known, f"{where} has the columns {', '.join(columns)}. Name them path, or path and label.")
+    rows = [[str(row.get(column) or "").strip() for column in ("path", "label")] for row in reader]
+    is_labelled = "label" not in columns or all(label for _, label in rows)
+    require(is_labelled, f"{where} has a line without a label: give each file one.")
+    return [(name, label) for name, label in rows]

@@ -526,24 +526,12 @@ class Support(TypedDict):
     paths: LogPaths
 
 
+StepSuite = Literal["scaling", "memory", "overhead", "gpu", "parallel", "precision", "compile"]
+Suite = Literal[StepSuite, "inference", "loaders", "trainer", "int8", "cli", "data"]
 Benchmark = TypedDict(  # `assert` is a keyword
     "Benchmark",
     {
-        "suite": Literal[
-            "scaling",
-            "memory",
-            "overhead",
-            "gpu",
-            "parallel",
-            "precision",
-            "compile",
-            "inference",
-            "loaders",
-            "trainer",
-            "int8",
-            "cli",
-            "data",
-        ],
+        "suite": Suite,
         "trusted": Names,
         "base": Name | None,
         "run": Name | None,

@@ -148,15 +148,9 @@ def pretrained_weights(cfg: Config) -> Iterator[str]:
     model = cfg["model"]
     weights = model.get("pretrained")
     if model.get("sha256") is not None and not isinstance(weights, str):
-        yield (
-            f"model.sha256 is that of a file, and model.pretrained={shown(weights)} names none: name one, or leave "
-            "model.sha256 out."
-        )
+        yield f"model.sha256 is that of a file, and model.pretrained={shown(weights)} names none: name one."
     if weights not in (None, False) and model.get("init") is not None:
-        yield (
-            f"model.init={shown(model['init'])} would be lost under the weights of "
-            f"model.pretrained={shown(weights)}: leave one of the two out."
-        )
+        yield f"model.init={shown(model['init'])} would be lost under model.pretrained={shown(weights)}: keep one."
 
 
 # Strategies and devices
@@ -168,17 +162,15 @@ def devices(cfg: Config) -> Iterator[str]:
         yield f"trainer.devices={devices} names a device twice: name each once."
     is_same = own == devices or (isinstance(own, list) and len(own) == devices)
     if cfg["strategy"].get("processes") == "one" and devices not in (1, -1, "auto") and not is_same:
-        yield (
-            f"trainer.devices={shown(devices)} has no say where one process drives several devices: name them "
-            "with strategy.devices."
-        )
+        yield f"trainer.devices={shown(devices)} has no effect with one process: use strategy.devices."
 
 
 def split_net(cfg: Config) -> Iterator[str]:
     strategy = _class_name(cfg["strategy"])
     is_zero3 = strategy == "DeepSpeed" and cfg["strategy"].get("stage") == 3
-    for name in _callbacks(cfg, "EMA") if strategy in SPLIT_NETS or is_zero3 else ():
-        yield f"callbacks.{name} can't average a net that strategy {strategy} cuts. Use strategy=fsdp or ddp."
+    for kind in ("EMA", "HardSamples", "ImageSizes"):
+        for name in _callbacks(cfg, kind) if strategy in SPLIT_NETS or (is_zero3 and kind == "EMA") else ():
+            yield f"callbacks.{name} needs a whole net, and strategy {strategy} cuts it. Use strategy=fsdp or ddp."
 
 
 def activation_offload(cfg: Config) -> Iterator[str]:
@@ -186,14 +178,10 @@ def activation_offload(cfg: Config) -> Iterator[str]:
     if cfg["trainer"].get("activation_checkpointing", "none") != "offload":
         return
     if cfg["compile"].get("enabled"):
-        yield (
-            f"{key}=offload acts between operations, which compile makes one: use compile=none, or use {key}=blocks."
-        )
-    if _package(cfg["strategy"]) == "lathe.strategies" and _class_name(cfg["strategy"]) not in KEEP_ACTIVATIONS:
-        yield (
-            f"{key}=offload works with strategy=auto, ddp, fsdp and model_split, not with "
-            f"{_class_name(cfg['strategy'])}: use one of these, or use {key}=blocks."
-        )
+        yield f"{key}=offload acts between operations, which compile makes one: use compile=none or {key}=blocks."
+    strategy = _class_name(cfg["strategy"])
+    if _package(cfg["strategy"]) == "lathe.strategies" and strategy not in KEEP_ACTIVATIONS:
+        yield f"{key}=offload works with strategy=auto, ddp, fsdp and model_split, not with {strategy}: use blocks."
 
 
 def lightning_module_strategy(cfg: Config) -> Iterator[str]:
@@ -203,31 +191,24 @@ def lightning_module_strategy(cfg: Config) -> Iterator[str]:
 
 
 def lightning_module(cfg: Config) -> Iterator[str]:
-    optimizer, scheduler = cfg.get("optimizer"), cfg.get("scheduler")
+    optimizer, net = cfg.get("optimizer"), cfg["model"].get("net")
     if not _is_lightning_module(cfg):
         if not optimizer:
             yield "optimizer=none is for model=lightning, whose module has its own: choose one, such as optimizer=sgd."
         return
-    net = cfg["model"].get("net")
     if _package(net) in ("lathe.nets", "torch.nn"):
         yield (
             f"task=lightning runs a LightningModule, and model.net._target_={_target(net)} is a net. Choose "
             "model=lightning model.net={_target_: mine.LitNet}."
         )
-    if scheduler and not optimizer:
-        yield (
-            "scheduler is made for the optimizer of the group optimizer, and optimizer=none: leave scheduler out, or "
-            "choose optimizer=adamw too."
-        )
+    if cfg.get("scheduler") and not optimizer:
+        yield "scheduler needs an optimizer, and optimizer=none: leave it out, or choose optimizer=adamw too."
     if cfg["compile"].get("enabled"):
-        yield (
-            "compile: torch.compile can't take a LightningModule that calls self.log: leave compile out, and call "
-            "self.net.compile() in the module."
-        )
+        yield "compile: torch.compile can't take a LightningModule that calls self.log: call self.net.compile() in it."
     recompute = cfg["trainer"].get("activation_checkpointing", "none")
     if recompute != "none":
         yield f"trainer.activation_checkpointing={recompute} is for the net of a task, and {OWN_MODULE}."
-    names = ",".join(name for name, node in cfg["compression"].items() if isinstance(node, Mapping))
+    names = ",".join(methods(cfg["compression"]))
     if names:
         yield f"compression={names} compresses the net of a task, and {OWN_MODULE}: write a task."
 
@@ -272,69 +253,13 @@ def compiled_step(cfg: Config) -> Iterator[str]:
         yield f"{word} does not work with compile.scope=step, where the step is one function. Use compile.scope=net."
 
 
-# Callbacks
-
-
 def samples_page(cfg: Config) -> Iterator[str]:
     for name, node in _callbacks(cfg, "Samples").items():
         split = node.get("split")
         if split in ("val", "test") and not cfg["trainer"].get(f"limit_{split}_batches", 1.0):
             yield f"callbacks.{name}.split={split} shows samples of batches that trainer.limit_{split}_batches=0 skips."
         if split == "test" and cfg.get("test") is False:
-            yield (
-                f"callbacks.{name}.split=test comes with the run's test, and test=false: use split=val, or test=true."
-            )
-
-
-def throughput_alert(cfg: Config) -> Iterator[str]:
-    for name, node in _callbacks(cfg, "Alerts").items():
-        if node.get("throughput_drop") is not None and cfg["callbacks"].get("throughput") is None:
-            yield (
-                f"callbacks.{name}.throughput_drop={shown(node['throughput_drop'])} needs callbacks.throughput, which "
-                "measures it: add it to callbacks, or set throughput_drop=null."
-            )
-
-
-def whitening(cfg: Config) -> Iterator[str]:
-    net = cfg["model"].get("net")
-    for name, node in _callbacks(cfg, "Whitening").items():
-        if node.get("settle_epoch") is not None and cfg["compile"].get("enabled"):
-            yield (
-                f"callbacks.{name}.settle_epoch={node['settle_epoch']} takes a weight out of training, which compiled "
-                "code does not follow: use compile=none, or null."
-            )
-        if _package(net) == "lathe.nets" and _class_name(net) != "Airbench":
-            yield f"callbacks.{name}: {_class_name(net)} has no layer to whiten: use model=airbench, or leave it out."
-
-
-def hard_samples(cfg: Config) -> Iterator[str]:
-    strategy, augment = _class_name(cfg["strategy"]), cfg["data"].get("augment")
-    mixing = [key for key in ("mixup", "cutmix") if isinstance(augment, Mapping) and augment.get(key)]
-    for name in _callbacks(cfg, "HardSamples"):
-        reads = f"callbacks.{name} reads the logits of each step, which"
-        if strategy in SPLIT_NETS:
-            yield f"{reads} strategy {strategy} has on no process: leave {name} out of callbacks."
-        if cfg["compile"].get("enabled") and cfg["compile"].get("scope", "net") == "step":
-            yield f"{reads} compile.scope=step keeps within one function: use compile.scope=net."
-        for key in mixing[:1]:
-            yield (
-                f"data.augment.{key}={shown(augment[key])} mixes samples, and callbacks.{name} chooses by the loss of "
-                "each: use 0."
-            )
-
-
-def image_sizes(cfg: Config) -> Iterator[str]:
-    strategy = _class_name(cfg["strategy"])
-    for name, node in _callbacks(cfg, "ImageSizes").items():
-        scales, out = node.get("scales"), f"leave {name} out of callbacks"
-        if strategy in SPLIT_NETS:
-            yield f"callbacks.{name}: strategy {strategy} cuts a net for one size of images: {out}."
-        if cfg["compile"].get("enabled"):
-            yield f"callbacks.{name}: compiled code is made for one size of images: use compile=none, or {out}."
-        if _is_lightning_module(cfg):
-            yield f"callbacks.{name} resizes the images of a task, and {OWN_MODULE}: {out}."
-        if isinstance(scales, list) and all(scale == 1 for scale in scales):
-            yield f"callbacks.{name}.scales={shown(scales)} makes no image smaller: choose one below 1, or {out}."
+            yield f"callbacks.{name}.split=test comes with the run's test, and test=false: use split=val."
 
 
 # Compression
@@ -361,18 +286,22 @@ def check_compression(cfg: Config) -> None:
     for kind, what in (("structure", "channels"), ("masks", "weights"), ("quantization", "layers")):
         same = [name for name in names if kinds[name] == kind]
         require(len(same) < 2, f"{typed} has {' and '.join(same)}, which decide over the same {what}: keep one.")
-    require(
-        not {"quantization", "after"} <= set(kinds.values()),
-        f"{typed} quantizes in training and again after it: keep one of them.",
-    )
+    is_once = not {"quantization", "after"} <= set(kinds.values())
+    require(is_once, f"{typed} quantizes in training and again after it: keep one of them.")
     pruning = ",".join(name for name in names if kinds[name] in ("structure", "masks"))
     frozen = cfg.get("freeze")
     require(
         not (frozen and pruning),
-        f"freeze={frozen} keeps parameters as they are, and compression={pruning} would cut them: leave one of them "
-        "out.",
+        f"freeze={frozen} keeps parameters as they are, and compression={pruning} would cut them: keep one of them.",
     )
-    _check_best_checkpoint(cfg, [name for name in names if kinds[name] == "after" or _is_gradual(nodes[name])])
+    late = ",".join(name for name in names if kinds[name] == "after" or nodes[name].get("mode") == "gradual")
+    trainer, callbacks = cfg.get("trainer", {}), cfg.get("callbacks", {"checkpoint": {}})  # compress.py has none
+    is_kept = trainer.get("enable_checkpointing", True) and callbacks.get("checkpoint") is not None
+    require(
+        is_kept or not late or bool(trainer.get("fast_dev_run")),
+        f"compression={late} acts on best.ckpt after training, and this run keeps none: set "
+        "trainer.enable_checkpointing=true and keep callbacks.checkpoint.",
+    )
     accepted = cfg["strategy"].get("compressions")
     for name in names:
         require(
@@ -381,21 +310,6 @@ def check_compression(cfg: Config) -> None:
             "compression; choose another strategy, such as ddp.",
         )
     check_stages(cfg.get("compression") or {})
-
-
-def _is_gradual(node: Config) -> bool:
-    return node.get("mode") == "gradual"
-
-
-def _check_best_checkpoint(cfg: Config, late: list[str]) -> None:
-    """Check that methods that act after training find a best checkpoint; compress.py has no such keys."""
-    trainer, callbacks = cfg.get("trainer", {}), cfg.get("callbacks", {"checkpoint": {}})
-    is_kept = trainer.get("enable_checkpointing", True) and callbacks.get("checkpoint") is not None
-    require(
-        is_kept or not late or bool(trainer.get("fast_dev_run")),
-        f"compression={','.join(late)} acts on best.ckpt after training, and this run keeps none: set "
-        "trainer.enable_checkpointing=true and keep callbacks.checkpoint.",
-    )
 
 
 def _value_at(cfg: Config, key: str) -> Any:
@@ -432,6 +346,6 @@ CROSS_CHECKS: tuple[CrossCheck, ...] = (
     *(length, validation_interval, overfitting, data_workers),
     *(gradient_clipping, nesterov, checkpoint_to_start_from, pretrained_weights),
     *(devices, split_net, activation_offload, lightning_module, compile_options, compiled_step),
-    *(samples_page, throughput_alert, whitening, hard_samples, image_sizes),
+    samples_page,
     *SAVED_RUN_CHECKS,
 )

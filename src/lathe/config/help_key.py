@@ -10,6 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lathe.config.override_parsing import LISTS
 from lathe.config.schema import canonical, key_schemas, takes
 from lathe.config.values import Json, expected
 from lathe.config.yaml_comments import (
@@ -22,9 +23,6 @@ from lathe.config.yaml_comments import (
     read_entries,
 )
 from lathe.errors import UserError, did_you_mean
-
-# Groups whose choices act together, and the choices that a further one is added to.
-LISTS: dict[str, list[str]] = {"callbacks": ["default"], "logger": ["csv"], "compression": []}
 
 
 def explain_keys(folder: Path, verb: str, keys: Sequence[str], overrides: Sequence[str]) -> str:

@@ -17,16 +17,21 @@ from hydra.errors import ConfigCompositionException, HydraException, MissingConf
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from lathe.config.cli_flags import Groups, check_flags
 from lathe.config.help import configuration_folder
-from lathe.config.override_parsing import InvalidOverrides, find_split_words, key_of, no_such_choice
+from lathe.config.override_parsing import (
+    LISTS,
+    Groups,
+    InvalidOverrides,
+    check_flags,
+    find_split_words,
+    key_of,
+    no_such_choice,
+)
 from lathe.config.quoting import as_typed
 from lathe.config.resolve import flatten, resolve
 from lathe.config.schema import FILLED_IN
 from lathe.config.validate import check
 from lathe.errors import UserError, did_you_mean
-
-DEFAULT_CHOICES = {"callbacks": ["default"], "logger": ["csv"]}
 
 
 def hydra_message(error: BaseException, groups: Groups) -> str | None:
@@ -112,17 +117,15 @@ def _unknown_key(key: str, parent: Any, groups: Groups) -> str:
     if prefix in groups and last in groups[prefix]:
         if any(typed.startswith("resume=") for typed in sys.argv[1:]):
             return f"{key}: a resumed run keeps its own {prefix}. Leave {last} out."
-        chosen = ",".join([*DEFAULT_CHOICES.get(prefix, []), last])
+        chosen = ",".join([*LISTS.get(prefix, []), last])
         return f"{key}: the run has no {last} in {prefix}. Add it: {prefix}=[{chosen}]."
     if key == "data.folder":
         return f"{key}: unknown key in data. Add data=image_folder, also to resume a run whose images have moved."
     if prefix == "trainer" and last in FILLED_IN:
         return f"{key}: unknown key in trainer; {FILLED_IN[last]}."
-    if prefix == "optimizer" and not names:
-        return f"{key}: optimizer=none has no keys; with model=lightning it is the module's own: model.net.{last}."
     if prefix in groups and names in ([], ["enabled"]):  # compile=none has a switch
-        others = [name for name in groups[prefix] if name != "none"]
-        return f"{key}: {prefix}=none has no keys. Choose another: {', '.join(f'{prefix}={name}' for name in others)}."
+        others = [f"{prefix}={name}" for name in groups[prefix] if name != "none"]
+        return f"{key}: {prefix}=none has no keys. Choose another: {', '.join(others)}."
     leaves = [f"{prefix}.{leaf}" if prefix else leaf for leaf in _keys_ending_in(last, parent)]
     hint = f"did you mean {' or '.join(leaves)}?" if leaves else did_you_mean(last, names)
     if last in groups and last != prefix and prefix and not hint.startswith("did you mean"):
@@ -156,14 +159,11 @@ def explain_overrides(
     while True:
         if refusal is not None:
             message = hydra_message(refusal, groups) or str(refusal)
-            refused = _refused_override(refusal, message, left)
-            if message in messages:
-                return UserError(*messages)
-            messages.append(message)
+            refused = "" if message in messages else _refused_override(refusal, message, left)
+            messages += [] if message in messages else [message]
             below = f"{key_of(refused)}." if groups.get(key_of(refused)) else "="  # keys of an unknown choice
             left = [word for word in left if word != refused and not key_of(word).startswith(below)]
-            if not refused:
-                return UserError(*messages)
+            has_flags = has_flags or not refused
         if has_flags or folder is None:
             return UserError(*messages)
         try:

@@ -1,18 +1,23 @@
 """Translate the overrides of a command line into those that Hydra gets, or refuse them. Imports no torch."""
 
+import argparse
+import os
 import re
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from typing import Any
+from pathlib import Path
+from typing import NoReturn
 
-from lathe.config.cli_flags import MULTIRUN, Groups, check_flags
 from lathe.config.inline_nodes import NODE, expand_nodes, split_items
-from lathe.config.migration_hints import CHOICES, KEYS, SUBCOMMANDS, strategy_override
 from lathe.config.quoting import quote_equals
-from lathe.errors import UserError, did_you_mean, require
+from lathe.errors import UserError, did_you_mean, refuse, require
 
-LISTS = ("callbacks", "logger", "compression")  # groups whose choices act together
+Groups = Mapping[str, Sequence[str]]  # what an override may begin with: groups and their choices, keys without any
+MULTIRUN = ("-m", "--multirun")
+# Groups whose choices act together, and the choices that a further one is added to.
+LISTS: dict[str, list[str]] = {"callbacks": ["default"], "logger": ["csv"], "compression": []}
 SEVERAL = (*LISTS, "target")  # groups that take several choices
 REPLACED = ("experiment", "debug")  # groups whose later choices override earlier ones
 NOTHING = ("", "null", "none", "None", "[]", "false", "False")  # values that mean an empty group
@@ -23,9 +28,37 @@ UNUSED = (
 )
 # Groups of Hydra's, whose choices are typed with a slash.
 HYDRA_GROUPS = ("env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output", "sweeper")
-SWEEP_FUNCTION = re.compile(r"\b(choice|range|interval)\(")
+SPACED = re.compile(r"[\w.@/+]+( = |= | =)[^\s=]\S*")  # key = value, key= value, key =value
 SCALAR = re.compile(r"null|true|false|[\d.]+", re.IGNORECASE)  # Hydra takes none of these for the name of a file
 AUGMENT = re.compile(r"\{.*\b_target_ *: *['\"]?lathe\.data\.Augment\b", re.DOTALL)
+# What users of other templates type first, and Lathe's word for it: keys, flags, subcommands and choices.
+KEYS = {
+    "hparams_search": "a search is a sweep: python train.py -m optimizer.lr=0.03,0.1, or sweep=optuna with sweep.space",
+    "train": "train=false tests the weights of ckpt_path=... without training; a finished run is evaluated by "
+    "python scripts/evaluate.py run=logs/latest",
+    "task_name": "the label of a run is name=...",
+    "datamodule": "data sets are chosen by data=...",
+    "trainer.gpus": "devices are trainer.accelerator=gpu trainer.devices=...",
+    "epochs": "the length of a run is trainer.max_epochs=...",
+    "ckpt": "a new run starts from ckpt_path=..., an interrupted one continues with resume=...",
+    "extras": "leave it out: python train.py --help lists the keys of warnings and tables",
+}
+FLAGS = {
+    "lr": "optimizer.lr",
+    "batch_size": "data.batch_size",
+    "epochs": "trainer.max_epochs",
+    "gpus": "trainer.devices",
+}
+SUBCOMMANDS = {
+    "fit": "leave it out: python train.py trains",
+    "test": "a finished run is evaluated by python scripts/evaluate.py run=logs/latest split=test",
+    "predict": "a finished run predicts by python scripts/predict.py run=logs/latest input=<images> output=<file>",
+}
+CHOICES = {
+    "resnet": "resnet20",
+    "16": "16-mixed",
+    "bf16": "bf16-mixed",
+}
 
 
 class InvalidOverrides(UserError):
@@ -79,8 +112,8 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     overrides = [word for word in words if word in typed or word not in ordered]
     if messages:
         raise InvalidOverrides(messages, overrides)
-    known = {} if flags.config_dir else groups  # that folder may have more choices
-    _check_sweeps(overrides, known, flags.multirun)
+    if flags.multirun:
+        _check_sweeps(overrides, {} if flags.config_dir else groups)  # that folder may have more choices
     return words
 
 
@@ -102,6 +135,62 @@ def _without_replaced(words: Sequence[str], typed: set[str]) -> list[str]:
     return kept
 
 
+# Hydra's flags: -m, --cfg and others
+
+
+def check_flags(words: Sequence[str], groups: Groups | None = None) -> argparse.Namespace:
+    """Parse the flags of a command line.
+
+    Raises:
+        UserError: unknown flags, or flags that exclude each other or do nothing here.
+    """
+    from hydra._internal.utils import get_args_parser  # not needed for --help
+
+    parser = get_args_parser()
+    parser.error = _refuse_flag  # type: ignore[method-assign]  # argparse would print its usage and exit
+    flags, rest = parser.parse_known_args(list(words))
+    refuse(_as_key(word, words, groups or {}) for word in rest if word.startswith("-"))
+    require(not rest, f"{' '.join(rest)}: put every flag before the first key, or after the last one.")
+    given = [f"--{name}" for name in ("multirun", "run", "cfg", "info", "shell_completion") if getattr(flags, name)]
+    require(len(given) < 2, f"{' and '.join(given)} exclude each other: keep one.")
+    require(
+        not (flags.resolve or flags.package) or bool(flags.cfg), "--resolve and --package are for --cfg: add --cfg job."
+    )
+    shells = any(re.match("(install|uninstall|query)=", word) for word in flags.overrides)
+    require(not flags.shell_completion or shells, "--shell-completion needs a shell: install=bash, zsh or fish.")
+    rerun = flags.experimental_rerun  # it would load a pickle, which can run code
+    require(rerun is None, f"--experimental-rerun {rerun} is not supported. Use python scripts/reproduce.py run=...")
+    verb = Path(sys.argv[0]).stem
+    name = str(flags.config_name or verb).removesuffix(".yaml")
+    require(
+        name == verb,
+        f"--config-name {name}: each script has one configuration. Write configs/experiment/<name>.yaml, and use "
+        "experiment=<name>.",
+    )
+    folder = flags.config_path
+    require(folder is None, f"--config-path {folder} is not supported. Use --config-dir {folder} to add a folder.")
+    folder = flags.config_dir
+    require(folder is None or os.path.isdir(folder), f"--config-dir={folder}: there is no such folder.")
+    return flags
+
+
+def _refuse_flag(message: str) -> NoReturn:
+    text = message.removeprefix("argument ")
+    raise UserError(f"{text}: keys are written key=value, without dashes; --hydra-help lists the flags.")
+
+
+def _as_key(flag: str, words: Sequence[str], groups: Groups) -> str:
+    """Return the message for an unknown flag, with the key that was meant."""
+    dashed, _, value = flag.partition("=")
+    name = dashed.lstrip("-")
+    following = next(iter(words[words.index(flag) + 1 :]), "")
+    if "=" not in flag and "=" not in following and not following.startswith("-"):
+        value = following
+    key = name if "." in name or name in groups else FLAGS.get(name.replace("-", "_"), "")
+    hint = f": {key}={value or '...'}" if key else "; --help lists the keys, --hydra-help the flags"
+    return f"{f'{dashed} {value}'.strip()}: keys are written key=value, without dashes{hint}."
+
+
 # Words that the shell has split, and words of another form
 
 
@@ -112,14 +201,15 @@ def find_split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     rest = list(words)
     while rest:
         size, whole = _join_split_value(rest)
+        spaced = next((size for size in (3, 2) if SPACED.fullmatch(" ".join(rest[:size]))), 0)
         if size:
             messages.append(f"{key_of(whole)}: the shell split its value. Quote it all: {shlex.quote(whole)}.")
-        elif size := next((size for size in (3, 2) if _has_spaces(rest[:size])), 0):
-            pair = rest[:size]
+        elif spaced:
+            pair = rest[:spaced]
             messages.append(f"{' '.join(pair)}: write it without spaces around =: {''.join(pair)}.")
         else:
             others.append(rest[0])
-        rest = rest[size or 1 :]
+        rest = rest[size or spaced or 1 :]
     return messages, others
 
 
@@ -138,29 +228,17 @@ def _join_split_value(words: Sequence[str]) -> tuple[int, str]:
     return (len(expanded), f"{key}={{{items}}}") if len(expanded) > 1 else (0, "")
 
 
-def _has_spaces(words: Sequence[str]) -> bool:
-    """True for `key = value`, `key= value` and `key =value`."""
-    bare = ["=" not in word and not word.startswith(("-", "~")) for word in words]
-    if len(words) == 3:
-        return bare[0] and words[1] == "=" and bare[2]
-    if len(words) != 2:
-        return False
-    return bool((re.fullmatch("[^=]+=", words[0]) and bare[1]) or (bare[0] and re.fullmatch("=[^=]+", words[1])))
-
-
 def _without_equals(word: str, groups: Groups) -> str:
     """Return the message for a word without =."""
-    groups_of_choice = [group for group, names in groups.items() if word in names]
+    group = next((group for group, names in groups.items() if word in names), "")
+    run = next((key for key in ("run", "runs") if key in groups and "/" in word), "")
+    if word in SUBCOMMANDS:
+        return f"{word}: {SUBCOMMANDS[word]}."
+    hint = "seed=1, for example. Quote a value with spaces"
     if word in groups:
         hint = f"{word}={'|'.join(groups[word]) or '...'}"
-    elif groups_of_choice:
-        hint = f"{groups_of_choice[0]}={word}"
-    elif word in SUBCOMMANDS:
-        return f"{word}: {SUBCOMMANDS[word]}."
-    elif "/" in word and (key := next((key for key in ("run", "runs") if key in groups), "")):
-        hint = f"{key}={word}"
-    else:
-        hint = "seed=1, for example. Quote a value with spaces"
+    elif group or run:
+        hint = f"{group or run}={word}"
     return f"{word}: every word has the form key=value: {hint}."
 
 
@@ -187,27 +265,23 @@ def _translate_word(word: str, groups: Groups) -> list[str]:
 
 def _translate_key(word: str, sign: str, groups: Groups) -> list[str]:
     key, value = key_of(word), value_of(word)
+    root = key.partition(".")[0]
     strategy = strategy_override(value) if key == "trainer.strategy" else ""
     require(not strategy, f"{word}: the strategy is a group. Write {strategy}.")
-    other = key if key in KEYS else key.partition(".")[0]
+    other = key if key in KEYS else root
     hint = KEYS.get(other, "")
-    if "checkpoint" in groups and other in ("ckpt", "ckpt_path"):  # of a command on a run
-        hint = f"the checkpoint of a run is run={value}" if other == "ckpt_path" else "use checkpoint=best or last"
+    if "checkpoint" in groups and other == "ckpt_path":  # of a command on a run
+        hint = f"the checkpoint of a run is run={value}"
     require(not hint or other in groups, f"{word}: unknown key; {hint}.")
-    if key.partition(".")[0] == "hydra":
-        _check_hydra_key(word, sign)
+    if root == "hydra":
+        require(sign != "~", f"{word} would remove what Hydra needs: leave it out.")
+        require(key not in UNUSED, f"{word} has no effect. The directory of a run follows from paths.log_dir and name.")
+        group = key.removeprefix("hydra.")
+        is_choice = group in HYDRA_GROUPS and value[:1] not in ("{", "$")
+        require(not is_choice, f"{word} would choose nothing: write hydra/{group}={value}, or leave it out.")
     if key == "data.augment" and NODE.match(value) and not AUGMENT.match(value):
         return [f"{sign}{key}=[{value}]"]  # one transform
     return [word]
-
-
-def _check_hydra_key(word: str, sign: str) -> None:
-    key, value = key_of(word), value_of(word)
-    require(sign != "~", f"{word} would remove what Hydra needs: leave it out.")
-    require(key not in UNUSED, f"{word} has no effect. The directory of a run follows from paths.log_dir and name.")
-    group = key.removeprefix("hydra.")
-    is_choice = group in HYDRA_GROUPS and value[:1] not in ("{", "$")
-    require(not is_choice, f"{word} would choose nothing: write hydra/{group}={value or '...'}, or leave it out.")
 
 
 def _translate_choice(word: str, key: str, sign: str, value: str, groups: Groups) -> list[str]:
@@ -244,15 +318,23 @@ def _translate_choice(word: str, key: str, sign: str, value: str, groups: Groups
 def _check_number_of_choices(word: str, key: str, items: Sequence[str]) -> None:
     if key in SEVERAL:
         nothing = next((item for item in items if item in NOTHING and item not in ("null", "false", "False")), None)
-        require(
-            nothing is None or len(items) == 1,
-            f"{word}: leave {nothing} out, or use {key}=none.",
-        )
+        require(nothing is None or len(items) == 1, f"{word}: leave {nothing} out, or use {key}=none.")
         twice = next((item for item in items if not item.startswith("{") and items.count(item) > 1), None)
         require(twice is None, f"{word} has {twice} twice: leave one out.")
-    elif key not in REPLACED and len(items) > 1:
-        hint = f"To run each: -m {key}={','.join(items)}" if key != "sweep" else "Set the keys of the other ones"
-        raise UserError(f"{word}: {key} takes one choice, {' or '.join(items)}. {hint}.")
+    else:
+        is_one = key in REPLACED or len(items) < 2
+        require(
+            is_one, f"{word}: {key} takes one choice, {' or '.join(items)}. To run each: -m {key}={','.join(items)}."
+        )
+
+
+def strategy_override(name: str) -> str:
+    """Return the override for one of Lightning's names of strategies; empty where it is the same, or unknown."""
+    if re.fullmatch(r"ddp_(spawn|fork|notebook|find_unused_parameters)\w*", name):
+        return "strategy=ddp" + " strategy.find_unused_parameters=true" * name.endswith("_true")
+    if stage := re.fullmatch(r"deepspeed_stage_([123](_offload)?)", name):
+        return f"strategy=deepspeed_{stage[1]}"
+    return {"deepspeed": "strategy=deepspeed_2", "single_device": "strategy=auto"}.get(name, "")
 
 
 def no_such_choice(group: str, choice: str, options: Sequence[str], groups: Groups) -> str:
@@ -271,48 +353,25 @@ def no_such_choice(group: str, choice: str, options: Sequence[str], groups: Grou
 # Sweeps
 
 
-def _check_sweeps(overrides: Sequence[str], groups: Groups, is_sweep: bool) -> None:
-    """Refuse sweeps within a value, which Hydra can't run, and sweeps without a job, which it runs silently."""
-    if not is_sweep and not any(map(SWEEP_FUNCTION.search, overrides)):
-        return
+def _check_sweeps(overrides: Sequence[str], groups: Groups) -> None:
+    """Refuse sweeps without a job, which Hydra runs silently, and those over keys that a sweep can't change."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Glob
     from hydra.errors import HydraException
 
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
     except HydraException:
         return  # Hydra reports it with its place
-    for item in parsed:
-        word = str(item.input_line)
+    for item in [one for one in parsed if one.is_sweep_override()]:
+        word, key, value = str(item.input_line), str(item.key_or_group), item.value()
+        root = key.partition(".")[0]
+        require(root != "sweep", f"{word}: a sweep can't go over its own keys. Name one: sweep=folds.")
+        require(root != "hydra", f"{word}: a sweep can't go over Hydra's keys: give one value.")
+        if isinstance(value, Glob):
+            is_empty = key in groups and not value.filter(list(groups[key]))
+        else:
+            is_empty = item.is_discrete_sweep() and not any(True for _ in item.sweep_iterator())  # a value may be null
         require(
-            not _has_inner_sweep(item._value),
-            f"{word}: choice, range and interval can't be part of a value: write all values by commas, as 1,2,3.",
-        )
-        if is_sweep and item.is_sweep_override():
-            _check_sweep(item, word, groups)
-
-
-def _has_inner_sweep(value: Any) -> bool:
-    from hydra.core.override_parser.types import ChoiceSweep, Sweep
-
-    inner = value.list if isinstance(value, ChoiceSweep) else value
-    items = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
-    return any(isinstance(item, Sweep) or _has_inner_sweep(item) for item in items)
-
-
-def _check_sweep(override: Any, word: str, groups: Groups) -> None:
-    from hydra.core.override_parser.types import Glob
-
-    key, value = str(override.key_or_group), override.value()
-    require(key.partition(".")[0] != "sweep", f"{word}: a sweep can't go over its own keys. Name one: sweep=folds.")
-    require(not key.startswith("hydra."), f"{word}: a sweep can't go over Hydra's keys: give one value.")
-    choices = groups.get(key)
-    if isinstance(value, Glob):
-        if choices is not None and not value.filter(list(choices)):
-            hint = f"Choose among {', '.join(choices)}" if choices else f"{key} is not a group: write values by commas"
-            raise UserError(f"{word} matches no choice, so the sweep has no job. {hint}.")
-    elif override.is_discrete_sweep():
-        require(
-            any(True for _ in override.sweep_iterator()),  # a value may be null
-            f"{word} has no values, so the sweep has no job. Give values such as 1,2,3 or range(1,4), without its end.",
+            not is_empty, f"{word} has no values, so the sweep has no job. Give values such as 1,2,3 or range(1,4)."
         )

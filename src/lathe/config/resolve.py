@@ -16,17 +16,6 @@ from lathe.errors import UserError, require
 # For files of the group data: the classes of a folder, and their number.
 OmegaConf.register_new_resolver("lathe.class_names", class_names, replace=True)
 OmegaConf.register_new_resolver("lathe.count", lambda names: None if names is None else len(names), replace=True)
-# OmegaConf's messages about interpolations, and ours.
-_MESSAGES = (
-    (r"Interpolation key '([\w.]+)' not found", r"it follows \1, which is not there; give either."),
-    (
-        r".*\"Environment variable '(.*)' not found\"",
-        r"the environment variable \1 is not set: set it, or write ${oc.env:\1,<a default>}.",
-    ),
-    (r"Unsupported interpolation type (.*)", r"${\1:...}: there is no such resolver; give a value, or ${a.key}."),
-    (r"Recursive interpolation detected", r"it follows itself: give a value."),
-    (r"\w+ raised while resolving interpolation: (.*)", r"its ${...} can't be resolved (\1): give a value."),
-)
 _OUR_RESOLVER = "UserError raised while resolving interpolation: "
 
 
@@ -89,9 +78,8 @@ def _message(error: OmegaConfBaseException) -> str:
         return text.removeprefix(_OUR_RESOLVER)
     if text.startswith("Missing mandatory value"):
         return f"{key}: a value has to be given, {key}=...; --help {key} says what it takes."
-    for pattern, message in _MESSAGES:
-        if found := re.fullmatch(pattern, text):
-            return f"{key}: {found.expand(message)}"
+    if found := re.fullmatch(r"Interpolation key '([\w.]+)' not found", text):
+        return f"{key}: it follows {found[1]}, which is not there; give either."
     return f"{key}: {text}"
 
 

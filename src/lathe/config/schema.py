@@ -201,9 +201,11 @@ def _check(schema: Json, key: str, value: Any, saved: bool) -> Iterator[Problem 
     elif sections or schema == NODE:
         flat = [arm for arm in arms if arm not in sections and arm != NODE]
         if not flat or not is_valid(value, {"anyOf": flat}):
-            way = f"choose one of the files in configs/{key}"
-            if "." in key:
-                way = f"write {key}={{_target_: your.module.Class, ...}}" if NODE in arms else "write {key: value, ...}"
+            way = (
+                f"choose one of the files in configs/{key}"
+                if "." not in key
+                else f"write {key}={{_target_: mine.Class}}"
+            )
             yield key, f"{key}={shown(value)}: expected a group of keys; {way}."
     elif message := problem(key, value, schema):
         if not (saved and key == "paths.run_dir"):
@@ -229,12 +231,8 @@ def _node(key: str, value: Mapping[str, Any], sections: list[Json], saved: bool)
         add = f"add {name} to {group}, or set {key}=null."
         yield key, f"{key} sets options of a {NOUNS[group]} that the run does not have: {add}"
     else:
-        names = " and ".join(f"model.net.{name}" for name in value)
-        own = f"; with model=lightning it is the module's own: {names}" if key == "optimizer" and names else ""
-        yield (
-            key,
-            f"{key} has no _target_: leave ~{key}._target_ out, or choose one of the files in configs/{group}{own}.",
-        )
+        own = "; with model=lightning it is the module's own: model.net.<key>" if key == "optimizer" else ""
+        yield key, f"{key} has no _target_: choose one of the files in configs/{group}{own}."
 
 
 def _section(section: Json, key: str, value: Mapping[str, Any], saved: bool) -> Iterator[Problem | Known]:

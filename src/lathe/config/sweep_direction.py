@@ -1,48 +1,14 @@
-"""Compare the direction of an optimising sweeper with the objective of the run.
-
-Imports the task's class only if a sweeper optimises.
-"""
+"""The metric that a run is judged by, and if lower is better."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-from lathe.config.override_parsing import key_of
-from lathe.errors import UserError
 
 # Words in the names of metrics for which lower is better, where no task says so.
 _LOWER = re.compile(
     r"loss|perplexity|err|error|mae|mse|rmse|mape|nll|ece|brier|wer|cer|fid|entropy|distance|regret|hamming|seconds|ms|"
     "bytes|parameters|macs|latency|time|gap|peak|wait|sync|energy"
 )
-DIRECTION = "hydra.sweeper.direction"  # of Hydra's Optuna plug-in
-
-
-def check_direction(cfg: Mapping[str, Any], sweeper: Mapping[str, Any], typed: Sequence[str]) -> None:
-    """Check that Hydra's Optuna plug-in does not optimise towards the worst run.
-
-    It minimises by default, and for most metrics of tasks higher is better. `sweeper` is the resolved configuration of
-    the sweeper. A direction among the overrides `typed` is taken as it is.
-
-    Raises:
-        UserError: with the override that changes the direction.
-    """
-    chosen = sweeper.get("direction")
-    chosen = getattr(chosen, "name", chosen)  # the plug-in's enumeration
-    if chosen not in ("minimize", "maximize") or DIRECTION in map(key_of, typed):
-        return
-    objective, is_lower_better = objective_of(cfg)
-    if objective is None:
-        return
-    if is_lower_better is None:
-        order = "lower" if chosen == "minimize" else "higher"
-        print(f"The sweep takes {order} {objective} for better: {DIRECTION}={chosen} says so.")
-    elif is_lower_better != (chosen == "minimize"):
-        better, right = ("lower", "minimize") if is_lower_better else ("higher", "maximize")
-        raise UserError(
-            f"{DIRECTION}={chosen} would look for the worst run, as {better} {objective} is better: add "
-            f"{DIRECTION}={right}."
-        )
 
 
 def lower_is_better(name: str) -> bool:

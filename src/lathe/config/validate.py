@@ -73,21 +73,12 @@ def check_types(
         below = [name for name in values if f"{name}.".startswith(f"{key}.")]
         for name in below:
             default, value = defaults.get(name), values[name]
-            if name not in known and not _has_type_of(default, value):
-                yield (
-                    name,
-                    f"{name}={value!r} is {kind_of(value)}, but it takes {kind_of(default)}, such as {default!r}.",
-                )
+            kinds = (int, float) if type(default) is float else type(default)
+            fits = isinstance(value, kinds) and isinstance(value, bool) == isinstance(default, bool)
+            if name not in known and not (fits or default is None or value is None):
+                yield name, f"{name}={shown(value)}: expected {kind_of(default)}, such as {shown(default)}."
         default = defaults.get(key)
         if not below:
             yield key, f"{key}: it was typed, and another word leaves it out: keep one of the two."
         elif key not in values and isinstance(default, (int, float, str)):
-            yield key, f"{key} is a group of keys here, but it takes {kind_of(default)}, such as {default!r}."
-
-
-def _has_type_of(default: Any, value: Any) -> bool:
-    if default is None or value is None:
-        return True
-    if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(default, bool) and isinstance(value, bool)
-    return isinstance(value, (int, float) if isinstance(default, float) else type(default))
+            yield key, f"{key} is a group of keys here: expected {kind_of(default)}, such as {shown(default)}."

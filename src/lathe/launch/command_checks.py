@@ -16,7 +16,6 @@ from lathe.config.parallel_dims import data_replicas
 from lathe.config.quoting import as_typed
 from lathe.config.resolve import flatten
 from lathe.config.schema import key_schemas
-from lathe.config.sweep_direction import check_direction
 from lathe.config.validate import check, check_types
 from lathe.errors import refuse, require
 from lathe.launch.devices import count_processes
@@ -100,13 +99,7 @@ def launch_checks(external: ExternalLaunch | None) -> tuple[CrossCheck, ...]:
         for count in range(nodes.least, nodes.most + 1):
             check_batch_size(cfg, ranks.world_size if ranks else processes * count)
 
-    return check_compression, _check_direction, check_sizes
-
-
-def _check_direction(cfg: dict[str, Any]) -> None:
-    hydra = HydraConfig.get()
-    if hydra.mode == RunMode.MULTIRUN:
-        check_direction(cfg, OmegaConf.to_container(hydra.sweeper), hydra.overrides.hydra)  # type: ignore[arg-type]
+    return check_compression, check_sizes
 
 
 def make_paths_absolute(cfg: DictConfig) -> None:

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from lathe import trust
-from lathe.config.cli_flags import check_flags
 from lathe.config.help import configuration_folder, help_text, root_names
 from lathe.config.hydra_errors import explain_overrides, hydra_message
-from lathe.config.override_parsing import translate
+from lathe.config.override_parsing import check_flags, translate
 from lathe.errors import BUILDING, PACKAGE, WORKER, Stopped, UserError, source_frames, worker_message
 from lathe.files import disk_sentence
 from lathe.launch.process_group import find_timeout

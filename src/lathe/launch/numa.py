@@ -6,9 +6,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lathe.errors import UserError, did_you_mean, require
+from lathe.errors import UserError
 
-MODES = ("none", "node", "socket", "exclusive", "auto")
 NUMA_NODES = Path("/sys/devices/system/node")
 
 
@@ -20,45 +19,36 @@ def count_numa_nodes() -> int:
 def numa_mode(cfg: dict[str, Any], mode: str) -> str | None:
     """The mode for torch, which binds local rank r to the CPUs of GPU r; None if there is nothing to bind.
 
-    `auto` is `node` where torch can do it, and prints its choice where there is one.
+    `auto` is `node` where torch can do it, and prints its choice on a machine with several NUMA nodes.
 
     Raises:
-        UserError: an unknown mode, or one that torch can't use here.
+        UserError: a mode that torch can't use here.
     """
-    require(mode in MODES, f"launch.numa={mode!r}: {did_you_mean(mode, MODES)}")
-    if mode == "none":
+    has_one_node = count_numa_nodes() == 1
+    if mode == "none" or (mode == "auto" and has_one_node):
         return None
-    linux = sys.platform.startswith("linux")
-    if mode == "auto":
-        if not linux or count_numa_nodes() == 1:
-            return None
-        try:
-            _check_binding(cfg, "node")
-        except UserError as error:
-            print(f"launch.numa=auto: none. {error}", flush=True)
-            return None
-        print("launch.numa=auto: node.", flush=True)
-        return "node"
-    require(linux, f"launch.numa={mode} requires Linux. Use launch.numa=none.")
-    if count_numa_nodes() == 1 and mode != "exclusive":
+    if has_one_node and mode != "exclusive" and sys.platform.startswith("linux"):
         warnings.warn(f"launch.numa={mode} does nothing here: this machine has one NUMA node.", stacklevel=2)
         return None
-    _check_binding(cfg, mode)
+    missing = _missing(cfg)
+    if mode == "auto":
+        print(f"launch.numa=auto: {f'none, as it requires {missing}' if missing else 'node'}.", flush=True)
+        return None if missing else "node"
+    if missing:
+        raise UserError(f"launch.numa={mode} requires {missing}. Use launch.numa=none.")
     return mode
 
 
-def _check_binding(cfg: dict[str, Any], mode: str) -> None:
+def _missing(cfg: dict[str, Any]) -> str | None:
+    """Return what the binding lacks, or None."""
+    if not sys.platform.startswith("linux"):
+        return "Linux"
     import torch
 
     trainer = cfg["trainer"]
-    gpus = torch.cuda.device_count() if trainer["accelerator"] in ("auto", "gpu", "cuda") else 0
-    require(gpus > 0, f"launch.numa={mode} requires GPUs. Use launch.numa=none.")
+    if trainer["accelerator"] not in ("auto", "gpu", "cuda") or not torch.cuda.device_count():
+        return "GPUs"
     devices = trainer["devices"]
-    require(
-        not isinstance(devices, list) or devices == list(range(len(devices))),
-        f"launch.numa={mode} binds to the first GPUs, not to trainer.devices={devices}. Use CUDA_VISIBLE_DEVICES.",
-    )
-    require(
-        shutil.which("numactl") is not None,
-        f"launch.numa={mode} requires the program numactl. Install it, or use launch.numa=none.",
-    )
+    if isinstance(devices, list) and devices != list(range(len(devices))):
+        return f"the first GPUs, not trainer.devices={devices} (CUDA_VISIBLE_DEVICES can choose them)"
+    return None if shutil.which("numactl") else "the program numactl"

@@ -1,14 +1,14 @@
 """Agreement between the outputs of two nets on the same inputs."""
 
+import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Share of equal predictions (None for "values") and largest difference of outputs."""
+    """Share of equal predictions (None for "values") and largest difference of outputs, over `n` predictions."""
 
     share: float | None
     largest: float
@@ -22,7 +22,6 @@ class AgreementMeter:
     """
 
     def __init__(self, predicts: str = "classes") -> None:
-        self._rows = predicts not in ("labels", "values")
         self._predicts = predicts
         self._equal, self._n, self._largest = 0, 0, 0.0
 
@@ -36,24 +35,19 @@ class AgreementMeter:
         """
         if outputs.shape != reference.shape:
             raise ValueError(f"outputs of shape {list(outputs.shape)} and {list(reference.shape)} can't be compared")
-        outputs, reference = self._table(outputs), self._table(reference)
+        columns = 1 if self._predicts in ("labels", "values") else outputs.shape[-1]
+        mine, other = (each.detach().float().reshape(-1, columns) for each in (outputs, reference))
         if counts is not None:
-            chosen = counts.flatten()
-            outputs, reference = outputs[chosen], reference[chosen]
-        if not len(outputs):
+            mine, other = mine[counts.flatten()], other[counts.flatten()]
+        if not len(mine):
             return
-        self._equal += int((self._predicted(outputs) == self._predicted(reference)).sum())
-        self._n += len(outputs)
-        largest = torch.stack((torch.tensor(self._largest), (outputs - reference).abs().max().cpu()))
-        self._largest = float(largest.max())  # keeps a nan, which Python's max may drop
-
-    def _table(self, outputs: Tensor) -> Tensor:
-        """Return the outputs with one row per prediction."""
-        table = outputs.detach().float()
-        return table.flatten(0, -2) if self._rows else table.reshape(-1, 1)
-
-    def _predicted(self, table: Tensor) -> Tensor:
-        return table.argmax(-1) if self._rows else table[:, 0] > 0
+        answers = [
+            each.argmax(-1) if columns > 1 or self._predicts == "classes" else each > 0 for each in (mine, other)
+        ]
+        self._equal += int((answers[0] == answers[1]).sum())
+        self._n += len(mine)
+        largest = float((mine - other).abs().max())
+        self._largest = largest if math.isnan(largest) else max(self._largest, largest)  # a nan stays
 
     @property
     def result(self) -> Agreement:

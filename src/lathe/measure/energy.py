@@ -16,12 +16,11 @@ class Rapl:
     """Energy counters (RAPL) of a machine's processor packages, without memory; by default root only."""
 
     def __init__(self, root: Path = POWERCAP) -> None:
-        self._last: dict[Path, int] = {}  # a package's counter at the last reading, in microjoules
+        self._micro, self._last = 0, dict[Path, int]()  # a package's counter at the last reading, in microjoules
         for path in sorted(root.glob("intel-rapl:*")):
-            now = _number(path / "energy_uj") if _word(path / "name").startswith("package") else None
-            if now is not None:
-                self._last[path] = now
-        self._micro = 0
+            with suppress(OSError, ValueError):  # not allowed
+                if (path / "name").read_text().startswith("package"):
+                    self._last[path] = int((path / "energy_uj").read_text())
 
     @property
     def readable(self) -> bool:
@@ -31,25 +30,12 @@ class Rapl:
     def joules(self) -> float:
         """Return the joules so far; exact if called more often than the counter wraps, after minutes."""
         for path, last in self._last.items():
-            now = _number(path / "energy_uj")
-            if now is None:
-                continue
-            around = (_number(path / "max_energy_range_uj") or 0) if now < last else 0
-            self._micro += max(0, now - last + around)
-            self._last[path] = now
+            with suppress(OSError, ValueError):
+                now = int((path / "energy_uj").read_text())
+                around = int((path / "max_energy_range_uj").read_text()) if now < last else 0
+                self._micro += now - last + around
+                self._last[path] = now
         return self._micro / 1e6
-
-
-def _word(path: Path) -> str:
-    with suppress(OSError, ValueError):
-        return path.read_text()
-    return ""
-
-
-def _number(path: Path) -> int | None:
-    with suppress(OSError, ValueError):
-        return int(path.read_text())
-    return None
 
 
 class _Board:

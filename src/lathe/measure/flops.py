@@ -1,13 +1,12 @@
-"""Floating-point operations of a net's forward pass, and the peak rate of a device."""
+"""Operations of a net's forward pass (FLOPs, and MACs by layer), and the peak rate of a device."""
 
 import re
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
-from torch.utils.hooks import RemovableHandle
 
 # Dense peak rates in TFLOP/s (float16, bfloat16, tf32, float32), accumulating in float32, from NVIDIA's data sheets and
 # architecture white papers; rates printed "with sparsity" are halved. The pattern has to match the whole device name:
@@ -48,15 +47,34 @@ def net_input(batch: Any) -> Tensor:
     Raises:
         TypeError: the batch has no tensor.
     """
-    found = batch
-    while not isinstance(found, Tensor):
-        if isinstance(found, dict) and found:
-            found = next(iter(found.values()))
-        elif isinstance(found, list | tuple) and found:
-            found = found[0]
-        else:
-            raise TypeError(f"no tensor in a batch of type {type(batch).__name__}")
-    return found
+    if isinstance(batch, Tensor):
+        return batch
+    items = list(batch.values()) if isinstance(batch, dict) else batch
+    if not isinstance(items, list | tuple) or not items:
+        raise TypeError(f"no tensor in a batch of type {type(batch).__name__}")
+    return net_input(items[0])
+
+
+@dataclass(frozen=True)
+class LayerMacs:
+    """`dense` is what the layer computes; `density` the share of its weights that are not zero."""
+
+    dense: int
+    density: float
+
+    @property
+    def effective(self) -> int:
+        """Return the MACs whose weight is not zero. Common hardware does not skip unstructured zeros."""
+        return round(self.dense * self.density)
+
+
+@dataclass(frozen=True)
+class Macs:
+    """MACs of all products, and of those with non-zero weights; products outside `layers` count in both."""
+
+    dense: int
+    effective: int
+    layers: dict[str, LayerMacs]
 
 
 def count_flops(net: nn.Module, example: Tensor) -> int:
@@ -66,31 +84,36 @@ def count_flops(net: nn.Module, example: Tensor) -> int:
     activations. The net runs eagerly in eval mode; its modes, gradients and the random state are restored. A training
     step costs about three times as much, since backward computes two products for each product of forward.
     """
-    return run_counted(net, example, FlopCounterMode(display=False, custom_mapping=ATTENTION))
+    return int(_count(net, example).get_total_flops())
 
 
-def run_counted(
-    net: nn.Module, example: Tensor, counter: FlopCounterMode, hooks: Iterable[RemovableHandle] = ()
-) -> int:
-    """Run `count_flops` with a counter that `hooks` read during the pass, and remove the hooks."""
+def count_macs(net: nn.Module, example: Tensor) -> Macs:
+    """Return the MACs of one forward pass on the batch `example`, counted as in `count_flops`."""
+    counter = _count(net, example)
+    counts = {name: sum(each.values()) for name, each in counter.get_flop_counts().items()}
+    total, layers = int(counter.get_total_flops()) // 2, dict[str, LayerMacs]()
+    for name, module in net.named_modules():
+        weight = module._parameters.get("weight")
+        flops = counts.get(f"{type(net).__name__}.{name}".removesuffix("."), 0)
+        if weight is not None and weight.dim() >= 2 and flops:  # a matrix or kernel, not a norm's weight
+            layers[name] = LayerMacs(flops // 2, int(weight.detach().count_nonzero()) / weight.numel())
+    saved = sum(layer.dense - layer.effective for layer in layers.values())
+    return Macs(dense=total, effective=total - saved, layers=layers)
+
+
+def _count(net: nn.Module, example: Tensor) -> FlopCounterMode:
     modes = [(module, module.training) for module in net.modules()]
-    devices = [example.device] if example.is_cuda else []
+    counter = FlopCounterMode(display=False, custom_mapping=ATTENTION)
+    seed = torch.random.fork_rng(devices=[example.device] if example.is_cuda else [])
     net.eval()
     try:
         # The counter cannot see into the fused graph of a compiled net.
-        with (
-            torch.random.fork_rng(devices=devices),
-            torch.no_grad(),
-            torch.compiler.set_stance("force_eager"),
-            counter,
-        ):
+        with seed, torch.no_grad(), torch.compiler.set_stance("force_eager"), counter:
             net(example)
     finally:
-        for hook in hooks:
-            hook.remove()
         for module, training in modes:
             module.training = training
-    return int(counter.get_total_flops())
+    return counter
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:

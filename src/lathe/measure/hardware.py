@@ -10,38 +10,12 @@ import torch
 
 # Those that decide the speed of small number formats, by Linux's names: x86 first, then ARM.
 INSTRUCTION_SETS = (
-    "avx2",
-    "fma",
-    "f16c",
-    "avx512f",
-    "avx512_vnni",
-    "avx_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "amx_tile",
-    "amx_int8",
-    "amx_bf16",
-    "asimd",
-    "asimddp",
-    "i8mm",
-    "bf16",
-    "sve",
-    "sve2",
+    *("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16"),
+    *("amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
 )
 PACKAGES = (
-    "torch",
-    "lightning",
-    "torchao",
-    "torch-pruning",
-    "onnx",
-    "onnxscript",
-    "onnxruntime",
-    "executorch",
-    "tensorrt",
-    "torch-tensorrt",
-    "torch-model-archiver",
-    "safetensors",
-    "numpy",
+    *("torch", "lightning", "torchao", "torch-pruning", "onnx", "onnxscript", "onnxruntime", "executorch"),
+    *("tensorrt", "torch-tensorrt", "torch-model-archiver", "safetensors", "numpy"),
 )
 
 
@@ -82,9 +56,7 @@ def describe_gpu(device: torch.device) -> dict[str, Any] | None:
 
 def usable_cores() -> int:
     """Return the number of cores that the process may run on, which a container or scheduler may limit."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 MARGIN = 0.03  # relative difference up to which medians count as equal, however narrow their ranges
@@ -42,7 +43,11 @@ def interleaved(
         seconds: no round begins after this time, but at least five run; None for no limit.
         device: a GPU is synchronized before and after each call.
     """
-    wait = _wait(device)
+
+    def wait() -> None:
+        if device is not None and device.type == "cuda":
+            torch.cuda.synchronize(device)
+
     for call in calls.values():
         for _ in range(max(1, warmup)):
             call()
@@ -72,12 +77,6 @@ def interleaved(
     return {name: summarised(times[name]) for name in calls}
 
 
-def _wait(device: torch.device | None) -> Callable[[], Any]:
-    if device is not None and device.type == "cuda":
-        return lambda: torch.cuda.synchronize(device)
-    return lambda: None
-
-
 def summarised(seconds: list[float]) -> Latency:
     """Return the median and percentiles, interpolated linearly.
 
@@ -86,15 +85,8 @@ def summarised(seconds: list[float]) -> Latency:
     """
     if not seconds:
         raise ValueError("no calls were timed")
-    values = sorted(seconds)
-
-    def at(share: float) -> float:
-        place = share * (len(values) - 1)
-        low = int(place)
-        high = min(low + 1, len(values) - 1)
-        return values[low] + (place - low) * (values[high] - values[low])
-
-    return Latency(at(0.5), at(0.1), at(0.9), len(values))
+    p10, median, p90 = np.quantile(seconds, (0.1, 0.5, 0.9)).tolist()
+    return Latency(median, p10, p90, len(seconds))
 
 
 def verdict(this: Latency, other: Latency) -> str:

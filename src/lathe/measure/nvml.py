@@ -29,12 +29,11 @@ class Gpu:
     def read(self) -> Reading:
         """Read its state, in about 0.1 ms."""
         load, memory = self._ask("nvmlDeviceGetUtilizationRates"), self._ask("nvmlDeviceGetMemoryInfo")
-        milliwatts = self._ask("nvmlDeviceGetPowerUsage")
         return Reading(
             percent=None if load is None else float(load.gpu),
             memory=None if memory is None else float(memory.used),
             celsius=self.celsius(),
-            watts=None if milliwatts is None else milliwatts / 1e3,
+            watts=self.watts(),
         )
 
     def celsius(self) -> float | None:

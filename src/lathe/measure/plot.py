@@ -14,6 +14,7 @@ DASHES = ("", "6 3", "2 3", "8 3 2 3")  # stroke styles, for more series than co
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, Liberation Sans, sans-serif"
 
 Scale = Callable[[float], float]
+Box = tuple[float, float, float, float]  # left, top, right and bottom
 Point = tuple[float, ...]  # x, y, and the lowest and highest y of an error bar
 
 
@@ -94,16 +95,22 @@ def scatter(
     parts = [frame.key(i, group, COLOURS[i % len(COLOURS)]) for i, group in enumerate(groups)]
     taken = [(frame.x(x) - 5, frame.y(y) - 5, frame.x(x) + 5, frame.y(y) + 5) for _, x, y, _ in points]
     for name, x, y, group in sorted(points, key=lambda point: (-point[2], point[1])):
-        at, middle = frame.x(x), frame.y(y)
+        at, middle, width = frame.x(x), frame.y(y), 6.4 * len(name)
+        left = at + 9 if at + 9 + width <= frame.right else at - 9 - width
+        rows = sorted(range(TOP - 12, frame.bottom - 12), key=lambda top: abs(top + 6 - middle))
+        top = next((top for top in rows if not _overlaps((left, top, left + width, top + 12), taken)), rows[0])
+        taken.append((left, top, left + width, top + 12))
         parts.append(_dot(frame, x, y, COLOURS[groups.index(group) % len(COLOURS)], name, radius=4.5))
-        left, top = frame.free_place(at, middle, 6.4 * len(name), taken)
-        taken.append((left, top, left + 6.4 * len(name), top + 12))
         if abs(top + 6 - middle) > 8:  # away from its dot
-            near = min(max(at, left), left + 6.4 * len(name))
+            near = min(max(at, left), left + width)
             parts.append(_line(at, middle, near, top if top > middle else top + 12, INK["quiet"]))
-        words = f'font-size="11" fill="{INK["text"]}"'
-        parts.append(f'<text x="{left:.1f}" y="{top + 10:.1f}" {words}>{escape(name)}</text>')
+        parts.append(f'<text x="{left:.1f}" y="{top + 10}" font-size="11" fill="{INK["text"]}">{escape(name)}</text>')
     return frame.svg(title, x_name, y_name, parts)
+
+
+def _overlaps(box: Box, others: Sequence[Box]) -> bool:
+    left, top, right, bottom = box
+    return any(left < end and start < right and top < low and high < bottom for start, high, end, low in others)
 
 
 def stacks(title: str, y_name: str, series: Mapping[str, Mapping[str, float]]) -> str:
@@ -185,21 +192,6 @@ class _Frame:
         dot = f'<circle cx="{self.right + 26}" cy="{top}" r="4.5" fill="{colour}"/>'
         return f'{dot}<text x="{self.right + 42}" y="{top + 4}" fill="{INK["text"]}">{escape(name)}</text>'
 
-    def free_place(
-        self, x: float, y: float, width: float, taken: Sequence[tuple[float, float, float, float]]
-    ) -> tuple[float, float]:
-        """Return left and top of the label position nearest to (x, y) that no box in `taken` overlaps."""
-        tops = [y - 6 + 13 * row for step in range(14) for row in ((step, -step) if step else (0,))]
-        places = [(left, top) for top in tops for left in (x + 9, x - 9 - width, x - width / 2)]
-        for left, top in places:
-            inside = left >= LEFT + 2 and left + width <= self.right and top >= TOP - 12 and top + 12 <= self.bottom
-            if inside and not any(
-                left < right and start < left + width and top < low and high < top + 12
-                for start, high, right, low in taken
-            ):
-                return left, top
-        return places[0]
-
     def svg(
         self, title: str, x_name: str, y_name: str, inside: Sequence[str], ticks: Sequence[float] | None = None
     ) -> str:
@@ -254,11 +246,11 @@ def round_values(low: float, high: float) -> list[float]:
 
 
 def log_values(low: float, high: float) -> list[float]:
-    """Return round values between 10 ** `low` and 10 ** `high`, preferably powers of ten."""
+    """Return round values between 10 ** `low` and 10 ** `high`: powers of ten if they are enough."""
     exponents = range(math.floor(low), math.ceil(high) + 1)
     for factors in ((1,), (1, 2, 5)):
         found = [float(f"{factor}e{exponent}") for exponent in exponents for factor in factors]
         found = [value for value in found if 10**low <= value <= 10**high]
         if len(found) >= 3:
-            return found[:: math.ceil(len(found) / 10)]
+            return found
     return round_values(10**low, 10**high)

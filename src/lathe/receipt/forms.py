@@ -1,12 +1,12 @@
-"""The forms of a net that are measured: eager, compiled, and the file of each export target."""
+"""The forms of a net that are measured (eager, compiled, the file of an export target), and their interleaved times."""
 
 import copy
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,8 +14,13 @@ from torch import Tensor, nn
 
 from lathe import export
 from lathe.errors import UserError
+from lathe.measure import interleaved, verdict
+from lathe.measure.latency import MARGIN
 
 CPU = torch.device("cpu")
+UNCLEAR = "within noise"
+FLOAT_TWIN = {"onnx_int8": "onnx", "aot_inductor": "compiled_fp32"}  # the dense net's form, if it has another name
+SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 @dataclass(frozen=True)
@@ -27,15 +32,10 @@ class Opened:
 
 
 class Form:
-    """A net in one runtime: `of` is "this" or "dense", `backend` the runtime."""
+    """A net in one runtime: `of` is "this" or "dense", `backend` the runtime, `name` both."""
 
     def __init__(self, of: str, backend: str, device: torch.device = CPU) -> None:
-        self.of, self.backend, self.device = of, backend, device
-
-    @property
-    def name(self) -> str:
-        """The name, unique on its device."""
-        return f"{self.of} {self.backend}"
+        self.of, self.backend, self.device, self.name = of, backend, device, f"{of} {backend}"
 
     def open(self, x: Tensor, threads: int) -> Opened:
         """Prepare it for the batch `x` [batch, ...] on the CPU and this number of threads."""
@@ -46,7 +46,7 @@ class Eager(Form):
     """The module in float32, or with `dtype` bfloat16 under autocast."""
 
     def __init__(self, of: str, net: nn.Module, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(of, {torch.float32: "eager", torch.bfloat16: "eager_bf16"}[dtype], device)
+        super().__init__(of, "eager" if dtype is torch.float32 else "eager_bf16", device)
         self.net = net if dtype is torch.float32 else _Autocast(net, device.type, dtype)
 
     def open(self, x: Tensor, threads: int) -> Opened:
@@ -62,7 +62,7 @@ class Compiled(Form):
     """
 
     def __init__(self, of: str, net: nn.Module, dtype: torch.dtype, device: torch.device = CPU) -> None:
-        super().__init__(of, {torch.float32: "compiled_fp32", torch.bfloat16: "compiled_bf16"}[dtype], device)
+        super().__init__(of, f"compiled_{SHORT[dtype]}", device)
         self.net, self.dtype = net, dtype
 
     def open(self, x: Tensor, threads: int) -> Opened:
@@ -78,9 +78,7 @@ class Compiled(Form):
         def forward(batch: Tensor) -> Tensor:
             parts = []
             for part in batch.split(size):
-                full = (
-                    torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])]) if len(part) < size else part
-                )
+                full = torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])])
                 parts.append(net(full.to(self.device))[: len(part)].float().cpu())
             return torch.cat(parts)
 
@@ -119,7 +117,7 @@ def export_to(target: str, net: nn.Module, example: Tensor, folder: Path, **opti
     if missing is not None:
         raise UserError(missing)
     path = folder / target / f"model{module.suffix}"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True)
     quiet = logging.root.manager.disable
     logging.disable(max(quiet, logging.INFO))  # exporters log every pass over the graph
     try:
@@ -133,3 +131,80 @@ def reason(error: BaseException) -> str:
     """Return the first line of an error, with its class unless it is a UserError."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
     return lines[0] if isinstance(error, UserError) else f"{type(error).__name__}: {lines[0]}"
+
+
+class Limits(Protocol):
+    """The limits of measuring a cell."""
+
+    @property
+    def repeats(self) -> int: ...
+    @property
+    def warmup(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+def references(form: Form) -> dict[str, str]:
+    """Return the names of the forms that a row is compared with, by column.
+
+    The gain over the twin, the dense net in the same runtime, is due to compression.
+    """
+    twin = f"dense {FLOAT_TWIN.get(form.backend, form.backend)}"
+    return {"eager": "dense eager", "bf16": "dense compiled_bf16", "twin": twin}
+
+
+def time_forms(
+    forms: Sequence[Form],
+    cells: Sequence[tuple[torch.device, int, int]],
+    sample: Callable[[int], Tensor],
+    limits: Limits,
+    left_out: list[dict[str, str]],
+    beside: Callable[[Form], Mapping[str, str]] = references,
+    check: Callable[[Form, Opened], None] = lambda form, opened: None,
+    step: Callable[[str], None] = lambda text: None,
+) -> list[dict[str, Any]]:
+    """Return a row for each form in each cell: a device, a batch size and a number of threads.
+
+    `sample` makes a batch of a given size. Forms that can't be opened, or fail `check`, go to `left_out` with the
+    reason. `step` is called with what is measured next.
+    """
+    rows: list[dict[str, Any]] = []
+    for device, batch, threads in cells:
+        torch.set_num_threads(threads)
+        x, opened = sample(batch), dict[str, Opened]()
+        there = [form for form in forms if form.device == device]
+        for form in there:
+            step(f"{form.name}, batch {batch}")
+            try:
+                ready = form.open(x, threads)
+                ready.call()
+                check(form, ready)
+                opened[form.name] = ready
+            except Exception as error:  # a failing back end must not hide the others
+                where = f"{form.name}, {device.type}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
+                left_out.append({"form": where, "reason": reason(error)})
+        step(f"timing, batch {batch}")
+        calls = {name: form.call for name, form in opened.items()}
+        times = interleaved(calls, limits.repeats, limits.warmup, limits.seconds, device)
+        for form in there:
+            if form.name not in times:
+                continue
+            this = times[form.name]
+            row = {
+                **{"of": form.of, "backend": form.backend, "device": device.type, "batch": batch},
+                "threads": threads if device == CPU else None,
+                **{"median_ms": this.median * 1e3, "p10_ms": this.p10 * 1e3, "p90_ms": this.p90 * 1e3, "n": this.n},
+            }
+            for key, name in beside(form).items():
+                other = times.get(name)
+                row[f"over_{key}"] = this.median / other.median if other else None
+                row[f"beside_{key}"] = verdict(this, other) if other and name != form.name else None
+            rows.append(row)
+        torch.compiler.reset()  # earlier cells' graphs would count towards torch's recompile limit
+    return rows
+
+
+def told_verdict(row: Mapping[str, Any], key: str) -> str:
+    """Return the verdict on a row; "within noise" if medians differ, but their ranges overlap."""
+    found = row[f"beside_{key}"] or ""
+    return UNCLEAR if found == "same" and abs(row[f"over_{key}"] - 1) > MARGIN else str(found)

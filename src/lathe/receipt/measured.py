@@ -1,30 +1,40 @@
 """Measure a run's receipt from its directory, and write receipt.json, receipt.md and receipt.svg."""
 
-from collections.abc import Mapping, Sequence
+import copy
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from rich.progress import Progress
 from torch import Tensor, nn
 
 from lathe import measure
+from lathe.compression import quantization
 from lathe.compression.structure import structure_of
+from lathe.config.compression_plan import methods
 from lathe.config.resolve import data_folder_of, differences, set_data_folder
 from lathe.data.checks import undeclared
+from lathe.data.order import IGNORE
 from lathe.errors import UserError, require
-from lathe.files import scratch
-from lathe.receipt import facts, kept, page, words
-from lathe.receipt.forms import CPU, Compiled, Eager, Form, Target, export_to, reason
-from lathe.receipt.timing import time_forms
+from lathe.files import require_plain, scratch, write_atomically
+from lathe.measure import Agreement, AgreementMeter, PeakMemory, count_macs, count_parameters
+from lathe.receipt import page
+from lathe.receipt.forms import CPU, Compiled, Eager, Form, Target, export_to, reason, time_forms
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint
-from lathe.runs.inference import open_data, open_run_net
-from lathe.runs.metric_names import data_keys
+from lathe.runs.export_staleness import checkpoint_hash
+from lathe.runs.inference import Forward, open_data, open_run_net, score
+from lathe.runs.metric_names import ENERGY, data_keys
+from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
+
+SECTION = "inference"  # the comparison of runtimes that scripts/benchmark.py adds
+KEPT = 2**24  # logits of the dense net to cache for all back ends: 64 MiB
 
 
 @dataclass(frozen=True)
@@ -45,12 +55,10 @@ class Effort:
     about: str = "60 s"  # time for the whole receipt of a small net
 
 
-EFFORTS = {
-    "quick": Effort(),
-    "full": Effort(
-        all_cores=True, compiled=True, targets=("aot_inductor",), repeats=200, warmup=10, seconds=30.0, about="5 min"
-    ),
-}
+FULL = Effort(
+    all_cores=True, compiled=True, targets=("aot_inductor",), repeats=200, warmup=10, seconds=30.0, about="5 min"
+)
+EFFORTS = {"quick": Effort(), "full": FULL}
 
 
 def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) -> dict[str, Any]:
@@ -66,16 +74,17 @@ def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) 
             "callbacks.checkpoint)."
         )
         return {}
-    kept.check_places(run)
+    for name in ("receipt.svg", "receipt.md", "receipt.json"):
+        require_plain(run.path / name)
     threads = torch.get_num_threads()
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), page.progress(EFFORTS[effort].about) as bar:
-            found = _Receipt(run, cfg, baseline or _started_from(run), effort, bar).measured()
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), page.progress(EFFORTS[effort].about) as step:
+            found = _Receipt(run, cfg, baseline or _started_from(run), effort, step).measured()
     finally:
         torch.set_num_threads(threads)
     for text in found["warnings"]:
         rank_zero_warn(text)
-    kept.put(run, found, kept.still_true(run))
+    _put(run, found, current_comparison(run))
     page.show(found, run.path)
     return found
 
@@ -88,15 +97,62 @@ def _started_from(run: RunDir) -> Path | None:
     return next((place for place in places if (place / "config.yaml").is_file() and place.resolve() != own), None)
 
 
+# The comparison of runtimes, and the files
+
+
+def fingerprint(run: RunDir) -> dict[str, Any]:
+    """Return the optimizer step and the SHA-256 of the run's best checkpoint, a file or a folder."""
+    return {"step": int(read_checkpoint(run.best)["global_step"]), "sha256": checkpoint_hash(run.best)}
+
+
+def current_comparison(run: RunDir) -> dict[str, Any] | None:
+    """Return the comparison of runtimes in the run's receipt if it measured the current weights; else None."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
+        section = run.receipt[SECTION]
+        if section["checkpoint"] == fingerprint(run):
+            return dict(section)
+    return None
+
+
+def add_comparison(run: RunDir, section: Mapping[str, Any]) -> bool:
+    """Replace the comparison of runtimes in the run's receipt; return False if the run has no receipt."""
+    path = run.path / "receipt.json"
+    if not path.is_file():
+        return False
+    try:
+        _put(run, run.receipt, section)
+    except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
+        command = run_command("scripts/receipt.py", "run", run.path, run.known_config)
+        raise UserError(f"{path} can't be read as a receipt: {command} measures again.") from error
+    return True
+
+
+def _put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | None) -> None:
+    """Write receipt.svg, receipt.md and last receipt.json; `section` replaces the comparison."""
+    found = {key: value for key, value in receipt.items() if key != SECTION}
+    found |= {} if section is None else {SECTION: dict(section)}
+    texts = {
+        "receipt.svg": page.figure(found),
+        "receipt.md": page.markdown(found),
+        "receipt.json": json.dumps(found, indent=2) + "\n",
+    }
+    for name, text in texts.items():
+        write_atomically(run.path / name, text)
+
+
+# Measurement
+
+
 class _Receipt:
     """The parts of a receipt, in order."""
 
-    def __init__(self, run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str, bar: Progress) -> None:
-        self.run, self.effort, self.baseline, self.bar = run, EFFORTS[effort], baseline, bar
+    def __init__(
+        self, run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str, step: Callable[[str], None]
+    ) -> None:
+        self.run, self.effort, self.baseline, self.step = run, EFFORTS[effort], baseline, step
         self.task, self.cfg = open_run_net(run.path)
         self.net: nn.Module = self.task.net
         self.dense, self.notes = self._open_dense(baseline)
-        self.quantized = facts.is_quantized(self.net)
         self.split = "test" if self.cfg["test"] else "val"  # test=false keeps the test split unseen
         gpu = cfg["trainer"]["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
         self.devices = [CPU, torch.device("cuda")] if gpu else [CPU]
@@ -106,13 +162,14 @@ class _Receipt:
         self.first: Tensor = next(iter(self.data.eval_loader(self.split)))[0].clone()
         self.left_out: list[dict[str, str]] = []
         try:
-            self.dense.net(self.sample(1))
-        except RuntimeError as error:  # raised by torch for shapes that don't fit
-            if baseline is None:
-                raise
-            raise UserError(
-                f"baseline={baseline} takes inputs of another kind than this run's: give a run on the same data."
-            ) from error
+            fits = self.net(self.sample(1)).shape == self.dense.net(self.sample(1)).shape
+        except RuntimeError:  # raised by torch for shapes that don't fit
+            fits = False
+        require(
+            fits,
+            f"baseline={baseline} takes inputs of another kind than this run's, or has other outputs: give a run on "
+            "the same data.",
+        )
 
     def _open_dense(self, baseline: Path | None) -> tuple[Task, list[str]]:
         if baseline is None:
@@ -123,7 +180,7 @@ class _Receipt:
         )
         task, cfg = open_run_net(baseline, "baseline")
         notes = []
-        if structure_of(task.net) or facts.weight_sparsity(task.net) >= facts.NOTHING:
+        if structure_of(task.net) or weight_sparsity(task.net) >= page.NOTHING:
             notes.append("The baseline is itself a compressed net: ratios are to it, not to a dense one.")
         unlike = {f"data.{line.partition(':')[0]}": line for line in differences(cfg["data"], self.cfg["data"])}
         others = data_keys(unlike)
@@ -135,23 +192,14 @@ class _Receipt:
         """Return a batch of `n` of the split's first inputs, repeated if they are fewer."""
         return self.first[torch.arange(n) % len(self.first)].clone()
 
-    def step(self, now: str) -> None:
-        """Draw the progress bar: `now` is measured next."""
-        self.bar.update(self.bar.task_ids[0], advance=1, now=now, refresh=True)
-
     def measured(self) -> dict[str, Any]:
         """Return the whole receipt as plain data."""
-        cells = [
-            (where, batch, n) for where in self.devices for n in self._threads(where) for batch in self.effort.batches
-        ]
-        targets = 4 + len(self.effort.targets)
-        timed = targets - 2 + (6 if self.effort.compiled else 3)
-        self.bar.update(self.bar.task_ids[0], total=targets + timed + len(cells) * (timed + 1))
-        kinds = facts.kinds_of(self.cfg)
-        sample = self.sample(1)
-        size = {"this": facts.sizes(self.net, sample), "dense": facts.sizes(self.dense.net, sample)}
+        kinds = {name: node["kind"] for name, node in methods(self.cfg.get("compression") or {}).items()}
+        sample, cores = self.sample(1), measure.usable_cores()
+        size, dense = sizes(self.net, sample), sizes(self.dense.net, sample)
         if self.baseline is None:  # random weights, whose zeros are meaningless
-            size["dense"] |= {"non_zero": size["dense"]["parameters"], "effective_macs": size["dense"]["macs"]}
+            dense |= {"non_zero": dense["parameters"], "effective_macs": dense["macs"]}
+        monitor = (self.cfg["callbacks"].get("checkpoint") or {}).get("monitor") or "auto"
         found: dict[str, Any] = {
             "name": self.run.path.name,
             "compression": kinds,
@@ -159,138 +207,231 @@ class _Receipt:
             "baseline": str(self.baseline) if self.baseline else None,
             "split": self.split,
             "metric": self.task.monitor.rpartition("/")[2],
-            "chosen": self._chosen(),
-            "warnings": facts.changed_nothing(kinds, self.net),
-            "size": size["this"] | {"sparsity": facts.weight_sparsity(self.net)},
-            "dense": {"size": size["dense"], "trained": self.baseline is not None},
-            "energy": {
-                "this": facts.energy(self.run),
-                "dense": facts.energy(RunDir(self.baseline) if self.baseline else None),
+            "chosen": {
+                "by": self.task.monitor if monitor == "auto" else monitor,
+                "step": int(read_checkpoint(self.run.best)["global_step"]),
             },
-            "layers": facts.layers(self.net, sample),
+            "warnings": changed_nothing(kinds, self.net),
+            "size": size | {"sparsity": weight_sparsity(self.net)},
+            "dense": {"size": dense, "trained": self.baseline is not None},
+            "energy": {"this": _energy(self.run), "dense": _energy(RunDir(self.baseline) if self.baseline else None)},
+            "layers": layers(self.net, sample),
             "memory": self._memory(),
             "figure": "receipt.svg",
             "undeclared": undeclared(self.cfg["data"]),
         }
+        cells = []
+        for device in self.devices:
+            threads = (1, cores) if self.effort.all_cores and cores > 1 and device == CPU else (1,)
+            cells += [(device, batch, n) for n in threads for batch in self.effort.batches]
         with scratch() as folder:
             forms, found["files"] = self._forms(folder)
-            ships = words.shipped(found["files"])
+            ships = page.shipped(found["files"])
             found["ships"] = ships["target"] if ships else None
-            found["bytes_share"] = (
-                ships["share"] if ships else None
-            )  # gzipped, relative to the dense net's uncompressed file
+            # gzipped, relative to the dense net's uncompressed file
+            found["bytes_share"] = ships["share"] if ships else None
             found["figures"] = self._metrics(forms)
             found["latency"] = time_forms(forms, cells, self.sample, self.effort, self.left_out, step=self.step)
         found["left_out"] = self.left_out
         found["hardware"] = {"cpu": measure.describe_cpu(), "gpu": measure.describe_gpu(self.devices[-1])}
         found["versions"] = measure.versions()
-        found["findings"] = [*words.findings(found), *self.notes]
-        found["method"] = words.method(found, self.effort.warmup)
+        found["findings"] = [*page.findings(found), *self.notes]
+        found["method"] = page.method(found, self.effort.warmup)
         return found
-
-    def _chosen(self) -> dict[str, Any]:
-        monitor = (self.cfg["callbacks"].get("checkpoint") or {}).get("monitor", "auto")
-        by = self.task.monitor if monitor in ("auto", None) else monitor
-        return {"by": by, "step": int(read_checkpoint(self.run.best)["global_step"])}
-
-    def _threads(self, device: torch.device) -> Sequence[int]:
-        cores = measure.usable_cores()
-        return (1, cores) if self.effort.all_cores and cores > 1 and device == CPU else (1,)
 
     def _memory(self) -> list[dict[str, Any]]:
         rows = []
         for device in self.devices:
             for of, net in (("this", self.net), ("dense", self.dense.net)):
-                there = net if device == CPU else facts.moved(net, device)
+                there = net if device == CPU else copy.deepcopy(net).to(device)
                 for batch in self.effort.batches:
-                    peak = facts.peak_memory(there, self.sample(batch).to(device))
+                    peak = peak_memory(there, self.sample(batch).to(device))
                     rows.append({"of": of, "device": device.type, "batch": batch, "bytes": peak})
         return rows
 
     def _forms(self, folder: Path) -> tuple[list[Form], list[dict[str, Any]]]:
         """Return all forms to be timed, and a row for each file; failed exports are left out."""
-        forms: list[Form] = []
+        nets, forms = {"this": self.net, "dense": self.dense.net}, list[Form]()
         for device in self.devices:
             forms += [Eager("this", self.net, device), Eager("dense", self.dense.net, device)]
             forms.append(Compiled("dense", self.dense.net, torch.bfloat16, device))
             if self.effort.compiled:
                 forms.append(Compiled("dense", self.dense.net, torch.float32, device))
                 forms += [Compiled("this", self.net, dtype, device) for dtype in (torch.float32, torch.bfloat16)]
-        targets = ("onnx_int8" if self.quantized else "onnx", "weights", *self.effort.targets)
+        own = "onnx_int8" if _is_quantized(self.net) else "onnx"
+        exports = [("dense", target, CPU) for target in ("onnx", "weights")]
+        exports += [("this", target, CPU) for target in (own, "weights", *self.effort.targets)]
+        if "aot_inductor" in self.effort.targets:  # also compiled for a GPU: timed, but not a file of the receipt
+            exports += [(of, "aot_inductor", device) for device in self.devices[1:] for of in nets]
         files: dict[tuple[str, str], measure.FileSize] = {}
-        for of, net, names in (("dense", self.dense.net, ("onnx", "weights")), ("this", self.net, targets)):
-            for target in names:
-                self.step(f"{of} {target}, export")
-                try:
-                    path = export_to(target, net, self.sample(2), folder / of)
-                except Exception as error:  # a failing back end must not stop the rest of the receipt
-                    self.left_out.append({"form": f"{of} {target}", "reason": reason(error)})
-                    continue
+        for of, target, device in exports:
+            form = f"{of} {target}" + ("" if device == CPU else f", {device.type}")
+            self.step(f"{form}, export")
+            options = {} if device == CPU else {"device": device.type}
+            try:
+                path = export_to(target, nets[of], self.sample(2), folder / device.type / of, **options)
+            except Exception as error:  # a failing back end must not stop the rest of the receipt
+                self.left_out.append({"form": form, "reason": reason(error)})
+                continue
+            if device == CPU:
                 files[of, target] = measure.file_size(path)
-                if target != "weights":
-                    forms.append(Target(of, target, path))
-        forms += self._on_gpus(folder)
-        return forms, [self._file_row(of, target, size, files) for (of, target), size in files.items()]
-
-    def _on_gpus(self, folder: Path) -> list[Form]:
-        """Return the AOTInductor forms for a GPU, which are timed, but are not files of the receipt."""
-        forms: list[Form] = []
-        for device in self.devices[1:] if "aot_inductor" in self.effort.targets else []:
-            for of, net in (("this", self.net), ("dense", self.dense.net)):
-                place = folder / f"{of} {device.type}"
-                try:
-                    path = export_to("aot_inductor", net, self.sample(2), place, device="cuda")
-                except Exception as error:
-                    left = f"{of} aot_inductor, {device.type}"
-                    self.left_out.append({"form": left, "reason": reason(error)})
-                    continue
-                forms.append(Target(of, "aot_inductor", path, device))
-        return forms
-
-    def _file_row(
-        self, of: str, target: str, size: measure.FileSize, files: Mapping[tuple[str, str], measure.FileSize]
-    ) -> dict[str, Any]:
-        dense = files.get(("dense", "weights" if target == "weights" else "onnx"))
-        return {
-            "of": of,
-            "target": target,
-            "bytes": size.bytes,
-            "gzipped": size.gzipped,
-            "ratio": size.bytes / dense.bytes if dense else None,
-            "gzipped_ratio": size.gzipped / dense.gzipped if dense else None,
-            "share": size.gzipped / dense.bytes if dense else None,
-        }
-
-    def _metrics(self, forms: Sequence[Form]) -> list[dict[str, Any]]:
-        """Return metrics of the module on both splits, of each back end, and of a trained dense net."""
-        reference = None
-        if self.baseline is not None:
-            reference = facts.Reference(
-                Eager("dense", self.dense.net).open(self.sample(1), torch.get_num_threads()).forward
-            )
+            if target != "weights":
+                forms.append(Target(of, target, path, device))
         rows = []
-        splits = ["val", self.split] if self.split != "val" else ["val"]
-        for form in forms:
-            skip = form.device != CPU or (form.of == "dense" and (self.baseline is None or form.backend != "eager"))
-            if skip:
+        for (of, target), size in files.items():
+            dense = files.get(("dense", "weights" if target == "weights" else "onnx"))
+            ratios = {
+                "ratio": size.bytes / dense.bytes if dense else None,
+                "gzipped_ratio": size.gzipped / dense.gzipped if dense else None,
+                "share": size.gzipped / dense.bytes if dense else None,
+            }
+            rows.append({"of": of, "target": target, "bytes": size.bytes, "gzipped": size.gzipped, **ratios})
+        return forms, rows
+
+    def _metrics(self, forms: Iterable[Form]) -> list[dict[str, Any]]:
+        """Return metrics of the module on both splits, of each back end, and of a trained dense net."""
+        trained, rows = self.baseline is not None, list[dict[str, Any]]()
+        reference = cached(lambda x: self.dense.net(x).float()) if trained else None
+        for form in [form for form in forms if form.device == CPU]:
+            is_module = form.backend == "eager"
+            if form.of == "dense" and not (trained and is_module):
                 continue
             self.step(f"{form.name}, metrics")
             try:
                 opened = form.open(self.sample(max(self.effort.batches)), torch.get_num_threads())
-                for split in splits if (form.of, form.backend) == ("this", "eager") else splits[-1:]:
+                for split in dict.fromkeys(("val", self.split)) if form.of == "this" and is_module else [self.split]:
                     beside = reference if form.of == "this" and split == self.split else None
-                    metrics, told = facts.scored(self.task, opened.forward, self.data.eval_loader(split), beside)
-                    rows.append(
-                        {
-                            "of": form.of,
-                            "backend": form.backend,
-                            "split": split,
-                            "figures": metrics,
-                            "agreement": asdict(told) if told else None,
-                        }
-                    )
+                    metrics, told = scored(self.task, opened.forward, self.data.eval_loader(split), beside)
+                    where = {"of": form.of, "backend": form.backend, "split": split}
+                    rows.append({**where, "figures": metrics, "agreement": asdict(told) if told else None})
             except Exception as error:
-                if isinstance(form, Eager):
+                if is_module:
                     raise
                 self.left_out.append({"form": f"{form.name}, figures", "reason": reason(error)})
         return rows
+
+
+def cached(forward: Callable[[Tensor], Tensor]) -> Callable[[int, Tensor], Tensor]:
+    """Return `forward` for a batch by its number, whose outputs are kept for the next call while they are few."""
+    kept: dict[int, Tensor] = {}
+
+    def call(number: int, x: Tensor) -> Tensor:
+        if number in kept:
+            return kept[number]
+        outputs = forward(x)
+        if sum(map(torch.numel, kept.values())) + outputs.numel() <= KEPT:
+            kept[number] = outputs
+        return outputs
+
+    return call
+
+
+def scored(
+    task: Task, forward: Forward, batches: Iterable[Any], reference: Callable[[int, Tensor], Tensor] | None = None
+) -> tuple[dict[str, float], Agreement | None]:
+    """Return the metrics of `forward` over `batches`, and its agreement with `reference`.
+
+    Targets of -100 are ignored.
+    """
+    meter, current = AgreementMeter(task.predicts), list[Any]()
+
+    def remembered() -> Iterator[Any]:
+        for number, batch in enumerate(batches):
+            current[:] = number, batch[1]
+            yield batch
+
+    def compared(x: Tensor) -> Tensor:
+        outputs = torch.as_tensor(forward(x))
+        if reference is not None:
+            number, target = current
+            every = task.predicts == "values" or (task.predicts == "classes" and target.is_floating_point())
+            meter.add(outputs, reference(number, x), None if every else target != IGNORE)
+        return outputs
+
+    metrics = score(task, compared, remembered())
+    return metrics, meter.result if reference is not None else None
+
+
+def _energy(run: RunDir | None) -> dict[str, float]:
+    """Return the joules of the run's training (energy_gpu_j, energy_cpu_j), which device_stats records."""
+    result = run.result if run is not None and (run.path / "result.json").is_file() else {}
+    return {name: result[name] for name in ENERGY if isinstance(result.get(name), float)}
+
+
+def _is_quantized(net: nn.Module) -> bool:
+    return "quantization" in structure_of(net)
+
+
+def _weights(net: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the maskable weights: those of at least two dimensions."""
+    for name, module in net.named_modules():
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.dim() >= 2:
+            yield name, weight
+
+
+def _zeros(*tensors: Tensor) -> float:
+    """Return the share of zeros in tensors."""
+    total = sum(tensor.numel() for tensor in tensors)
+    return 1 - sum(int(tensor.detach().count_nonzero()) for tensor in tensors) / total if total else 0.0
+
+
+def weight_sparsity(net: nn.Module) -> float:
+    """Return the share of zeros among the maskable weights: those of at least two dimensions."""
+    return _zeros(*(weight for _, weight in _weights(net)))
+
+
+def changed_nothing(kinds: Mapping[str, str], net: nn.Module) -> list[str]:
+    """Return a warning for each method that has left `net` unchanged; distillation is exempt."""
+    structure, share = structure_of(net), weight_sparsity(net)
+    unchanged = {
+        "structure": ("channels" not in structure, "the net has all the channels that its configuration gives it"),
+        "masks": (share < page.NOTHING, f"{f'a share of {share:.2g}' if share else 'none'} of the weights is zero"),
+        "quantization": ("quantization" not in structure, "no layer is quantized"),
+    }
+    unchanged["after"] = unchanged["quantization"]
+    found = [(name, *unchanged.get(kind, (False, ""))) for name, kind in kinds.items()]
+    return [f"compression={name} changed nothing: {why}." for name, is_unchanged, why in found if is_unchanged]
+
+
+def sizes(net: nn.Module, sample: Tensor) -> dict[str, int]:
+    """Return the number of parameters and MACs; `sample` is a batch of one."""
+    count, macs = count_parameters(net), count_macs(net, sample)
+    return {"parameters": count.total, "non_zero": count.non_zero, "macs": macs.dense, "effective_macs": macs.effective}
+
+
+def layers(net: nn.Module, sample: Tensor) -> list[dict[str, Any]]:
+    """Return shape, sparsity and MACs of each layer's weight.
+
+    `integer_sparsity` is the share of zeros among the exported integers, including those of rounding.
+    """
+    macs = count_macs(net, sample).layers
+    quantized = quantization.quantized_layers(net) if _is_quantized(net) else {}
+    return [
+        {
+            "name": name,
+            "shape": list(weight.shape),
+            "weights": weight.numel(),
+            "sparsity": _zeros(weight),
+            "integer_sparsity": (
+                _zeros(quantization.integer_weight(quantized[name])[0]) if name in quantized else None
+            ),
+            "macs": macs[name].dense if name in macs else 0,
+        }
+        for name, weight in _weights(net)
+    ]
+
+
+def peak_memory(net: nn.Module, x: Tensor) -> int:
+    """Return the peak bytes of tensors in an eager forward pass on `x`, including the net's.
+
+    On a GPU, tensors that existed before are not counted.
+    """
+    device, own = next(net.parameters()).device, [*net.parameters(), *net.buffers()]
+    before = 0
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device) - sum(t.numel() * t.element_size() for t in own)
+    with PeakMemory(device, known=[*own, x]) as memory:
+        memory.reset()
+        net(x)
+        return memory.peak - before

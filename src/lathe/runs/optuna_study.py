@@ -6,7 +6,6 @@ import re
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,34 +53,21 @@ def storage_of(folder: Path, options: Mapping[str, Any]) -> Any:
 
 def open_database(address: str) -> Any:
     """Open the database at `address`, and create its tables, which several processes may do at once."""
-    try:
-        for _ in range(4):
-            with suppress(_Race):
-                return _connected(address)
-            time.sleep(0.3)
-        return _connected(address)
-    except Exception as error:
-        reason = _LOGIN.sub("", " ".join(str(error).split()))[:200] or type(error).__name__
-        raise UserError(
-            f"sweep.storage={_LOGIN.sub('', str(address))} can't be opened ({reason}): give a database's address, such "
-            "as sqlite:///study.db, or leave it out."
-        ) from error
-
-
-class _Race(Exception):
-    """Another process creates the same tables."""
-
-
-def _connected(address: str) -> Any:
     import optuna
 
     waits = {"connect_args": {"timeout": LOCKED}} if address.startswith("sqlite") else {}
-    try:
-        return optuna.storages.RDBStorage(address, engine_kwargs=waits)
-    except Exception as error:
-        if any(words in str(error) for words in RACES):
-            raise _Race(str(error)) from error
-        raise
+    for attempt in range(5):
+        try:
+            return optuna.storages.RDBStorage(address, engine_kwargs=waits)
+        except Exception as error:
+            if attempt < 4 and any(words in str(error) for words in RACES):
+                time.sleep(0.3)
+                continue
+            reason = _LOGIN.sub("", " ".join(str(error).split()))[:200] or type(error).__name__
+            raise UserError(
+                f"sweep.storage={_LOGIN.sub('', str(address))} can't be opened ({reason}): give a database's address, "
+                "such as sqlite:///study.db, or leave it out."
+            ) from error
 
 
 def study_name(facts: Mapping[str, Any]) -> str:

@@ -17,10 +17,10 @@ from lathe.config.validation import validated
 from lathe.errors import UserError, require
 from lathe.tasks.base import Task
 from lathe.tasks.checkpoint_types import check_checkpoint, name_of, print_left_out, without_numpy
-from lathe.tasks.manual_optimization import GradientCheckpoint
 from lathe.tasks.metric_sync import gather_logs, restore_logs, synchronise_module
 from lathe.tasks.scheduler import KEY, check_lengths, make_optimizers
 
+GRADIENTS = "gradients"  # in a checkpoint of a module with manual optimization, by the names of their parameters
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
@@ -187,6 +187,58 @@ def _own_attributes(trainer: Trainer, module: LightningModule) -> dict[str, Any]
         for name, value in vars(module).items()
         if isinstance(value, (Optimizer, LRScheduler)) and id(value) not in known
     }
+
+
+class GradientCheckpoint(Callback):
+    """Save the gradients that no optimizer step has used yet, so that a module that steps with every fourth batch
+    resumes between two steps.
+
+    Lightning drops them before a validation. With several processes they are rank 0's, which are equal under DDP.
+    """
+
+    def __init__(self) -> None:
+        self._unused: set[Tensor] = set()  # parameters whose gradients no step has used
+        self._hooks: list[Any] = []
+        self._restored: dict[str, Tensor] = {}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint.get(GRADIENTS, {})
+        shapes = {name: value.shape for name, value in pl_module.named_parameters()}
+        for name, value in saved.items():
+            if shapes.get(name) != value.shape:
+                raise ValueError(f"no parameter fits the saved gradient of {name}, {list(value.shape)}")
+        self._restored = saved
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        restored, self._restored = self._restored, {}
+        self._unused = set()
+        for name, parameter in pl_module.named_parameters():
+            if name in restored:
+                parameter.grad = restored[name].to(parameter)
+                self._unused.add(parameter)
+            if parameter.requires_grad:
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(self._unused.add))
+        self._hooks += [
+            one.register_step_post_hook(self._stepped) for one in trainer.optimizers if isinstance(one, Optimizer)
+        ]
+
+    def _stepped(self, optimizer: Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups:
+            self._unused.difference_update(group["params"])
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        gradients = {
+            name: value.grad.detach().clone()
+            for name, value in pl_module.named_parameters()
+            if value in self._unused and value.grad is not None and value.grad.any()
+        }
+        if gradients:
+            checkpoint[GRADIENTS] = gradients
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
 
 def check_module(net: Any) -> LightningModule:

@@ -18,7 +18,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe.data.steps import steps_before
-from lathe.tasks.foreign_hooks import foreign_hook
+from lathe.tasks.module_protocol import foreign_hook
 from lathe.trainer.optimizer_step import HOOKS, OptimizerStep, is_on, overrides, overriding
 
 # hooks that `every_step` may name

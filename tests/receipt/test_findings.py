@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lathe.receipt.words import findings
+from lathe.receipt.page import findings
 
 
 def row(of: str, backend: str, median: float, **changes: Any) -> dict[str, Any]:
