@@ -542,7 +542,6 @@ Benchmark = TypedDict(  # `assert` is a keyword
             "trainer",
             "int8",
             "cli",
-            "data",
         ],
         "trusted": Names,
         "base": Name | None,
