@@ -79,7 +79,7 @@ BARS = [
 def cases(tiny: bool) -> list[Case]:
     """Return a training for each side."""
     return [
-        Case(f"{net}, {name}", (*NETS[net], *(TINY[net] if tiny else ()), *words), 1, alone=True)
+        Case(f"{net}, {name}", (*NETS[net], *(TINY[net] if tiny else ()), *words), 1, fresh=True)
         for net, name, words in SIDES
     ]
 

@@ -45,7 +45,7 @@ def run_timed(script: str, *words: str, cwd: Path | str = ROOT, **variables: str
 
 
 def cpu_seconds(*of: int) -> float:
-    """Return user plus system seconds; `of` are resource's RUSAGE constants, by default the ended children alone."""
+    """Return user plus system seconds; `of` are resource's RUSAGE constants, by default of the ended children."""
     used = [resource.getrusage(who) for who in of or (resource.RUSAGE_CHILDREN,)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 

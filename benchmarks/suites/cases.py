@@ -56,7 +56,7 @@ QUIET = _words(
 class Case:
     """One configuration to measure, on `processes` devices, in as many processes as a training run has.
 
-    `kind` is time, memory, or compile: in two processes, with an empty compile cache and with the first's. `alone`
+    `kind` is time, memory, or compile: in two processes, with an empty compile cache and with the first's. `fresh`
     cases get fresh processes in each turn, since a peak of memory would include what other cases left. With `sync`
     false gradients are not reduced, to measure what that costs (ddp; the weights are of no use). With `peak` and
     `train` the first turn also measures the peak of memory, and trains for the request's `epochs`. An `optional` case
@@ -68,7 +68,7 @@ class Case:
     processes: int
     kind: str = "time"
     sync: bool = True
-    alone: bool = False
+    fresh: bool = False
     peak: bool = False
     train: bool = False
     optional: bool = False
@@ -127,12 +127,12 @@ def memory(request: Mapping[str, Any]) -> list[Case]:
         own = (f"strategy={strategy}", _devices(strategy, processes, request))
         overrides = (*NET, *wide, *own, *(buckets if strategy.startswith("deepspeed") else ()))
         facts = {"part": "strategy", "strategy": strategy}
-        cases.append(Case(f"{strategy}, {processes}", overrides, processes, "memory", alone=True, facts=facts))
+        cases.append(Case(f"{strategy}, {processes}", overrides, processes, "memory", fresh=True, facts=facts))
     deep = ("model.net.width=128", "model.net.depth=64", f"data.batch_size={batch}", "trainer.devices=1")
     for how in ("none", "blocks", "every_2", "sqrt"):
         own = (f"data.source.train_size={2 * batch}", f"trainer.activation_checkpointing={how}")
         facts = {"part": "activation_checkpointing", "activation_checkpointing": how}
-        cases.append(Case(f"auto, 1, {how}", (*NET, *deep, *own), 1, "memory", alone=True, facts=facts))
+        cases.append(Case(f"auto, 1, {how}", (*NET, *deep, *own), 1, "memory", fresh=True, facts=facts))
     return cases
 
 
@@ -160,7 +160,7 @@ def gpu(request: Mapping[str, Any]) -> list[Case]:
             for precision in ("32-true", "bf16-mixed", "16-mixed", "bf16-true"):
                 overrides = (*words, f"strategy={strategy}", f"precision={precision}")
                 facts = {"net": net, "strategy": strategy, "precision": precision}
-                cases.append(Case(", ".join(facts.values()), overrides, 1, alone=True, facts=facts))
+                cases.append(Case(", ".join(facts.values()), overrides, 1, fresh=True, facts=facts))
     return cases
 
 
@@ -239,7 +239,7 @@ def compiled(request: Mapping[str, Any]) -> list[Case]:
     require(request["warmup"] > 1, f"warmup={request['warmup']}: suite=compile needs at least 2 steps of warm-up.")
     base = (*request["own"], f"data.batch_size={request['batch_size']}", "trainer.devices=1")
     return [
-        Case(name, (*base, *words), 1, "compile", alone=True, optional=True, facts={"compile": name})
+        Case(name, (*base, *words), 1, "compile", fresh=True, optional=True, facts={"compile": name})
         for name, words in COMPILES.items()
     ]
 

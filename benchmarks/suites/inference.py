@@ -65,7 +65,7 @@ def targets_of(given: Sequence[str] | None, configured: Sequence[str]) -> list[s
     for name in given or ():
         require(name in export.TARGETS and name in configured, f"targets={name}: {did_you_mean(name, configured)}")
         require(name not in ARCHIVES, f"targets={name} holds another target's file: name that one.")
-        require(export.get(name).computes, f"targets={name} holds weights alone, without a net. Leave it out.")
+        require(export.get(name).computes, f"targets={name} holds only weights, without a net. Leave it out.")
     return list(given or (name for name in export.TARGETS if name in configured and _is_measured(name)))
 
 

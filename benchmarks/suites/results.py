@@ -84,7 +84,7 @@ def full(spread: Spread | None, spec: str = ".3f") -> str:
 
 
 def middle(spread: Spread | None, spec: str) -> str:
-    """Return the median alone; nothing for None."""
+    """Return the median without the range; nothing for None."""
     return "" if spread is None else f"{spread.median:{spec}}"
 
 

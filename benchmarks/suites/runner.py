@@ -120,14 +120,14 @@ def run(
 ) -> Results:
     """Measure every case in every round, and return the figures of each.
 
-    `composed` are the resolved configurations, `refused` the messages of cases without one. `alone` cases get fresh
+    `composed` are the resolved configurations, `refused` the messages of cases without one. `fresh` cases get fresh
     processes in every turn; the others share processes that stay. A failed case is not tried again.
     """
     refused = refused or {}
     results = Results({case.name: [{"error": refused[case.name]}] if case.name in refused else [] for case in cases})
     cases = [case for case in cases if case.name not in refused]
     started = {case.name: count_processes(composed[case.name]) for case in cases}
-    key_of: dict[str, Any] = {case.name: case.name if case.alone else started[case.name] for case in cases}
+    key_of: dict[str, Any] = {case.name: case.name if case.fresh else started[case.name] for case in cases}
     workers: dict[Any, Workers] = {}
     try:
         for number in range(request["rounds"]):
@@ -143,7 +143,7 @@ def run(
                         workers[key] = Workers(jobs, started[name], request["threads"])
                     epochs = request["epochs"] if case.train and number == 0 else 0
                     result = workers[key].measure(name, request["timeout"] * (1 + epochs))
-                    if case.alone:
+                    if case.fresh:
                         workers.pop(key).dismiss()
                 results[name].append(result)
                 if "error" in result or number == 0:
@@ -160,7 +160,7 @@ def _job(case: Case, cfg: dict[str, Any], request: Mapping[str, Any]) -> dict[st
         "cfg": json.loads(json.dumps(cfg)),
         "kind": case.kind,
         "sync": case.sync,
-        "alone": case.alone,
+        "fresh": case.fresh,
         "forward": case.facts.get("method") == "plain",
         "peak": case.peak,
         "epochs": request["epochs"] if case.train else 0,

@@ -65,7 +65,7 @@ def limits(request: Mapping[str, Any], facts: Facts) -> dict[str, float]:
     for name in found:
         hint = did_you_mean(name, possible) if possible else "it has no thresholds."
         require(name in possible, f"thresholds.{name}: suite={suite} does not measure {name} here; {hint}")
-    need = f"assert=true: suite={suite} has no thresholds of its own here. Give thresholds."
+    need = f"assert=true: suite={suite} has no default thresholds for this request. Set thresholds."
     require(bool(found) or not request.get("assert"), need)
     return found
 

@@ -1,4 +1,4 @@
-"""What each rank of a launch does: waits for a turn, trains a case for some steps, and measures them."""
+"""The work of each rank of a launch: it waits for a turn, trains a case for some steps, and measures them."""
 
 import json
 import math
@@ -53,7 +53,7 @@ def work(cfg: Mapping[str, Any]) -> None:
 def measure(job: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of one turn.
 
-    `job` has `cfg` (resolved), `kind`, `sync`, `alone`, `forward`, `warmup` and `steps`. `peak` and `epochs` are
+    `job` has `cfg` (resolved), `kind`, `sync`, `fresh`, `forward`, `warmup` and `steps`. `peak` and `epochs` are
     measured once, and removed from it.
     """
     if job["kind"] == "compile":
@@ -144,7 +144,7 @@ def _measure_time(job: dict[str, Any]) -> dict[str, Any]:
     }
     if job["forward"]:
         found["forward_ms"] = _forward_ms(trainer, cfg, job["steps"])
-    if cuda and job["alone"]:
+    if cuda and job["fresh"]:
         found["peak"] = torch.cuda.max_memory_allocated()
     return found
 
@@ -245,16 +245,14 @@ def _measure_memory(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measure_peak(cfg: dict[str, Any]) -> int | None:
-    """Return the largest process's peak bytes of tensors in a fit of two steps, of which the second has the optimizer's
-    state; None for compiled code on a CPU.
-    """
+    """Return the largest process's peak bytes of tensors in a fit; None for compiled code on a CPU."""
     device = torch.device(device_type(cfg["trainer"]["accelerator"]))
     if cfg["compile"]["enabled"] and device.type != "cuda":
         return None
     with PeakMemory(device) as memory:  # from before the net is made, so that it counts everything
         memory.reset()
         before = memory.bytes
-        fit({**cfg, "trainer": {**cfg["trainer"], "max_steps": 2}}, [])
+        fit({**cfg, "trainer": {**cfg["trainer"], "max_steps": 2}}, [])  # the second has the optimizer's state
         own = memory.peak - before
     return max(everyones(own))
 
@@ -267,24 +265,19 @@ def _train(cfg: dict[str, Any], epochs: int) -> dict[str, Any]:
     name = task_of(trainer.lightning_module).monitor
     value = trainer.callback_metrics.get(name)
     reached = None if value is None or not math.isfinite(value) else float(value)
-    return {"updates": updates.count, "metric": name, "reached": reached}
+    made = trainer.global_step if updates.count is None else updates.count
+    return {"updates": made, "metric": name, "reached": reached}
 
 
 class _Updates(Callback):
     """Counts the optimizer's steps: a gradient scaler skips one for infinite gradients."""
 
-    def __init__(self) -> None:
-        self.count = 0
+    count: int | None = None  # of DeepSpeed's engine, which is not an Optimizer
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        optimizer = trainer.optimizers[0]
-        self._handle = optimizer.register_step_post_hook(self._add) if isinstance(optimizer, Optimizer) else None
+        if isinstance(trainer.optimizers[0], Optimizer):
+            self.count = 0
+            trainer.optimizers[0].register_step_post_hook(self._add)
 
     def _add(self, *args: Any) -> None:
-        self.count += 1
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._handle is None:  # DeepSpeed's engine is not an Optimizer
-            self.count = trainer.global_step
-        else:
-            self._handle.remove()
+        self.count = (self.count or 0) + 1

@@ -21,7 +21,7 @@ REQUEST: dict[str, Any] = {
     **{"rounds": 2, "warmup": 2, "steps": 4, "threads": 1},
     **{"timeout": 120.0, "accelerator": "cpu", "overrides": []},
 }
-JOB = {"kind": "time", "sync": True, "alone": True, "forward": False, "warmup": 2, "steps": 4}
+JOB = {"kind": "time", "sync": True, "fresh": True, "forward": False, "warmup": 2, "steps": 4}
 
 
 def case(name: str, *overrides: str, processes: int = 1, **options: Any) -> Case:
@@ -57,7 +57,7 @@ def test_turns_rotate_and_a_side_that_fails_has_one(capsys: pytest.CaptureFixtur
 
 
 def test_memory_of_one_process_is_that_of_arithmetic(tmp_path: Path) -> None:
-    memory = case("m", kind="memory", alone=True)
+    memory = case("m", kind="memory", fresh=True)
     cfg = composed(memory, steps=3, warmup=0)["m"]
     cfg["paths"]["run_dir"] = str(tmp_path)
     found = worker.measure({**JOB, "cfg": cfg, "kind": "memory", "warmup": 0, "steps": 3})
