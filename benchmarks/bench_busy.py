@@ -77,6 +77,7 @@ class Side:
 
     def run(self, workload: str) -> dict[str, Any]:
         """Return the seconds and threads of a workload."""
+        assert self.process.stdout is not None
         print(workload, file=self.process.stdin, flush=True)
         for line in self.process.stdout:
             if line.startswith("answer "):

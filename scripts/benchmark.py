@@ -89,7 +89,8 @@ def _compare_sides(request: dict[str, Any], output: Path) -> None:
         request["export"] = resolve(compose("export", overrides=[*suite.EXPORT]))["target"]
     torch.set_num_threads(request["threads"])
     facts, results = suite.measure(request, output)
-    write(output, *suite.tables(facts, results, request), facts, results, request, time.monotonic() - began)
+    texts, drawing = suite.tables(facts, results, request)
+    write(output, texts, drawing, facts, results, request, time.monotonic() - began)
     if request["assert"]:
         refuse(thresholds.missed(suite.claims(results)))
 

@@ -138,12 +138,12 @@ def _measure(run: RunDir, request: Mapping[str, Any], options: dict[str, Any], f
     for name in options:
         changed = any(str(text).lstrip("+~").startswith(f"target.{name}.") for text in request["overrides"])
         try:
-            form, note = _open_file(name, run, options[name], plain.facts, folder / name, changed)
+            file, note = _open_file(name, run, options[name], plain.facts, folder / name, changed)
         except Exception as error:  # one failing target must not hide the others
             left_out.append({"form": name, "reason": reason(error)})
             report(f"{name}: {reason(error)}")
         else:
-            files, notes = [*files, form], [*notes, *note]
+            files, notes = [*files, file], [*notes, *note]
     forms = {form.backend: form for form in [*modules, *files]}
     cells = [(CPU, batch, threads) for threads in request["threads"] for batch in request["batches"]]
     rows = time_forms(

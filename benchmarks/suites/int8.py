@@ -16,7 +16,7 @@ from lathe.verbs.export.compare import compared
 from lathe.verbs.export.make import make, ready_for
 from lathe.verbs.export.request import targets_of
 from suites.inference import Bundled, inputs_of
-from suites.results import MIB, Facts, Results, Spread, full
+from suites.results import MIB, Columns, Facts, Results, Spread, fact, full
 from suites.runner import report
 from suites.thresholds import Threshold
 
@@ -123,10 +123,10 @@ def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[
     def base(name: str) -> str:
         return f"{FLOAT}, batch {facts[name]['batch']}"
 
-    columns = {
-        "form": lambda name: facts[name]["form"],
-        "ranges": lambda name: facts[name]["ranges"],
-        "batch": lambda name: str(facts[name]["batch"]),
+    columns: Columns = {
+        "form": fact(facts, "form"),
+        "ranges": fact(facts, "ranges"),
+        "batch": fact(facts, "batch"),
         "MiB": lambda name: f"{facts[name]['bytes'] / MIB:.2f}",
         "size over float32's": lambda name: f"{facts[name]['bytes'] / facts[base(name)]['bytes']:.3f}",
         "latency, ms": lambda name: full(results.spread(name, "latency_ms"), ".2f"),

@@ -26,7 +26,7 @@ from lathe.measure import plot, usable_cores
 from lathe.runs.build import make_data
 from lathe.verbs.make_shards import make_shards
 from suites import dataloader_baseline as baseline
-from suites.results import Facts, Results, full
+from suites.results import Columns, Facts, Results, fact, full, middle
 from suites.runner import report, take_turns
 from suites.thresholds import Threshold
 
@@ -103,13 +103,15 @@ def _fastest(results: Results, names: list[str]) -> str | None:
 def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[list[str], str]:
     """Return a row for each side, with its speed over the fastest of its `usual` sides."""
     gains = {name: results.ratio(name, _fastest(results, about["usual"]), FIGURE) for name, about in facts.items()}
-    columns = {
-        "data": lambda name: facts[name]["kind"],
-        "read by": lambda name: facts[name]["how"],
-        "workers": lambda name: str(facts[name]["workers"]),
-        "batch": lambda name: str(facts[name]["batch_size"]),
+    columns: Columns = {
+        "data": fact(facts, "kind"),
+        "read by": fact(facts, "how"),
+        "workers": fact(facts, "workers"),
+        "batch": fact(facts, "batch_size"),
         "samples/s": lambda name: full(results.spread(name, FIGURE), ",.0f"),
-        "s an epoch": lambda name: f"{facts[name]['samples'] / results.spread(name, FIGURE).median:.3f}",
+        "s an epoch": lambda name: middle(
+            results.spread(name, lambda result: facts[name]["samples"] / result[FIGURE]), ".3f"
+        ),
         "over the usual recipe": lambda name: full(gains[name]),
     }
     note = (

@@ -12,6 +12,7 @@ from lathe.runs.environment import describe_environment
 
 MIB = 2**20
 Facts = Mapping[str, Mapping[str, Any]]  # by case, what distinguishes it from the others
+Columns = dict[str, Callable[[str], str]]  # by heading, the cell of a case
 Figure = str | Callable[[Mapping[str, Any]], float]  # a key of a round's result, or a function of it
 
 
@@ -55,7 +56,7 @@ class Results(dict[str, list[dict[str, Any]]]):
         found = {name: self.spread(name, figure) for name in self}
         return {name: {label: spread.median} for name, spread in found.items() if spread}
 
-    def table(self, columns: Mapping[str, Callable[[str], str]], facts: int = 1) -> str:
+    def table(self, columns: Columns, facts: int = 1) -> str:
         """Return a table with a row for each case.
 
         `columns` are functions of the case's name by heading. The first ones, `facts` in number, are shown also for a
@@ -76,6 +77,11 @@ def _value(result: Mapping[str, Any], figure: Figure) -> float | None:
     if "error" in result:
         return None
     return figure(result) if callable(figure) else result.get(figure)
+
+
+def fact(facts: Facts, key: str) -> Callable[[str], str]:
+    """Return the cell of a column of facts."""
+    return lambda name: str(facts[name][key])
 
 
 def full(spread: Spread | None, spec: str = ".3f") -> str:

@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from lathe.measure import plot
-from suites.results import MIB, Facts, Results, Spread, full, middle
+from suites.results import MIB, Columns, Facts, Figure, Results, Spread, fact, full, middle
 
-Columns = dict[str, Callable[[str], str]]  # by heading, the cell of a case
 Written = tuple[list[str], str]  # tables with sentences, and a plot
 
 
@@ -49,9 +48,9 @@ def scaling(facts: Facts, results: Results) -> Written:
 
     columns: Columns = {
         "strategy": label,
-        "processes": lambda name: str(facts[name]["processes"]),
+        "processes": fact(facts, "processes"),
         "mode": lambda name: facts[name]["mode"] if facts[name]["processes"] > 1 else "-",
-        "global batch": lambda name: str(facts[name]["batch_size"]),
+        "global batch": fact(facts, "batch_size"),
         "step, ms": lambda name: full(results.spread(name, "step_ms"), ".2f"),
         "samples/s": lambda name: middle(results.spread(name, "samples_per_s"), ",.0f"),
         "step time over auto's": over_auto,
@@ -75,13 +74,19 @@ def memory(facts: Facts, results: Results) -> Written:
     """Tabulate the bytes of a process by strategy, and by activation checkpointing."""
     counted = ("parameters", "gradients", "optimizer", "activations", "peak")
 
-    def part(kind: str, heading: str, base: str, shares: dict[str, Any]) -> str:
+    def mib(own: Results, key: str) -> Callable[[str], str]:
+        return lambda name: f"{own[name][0][key] / MIB:.2f}"
+
+    def share(own: Results, base: str, figure: Figure) -> Callable[[str], str]:
+        return lambda name: middle(own.ratio(name, base, figure), ".3f")
+
+    def part(kind: str, heading: str, base: str, shares: dict[str, Figure]) -> str:
         own = Results({name: rounds for name, rounds in results.items() if facts[name]["part"] == kind})
         columns: Columns = {
-            heading: lambda name: facts[name][kind],
-            "processes": lambda name: str(facts[name]["processes"]),
-            **{f"{key}, MiB": lambda name, key=key: f"{own[name][0][key] / MIB:.2f}" for key in counted},
-            **{text: lambda name, of=of: middle(own.ratio(name, base, of), ".3f") for text, of in shares.items()},
+            heading: fact(facts, kind),
+            "processes": fact(facts, "processes"),
+            **{f"{key}, MiB": mib(own, key) for key in counted},
+            **{text: share(own, base, of) for text, of in shares.items()},
         }
         return own.table(columns, facts=2)
 
@@ -90,7 +95,7 @@ def memory(facts: Facts, results: Results) -> Written:
         "this process's share. Activations: the most that autograd kept at a moment. Peak: the most of all tensors at "
         "a moment (CPU: storages that live after any operation; GPU: torch.cuda.max_memory_allocated).\n"
     )
-    shares = {"activations over none's": "activations", "rest at the peak over none's": rest}
+    shares: dict[str, Figure] = {"activations over none's": "activations", "rest at the peak over none's": rest}
     tables = [
         part("strategy", "strategy", "auto, 1", {"parameters + optimizer over auto's": state}),
         part("activation_checkpointing", "activation checkpointing", "auto, 1, none", shares),
@@ -103,7 +108,7 @@ def memory(facts: Facts, results: Results) -> Written:
 def gpu(facts: Facts, results: Results) -> Written:
     """Tabulate time, memory and model FLOPs utilization of each net, strategy and precision."""
     columns: Columns = {
-        **{key: lambda name, key=key: facts[name][key] for key in ("net", "strategy", "precision")},
+        **{key: fact(facts, key) for key in ("net", "strategy", "precision")},
         "step, ms": lambda name: full(results.spread(name, "step_ms"), ".2f"),
         "samples/s": lambda name: middle(results.spread(name, "samples_per_s"), ",.1f"),
         "peak, MiB": lambda name: _mib(results, name, ",.0f"),
@@ -150,8 +155,8 @@ def parallel(facts: Facts, results: Results) -> Written:
 
     columns: Columns = {
         "row": str,
-        "devices": lambda name: str(facts[name]["processes"]),
-        "global batch": lambda name: str(facts[name]["batch_size"]),
+        "devices": fact(facts, "processes"),
+        "global batch": fact(facts, "batch_size"),
         "learning rate": rate,
         f"speed-up over {base}": lambda name: _over(results, name, base, "samples_per_s"),
         **_short_training(results),

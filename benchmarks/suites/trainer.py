@@ -32,7 +32,7 @@ from lathe.measure import plot
 from lathe.runs.build import make_task
 from lathe.training.callbacks_and_loggers import make_callbacks, make_loggers
 from lathe.training.trainer_setup import make_trainer, prepare_model
-from suites.results import Facts, Results, Spread, full
+from suites.results import Columns, Facts, Results, Spread, full
 from suites.runner import report, take_turns
 from suites.thresholds import Threshold
 
@@ -208,7 +208,7 @@ def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[
     def cost(name: str) -> float:
         return Spread([result["us_per_step"] for result in results[name]]).median
 
-    columns = {
+    columns: Columns = {
         "side": str,
         "CPU time of a step, us": lambda name: f"{cost(name):,.0f}",
         "samples a CPU second": lambda name: f"{request['batch_size'] / cost(name) * 1e6:,.0f}",
