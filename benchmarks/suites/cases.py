@@ -293,9 +293,11 @@ def fill(request: Mapping[str, Any]) -> dict[str, Any]:
     suite, taken = request["suite"], DEFAULTS[request["suite"]]
     for key in {key for keys in DEFAULTS.values() for key in keys} - {*taken}:
         require(request.get(key) is None, f"{key}={request.get(key)} has no meaning for suite={suite}: leave it null.")
-    unread = {"assert": suite not in JUDGED, "overrides": suite in ("loaders", "trainer", "cli")}
-    for key in (key for key, without in unread.items() if without):
-        require(not request[key], f"{key}={request[key]} has no meaning for suite={suite}: leave it out.")
+    require(suite in JUDGED or not request["assert"], f"assert=true has no meaning for suite={suite}: leave it out.")
+    unread = suite in ("loaders", "trainer", "cli") and request["overrides"]
+    require(not unread, f"overrides={unread} has no meaning for suite={suite}: leave it out.")
+    named = suite != INFERENCE or request["run"] is not None
+    require(named, "suite=inference measures a finished run. Set run=<run directory>.")
     if suite == "int8" and request["run"] is not None:
         for key in ("qat", "accelerator", "overrides"):
             value = request[key]

@@ -93,7 +93,6 @@ def compare(request: Mapping[str, Any], group: Mapping[str, Any], output: Path) 
     Raises:
         UserError: the run is being written to, or nothing could be measured.
     """
-    require(request["run"] is not None, "suite=inference measures a finished run: name it with run=<run directory>.")
     run, threads, began = open_run(request["run"], "run"), torch.get_num_threads(), time.monotonic()
     counts = request["threads"] or [1, measure.usable_cores()]
     counts = counts if isinstance(counts, list) else [counts]

@@ -160,8 +160,9 @@ def test_null_keys_get_the_suites_own_values() -> None:
         ),
         ("suite=scaling thresholds={8:0.7}", "thresholds.8: suite=scaling does not measure 8"),
         ("suite=scaling processes=[1] assert=true", "assert=true: suite=scaling has no default thresholds"),
-        ("suite=memory assert=true", "assert=True has no meaning for suite=memory"),
+        ("suite=memory assert=true", "assert=true has no meaning for suite=memory"),
         ("suite=trainer seconds=1.0", r"seconds=1\.0 has no meaning for suite=trainer"),
+        ("suite=inference", "suite=inference measures a finished run"),
         ("suite=int8 run=x qat=2", "qat=2 is for a run that suite=int8 trains itself"),
     ],
 )
