@@ -63,7 +63,7 @@ def main() -> None:
             times[name].append(step_ms(step, options.steps))
     print(f"{describe_machine('torch', 'torchmetrics')}; n = {options.rounds}")
     for name, values in times.items():
-        print(f"{name:14}{Spread(values):9.1f} ms a step")
+        print(f"{name:14} {Spread(values):.1f} ms a step")
     ratio = divide(times["torchmetrics"], times["sums"])
     print(f"ratio {ratio}: at most {BAR} {verdict(ratio.median <= BAR)}")
 

@@ -84,7 +84,7 @@ class Workers:
             if not self.alive:
                 return {"error": f"its processes ended: {self._last_line()}"}
             if time.monotonic() > deadline:
-                self.dismiss(keep=True)
+                self.dismiss()
                 return {"error": f"no result within timeout={timeout} seconds"}
             time.sleep(POLL)
         return dict(json.loads(done.read_text()))
@@ -98,8 +98,8 @@ class Workers:
         lines = [line.strip() for line in self._output.read().splitlines() if line.strip()]
         return lines[-1][:300] if lines else f"exit code {self._process.returncode}"
 
-    def dismiss(self, keep: bool = False) -> None:
-        """End the processes, and remove their folder unless `keep`."""
+    def dismiss(self) -> None:
+        """End the processes, and remove their folder."""
         if self.alive:
             self._process.terminate()
             try:
@@ -107,9 +107,8 @@ class Workers:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        if not keep:
-            self._output.close()
-            shutil.rmtree(self.folder, ignore_errors=True)
+        self._output.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def run(
@@ -138,7 +137,9 @@ def run(
                 if case.kind == "compile":
                     result = _cold_and_warm(case, composed[name], started[name], request)
                 else:
-                    if key not in workers or not workers[key].alive:
+                    if key in workers and not workers[key].alive:
+                        workers.pop(key).dismiss()
+                    if key not in workers:
                         jobs = {c.name: _job(c, composed[c.name], request) for c in cases if key_of[c.name] == key}
                         workers[key] = Workers(jobs, started[name], request["threads"])
                     epochs = request["epochs"] if case.train and number == 0 else 0
