@@ -1,6 +1,7 @@
 """Turns in one process and in launched processes, and what a rank measures."""
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -166,7 +167,8 @@ def test_a_missed_threshold_is_the_exit_code(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1
     said = done.stderr.strip().splitlines()[-1]
-    assert said.startswith("Error: missed: expected ddp, 2, weak: efficiency at least 50.00, got 0.")
+    # the measured value depends on what else the machine runs
+    assert re.fullmatch(r"Error: missed: expected ddp, 2, weak: efficiency at least 50\.00, got \d+\.\d+\.", said)
     written = json.loads((tmp_path / "out" / "results.json").read_text())
     first = {one["name"]: one["rounds"][0] for one in written["cases"]}
     assert first["auto, 1, weak"]["peak"] > 0
