@@ -1,8 +1,8 @@
-"""Training and inference on CPUs that other programs use too: Lathe's defaults over one setting at a time.
+"""Training and inference on CPUs that other programs use too: Lathe's defaults compared with one setting at a time.
 
     python benchmarks/bench_busy.py --rounds 5 --others 0 2 6
 
-For each number of other processes, which count as fast as they can, each side runs each workload once a round, in
+Other processes count as fast as they can. For each number of them, each side runs each workload once per round, in
 turns. Seconds are the median epoch of a training, and 100 batches of an inference. A side is a process that has
 imported everything, since GOMP_SPINCOUNT is read when torch is loaded.
 """
@@ -10,7 +10,6 @@ imported everything, since GOMP_SPINCOUNT is read when torch is loaded.
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-SHORT = ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false"]
+from common import QUIET, divide, parser, run
+from suites.results import Spread, table
+
 GPT = ["model=gpt_nano", "data=synthetic_tokens", "optimizer=adamw"]
 TRAINING = {  # overrides
     "default command": ["trainer.max_epochs=3"],
@@ -40,7 +41,7 @@ SIDES: dict[str, tuple[list[str], dict[str, str]]] = {  # overrides and environm
 
 
 def serve_side(overrides: list[str]) -> None:
-    """Run the workloads named on standard input, one a line; print the seconds and threads of each."""
+    """Run the workloads named on standard input, one per line; print the seconds and threads of each."""
     import lathe
     from lathe.export.targets.onnx_int8 import load
 
@@ -59,8 +60,8 @@ def serve_side(overrides: list[str]) -> None:
                 model(x)
             answer = {"seconds": time.perf_counter() - began, "threads": torch.get_num_threads()}
         else:
-            run = lathe.train([*TRAINING[name], *SHORT, *overrides, f"paths.log_dir={folder}", "name=busy"])
-            answer = {"seconds": run.result["epoch_s"], "threads": run.config["launch"]["threads"]}
+            done = lathe.train([*TRAINING[name], *QUIET, *overrides, f"paths.log_dir={folder}", "name=busy"])
+            answer = {"seconds": done.result["epoch_s"], "threads": done.config["launch"]["threads"]}
         print("answer", json.dumps(answer), flush=True)
 
 
@@ -71,17 +72,11 @@ class Side:
         overrides, variables = SIDES[name]
         environment = {**os.environ, **variables, "BENCH_INT8": str(int8)}
         command = [sys.executable, __file__, "--side", json.dumps(overrides)]
-        self.process = subprocess.Popen(  # noqa: S603 - this file
-            command,
-            env=environment,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(command, env=environment, text=True, **pipes)  # noqa: S603 - this file
 
     def run(self, workload: str) -> dict[str, Any]:
-        assert self.process.stdin is not None
+        """Return the seconds and threads of a workload."""
         assert self.process.stdout is not None
         print(workload, file=self.process.stdin, flush=True)
         for line in self.process.stdout:
@@ -92,32 +87,28 @@ class Side:
 
 def export_int8(folder: Path) -> Path:
     """Return an integer ONNX file of a briefly trained ResNet-18 on 16 x 16 pixels."""
-    run = ["data=synthetic", "model=resnet18", "trainer.max_epochs=1", "trainer.limit_train_batches=2"]
-    root = Path(__file__).parent.parent
-    for line in (
-        ["train.py", *run, *SHORT, f"paths.log_dir={folder}", "name=int8"],
-        ["scripts/export.py", f"run={folder}/latest", "target=onnx_int8"],
-    ):
-        subprocess.run([sys.executable, *line], cwd=root, check=True, capture_output=True)  # noqa: S603 - our commands
+    words = ("data=synthetic", "model=resnet18", "trainer.max_epochs=1", "trainer.limit_train_batches=2")
+    run("train.py", *words, *QUIET, f"paths.log_dir={folder}", "name=int8")
+    run("scripts/export.py", f"run={folder}/latest", "target=onnx_int8")
     return next(folder.glob("int8/*/exports/*int8*/*.onnx"))
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return a row for each run of a side."""
     rows: list[dict[str, Any]] = []
-    names, workloads = [BASE, *(name for name in options.sides if name != BASE)], options.workloads
+    names = [BASE, *(name for name in options.sides if name != BASE)]
     with tempfile.TemporaryDirectory() as folder:
-        int8 = export_int8(Path(folder)) if INT8 in workloads else Path()
+        int8 = export_int8(Path(folder)) if INT8 in options.workloads else Path()
         sides = {name: Side(name, int8) for name in names}
         for side in sides.values():
-            for workload in workloads:
+            for workload in options.workloads:
                 side.run(workload)  # imports, caches
         for count in options.others:
             busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
             try:
                 time.sleep(options.settle)  # until the load average includes them
                 for number in range(options.rounds):
-                    for workload in workloads:
+                    for workload in options.workloads:
                         for name in sides if number % 2 else reversed(sides):
                             row = {"workload": workload, "others": count, "side": name, "round": number}
                             rows.append({**row, **sides[name].run(workload)})
@@ -129,42 +120,36 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def report(rows: list[dict[str, Any]]) -> None:
-    """Print seconds, and their ratios to the defaults under the same load and to those on idle cores."""
-    seconds: dict[tuple[str, int, str], list[float]] = {}
-    threads: dict[tuple[str, int, str], set[str]] = {}
+def summarize(rows: list[dict[str, Any]]) -> str:
+    """Return a table of seconds, and their ratios to the defaults under the same load and to those on idle cores."""
+    found: dict[tuple[str, int, str], list[dict[str, Any]]] = {}
     for row in rows:
-        key = (row["workload"], row["others"], row["side"])
-        seconds.setdefault(key, []).append(row["seconds"])
-        threads.setdefault(key, set()).add(str(row["threads"]))
-    cores = os.cpu_count() or 1
-    print(f"{cores} CPUs. A fair share of them takes (CPUs + others) / CPUs of the quiet seconds.")
-    print("| workload | others | side | threads | n | seconds | over defaults | over quiet | fair |\n|" + "---|" * 9)
-    for key, values in seconds.items():
-        workload, others, side = key
-        ratios = [mine / base for mine, base in zip(values, seconds[workload, others, BASE], strict=True)]
-        quiet = statistics.median(seconds.get((workload, 0, BASE), [float("nan")]))
-        columns = [workload, str(others), side, ", ".join(sorted(threads[key])), str(len(values))]
-        columns += [f"{statistics.median(x):.2f} ({min(x):.2f} to {max(x):.2f})" for x in (values, ratios)]
-        columns += [f"{statistics.median(values) / quiet:.1f}", f"{(cores + others) / cores:.1f}"]
-        print(f"| {' | '.join(columns)} |")
+        found.setdefault((row["workload"], row["others"], row["side"]), []).append(row)
+    seconds = {key: [row["seconds"] for row in some] for key, some in found.items()}
+    cores, lines = os.cpu_count() or 1, []
+    for (workload, others, side), values in seconds.items():
+        idle = Spread(seconds.get((workload, 0, BASE), [float("nan")])).median
+        threads = sorted({str(row["threads"]) for row in found[workload, others, side]})
+        first = [workload, str(others), side, ", ".join(threads), str(len(values))]
+        shown = [f"{Spread(values):.2f}", f"{divide(values, seconds[workload, others, BASE]):.2f}"]
+        lines.append([*first, *shown, f"{Spread(values).median / idle:.1f}", f"{(cores + others) / cores:.1f}"])
+    head = ["workload", "others", "side", "threads", "n", "seconds", "over defaults", "over idle", "fair"]
+    return table(head, lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each side (default 5)")
-    parser.add_argument("--others", type=int, nargs="+", default=[0, 2, 6], help="other processes (default 0 2 6)")
-    parser.add_argument(
-        "--sides", nargs="+", default=list(SIDES)[:2], choices=list(SIDES), help="default: the first two"
-    )
-    parser.add_argument("--workloads", nargs="+", default=[*TRAINING, INT8], choices=[*TRAINING, INT8])
-    parser.add_argument("--settle", type=float, default=60.0, help="seconds before each number of others is measured")
-    parser.add_argument("--side", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    made = parser(__doc__, rounds=5)
+    made.add_argument("--others", type=int, nargs="+", default=[0, 2, 6], help="other processes (default 0 2 6)")
+    made.add_argument("--sides", nargs="+", default=list(SIDES)[:2], choices=SIDES, help="default: the first two")
+    made.add_argument("--workloads", nargs="+", default=[*TRAINING, INT8], choices=[*TRAINING, INT8])
+    made.add_argument("--settle", type=float, default=60.0, help="seconds before each number of others is measured")
+    made.add_argument("--side", help=argparse.SUPPRESS)
+    options = made.parse_args()
     if options.side is not None:
         serve_side(json.loads(options.side))
         return
-    report(measure(options))
+    text = summarize(measure(options))
+    print(f"{os.cpu_count()} CPUs. A fair share of them takes (CPUs + others) / CPUs of the idle seconds.\n\n{text}")
 
 
 if __name__ == "__main__":

@@ -1,24 +1,19 @@
-"""Start-up benchmark: CPU seconds of the command line over those of `import lightning.pytorch`, in turns.
+"""Start-up: CPU seconds of the command line compared with those of `import lightning.pytorch`.
 
     python benchmarks/bench_cli.py --rounds 9
 
-Each round runs every command once, so that a machine whose speed drifts hurts all sides alike. CPU time is user plus
-system time of the child and its children. The bar: 0.10 for --help, --cfg job and a bad override, none of which may
-import torch.
+Commands run in turns, once per round. CPU time is user plus system time of the process and its children. The bar: 0.10
+for --help, --cfg job and a mistyped key, none of which may import torch.
 """
 
-import argparse
-import json
 import os
-import platform
-import resource
-import statistics
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from common import ROOT, cpu_seconds, describe_machine, divide, parser, write_json
+from suites.results import Spread, table
+
 TRAIN = [sys.executable, str(ROOT / "train.py")]
 BASE = "import lightning.pytorch"
 COMMANDS = {
@@ -30,12 +25,11 @@ COMMANDS = {
 }
 
 
-def cpu_seconds(command: list[str]) -> float:
-    """Return user plus system seconds of one run of `command`."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run(command, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})  # noqa: S603 - our own commands
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def spend(command: list[str]) -> float:
+    """Return the CPU seconds of one run of `command`."""
+    before = cpu_seconds()
+    subprocess.run(command, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})  # noqa: S603 - ours
+    return cpu_seconds() - before
 
 
 def imports_torch(command: list[str]) -> bool:
@@ -45,44 +39,23 @@ def imports_torch(command: list[str]) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="runs of each command (default 9)")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    options = parser.parse_args()
+    made = parser(__doc__, rounds=9)
+    made.add_argument("--json", type=Path, help="also write the figures to this file")
+    options = made.parse_args()
     for command in COMMANDS.values():
-        cpu_seconds(command)  # fills the file and bytecode caches
+        spend(command)  # fills the file and bytecode caches
     seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}
     for _ in range(options.rounds):
         for name, command in COMMANDS.items():
-            seconds[name].append(cpu_seconds(command))
-    versions = {package: metadata.version(package) for package in ("torch", "lightning", "hydra-core")}
-    print(
-        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"{versions}"
-    )
-    print(
-        f"{'command':28} {'CPU s':>7} {'min':>7} {'max':>7} {'ratio':>7} {'min':>6} {'max':>6}  torch   (medians, "
-        f"n={options.rounds})"
-    )
-    table = {}
+            seconds[name].append(spend(command))
+    lines, figures = [], {}
     for name, command in COMMANDS.items():
-        ratios = [mine / base for mine, base in zip(seconds[name], seconds[BASE], strict=True)]
-        row = {
-            "seconds": statistics.median(seconds[name]),
-            "ratio": statistics.median(ratios),
-            "min": min(ratios),
-            "max": max(ratios),
-            "imports_torch": imports_torch(command),
-        }
-        table[name] = row
-        print(
-            f"{name:28} {row['seconds']:7.3f} {min(seconds[name]):7.3f} {max(seconds[name]):7.3f} {row['ratio']:7.3f} "
-            f"{row['min']:6.3f} {row['max']:6.3f}  {'yes' if row['imports_torch'] else 'no'}"
-        )
-    if options.json:
-        options.json.write_text(
-            json.dumps({"rounds": options.rounds, "versions": versions, "rows": table}, indent=2) + "\n"
-        )
+        ratio, torch = divide(seconds[name], seconds[BASE]), imports_torch(command)
+        lines.append([name, f"{Spread(seconds[name])}", f"{ratio}", "yes" if torch else "no"])
+        figures[name] = {"seconds": seconds[name], "ratio": ratio.median, "imports_torch": torch}
+    machine = describe_machine("torch", "lightning", "hydra-core")
+    print(f"{machine}; n = {options.rounds}\n\n{table(['command', 'CPU s', 'over the first', 'torch'], lines)}")
+    write_json(options.json, {"rounds": options.rounds, "machine": machine, "rows": figures})
 
 
 if __name__ == "__main__":

@@ -3,9 +3,9 @@
     python benchmarks/bench_fashion.py --seeds 1 2 3 --folder <the four IDX files>
 
 Both sides train ResNet-20 on the same batches (those of the seed), take the epoch of the best validation accuracy, and
-test it once. They share the data module and the net's class; optimizer, schedule, loop and choice of the epoch are
-written out here, and the weights are drawn by a seed of their own, so that the sides differ as two seeds do. Sides take
-turns, seed by seed.
+test it once. They share the data module and the net's class. Optimizer, schedule, loop and choice of the epoch are
+written out here, and the initial weights have another seed, so that the sides differ as two seeds do. Sides take turns,
+seed by seed.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import time
 from typing import Any
 
 import torch
+from common import parser, verdict
+from suites.results import Spread
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,7 +28,7 @@ from lathe.runs.build import make_data
 BAR = 0.005  # of the mean test accuracies: about two standard errors of n = 3
 
 
-def composed(seed: int, args: argparse.Namespace) -> list[str]:
+def overrides_of(seed: int, args: argparse.Namespace) -> list[str]:
     """Return the experiment's overrides."""
     words = ["experiment=fashion_resnet", f"seed={seed}", f"paths.log_dir={args.logs}"]
     words += ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false"] * args.cpu
@@ -74,15 +76,15 @@ def by_hand(words: list[str], seed: int, device: torch.device) -> float:
 
 
 @torch.no_grad()
-def accuracy(net: nn.Module, batches: Any, device: torch.device) -> float:
+def accuracy(net: nn.Module, batches: Any, device: torch.device | None = None) -> float:
     """Return the accuracy; labels below 0 pad the last batch."""
     net.eval()
-    right = asked = 0
+    correct = n = 0
     for x, y in batches:
-        answers: Tensor = net(x.to(device)).argmax(1).to(y.device)
-        right += int((answers == y).sum())
-        asked += int((y >= 0).sum())
-    return right / asked
+        predictions: Tensor = net(x.to(device)).argmax(1).to(y.device)
+        correct += int((predictions == y).sum())
+        n += int((y >= 0).sum())
+    return correct / n
 
 
 SIDES = {"lathe": by_lathe, "hand": by_hand}
@@ -90,30 +92,30 @@ SIDES = {"lathe": by_lathe, "hand": by_hand}
 
 def main() -> None:
     """Print each seed's accuracies and seconds, their means, and whether they are within the bar."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="a training of each side for each")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="what is trained")
-    parser.add_argument("--epochs", type=int, help="of each training; those of the experiment where not given")
-    parser.add_argument("--folder", help="that has the four IDX files; else they are downloaded")
-    parser.add_argument("--logs", default=tempfile.mkdtemp(prefix="fashion_"), help="where the runs go")
-    parser.add_argument("--cpu", action="store_true", help="train on the CPU where there is a GPU")
-    args = parser.parse_args()
+    made = parser(__doc__)
+    made.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="a training of each side for each")
+    made.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="what is trained")
+    made.add_argument("--epochs", type=int, help="of each training; by default those of the experiment")
+    made.add_argument("--folder", help="with the four IDX files; by default they are downloaded")
+    made.add_argument("--logs", default=tempfile.mkdtemp(prefix="fashion_"), help="where the runs go")
+    made.add_argument("--cpu", action="store_true", help="train on the CPU where there is a GPU")
+    args = made.parse_args()
     device = torch.device("cpu" if args.cpu or not torch.cuda.is_available() else "cuda")
     scores: dict[str, list[float]] = {side: [] for side in args.sides}
     seconds: dict[str, list[float]] = {side: [] for side in args.sides}
     for seed in args.seeds:
         for side in args.sides:
             began = time.perf_counter()
-            scores[side].append(SIDES[side](composed(seed, args), seed, device))
+            scores[side].append(SIDES[side](overrides_of(seed, args), seed, device))
             seconds[side].append(time.perf_counter() - began)
             print(f"seed {seed}, {side}: test accuracy {scores[side][-1]:.4f}, {seconds[side][-1]:.0f} s", flush=True)
-    for side in args.sides:
-        mean, took = statistics.mean(scores[side]), statistics.mean(seconds[side])
-        spread = f"from {min(scores[side]):.4f} to {max(scores[side]):.4f}, n = {len(args.seeds)}"
-        print(f"{side}: mean test accuracy {mean:.4f}, {spread}; mean time {took:.0f} s")
+    means = {side: statistics.mean(values) for side, values in scores.items()}
+    for side, mean in means.items():
+        spread = f"median {Spread(scores[side]):.4f}, n = {len(args.seeds)}; time {Spread(seconds[side]):.0f} s"
+        print(f"{side}: mean test accuracy {mean:.4f}, {spread}")
     if len(args.sides) == len(SIDES):
-        apart = abs(statistics.mean(scores["lathe"]) - statistics.mean(scores["hand"]))
-        print(f"apart: {apart:.4f}, at most {BAR}: {'met' if apart <= BAR else 'missed'}")
+        apart = abs(means["lathe"] - means["hand"])
+        print(f"difference: {apart:.4f}, at most {BAR}: {verdict(apart <= BAR)}")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,18 @@
-"""Time of a training step with torchmetrics updated at every batch, over that of the sums on the device.
+"""Time of a training step with torchmetrics updated at every batch, compared with sums on the device.
 
     python benchmarks/bench_metrics.py --rounds 9
 
-Sides, run in turns in one process on one thread: a ResNet-20 on batches of 128 grey images of 28 x 28, forward,
-backward, optimizer step and metrics, as `ClassificationTask.training_loss` has them; with loss and accuracy as sums,
-and with torchmetrics of accuracy, F1 and AUROC beside them. Times are process CPU time. The bar: 1.1.
+Two sides in turns in one process on one thread: a ResNet-20 on batches of 128 grey images of 28 x 28, forward,
+backward, optimizer step and metrics, as `ClassificationTask.training_loss` has them. One side sums loss and accuracy,
+the other one also updates torchmetrics of accuracy, F1 and AUROC. Times are CPU time of the process. The bar: 1.1.
 """
 
-import argparse
-import os
-import platform
-import statistics
 import time
 from collections.abc import Callable
 
 import torch
+from common import describe_machine, divide, parser, verdict
+from suites.results import Spread
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
 
 from lathe.nets import CifarResNet
@@ -41,37 +39,33 @@ def make_step(metrics: dict[str, object] | None) -> Callable[[], None]:
     return step
 
 
-def seconds(step: Callable[[], None], steps: int) -> float:
-    """Return the CPU seconds of a step."""
+def step_ms(step: Callable[[], None], steps: int) -> float:
+    """Return the CPU milliseconds of a step."""
     began = time.process_time()
     for _ in range(steps):
         step()
-    return (time.process_time() - began) / steps
+    return (time.process_time() - began) / steps * 1e3
 
 
 def main() -> None:
-    """Print each side's time, and the ratio of the medians with its range."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="measurements of each side, taken in turns")
-    parser.add_argument("--steps", type=int, default=5, help="of each measurement")
-    args = parser.parse_args()
+    """Print each side's time, and the ratio."""
+    made = parser(__doc__, rounds=9)
+    made.add_argument("--steps", type=int, default=5, help="of each measurement (default 5)")
+    options = made.parse_args()
     torch.set_num_threads(1)
     metrics = {"acc": MulticlassAccuracy(CLASSES), "f1": MulticlassF1Score(CLASSES), "auroc": MulticlassAUROC(CLASSES)}
     sides = {"sums": make_step(None), "torchmetrics": make_step({"accuracy": "accuracy", **metrics})}
     for step in sides.values():
-        seconds(step, 2)
+        step_ms(step, 2)
     times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(args.rounds):
+    for _ in range(options.rounds):
         for name, step in sides.items():
-            times[name].append(seconds(step, args.steps))
-    print(f"python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, n = {args.rounds}")
+            times[name].append(step_ms(step, options.steps))
+    print(f"{describe_machine('torch', 'torchmetrics')}; n = {options.rounds}")
     for name, values in times.items():
-        spread = f"from {1000 * min(values):.1f} to {1000 * max(values):.1f}"
-        print(f"{name:14}{1000 * statistics.median(values):9.1f} ms a step, {spread}")
-    ratios = [one / other for one, other in zip(times["torchmetrics"], times["sums"], strict=True)]
-    ratio = statistics.median(ratios)
-    verdict = "met" if ratio <= BAR else "missed"
-    print(f"ratio {ratio:.3f}, from {min(ratios):.3f} to {max(ratios):.3f}: at most {BAR} {verdict}")
+        print(f"{name:14} {Spread(values):.1f} ms a step")
+    ratio = divide(times["torchmetrics"], times["sums"])
+    print(f"ratio {ratio}: at most {BAR} {verdict(ratio.median <= BAR)}")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""How long a report's page takes in a browser: until its tables can be used, until its first plot is there, and until
-a sorted or filtered table is seen.
+"""Milliseconds that a report's page takes in a browser: until its tables work, until its first plot, and until a sorted
+or filtered table is drawn.
 
     python benchmarks/bench_report_page.py logs/train/report/report.html
 
-Opens the file five times in headless Chromium and prints the median and the range of each, in milliseconds.
+Opens the file five times in headless Chromium, and prints median and range.
 """
 
-import argparse
 import os
 import shutil
-import statistics
 from pathlib import Path
 from typing import Any
 
+from common import parser
 from playwright.sync_api import sync_playwright
+from suites.results import Spread
 
 REPEATS = 5
 # Each action, and the time until the browser has drawn its result.
@@ -50,20 +50,18 @@ def once(browser: Any, path: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("page", type=Path)
-    path = parser.parse_args().page
+    made = parser(__doc__)
+    made.add_argument("page", type=Path)
+    path = made.parse_args().page
     with sync_playwright() as playwright:
         chromium = shutil.which("chromium") or shutil.which("google-chrome")
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        print(
-            f"{path.stat().st_size:,} bytes, Chromium {browser.version}, {os.cpu_count()} cores, load {os.getloadavg()}"
-        )
+        size = f"{path.stat().st_size:,} bytes"
+        print(f"{size}, Chromium {browser.version}, {os.cpu_count()} cores, load {os.getloadavg()}")
         visits = [once(browser, path) for _ in range(REPEATS)]
         browser.close()
     for name in visits[0]:
-        times = [visit[name] for visit in visits]
-        print(f"{name:10} {statistics.median(times):6.0f} ms ({min(times):.0f} to {max(times):.0f})")
+        print(f"{name:10} {Spread([visit[name] for visit in visits]):.0f} ms")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,17 @@
-"""What the server costs and what its batches give: python benchmarks/bench_serving.py
+"""Time that the server adds to a call, and requests per second that its batches give.
 
     python benchmarks/bench_serving.py --rounds 5
 
-Two figures, each of interleaved rounds. First, what the server adds to a bare call at batch 1: one client with one kept
-connection sends the binary input and reads binary logits, one request after the other; before each block of requests
-the call is timed in this process. Second, requests per second of 32 clients with batches of up to 32 over the same
-server without batching, for an MLP whose weights don't fit into a cache, so that a batch of 32 costs much less than 32
-calls; how much less is measured and printed beside it. The clients are one process of this script. Runs and exports are
+Two figures, each of interleaved rounds. First, the time that the server adds to a bare call at batch 1: one client with
+one open connection sends binary input and reads binary logits, one request after the other; before each block of
+requests the call is timed in this process. Second, requests per second of 32 clients with batches of up to 32 over the
+same server without batching, for an MLP whose weights don't fit into a cache, so that a batch of 32 costs much less
+than 32 calls; that cost is measured and printed too. The clients are in one process, this one. Runs and exports are
 made by the real commands in a temporary folder, or taken from `--folder` if they are there.
 """
 
-import argparse
 import asyncio
-import json
 import os
-import platform
 import re
 import signal
 import socket
@@ -23,69 +20,47 @@ import subprocess
 import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from common import QUIET, ROOT, describe_machine, parser, run, write_json
+from suites import thresholds
+from suites.results import Results
+from suites.thresholds import Threshold
 
-ROOT = Path(__file__).parent.parent
 # ms; times; the largest cost of a batch-32 call, in batch-1 calls, at which the gain is required
-BARS = {
-    "added": 3.0,
-    "gain": 2.5,
-    "ratio": 8.0,
-}
-COMMON = (
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
-    "trainer.max_epochs=1",
-)
+BARS = {"added": 3.0, "gain": 2.5, "ratio": 8.0}
 NETS = {
     "small": ("model=resnet20", "model.net.width=8"),
     "wide": ("model=mlp", "model.net.width=3072", "model.net.depth=4"),
 }
 
 
-def command(script: str, *words: str) -> None:
-    line = [sys.executable, str(ROOT / script), *words]
-    done = subprocess.run(line, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)  # noqa: S603
-    if done.returncode:
-        raise SystemExit(f"{script} {' '.join(words)}: {done.stdout[-2000:]}\n{done.stderr[-3000:]}")
-
-
 def make(folder: Path, name: str, target: str) -> Path:
     """Return the run of a net of NETS with its export, made if missing."""
     log_dir = folder / name
     if not (log_dir / "latest").exists():
-        command("train.py", *NETS[name], *COMMON, f"paths.log_dir={log_dir}")
-    run = (log_dir / "latest").resolve()
-    if not (run / "exports" / target).is_dir():
-        command("scripts/export.py", f"run={run}", f"target={target}")
-    return run
+        run("train.py", *NETS[name], *QUIET, "trainer.max_epochs=1", f"paths.log_dir={log_dir}")
+    path = (log_dir / "latest").resolve()
+    if not (path / "exports" / target).is_dir():
+        run("scripts/export.py", f"run={path}", f"target={target}")
+    return path
 
 
 class Served:
     """`scripts/serve.py` on a free port."""
 
     def __init__(self, run: Path, target: str, *words: str) -> None:
-        line = [
-            sys.executable,
-            str(ROOT / "scripts/serve.py"),
-            f"run={run}",
-            f"target={target}",
-            "port=0",
-            "threads=1",
-            *words,
-        ]
+        script = str(ROOT / "scripts/serve.py")
+        line = [sys.executable, script, f"run={run}", f"target={target}", "port=0", "threads=1", *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True)  # noqa: S603
         assert self.process.stdout is not None
-        words_printed = self.process.stdout.readline()
-        match = re.search(r"http://127\.0\.0\.1:(\d+)", words_printed)
+        line_printed = self.process.stdout.readline()
+        match = re.search(r"http://127\.0\.0\.1:(\d+)", line_printed)
         if match is None:
-            raise SystemExit(f"the server did not start: {words_printed}")
+            raise SystemExit(f"the server did not start: {line_printed}")
         self.port = int(match[1])
 
     def __enter__(self) -> "Served":
@@ -161,28 +136,23 @@ def throughput(port: int, sent: bytes, clients: int, seconds: float) -> float:
     return asyncio.run(_throughput(port, sent, clients, seconds))
 
 
-def added(run: Path, target: str, rounds: int, calls: int) -> dict[str, Any]:
-    """Return the milliseconds of a bare call and of a request, medians of each round."""
+def added(run: Path, target: str, rounds: int, calls: int) -> list[dict[str, float]]:
+    """Return the median milliseconds of a bare call and of a request of each round."""
     from lathe.export.bundle import open_bundle
 
     bundle = open_bundle(run / "exports" / target, 1)
     shape = [1, *bundle.manifest["input"]["shape"][1:]]
     inputs = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    bare, whole = [], []
+    found = []
     with Served(run, target) as server, socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sent = request(inputs.tobytes())
         answered = np.frombuffer(ask(connection, sent), "<f4")
         np.testing.assert_allclose(answered, bundle(inputs)[0], rtol=1e-4, atol=1e-4)
         for _ in range(rounds):
-            bare.append(timed(lambda: bundle(inputs), calls))
-            whole.append(timed(lambda: ask(connection, sent), calls))
-    return {
-        "bare_ms": bare,
-        "request_ms": whole,
-        "added_ms": [a - b for a, b in zip(whole, bare, strict=True)],
-        "calls": calls,
-    }
+            bare, whole = timed(lambda: bundle(inputs), calls), timed(lambda: ask(connection, sent), calls)
+            found.append({"bare_ms": bare, "request_ms": whole, "added_ms": whole - bare})
+    return found
 
 
 def timed(call: Any, calls: int) -> float:
@@ -196,76 +166,57 @@ def timed(call: Any, calls: int) -> float:
     return 1000 * statistics.median(times)
 
 
-def gain(run: Path, target: str, rounds: int, seconds: float) -> dict[str, Any]:
+def gain(run: Path, target: str, rounds: int, seconds: float) -> list[dict[str, float]]:
     """Return requests per second with and without batches, and the cost of a batch of 32 in calls of one."""
     from lathe.export.bundle import open_bundle
 
     bundle = open_bundle(run / "exports" / target, 1)
     inputs = np.random.default_rng(0).integers(0, 256, [32, *bundle.manifest["input"]["shape"][1:]], dtype=np.uint8)
     sent = request(inputs[:1].tobytes())
-    found: dict[str, Any] = {"ratio": [], "batched": [], "unbatched": [], "gain": [], "seconds": seconds}
+    found = []
     with Served(run, target, "max_batch_size=32") as batched, Served(run, target, "max_batch_size=1") as unbatched:
         for port in (batched.port, unbatched.port):
             throughput(port, sent, 32, 1)  # warms up
         for _ in range(rounds):
-            found["ratio"].append(timed(lambda: bundle(inputs), 30) / timed(lambda: bundle(inputs[:1]), 30))
-            found["batched"].append(throughput(batched.port, sent, 32, seconds))
-            found["unbatched"].append(throughput(unbatched.port, sent, 32, seconds))
-            found["gain"].append(found["batched"][-1] / found["unbatched"][-1])
+            ratio = timed(lambda: bundle(inputs), 30) / timed(lambda: bundle(inputs[:1]), 30)
+            rates = [throughput(server.port, sent, 32, seconds) for server in (batched, unbatched)]
+            found.append({"ratio": ratio, "batched": rates[0], "unbatched": rates[1], "gain": rates[0] / rates[1]})
     return found
 
 
-def spread(values: list[float], form: str = ".2f") -> str:
-    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of each figure")
-    parser.add_argument("--calls", type=int, default=500, help="calls and requests of a round at batch 1")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of a round with 32 clients")
-    parser.add_argument("--target", default="onnx", help="the export that is served")
-    parser.add_argument(
-        "--folder", type=Path, help="where runs are made, or lie from an earlier time; none: a temporary one"
-    )
-    parser.add_argument("--json", type=Path, help="a file for all figures")
-    options = parser.parse_args()
+    made = parser(__doc__, rounds=5)
+    made.add_argument("--calls", type=int, default=500, help="calls and requests of a round at batch 1")
+    made.add_argument("--seconds", type=float, default=5.0, help="of a round with 32 clients")
+    made.add_argument("--target", default="onnx", help="the export that is served")
+    made.add_argument("--folder", type=Path, help="where runs are kept and looked for; by default a temporary folder")
+    made.add_argument("--json", type=Path, help="a file for all figures")
+    options = made.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.folder or Path(temporary)
         small, wide = (make(folder, name, options.target) for name in NETS)
-        one = added(small, options.target, options.rounds, options.calls)
-        many = gain(wide, options.target, options.rounds, options.seconds)
-    met = {
-        "added": statistics.median(one["added_ms"]) <= BARS["added"],
-        "gain": statistics.median(many["gain"]) >= BARS["gain"],
-        "ratio": statistics.median(many["ratio"]) < BARS["ratio"],
-    }
-    word = {True: "met", False: "missed"}
-    print("| figure | median of rounds (lowest to highest) | bar | |\n| --- | --- | --- | --- |")
-    print(f"| bare call, batch 1, ms | {spread(one['bare_ms'], '.3f')} | | |")
-    print(f"| request, batch 1, ms | {spread(one['request_ms'], '.3f')} | | |")
+        results = Results(
+            one=added(small, options.target, options.rounds, options.calls),
+            many=gain(wide, options.target, options.rounds, options.seconds),
+        )
+    judged = [
+        Threshold("bare call, batch 1, ms", results.spread("one", "bare_ms")),
+        Threshold("request, batch 1, ms", results.spread("one", "request_ms")),
+        Threshold("the server adds, ms,", results.spread("one", "added_ms"), at_most=BARS["added"]),
+        Threshold("a batch of 32, in calls of one,", results.spread("many", "ratio"), at_most=BARS["ratio"]),
+        Threshold("32 clients, max_batch_size=32, requests/s", results.spread("many", "batched")),
+        Threshold("32 clients, max_batch_size=1, requests/s", results.spread("many", "unbatched")),
+        Threshold("batches give", results.spread("many", "gain"), at_least=BARS["gain"]),
+    ]
+    print(thresholds.rows(judged, "figure"))
+    machine = describe_machine("starlette", "uvicorn", "onnxruntime", "torch")
     print(
-        f"| the server adds, ms | {spread(one['added_ms'], '.3f')} | at most {BARS['added']:g} | {word[met['added']]} |"
+        f"n = {options.rounds} rounds of {options.calls} calls and of {options.seconds:g} s; target={options.target}, "
+        f"1 worker, 1 thread; {machine}; {time.monotonic() - began:.0f} s."
     )
-    print(
-        f"| a batch of 32, in calls of one | {spread(many['ratio'])} | below {BARS['ratio']:g} | {word[met['ratio']]} |"
-    )
-    print(f"| 32 clients, max_batch_size=32, requests/s | {spread(many['batched'], '.0f')} | | |")
-    print(f"| 32 clients, max_batch_size=1, requests/s | {spread(many['unbatched'], '.0f')} | | |")
-    print(f"| batches give | {spread(many['gain'])} | at least {BARS['gain']:g} | {word[met['gain']]} |")
-    packages = ", ".join(
-        f"{name} {metadata.version(name)}" for name in ("starlette", "uvicorn", "onnxruntime", "torch")
-    )
-    print(
-        f"\nn = {options.rounds} rounds of {options.calls} calls and of {options.seconds:g} s; "
-        f"target={options.target}, 1 worker, 1 thread; {packages}; Python {platform.python_version()}; "
-        f"{os.cpu_count()} cores, {time.monotonic() - began:.0f} s."
-    )
-    if options.json:
-        figures = {"added": one, "gain": many, "met": met, "bars": BARS}
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    raise SystemExit(0 if all(met.values()) else 1)
+    write_json(options.json, {"results": results, "bars": BARS})
+    raise SystemExit(0 if all(one.met for one in judged) else 1)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""Seconds to a test accuracy on Fashion-MNIST: `experiment=fashion_speedrun` beside the usual way to train such a net.
+"""Seconds to a test accuracy on Fashion-MNIST: `experiment=fashion_speedrun` compared with the usual training.
 
     python benchmarks/bench_speedrun.py --seeds 1 2 3 4 5 6 7 8 9 10 --folder <the four IDX files>
 
-The usual side is written out here as most projects have it: a torch DataLoader over PIL images, one at a time, a net of
-the same layers and widths with torch's own initial weights, batch norm that learns its scale and a first layer that
-learns, SGD with Nesterov's momentum, a one-cycle schedule, label smoothing, weight decay, a hand-written loop. It has
-values of its own for batch size, learning rate, epochs and workers. Both sides train on the same images and answer with
-the mean of an image and its mirror image; neither chooses an epoch.
+The usual side is written out here as most projects have it: a torch DataLoader over PIL images, one at a time; a net of
+the same layers and widths with torch's initial weights, batch norm with a learned scale and a learned first layer; SGD
+with Nesterov's momentum, a one-cycle schedule, label smoothing, weight decay; a hand-written loop. Its batch size,
+learning rate, epochs and workers are options. Both sides train on the same images, and predict by the mean of an image
+and its mirror image; neither chooses an epoch.
 
-Sides take turns, seed by seed, each training in a fresh process with nothing kept from another: no images read before,
-nothing compiled before. Seconds count from before the first image is read to the end of training; those of the
-experiment include its configuration, compiling, and its one validation. CPU seconds are those of the process and of
-those that it started, for machines that are shared.
+Sides take turns, seed by seed. Each training has a fresh process without cached images or compiled code. Seconds count
+from before the first image is read to the end of training; those of the experiment include its configuration,
+compiling, and its one validation. CPU seconds are those of the process and its children, for shared machines.
 """
 
 import argparse
@@ -23,21 +22,23 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
+from bench_fashion import accuracy
+from common import cpu_seconds, parser, verdict
 from PIL import Image
 from scipy import stats
+from suites.dataloader_baseline import stack
+from suites.results import Spread
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import lathe
 import lathe.training.train  # imports heavy packages before the clock starts, for both sides
-from lathe.benchmark.spread import Spread
-from lathe.benchmark.usual import stack
 from lathe.config.resolve import resolve
 from lathe.runs.build import make_data
 
@@ -45,6 +46,7 @@ TARGET = 0.94
 BAR = 8.0  # the usual side's median seconds over the experiment's
 ENOUGH = 10  # trainings of each side
 CHANCE = 0.01  # p value of the mean, if the true one was the target
+OWN = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
 
 
 class Drawn(Dataset[tuple[Any, int]]):
@@ -161,17 +163,6 @@ class Mirrored(nn.Module):
         return mean_of_both
 
 
-@torch.no_grad()
-def accuracy(net: nn.Module, batches: Any) -> float:
-    """Return the accuracy; labels below 0 pad the last batch."""
-    net.eval()
-    right = asked = 0
-    for x, y in batches:
-        right += int((net(x).argmax(1) == y).sum())
-        asked += int((y >= 0).sum())
-    return right / asked
-
-
 SIDES: dict[str, Callable[[int, argparse.Namespace, str], tuple[nn.Module, Any]]] = {
     "lathe": by_lathe,
     "usual": by_hand,
@@ -183,9 +174,9 @@ def trained(side: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
     if args.threads:
         torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(prefix="speedrun_") as folder:
-        cpu, compiled, began = cpu_seconds(), compile_seconds(), time.perf_counter()
+        cpu, compiled, began = cpu_seconds(*OWN), compile_seconds(), time.perf_counter()
         net, datamodule = SIDES[side](seed, args, folder)
-        seconds, spent = time.perf_counter() - began, cpu_seconds() - cpu
+        seconds, spent = time.perf_counter() - began, cpu_seconds(*OWN) - cpu
         compiling = compile_seconds() - compiled
         datamodule.setup("test")
         score = accuracy(net, datamodule.test_dataloader())
@@ -195,12 +186,6 @@ def trained(side: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
 def compile_seconds() -> float:
     """Return the seconds of compilation by torch in this process."""
     return float(torch._dynamo.utils.calculate_time_spent().get("total_wall_time", 0.0))
-
-
-def cpu_seconds() -> float:
-    """Return the CPU seconds of this process and of its finished children."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def in_fresh_process(side: str, seed: int, argv: Sequence[str]) -> dict[str, float]:
@@ -227,43 +212,43 @@ def summary(results: dict[str, list[dict[str, float]]], target: float) -> list[s
         wall, cpu, compiling = (Spread([one[key] for one in trainings]) for key in ("seconds", "cpu_s", "compile_s"))
         lines.append(
             f"{side}: mean test accuracy {mean(scores):.4f} ({min(scores):.4f} to {max(scores):.4f}), n = {n}, "
-            f"above {target}: p = {p:.3g}; seconds {wall.short}, of which compiling {compiling.short}; CPU seconds "
-            f"{cpu.short}"
+            f"above {target}: p = {p:.3g}; seconds {wall:.2f}, of which compiling {compiling:.2f}; CPU seconds "
+            f"{cpu:.2f}"
         )
         shown = n >= ENOUGH and mean(scores) > target and p < CHANCE
         few = f"n = {n} of at least {ENOUGH}, " if n < ENOUGH else ""
         lines.append(f"{side}: {target} with p < {CHANCE}: {'shown' if shown else f'not shown ({few}p = {p:.3g})'}")
     if len(results) == len(SIDES):
         for key, name in (("seconds", "seconds"), ("cpu_s", "CPU seconds")):
-            medians = {side: median(one[key] for one in found) for side, found in results.items()}
+            medians = {side: Spread([one[key] for one in found]).median for side, found in results.items()}
             ratio = medians["usual"] / medians["lathe"]
-            verdict = "met" if ratio >= BAR else "missed"
+            judged = verdict(ratio >= BAR)
             if not all(reached.values()):
                 late = " and ".join(side for side, done in reached.items() if not done)
-                verdict = f"not to the same accuracy: the mean of {late} is below {target}"
-            lines.append(f"{name}, usual over lathe: {ratio:.2f}, at least {BAR}: {verdict}")
+                judged = f"not to the same accuracy: the mean of {late} is below {target}"
+            lines.append(f"{name}, usual over lathe: {ratio:.2f}, at least {BAR}: {judged}")
     return lines
 
 
 def main(argv: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]:
     """Print the figures of each training and of the sides; return the trainings of each side."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, 11)), help="a training of each side each")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="what is trained")
-    parser.add_argument("--target", type=float, default=TARGET, help="the test accuracy")
-    parser.add_argument("--folder", help="that has the four IDX files; else they are downloaded, by each training")
-    parser.add_argument("--threads", type=int, default=0, help="of torch; 0 is torch's own choice")
-    parser.add_argument("--epochs", type=int, help="of both sides, for a short try; each has its own where not given")
-    parser.add_argument("--override", nargs="+", default=[], help="of the experiment, such as optimizer.lr=0.1")
-    usual = parser.add_argument_group("the usual side")
+    made = parser(__doc__)
+    made.add_argument("--seeds", type=int, nargs="+", default=list(range(1, 11)), help="a training of each side each")
+    made.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="what is trained")
+    made.add_argument("--target", type=float, default=TARGET, help="the test accuracy")
+    made.add_argument("--folder", help="with the four IDX files; by default each training downloads them")
+    made.add_argument("--threads", type=int, default=0, help="of torch; 0 is torch's own choice")
+    made.add_argument("--epochs", type=int, help="of both sides, for a short try; each has its own by default")
+    made.add_argument("--override", nargs="+", default=[], help="of the experiment, such as optimizer.lr=0.1")
+    usual = made.add_argument_group("the usual side")
     usual.add_argument("--usual-epochs", type=int, default=12, help="its epochs")
     usual.add_argument("--batch-size", type=int, default=256, help="samples of a step")
     usual.add_argument("--lr", type=float, default=0.2, help="learning rate at the peak of its schedule")
     usual.add_argument("--crop", type=int, default=1, help="pixels of padding")
     usual.add_argument("--workers", type=int, default=2, help="reading processes; 0 reads in the training process")
-    parser.add_argument("--one", nargs=2, metavar=("SIDE", "SEED"), help=argparse.SUPPRESS)
+    made.add_argument("--one", nargs=2, metavar=("SIDE", "SEED"), help=argparse.SUPPRESS)
     words = list(sys.argv[1:] if argv is None else argv)
-    args = parser.parse_args(words)
+    args = made.parse_args(words)
     if args.one:
         print("\n" + json.dumps(trained(args.one[0], int(args.one[1]), args)))
         return {}
@@ -272,10 +257,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
         for side in args.sides:
             found = in_fresh_process(side, seed, words)
             results[side].append(found)
-            told = (
-                f"{found['seconds']:.0f} s, of which compiling {found['compile_s']:.0f} s; CPU {found['cpu_s']:.0f} s"
-            )
-            print(f"seed {seed}, {side}: test accuracy {found['accuracy']:.4f}; {told}", flush=True)
+            seconds = f"{found['seconds']:.0f} s, of which compiling {found['compile_s']:.0f} s"
+            print(f"seed {seed}, {side}: test accuracy {found['accuracy']:.4f}; {seconds}; ", end="")
+            print(f"CPU {found['cpu_s']:.0f} s", flush=True)
     print("\n".join(summary(results, args.target)))
     return results
 

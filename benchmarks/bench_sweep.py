@@ -1,28 +1,22 @@
-"""Sweep benchmark: eight jobs in a queue of two against the same eight one after the other, and what a job costs beside
-its run.
+"""A sweep of eight jobs, two at a time, compared with the same jobs one after the other; and the cost of a job.
 
     python benchmarks/bench_sweep.py --rounds 3
     python benchmarks/bench_sweep.py --rounds 3 --job model=mlp model.net.width=512 trainer.max_epochs=12
 
-A job is `python train.py`, or one with the words of --job: the shorter it is, the more the start of the sweep counts.
-Each round runs both sweeps, with one thread a job. A job's cost is the time of the sweep of one slot, less its start
-(until the first job is there) and less the seconds that the runs themselves count, over its jobs. Bars, on two cores:
-0.6 of the serial time, and 0.5 s a job.
+A job is `python train.py`, or one with the overrides of --job: the shorter it is, the more the start of the sweep
+counts. Each round runs both sweeps, with one thread per job. The cost of a job is the time of the serial sweep, without
+its start (until the first job begins) and without the seconds of the runs themselves, divided by the number of jobs.
+Bars, on two cores: 0.6 of the serial time, and 0.5 s per job.
 """
 
-import argparse
 import json
-import os
-import platform
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from common import describe_machine, divide, parser, run
+from suites.results import Spread
+
 JOBS = 8
 WORDS = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", f"seed=range(1,{JOBS + 1})")
 
@@ -31,8 +25,7 @@ def sweep(slots: int, job: list[str]) -> dict[str, float]:
     """Return the seconds of the command, of its start, and of all runs by themselves."""
     with tempfile.TemporaryDirectory() as folder:
         began = time.time()
-        line = [sys.executable, str(ROOT / "train.py"), "-m", *WORDS, *job, f"sweep.jobs={slots}"]
-        subprocess.run(line, cwd=folder, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "1"})  # noqa: S603
+        run("train.py", "-m", *WORDS, *job, f"sweep.jobs={slots}", cwd=folder)
         whole = time.time() - began
         runs = [path.parent for path in Path(folder).glob("logs/train/*/result.json")]
         assert len(runs) == JOBS
@@ -42,23 +35,18 @@ def sweep(slots: int, job: list[str]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="sweeps of each kind (default 3)")
-    parser.add_argument("--job", nargs="*", default=[], help="words of a job, such as model=mlp (default none)")
-    options = parser.parse_args()
+    made = parser(__doc__, rounds=3)
+    made.add_argument("--job", nargs="*", default=[], help="overrides of a job, such as model=mlp (default none)")
+    options = made.parse_args()
     serial, queued = [], []
     for _ in range(options.rounds):
         serial.append(sweep(1, options.job))
         queued.append(sweep(2, options.job))
-    ratios = [two["seconds"] / one["seconds"] for one, two in zip(serial, queued, strict=True)]
-    costs = [(one["seconds"] - one["start"] - one["runs"]) / JOBS for one in serial]
-    versions = {package: metadata.version(package) for package in ("torch", "lightning", "hydra-core")}
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    print(f"{machine}, {versions}, n={options.rounds}")
-    for name, values, bar in (("queue of 2 / serial", ratios, 0.6), ("seconds a job beside its run", costs, 0.5)):
-        print(f"{name}: {statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f}; bar {bar})")
-    seconds = statistics.median(one["seconds"] for one in serial)
-    start = statistics.median(one["start"] for one in serial)
+    print(f"{describe_machine('torch', 'lightning', 'hydra-core')}; n = {options.rounds}")
+    ratio = divide([one["seconds"] for one in queued], [one["seconds"] for one in serial])
+    costs = Spread([(one["seconds"] - one["start"] - one["runs"]) / JOBS for one in serial])
+    print(f"queue of 2 / serial: {ratio:.2f}, bar 0.6\nseconds per job in addition to its run: {costs:.2f}, bar 0.5")
+    seconds, start = (Spread([one[key] for one in serial]) for key in ("seconds", "start"))
     print(f"serial: {seconds:.1f} s, of which {start:.1f} s before the first job")
 
 

@@ -1,33 +1,28 @@
-"""What `data.num_workers=auto` gives: an epoch's seconds with none, with as many as there are cores, and with what auto
-takes, for samples that cost little to read and for samples that cost much.
+"""Seconds of an epoch with `data.num_workers=auto`, compared with no worker and with one per core.
 
     python benchmarks/bench_workers.py --rounds 5
 
-Each side is `python train.py data=dataset` with a small net, and they take turns. Photos are JPEG files of 320 x 240
-that PIL decodes and scales to 32 x 32; drawings are tensors that are there. An epoch is told by the run itself, the
-median of all but the first. The bar: auto takes at most 1.1 x the seconds of the faster of the two.
+Each side is `python train.py data=dataset` with a small net, and they take turns. Samples are cheap or expensive to
+read: drawings are tensors in memory; photos are JPEG files of 320 x 240 that PIL decodes and scales to 32 x 32. The
+seconds are the run's own, the median of all epochs but the first. The bar: auto takes at most 1.1 of the seconds of the
+faster of the other two.
 """
 
-import argparse
 import io
 import json
 import os
-import platform
 import re
-import statistics
-import subprocess
-import sys
 import tempfile
-from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import torch
+from common import describe_machine, divide, parser, run
 from PIL import Image
+from suites.results import Spread
 from torch import Tensor
 from torch.utils.data import Dataset
 
-ROOT = Path(__file__).resolve().parent.parent
 WORDS = (
     *("data=dataset", "data.num_classes=4", "data.channels=3", "data.image_size=32", "model=mlp", "test=false"),
     *("data.batch_size=64", "trainer.accelerator=cpu", "trainer.max_epochs=4", "trainer.check_val_every_n_epoch=4"),
@@ -67,40 +62,32 @@ class Photos(Drawings):
         return torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255, self.targets[row]
 
 
-def epoch(kind: str, workers: str) -> tuple[float, str]:
+def train(kind: str, workers: str) -> tuple[float, str]:
     """Return the seconds of an epoch, and the number of workers chosen by auto."""
     with tempfile.TemporaryDirectory() as folder:
-        train = f"data.train={{_target_: bench_workers.{kind}, n: {SAMPLES[kind]}}}"
-        line = [sys.executable, str(ROOT / "train.py"), *WORDS, train, f"data.num_workers={workers}"]
+        data = f"data.train={{_target_: bench_workers.{kind}, n: {SAMPLES[kind]}}}"
         path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-        done = subprocess.run(line, cwd=folder, check=True, capture_output=True, text=True, env=environment)  # noqa: S603
+        done = run("train.py", *WORDS, data, f"data.num_workers={workers}", cwd=folder, PYTHONPATH=path)
         (result,) = Path(folder).glob("logs/train/*/result.json")
-        taken = re.search(r"num_workers=auto took (\d+)", done.stdout)
-        return json.loads(result.read_text())["epoch_s"], taken[1] if taken else ""
+        chosen = re.search(r"num_workers=auto took (\d+)", done.stdout)
+        return json.loads(result.read_text())["epoch_s"], chosen[1] if chosen else ""
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="runs of each side (default 5)")
-    rounds = parser.parse_args().rounds
-    cores = str(os.cpu_count())
-    versions = {package: metadata.version(package) for package in ("torch", "lightning")}
-    print(f"{platform.machine()}, {cores} cores, Python {platform.python_version()}, {versions}, n={rounds}")
+    rounds, cores = parser(__doc__, rounds=5).parse_args().rounds, str(os.cpu_count())
+    print(f"{describe_machine('torch', 'lightning')}; n = {rounds}")
     for kind in SAMPLES:
         found: dict[str, list[float]] = {"0": [], cores: [], "auto": []}
-        taken = set()
+        chosen = set()
         for _ in range(rounds):
             for workers, seconds in found.items():
-                one, took = epoch(kind, workers)
-                seconds.append(one)
-                taken |= {took} if took else set()
-        ratios = [auto / min(one, more) for one, more, auto in zip(*found.values(), strict=True)]
+                epoch, number = train(kind, workers)
+                seconds.append(epoch)
+                chosen |= {number} if number else set()
         for workers, seconds in found.items():
-            print(f"{kind}, {workers}: {statistics.median(seconds):.3f} s ({min(seconds):.3f} to {max(seconds):.3f})")
-        low, high = min(ratios), max(ratios)
-        print(f"{kind}, auto (took {', '.join(sorted(taken)) or 'none unasked'}) over the faster: ", end="")
-        print(f"{statistics.median(ratios):.2f} ({low:.2f} to {high:.2f}; bar 1.1)")
+            print(f"{kind}, {workers}: {Spread(seconds)} s")
+        ratio = divide(found["auto"], [min(pair) for pair in zip(found["0"], found[cores], strict=True)])
+        print(f"{kind}, auto (chose {', '.join(sorted(chosen)) or 'none'}) over the faster: {ratio:.2f}, bar 1.1")
 
 
 if __name__ == "__main__":

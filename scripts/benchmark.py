@@ -1,11 +1,13 @@
 """Measures training: python scripts/benchmark.py suite=scaling (or parallel, precision, compile, memory, overhead, gpu;
-cli runs an older script), reading, the Trainer and integers (suite=loaders, trainer, int8), and a finished run's files:
+cli: start-up), reading, the Trainer and integers (suite=loaders, trainer, int8), and a finished run's files:
 suite=inference run=logs/latest"""
 
 import runpy
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra import compose
@@ -13,8 +15,6 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from lathe import trust
-from lathe.benchmark import crew, sides, suites
-from lathe.benchmark.thresholds import missed
 from lathe.config.resolve import resolve
 from lathe.config.validate import check
 from lathe.errors import UserError, refuse, require
@@ -23,7 +23,13 @@ from lathe.launch.devices import count_processes
 from lathe.launch.error_reporting import report_error, report_errors
 from lathe.launch.signals import raise_on_signal
 
-OLDER = ("cli",)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
+
+from suites import cases, thresholds
+from suites.results import write
+from suites.runner import run
+
+BENCHMARKS = Path(cases.__file__).parents[1]
 
 
 @report_errors
@@ -41,64 +47,84 @@ def benchmark(cfg: DictConfig) -> None:
     request = resolve(cfg)
     check_command(cfg, request)
     trust.allow(request)
-    suite = request["suite"] = sides.now(str(request["suite"]))
-    where = request["output"] or f"{request['paths']['log_dir']}/benchmark/{suite}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
-    output = Path(where).absolute()
-    require(not output.is_file(), f"output={where} is a file: name a folder.")
-    if suite in OLDER:
-        suites.refuse_others(request, {})
-        output.mkdir(parents=True, exist_ok=True)
-        rounds = ["--rounds", str(request["rounds"])] if request["rounds"] else []
-        script = Path(__file__).parents[1] / "benchmarks" / f"bench_{suite}.py"
-        sys.argv = [str(script), *rounds, "--json", str(output / "results.json")]
-        runpy.run_path(str(script), run_name="__main__")
-        return
-    if suite in sides.DEFAULTS:
-        request = sides.plan(request)
-        if suite == "int8":
-            request["export"] = resolve(compose("export", overrides=[*sides.FILES]))["target"]
-        sides.run(request, output)
-        return
+    suite = request["suite"]
+    name = f"{request['paths']['log_dir']}/benchmark/{suite}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    output = Path(request["output"] or name).absolute()
+    require(not output.is_file(), f"output={output} is a file: name a folder.")
+    if suite == "cli":
+        _run_script("bench_cli", cases.fill(request), output)
+    elif suite == cases.INFERENCE:
+        _compare_runtimes(cases.fill(request), output)
+    elif suite in cases.SIDES:
+        _compare_sides(cases.fill(request), output)
+    else:
+        _compare_trainings(request, output)
+
+
+def _run_script(name: str, request: dict[str, Any], output: Path) -> None:
+    output.mkdir(parents=True, exist_ok=True)
+    rounds = ["--rounds", str(request["rounds"])] if request["rounds"] else []
+    sys.argv = [str(BENCHMARKS / f"{name}.py"), *rounds, "--json", str(output / "results.json")]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _compare_runtimes(request: dict[str, Any], output: Path) -> None:
+    from suites import inference  # imported late, since it imports torch
+
+    configured = GlobalHydra.instance().config_loader().get_group_options("target")
+    names = inference.targets_of(request["targets"], configured)
+    options = inference.check_overrides(request["overrides"], names)
+    asked = resolve(compose("export", overrides=[f"run={request['run']}", f"target=[{','.join(names)}]", *options]))
+    refuse(check(asked, "export"))
+    inference.compare(request, asked["target"], output)
+
+
+def _compare_sides(request: dict[str, Any], output: Path) -> None:
+    import torch  # imported late, so that mistakes in the request are reported first
+
+    gpu = request.get("accelerator") != "gpu" or torch.cuda.is_available()
+    require(gpu, f"accelerator=gpu: suite={request['suite']} needs an NVIDIA GPU; none is visible.")
+    suite, began = import_module(f"suites.{request['suite']}"), time.monotonic()
+    if request["suite"] == "int8":
+        request["export"] = resolve(compose("export", overrides=[*suite.EXPORT]))["target"]
+    torch.set_num_threads(request["threads"])
+    facts, results = suite.measure(request, output)
+    texts, drawing = suite.tables(facts, results, request)
+    write(output, texts, drawing, facts, results, request, time.monotonic() - began)
+    if request["assert"]:
+        refuse(thresholds.missed(suite.claims(results)))
+
+
+def _compare_trainings(request: dict[str, Any], output: Path) -> None:
     base = None
     if request["base"] is not None:
-        base = resolve(compose("train", overrides=suites.base_of(request)))
-    cases, request = suites.plan(request, base)
-    if suite == suites.INFERENCE:
-        from lathe.benchmark import inference  # imported late, since it imports torch
-
-        there = GlobalHydra.instance().config_loader().get_group_options("target")
-        names = inference.targets_of(request["targets"], there)
-        words = [
-            f"run={request['run']}",
-            f"target=[{','.join(names)}]",
-            *inference.check_overrides(request["overrides"], names),
-        ]
-        asked = resolve(compose("export", overrides=words))
-        refuse(check(asked, "export"))
-        inference.compare(request, asked["target"], output)
-        return
+        base = resolve(compose("train", overrides=cases.base_of(request)))
+    every, request = cases.plan(request, base)
     composed, refused = {}, {}
-    for case in cases:
+    for case in every:
         try:
-            resolved = resolve(compose("train", overrides=suites.overrides_of(case, request)))
+            resolved = resolve(compose("train", overrides=cases.overrides_of(case, request)))
             refuse(check(resolved))
             count_processes(resolved)
         except UserError as error:
-            if not case.optional or case is cases[0]:
+            if not case.optional or case is every[0]:
                 raise
             refused[case.name] = " ".join(map(str, error.args))
         else:
             composed[case.name] = resolved
     began = time.monotonic()
-    results = crew.run(cases, composed, request, lambda line: print(line, flush=True), refused)
-    from lathe.benchmark import report, tables  # imported late, since they import torch, after the measurements
+    results = run(every, composed, request, refused)
+    from suites.tables import TABLES
 
-    output.mkdir(parents=True, exist_ok=True)
-    report.write(output, cases, results, request, time.monotonic() - began)
+    facts = {case.name: {"processes": case.processes, **case.facts} for case in every}
+    texts, drawing = TABLES[request["suite"]](facts, results)
+    judged = thresholds.judge(request, facts, results)
+    texts += [thresholds.rows(judged)] if judged else []
+    write(output, texts, drawing, facts, results, request, time.monotonic() - began)
     if request["assert"]:
-        refuse(missed(tables.judge(cases, results, request)))
+        refuse(thresholds.missed(judged))
 
 
 if __name__ == "__main__":
-    sys.argv = [sys.argv[0], *suites.typed(sys.argv[1:])]
+    sys.argv = [sys.argv[0], *cases.typed(sys.argv[1:])]
     main()

@@ -14,7 +14,7 @@ def bench() -> dict[str, Any]:
 
 def test_every_case_is_a_configuration(bench: dict[str, Any]) -> None:
     request = {"warmup": 2, "steps": 3, "accelerator": "gpu", "overrides": []}
-    found = {case.name: bench["composed"](case, request) for case in bench["cases"](False)}
+    found = {case.name: bench["compose_case"](case, request) for case in bench["cases"](False)}
     assert found["resnet50, fast"]["data"]["image_size"] == 224
     assert found["resnet50, fast"]["precision"] == {**found["gpt2_small, fast"]["precision"], "name": "auto"}
     assert {found[f"{net}, TF32"]["precision"]["matmul"] for net in ("resnet50", "gpt2_small")} == {"high"}
@@ -25,10 +25,6 @@ def test_every_case_is_a_configuration(bench: dict[str, Any]) -> None:
     assert found["resnet20, eager"]["data"]["batch_size"] == 64
     names = {name for bar in bench["BARS"] for name in (bar.case, bar.base)}
     assert names == {*found, bench["HAND"]}
-
-
-def rounds(figure: str, *values: float) -> list[dict[str, float]]:
-    return [{figure: value} for value in values]
 
 
 @pytest.mark.slow

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from suites import cases, inference
 from support.commands import check
 from support.commands import run as command
 from support.pictures import pictures
 from support.runs import SMALL, config, new_run
 
 from lathe import export
-from lathe.benchmark import inference, suites
 from lathe.errors import UserError
 from lathe.export import manifest
 from lathe.receipt import measured, write
@@ -70,7 +70,7 @@ def request(run: RunDir, *targets: str, **changes: Any) -> dict[str, Any]:
         "warmup=1",
         name="benchmark",
     )
-    return suites.plan({**asked, **changes})[1]
+    return cases.fill({**asked, **changes})
 
 
 def compare(run: RunDir, *targets: str, **changes: Any) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def test_stale_exports_are_made_again_and_missing_or_wrong_ones_are_listed(
     reasons = {entry["form"]: entry["reason"] for entry in found["left_out"]}
     assert reasons["aot_inductor"] == "no C++ compiler was found: install g++."
     assert "is not the file that was exported, its SHA-256 differs" in reasons["onnx_int8"]
-    assert "onnx was made anew, for exports/onnx is of last.ckpt." in found["notes"]
+    assert "onnx was made again: exports/onnx is of last.ckpt." in found["notes"]
     assert sorted(path.name for path in (run.path / "exports").iterdir()) == ["onnx", "onnx_int8"]
 
 
@@ -151,10 +151,10 @@ def test_a_run_whose_data_are_gone_is_measured_on_noise(tmp_path: Path, capsys: 
 
 def test_a_shipped_file_of_earlier_weights_is_not_the_runs(run: RunDir) -> None:
     found = manifest.read(run.path / "exports" / "onnx")
-    assert inference._differs(run, found, found) is None
+    assert inference._explain_stale(run, found, found) is None
     with run.best.open("ab") as file:
         file.write(b"of a later epoch")
-    assert inference._differs(run, found, found) == "is of an earlier best.ckpt"
+    assert inference._explain_stale(run, found, found) == "is of an earlier best.ckpt"
 
 
 def test_a_file_that_computes_something_else_is_not_timed(run: RunDir) -> None:
@@ -170,7 +170,7 @@ def test_a_file_that_computes_something_else_is_not_timed(run: RunDir) -> None:
     assert {row["backend"] for row in found["rows"]} == MODULES
     (entry,) = found["left_out"]
     assert entry["form"] == "onnx"
-    assert entry["reason"].startswith("wrong: its logits lie ")
+    assert entry["reason"].startswith("wrong: its logits differ ")
 
 
 def test_the_receipt_gets_it_and_keeps_it_while_the_weights_are_the_same(

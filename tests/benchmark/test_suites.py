@@ -1,37 +1,53 @@
-"""Every case of every suite is a configuration that composes."""
+"""The suites' requests and cases: every case composes, and requests that can't be measured are refused."""
 
 from typing import Any
 
 import pytest
 import torch
+from suites import cases
+from support.choices import names
 from support.runs import config
 
-from lathe.benchmark import suites
-from lathe.benchmark.cases import PRECISIONS, scaling
 from lathe.config.validate import check
-from lathe.errors import refuse
+from lathe.errors import UserError, refuse
 
 
-def request(suite: str, **changes: Any) -> dict[str, Any]:
-    return {**config(f"suite={suite}", name="benchmark"), **changes}
+def request(*words: str) -> dict[str, Any]:
+    return config(*words, name="benchmark")
 
 
-@pytest.mark.parametrize("suite", ["scaling", "memory"])
-def test_cases_compose_and_have_names_of_their_own(suite: str) -> None:
-    cases, full = suites.plan(request(suite, overrides=["seed=7"]))
-    assert len({case.name for case in cases}) == len(cases)
-    for case in cases:
-        cfg = config(*suites.overrides_of(case, full))
+def plan(*words: str, base: dict[str, Any] | None = None) -> tuple[list[cases.Case], dict[str, Any]]:
+    return cases.plan(request(*words), base)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("scaling",),
+        ("scaling", "strategies=[pipeline,3d]"),
+        ("memory",),
+        *(
+            (suite, f"accelerator={device}")
+            for suite in ("precision", "compile", "parallel")
+            for device in ("cpu", "gpu")
+        ),
+    ],
+)
+def test_cases_compose_and_have_names_of_their_own(words: tuple[str, ...]) -> None:
+    every, full = plan(f"suite={words[0]}", *words[1:], 'overrides=["seed=7"]')
+    assert len({case.name for case in every}) == len(every)
+    for case in every:
+        cfg = config(*cases.overrides_of(case, full))
         refuse(check(cfg))
-        assert cfg["seed"] == 7
+        assert (cfg["seed"], cfg["trainer"]["accelerator"]) == (7, full["accelerator"])
         assert cfg["trainer"]["devices"] == case.processes
         assert cfg["data"]["batch_size"] % case.processes == 0
 
 
 def test_weak_batches_grow_and_strong_ones_do_not() -> None:
-    cases, full = suites.plan(request("scaling", processes=[1, 2, 4], batch_size=64, strategies=["ddp"]))
+    every, full = plan("suite=scaling", "processes=[1,2,4]", "batch_size=64", "strategies=[ddp]")
     assert full["rounds"] == 15
-    found = [(c.facts["strategy"], c.processes, c.facts["mode"], c.sync, c.facts["batch_size"]) for c in cases]
+    found = [(c.facts["strategy"], c.processes, c.facts["mode"], c.sync, c.facts["batch_size"]) for c in every]
     assert found == [
         ("auto", 1, "weak", True, 64),
         ("ddp", 1, "weak", True, 64),
@@ -44,18 +60,112 @@ def test_weak_batches_grow_and_strong_ones_do_not() -> None:
     ]
 
 
-def test_each_round_begins_with_another_case_and_has_all() -> None:
-    cases = scaling({"processes": [2], "batch_size": 4, "strategies": ["ddp"]})
-    rounds = [suites.order(cases, number) for number in range(len(cases) + 1)]
-    assert [turns[0] for turns in rounds] == [*cases, cases[0]]
-    assert all(len(turns) == len(cases) and set(map(id, turns)) == set(map(id, cases)) for turns in rounds)
+def test_strategies_that_cut_the_net_are_compared_with_one_process_of_none() -> None:
+    every, _ = plan("suite=scaling", "strategies=[pipeline,3d]")
+    expected = ["auto, 1, weak", "pipeline, 2, weak", "pipeline, 2, strong", "3d, 2, weak", "3d, 2, strong"]
+    assert [case.name for case in every] == expected
 
 
 def test_the_gpu_suite_composes_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    cases, full = suites.plan(request("gpu"))
-    assert len(cases) == 2 * 4 * 4
-    for case in cases[:: len(PRECISIONS)]:
-        cfg = config(*suites.overrides_of(case, full))
+    every, full = plan("suite=gpu")
+    assert len(every) == 2 * 4 * 4
+    for case in every[::4]:
+        cfg = config(*cases.overrides_of(case, full))
         refuse(check(cfg))
         assert cfg["trainer"]["accelerator"] == "gpu"
+
+
+def test_every_precision_and_every_way_to_compile_has_a_row() -> None:
+    every, full = plan("suite=precision", "accelerator=cpu", "batch_size=20")
+    assert every[0].name == "32-true"
+    assert {case.name for case in every} == set(names("precision")) - {"auto"}  # a choice of one of them
+    assert "data.batch_size=20" in cases.overrides_of(every[3], full)
+    every, full = plan("suite=compile", "accelerator=cpu")
+    made = {case.name: config(*cases.overrides_of(case, full))["compile"] for case in every}
+    assert not made.pop("none")["enabled"]
+    assert {name: (c["mode"], c["regional"], c["scope"]) for name, c in made.items()} == {
+        "default": ("default", False, "net"),
+        "reduce-overhead": ("reduce-overhead", False, "net"),
+        "max-autotune": ("max-autotune", False, "net"),
+        "regional": ("default", True, "net"),
+        "step": ("default", "auto", "step"),
+    }
+
+
+def test_a_larger_batch_has_a_learning_rate_as_many_times_as_large_after_a_warm_up() -> None:
+    every, full = plan("suite=parallel", "accelerator=cpu", "processes=[4]", "batch_size=64")
+    made = {case.name: config(*cases.overrides_of(case, full)) for case in every}
+    found = {
+        name: (c["trainer"]["devices"], c["data"]["batch_size"], c["optimizer"]["lr"], c["scheduler"]["warmup"])
+        for name, c in made.items()
+    }
+    assert found == {
+        "single": (1, 64, 0.1, 0),
+        "dp": (4, 64, 0.1, 0),
+        "ddp": (4, 64, 0.1, 0),
+        "ddp_amp": (4, 64, 0.1, 0),
+        "ddp_large": (4, 256, 0.1, 0),
+        "ddp_scaled": (4, 256, 0.4, 0.2),
+    }
+    assert {name for name, c in made.items() if c["precision"]["name"] != "32-true"} == {"ddp_amp"}
+
+
+def test_an_experiment_is_measured_with_its_batch_size_and_a_constant_rate() -> None:
+    base = config("experiment=digits_quickstart", "scheduler=constant")
+    every, full = plan("suite=scaling", "base=digits_quickstart", base=base)
+    weak = [case.facts["batch_size"] for case in every if case.processes == 2 and case.facts["mode"] == "weak"]
+    assert weak == [2 * base["data"]["batch_size"]] * 3
+    cfg = config(*cases.overrides_of(every[0], full))
+    refuse(check(cfg))
+    assert cfg["model"] == base["model"]
+    every, full = plan("suite=scaling", "base=digits_quickstart", "batch_size=10", base=base)
+    assert every[0].facts["batch_size"] == 10
+    every, full = plan("suite=parallel", "base=digits_quickstart", "accelerator=cpu", base=base)
+    assert every[-1].facts["lr"] == 2 * base["optimizer"]["lr"]
+    stepped = config(*cases.base_of({"base": "cifar100_resnet56", "overrides": []}))
+    every, full = plan("suite=scaling", "base=cifar100_resnet56", base=stepped)
+    cfg = config(*cases.overrides_of(every[0], full))  # without the milestones of its schedule
+    refuse(check(cfg))
+    assert cfg["scheduler"]["_target_"] == "lathe.optim.constant"
+
+
+def test_the_device_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    full = plan("suite=parallel")[1]
+    assert full["own"] == ("experiment=cifar10_resnet50_amp",)
+    assert full["processes"] == [4]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert plan("suite=precision")[1]["accelerator"] == "cpu"
+
+
+def test_null_keys_get_the_suites_own_values() -> None:
+    full = cases.fill(request("suite=loaders", "workers=[0,3]"))
+    assert (full["workers"], full["rounds"], full["seconds"], full["accelerator"]) == ([0, 3], 7, 0.3, "cpu")
+    full = cases.fill(request("suite=trainer", "rounds=2"))
+    assert (full["rounds"], full["steps"], full["batch_size"], full["threads"]) == (2, 400, 64, 1)
+    full = cases.fill(request("suite=int8", 'overrides=["model=resnet50"]'))
+    assert (full["batches"], full["warmup"], full["overrides"], full["qat"]) == ([1, 32], 5, ["model=resnet50"], None)
+    assert plan("suite=scaling")[1]["thresholds"] == {"2": 0.85}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("suite=parallel accelerator=cpu processes=[3]", "batch_size=50 does not divide by processes=3"),
+        (
+            'suite=precision accelerator=cpu overrides=["precision=64-true"]',
+            "overrides=precision=64-true: suite=precision",
+        ),
+        ("suite=scaling thresholds={8:0.7}", "thresholds.8: suite=scaling does not measure 8"),
+        ("suite=scaling processes=[1] assert=true", "assert=true: suite=scaling has no default thresholds"),
+        ("suite=memory assert=true", "assert=true has no meaning for suite=memory"),
+        ("suite=trainer seconds=1.0", r"seconds=1\.0 has no meaning for suite=trainer"),
+        ("suite=inference", "suite=inference measures a finished run"),
+        ("suite=int8 run=x qat=2", "qat=2 is for a run that suite=int8 trains itself"),
+    ],
+)
+def test_requests_that_cannot_be_measured_are_refused(words: str, message: str) -> None:
+    with pytest.raises(UserError, match=f"^{message}"):
+        plan(*words.split())

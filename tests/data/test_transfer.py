@@ -10,11 +10,11 @@ import pytest
 import torch
 from data.test_foreign import OWN
 from lightning.pytorch import LightningModule
+from suites.worker import _forward_ms
 from support.marked_data import ALL, HOOKS, SEEN, MarkedData
 from support.runs import ROOT, config
 
 from lathe import export, trust
-from lathe.benchmark.rank import _forward_ms
 from lathe.data import ImageDataModule
 from lathe.data.digits import Digits
 from lathe.data.foreign import share

@@ -5,7 +5,8 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from lathe.benchmark.suites import typed
+from suites.cases import typed
+
 from lathe.config.cross_checks import check_compression
 from lathe.config.help import names_of
 from lathe.config.override_parsing import translate

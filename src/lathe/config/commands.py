@@ -526,8 +526,10 @@ class Support(TypedDict):
     paths: LogPaths
 
 
-StepSuite = Literal["scaling", "memory", "overhead", "gpu", "parallel", "precision", "compile"]
-Suite = Literal[StepSuite, "inference", "loaders", "trainer", "int8", "cli", "data"]
+Suite = Literal[
+    *("scaling", "memory", "overhead", "gpu", "parallel", "precision", "compile"),
+    *("inference", "loaders", "trainer", "int8", "cli"),
+]
 Benchmark = TypedDict(  # `assert` is a keyword
     "Benchmark",
     {

@@ -17,32 +17,57 @@ PADDING = 4  # pixels on each side, before the crop
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
-def _cut(image: Image.Image) -> Image.Image:
-    """Return a random crop of the padded image, flipped with probability 0.5."""
-    width, height = image.size
-    left, top = (int(torch.randint(0, 2 * PADDING + 1, ())) for _ in range(2))
-    image = ImageOps.expand(image, PADDING).crop((left, top, left + width, top + height))
-    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if torch.rand(()) < 0.5 else image
+class Usual(Dataset[tuple[Tensor, int]]):
+    """Images with the usual transforms: pad, crop, flip, to a tensor, normalise."""
 
-
-class InMemory(Dataset[tuple[Tensor, int]]):
-    """The usual transforms of uint8 images [n, channels, height, width]: pad, crop, flip, to a tensor, normalise."""
-
-    def __init__(self, images: Images, labels: Images) -> None:
-        self.images, self.labels = images.transpose(0, 2, 3, 1).copy(), labels
+    def __init__(self, labels: Sequence[int]) -> None:
+        self.labels = labels
         self.mean, self.std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.labels)
+
+    def open(self, sample: int) -> Image.Image:
+        """Return an image as PIL has it."""
+        raise NotImplementedError
 
     def __getitem__(self, sample: int) -> tuple[Tensor, int]:
-        image = np.array(_cut(Image.fromarray(self.images[sample])))
-        tensor = torch.from_numpy(image).permute(2, 0, 1).contiguous().float().div_(255)
-        return tensor.sub_(self.mean).div_(self.std), int(self.labels[sample])
+        image = self.open(sample)
+        width, height = image.size
+        left, top = (int(torch.randint(0, 2 * PADDING + 1, ())) for _ in range(2))
+        image = ImageOps.expand(image, PADDING).crop((left, top, left + width, top + height))
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if torch.rand(()) < 0.5 else image
+        tensor = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
+        return tensor.sub_(self.mean).div_(self.std), self.labels[sample]
+
+
+class InMemory(Usual):
+    """uint8 images [n, channels, height, width]."""
+
+    def __init__(self, images: Images, labels: Images) -> None:
+        super().__init__(labels.tolist())
+        self.images = images.transpose(0, 2, 3, 1).copy()
+
+    def open(self, sample: int) -> Image.Image:
+        return Image.fromarray(self.images[sample])
+
+
+class Files(Usual):
+    """Class folders, scaled and cropped to `size` pixels."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        classes = sorted(path for path in folder.iterdir() if path.is_dir())
+        found = [(file, label) for label, path in enumerate(classes) for file in sorted(path.iterdir())]
+        super().__init__([label for _, label in found])
+        self.files, self.size = [file for file, _ in found], size
+
+    def open(self, sample: int) -> Image.Image:
+        with Image.open(self.files[sample]) as file:
+            return ImageOps.fit(file.convert("RGB"), (self.size, self.size), Image.Resampling.BILINEAR)
 
 
 class Tuned(Dataset[tuple[Images, int]]):
-    """The same, optimised: PIL images made once, a crop that pads, and normalisation in place."""
+    """The same as InMemory, optimised: PIL images made once, a crop that pads, and normalisation in place."""
 
     def __init__(self, images: Images, labels: Images) -> None:
         self.images = [Image.fromarray(image) for image in images.transpose(0, 2, 3, 1).copy()]
@@ -70,26 +95,6 @@ def stack(samples: list[tuple[Images, int]]) -> tuple[Tensor, Tensor]:
     arrays, labels = zip(*samples, strict=True)
     batch = np.empty((len(arrays), *arrays[0].shape), arrays[0].dtype)
     return torch.from_numpy(np.stack(arrays, out=batch)), torch.tensor(labels)
-
-
-class Files(Dataset[tuple[Tensor, int]]):
-    """Class folders read in the usual way: open, resize, crop, flip, to a tensor, normalise."""
-
-    def __init__(self, folder: Path, size: int) -> None:
-        classes = sorted(path for path in folder.iterdir() if path.is_dir())
-        self.files = [(file, label) for label, path in enumerate(classes) for file in sorted(path.iterdir())]
-        self.size = size
-        self.mean, self.std = torch.tensor(MEAN)[:, None, None], torch.tensor(STD)[:, None, None]
-
-    def __len__(self) -> int:
-        return len(self.files)
-
-    def __getitem__(self, row: int) -> tuple[Tensor, int]:
-        path, label = self.files[row]
-        with Image.open(path) as file:
-            image = ImageOps.fit(file.convert("RGB"), (self.size, self.size), Image.Resampling.BILINEAR)
-        pixels = torch.from_numpy(np.array(_cut(image))).permute(2, 0, 1).float().div_(255)
-        return (pixels - self.mean) / self.std, label
 
 
 def write_files(folder: Path, classes: Sequence[str], count: int) -> None:

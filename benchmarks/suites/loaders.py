@@ -1,4 +1,4 @@
-"""The suite `loaders`: samples/s of data loading, relative to the usual per-sample recipe.
+"""suite=loaders: samples/s of data loading, relative to the usual per-sample recipe.
 
 All sides yield contiguous batches on the training device, in a new order each epoch. They take turns in one process, so
 that other load affects all alike. Workers start before the first round, and wait with full queues while other sides are
@@ -7,7 +7,7 @@ measured.
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -17,28 +17,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 from torch.utils.data import DataLoader, Dataset
 
-from lathe.benchmark import usual
-from lathe.benchmark.spread import Results, spread, table
-from lathe.benchmark.turns import Claim, Facts, failure, fastest, over, take_turns
+from lathe.config.resolve import resolve
 from lathe.files import scratch
 from lathe.launch.api import compose
 from lathe.measure import plot, usable_cores
 from lathe.runs.build import make_data
 from lathe.verbs.make_shards import make_shards
+from suites import dataloader_baseline as baseline
+from suites.results import Columns, Facts, Results, fact, full, middle
+from suites.runner import report, take_turns
+from suites.thresholds import Threshold
 
 CLASSES = ("ant", "bee", "cow", "dog")
 SIDE, FILE_SIDE, LENGTH = 32, 64, 256  # in pixels, pixels and tokens
 # The usual augmentation of colour images, as keys of the configuration.
 IMAGES = (
-    "data.channels=3",
-    f"data.mean={[*usual.MEAN]}",
-    f"data.std={[*usual.STD]}",
-    f"data.augment.crop={usual.PADDING}",
-    "data.augment.crop_fill=zero",
-    "data.augment.flip=random",
+    *("data.channels=3", f"data.mean={[*baseline.MEAN]}", f"data.std={[*baseline.STD]}"),
+    *(f"data.augment.crop={baseline.PADDING}", "data.augment.crop_fill=zero", "data.augment.flip=random"),
     "data.augment.cutout=0",
 )
 # Samples of an epoch, and of a batch.
@@ -67,69 +64,70 @@ class Side:
         return _name(self.kind, self.how, self.workers)
 
 
-def measure(request: dict[str, Any], output: Path, tell: Callable[[str], None]) -> tuple[Facts, Results]:
+def _name(kind: str, how: str, workers: int) -> str:
+    return f"{kind}: {how}, {workers} workers"
+
+
+def measure(request: Mapping[str, Any], output: Path) -> tuple[Facts, Results]:
     """Measure samples/s of each side in each round."""
     workers = sorted({0, min(8, usable_cores())} if request["workers"] is None else {*request["workers"]})
     device = torch.device("cuda" if request["accelerator"] == "gpu" else "cpu")
+    makers = {"images in memory": _in_memory, "image files": _files, "dataset": _datasets, "tokens": _tokens}
     with scratch() as folder, ExitStack() as stack:
         sides = dict[str, Side]()
-        for kind, make in (
-            ("images in memory", _in_memory),
-            ("image files", _files),
-            ("dataset", _datasets),
-            ("tokens", _tokens),
-        ):
-            tell(f"making ready: {kind}")
+        for kind, make in makers.items():
+            report(f"making ready: {kind}")
             size = request["batch_size"] or BATCHES[kind]
             sides |= {side.name: side for side in make(folder, SIZES[kind], size, workers, device)}
         for side in sides.values():
             stack.callback(side.batches.close)  # type: ignore[attr-defined]  # of a generator, which ends its workers
         turns = {name: partial(_rate, side, request["seconds"], device) for name, side in sides.items()}
-        take_turns(turns, 1, lambda line: None)  # starts the workers, and draws the first epoch's tables
-        results = take_turns(turns, request["rounds"], tell)
+        take_turns(turns, 1, quiet=True)  # starts the workers, and draws the first epoch's tables
+        results = take_turns(turns, request["rounds"])
         facts = {
             name: {
-                "kind": side.kind,
-                "how": side.how,
-                "workers": side.workers,
-                "samples": side.samples,
-                "batch_size": side.size,
-                "usual": list(side.usual),
+                **{"kind": side.kind, "how": side.how, "workers": side.workers, "usual": list(side.usual)},
+                **{"samples": side.samples, "batch_size": side.size},
             }
             for name, side in sides.items()
         }
         return facts, results
 
 
+def _fastest(results: Results, names: list[str]) -> str | None:
+    """Return the side with the highest median; None if none was measured."""
+    found = {name: spread.median for name in names if (spread := results.spread(name, FIGURE))}
+    return max(found, key=lambda name: found[name]) if found else None
+
+
 def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[list[str], str]:
     """Return a row for each side, with its speed over the fastest of its `usual` sides."""
-    rows, heights = list[list[str]](), dict[str, dict[str, float]]()
-    for name, about in facts.items():
-        speed, base = spread(results, name, FIGURE), fastest(results, about["usual"], FIGURE)
-        first = [about["kind"], about["how"], str(about["workers"]), str(about["batch_size"])]
-        if speed is None:
-            rows.append([*first, failure(results, name), "", ""])
-            continue
-        gain = over(results, name, base, FIGURE)
-        epoch = f"{about['samples'] / speed.median:.3f}"
-        low, high = f"{speed.low:,.0f}", f"{speed.high:,.0f}"
-        rows.append([*first, f"{speed.median:,.0f} ({low} to {high})", epoch, str(gain or "")])
-        if gain:
-            heights[name] = {"over the usual recipe": gain.median}
-    head = ["data", "read by", "workers", "batch", "samples/s", "s an epoch", "over the usual recipe"]
+    gains = {name: results.ratio(name, _fastest(results, about["usual"]), FIGURE) for name, about in facts.items()}
+    columns: Columns = {
+        "data": fact(facts, "kind"),
+        "read by": fact(facts, "how"),
+        "workers": fact(facts, "workers"),
+        "batch": fact(facts, "batch_size"),
+        "samples/s": lambda name: full(results.spread(name, FIGURE), ",.0f"),
+        "s an epoch": lambda name: middle(
+            results.spread(name, lambda result: facts[name]["samples"] / result[FIGURE]), ".3f"
+        ),
+        "over the usual recipe": lambda name: full(gains[name]),
+    }
     note = (
-        "The usual recipe reads one sample at a time behind torch's DataLoader; where it has several rows, the fastest "
+        "The usual recipe reads one sample at a time with torch's DataLoader; where it has several rows, the fastest "
         f"of them is the base. A turn reads for {request['seconds']:g} s at least, resident data for whole epochs. "
         f"Images in memory: {SIDE} x {SIDE}, three colours, crop and flip; image files: JPEG of 160 to 320 pixels a "
         f"side brought to {FILE_SIDE}; tokens: windows of {LENGTH}. Batches are wanted on the "
         f"{request['accelerator']}.\n"
     )
-    return [table(head, rows), note], plot.stacks("Samples/s over the usual recipe", "x", heights)
+    heights = {name: {"over the usual recipe": gain.median} for name, gain in gains.items() if gain}
+    return [results.table(columns, facts=4), note], plot.stacks("Samples/s over the usual recipe", "x", heights)
 
 
-def claims(results: Results) -> list[Claim]:
+def claims(results: Results) -> list[Threshold]:
     """Return the required speed-ups over the usual recipe; data=dataset must not be slower than a DataLoader."""
-    found = list[Claim]()
+    found = list[Threshold]()
     for how, kind, base, bar in (
         ("resident, uint8", "images in memory", PIL, 40.0),
         ("resident, uint8", "images in memory", TUNED, 40.0),
@@ -138,22 +136,13 @@ def claims(results: Results) -> list[Claim]:
         ("data=image_folder", "image files", JPEG, 10.0),
     ):
         bases = [name for name in results if name.startswith(f"{kind}: {base}, ")]
-        measured = over(results, _name(kind, how, 0), fastest(results, bases, FIGURE), FIGURE)
-        found.append((f"{kind}, {how}: samples/s over {base}'s,", measured, {"at_least": bar}))
+        gain = results.ratio(_name(kind, how, 0), _fastest(results, bases), FIGURE)
+        found.append(Threshold(f"{kind}, {how}: samples/s over {base}'s,", gain, at_least=bar))
     for name in results:
         if ": data=dataset, " in name:
-            base = name.replace("data=dataset", ITEMS)
-            found.append((f"{name}: samples/s over {ITEMS}'s,", over(results, name, base, FIGURE), {"at_least": 1.0}))
+            gain = results.ratio(name, name.replace("data=dataset", ITEMS), FIGURE)
+            found.append(Threshold(f"{name}: samples/s over {ITEMS}'s,", gain, at_least=1.0))
     return found
-
-
-def _name(kind: str, how: str, workers: int) -> str:
-    return f"{kind}: {how}, {workers} workers"
-
-
-def _endless(loader: Any) -> Iterator[Any]:
-    while True:
-        yield from loader
 
 
 def _rate(side: Side, seconds: float, device: torch.device) -> dict[str, Any]:
@@ -174,49 +163,48 @@ def _rate(side: Side, seconds: float, device: torch.device) -> dict[str, Any]:
     return {FIGURE: taken * side.size / (time.perf_counter() - began)}
 
 
-def _behind(data: Dataset[Any], size: int, workers: int, device: torch.device, collate: Any = None) -> Iterator[Any]:
-    return _endless(
-        DataLoader(
-            data,
-            size,
-            shuffle=True,
-            drop_last=True,
-            num_workers=workers,
-            persistent_workers=workers > 0,
-            pin_memory=device.type == "cuda",
-            collate_fn=collate,
-        )
+def _endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def _by_dataloader(data: Dataset[Any], size: int, workers: int, device: torch.device, collate: Any = None) -> Any:
+    loader = DataLoader(
+        data,
+        size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        pin_memory=device.type == "cuda",
+        collate_fn=collate,
     )
+    return _endless(loader)
 
 
-def _composed(*words: str) -> dict[str, Any]:
-    """Return the resolved training configuration of these overrides."""
-    cfg: Any = OmegaConf.to_container(compose(words), resolve=True)
-    return dict(cfg)
-
-
-def _opened(*words: str) -> Any:
+def _open(*words: str) -> Any:
     """Return the data module of these overrides, set up."""
-    data = make_data(_composed(*words))
+    data = make_data(resolve(compose(words)))
     data.prepare_data()
     data.setup()
     return data
 
 
-def _typed(path: Path) -> str:
+def _quote(path: Path) -> str:
     return json.dumps(str(path), ensure_ascii=False)
 
 
 def _in_memory(folder: Path, samples: int, size: int, workers: list[int], device: torch.device) -> Iterator[Side]:
     sizes = (f"data.source.train_size={samples}", "data.source.val_size=10", "data.source.test_size=10")
-    data = _opened("data=synthetic", f"data.image_size={SIDE}", *IMAGES, *sizes, f"data.batch_size={size}")
+    data = _open("data=synthetic", f"data.image_size={SIDE}", *IMAGES, *sizes, f"data.batch_size={size}")
     split = data.open()["train"]
     images, labels = split.read()
     kind, base = "images in memory", tuple(_name("images in memory", PIL, n) for n in workers)
     for n in workers:
-        yield Side(kind, PIL, n, _behind(usual.InMemory(images, labels), size, n, device), samples, size, base)
+        batches = _by_dataloader(baseline.InMemory(images, labels), size, n, device)
+        yield Side(kind, PIL, n, batches, samples, size, base)
     for n in workers:
-        batches = _behind(usual.Tuned(images, labels), size, n, device, usual.stack)
+        batches = _by_dataloader(baseline.Tuned(images, labels), size, n, device, baseline.stack)
         yield Side(kind, TUNED, n, batches, samples, size, base)
     batch = data.build(split, device, batch_size=size, train=True)
     given = {**data.settings(device, {"batch_size": size, "train": True}), "normalizer": None}
@@ -229,20 +217,21 @@ def _in_memory(folder: Path, samples: int, size: int, workers: list[int], device
 
 def _files(folder: Path, samples: int, size: int, workers: list[int], device: torch.device) -> Iterator[Side]:
     kind, photos, shards = "image files", folder / "photos", folder / "shards"
-    usual.write_files(photos, CLASSES, samples)
+    baseline.write_files(photos, CLASSES, samples)
     base = tuple(_name(kind, JPEG, n) for n in workers)
     for n in workers:
-        yield Side(kind, JPEG, n, _behind(usual.Files(photos, FILE_SIDE), size, n, device), samples, size, base)
+        batches = _by_dataloader(baseline.Files(photos, FILE_SIDE), size, n, device)
+        yield Side(kind, JPEG, n, batches, samples, size, base)
     shared = (*IMAGES, f"data.image_size={FILE_SIDE}", f"data.batch_size={size}")
     share = max(0.01, len(CLASSES) / samples)  # at least one image of each class
     shares = (f"data.source.val_share={share}", f"data.source.test_share={share}")
-    words = ("data=image_folder", f"data.folder={_typed(photos)}", f"paths.data_dir={_typed(folder)}", *shared, *shares)
-    data = _opened(*words)
+    own = ("data=image_folder", f"data.folder={_quote(photos)}", f"paths.data_dir={_quote(folder)}", *shared, *shares)
+    data = _open(*own)
     loader = data.build(data.open()["train"], device, batch_size=size, train=True)
     kept = len(loader) * size
     yield Side(kind, "data=image_folder", 0, _endless(loader), kept, size, base, whole=len(loader))
     settings = {
-        "data": _composed(*words)["data"],
+        "data": resolve(compose(own))["data"],
         "paths": {"data_dir": str(folder)},
         "output": shards.name,
         "images": {"folder": None},
@@ -252,30 +241,29 @@ def _files(folder: Path, samples: int, size: int, workers: list[int], device: to
     make_shards(settings)
     for n in workers:
         read = (f"data.num_classes={len(CLASSES)}", f"data.num_workers={n}", f"data.persistent_workers={n > 0}")
-        data = _opened("data=shards", f"data.source.name={_typed(shards)}", *shared, *read)
+        data = _open("data=shards", f"data.source.name={_quote(shards)}", *shared, *read)
         yield Side(kind, "data=shards", n, _endless(data.train_dataloader()), kept, size, base)
 
 
 def _datasets(folder: Path, samples: int, size: int, workers: list[int], device: torch.device) -> Iterator[Side]:
     for (name, of), n in product(DATASETS.items(), workers):
-        kind, train = f"dataset, {name}", f"{{_target_: {usual.__name__}.{of}, n: {samples}}}"
+        kind, train = f"dataset, {name}", f"{{_target_: {baseline.__name__}.{of}, n: {samples}}}"
         read = (f"data.num_workers={n}", f"data.persistent_workers={n > 0}", f"data.batch_size={size}")
         facts = ("data.num_classes=10", "data.channels=3", "data.image_size=32")
-        data = _opened("data=dataset", f"data.train={train}", *facts, *read)
+        data = _open("data=dataset", f"data.train={train}", *facts, *read)
         base = (_name(kind, ITEMS, n),)
-        yield Side(kind, ITEMS, n, _behind(data.datasets["train"], size, n, device), samples, size, base)
+        yield Side(kind, ITEMS, n, _by_dataloader(data.datasets["train"], size, n, device), samples, size, base)
         yield Side(kind, "data=dataset", n, _endless(data.train_dataloader()), samples, size, base)
 
 
 def _tokens(folder: Path, samples: int, size: int, workers: list[int], device: torch.device) -> Iterator[Side]:
     kind, file = "tokens", folder / "tokens.npy"
     sizes = (f"data.source.train_size={samples}", "data.source.val_size=2", "data.source.test_size=2")
-    data = _opened(
-        "data=synthetic_tokens", "model=gpt_nano", f"data.length={LENGTH}", *sizes, f"data.batch_size={size}"
-    )
+    words = ("data=synthetic_tokens", "model=gpt_nano", f"data.length={LENGTH}", f"data.batch_size={size}")
+    data = _open(*words, *sizes)
     np.save(file, data.open()["train"].ids)
     base = tuple(_name(kind, MAPPED, n) for n in workers)
     for n in workers:
-        dataset = usual.Windows(file, LENGTH)
-        yield Side(kind, MAPPED, n, _behind(dataset, size, n, device), samples, size, base)
+        batches = _by_dataloader(baseline.Windows(file, LENGTH), size, n, device)
+        yield Side(kind, MAPPED, n, batches, samples, size, base)
     yield Side(kind, "data=tokens", 0, _endless(data.train_dataloader()), samples, size, base)

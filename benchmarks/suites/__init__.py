@@ -1,0 +1,1 @@
+"""The suites of `scripts/benchmark.py`: training, reading data, the Trainer, and inference."""

@@ -1,0 +1,278 @@
+"""suite=inference: a finished run's exports and its module in turns in one process, on the same inputs."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lathe import export, measure
+from lathe.errors import UserError, did_you_mean, require
+from lathe.export import manifest as manifests
+from lathe.export.bundle import open_bundle
+from lathe.files import scratch, write_atomically
+from lathe.receipt import measured, page, runtimes
+from lathe.receipt.forms import CPU, Compiled, Eager, Form, Opened, time_forms
+from lathe.runs.export_model import ExportModel, open_export_model
+from lathe.runs.export_staleness import is_outdated
+from lathe.runs.rundir import RunDir, open_run
+from lathe.verbs.export.compare import arithmetic_of
+from lathe.verbs.export.make import make, ready_for
+from lathe.verbs.export.parity import odd_inputs
+from lathe.verbs.export.request import targets_of as options_of
+from suites.results import table
+from suites.runner import reason, report
+
+ARCHIVES = ("torchserve",)  # they contain another target's file, which is measured itself
+REFERENCES = {"eager": "this eager", "bf16": "this compiled_bf16"}  # every row is compared with them
+CHECKED, LOGITS = 32, 2**24  # samples, and logits at most, on which a form's outputs are checked
+# Largest difference from the module's logits, as a share of their norm. scripts/export.py is stricter.
+LOOSE = {"float32": 1e-2, "bfloat16": 0.1, "float16": 0.1, "int8": 0.3}
+
+
+class Bundled(Form):
+    """An export in a folder. `source` is the file's origin, `arithmetic` its number format."""
+
+    def __init__(self, folder: Path, source: str, arithmetic: str) -> None:
+        manifest = manifests.read(folder, "targets")
+        super().__init__("this", str(manifest["target"]))
+        self.folder, self.source, self.arithmetic = folder, source, arithmetic
+        self.integers = bool(manifest["integers"])
+        self.runs_on = str(manifest.get("compiled_for", {}).get("device", "cpu"))
+        self.bytes = int(manifest["files"][manifest["file"]]["bytes"])
+
+    def open(self, x: Tensor, threads: int) -> Opened:
+        bundle, inputs = open_bundle(self.folder, threads, "targets"), x.numpy()
+        forward = lambda batch: torch.from_numpy(np.asarray(bundle(batch.numpy()))).float()  # noqa: E731
+        return Opened(lambda: bundle(inputs), forward)
+
+
+class Limits(NamedTuple):
+    """The most timed calls of each form, warm-up calls, and seconds for a batch size and number of threads."""
+
+    repeats: int
+    warmup: int
+    seconds: float
+
+
+def targets_of(given: Sequence[str] | None, configured: Sequence[str]) -> list[str]:
+    """Return the `given` targets, or all that compute and have a file in configs/target."""
+    for name in given or ():
+        require(name in export.TARGETS and name in configured, f"targets={name}: {did_you_mean(name, configured)}")
+        require(name not in ARCHIVES, f"targets={name} holds another target's file: name that one.")
+        require(export.get(name).computes, f"targets={name} holds only weights, without a net. Leave it out.")
+    return list(given or (name for name in export.TARGETS if name in configured and _is_measured(name)))
+
+
+def _is_measured(name: str) -> bool:
+    try:
+        return name not in ARCHIVES and export.get(name).computes
+    except ImportError:
+        return True  # the missing package is reported when the file is made
+
+
+def check_overrides(given: Sequence[str], targets: Sequence[str]) -> list[str]:
+    """Return these overrides, which must be options of `targets`."""
+    for text in given:
+        fits = any(str(text).lstrip("+~").startswith(f"target.{name}.") for name in targets)
+        require(fits, f"overrides={text}: suite=inference takes options of its targets: target.<name>.<key>=<value>.")
+    return [str(text) for text in given]
+
+
+@torch.no_grad()
+def compare(request: Mapping[str, Any], group: Mapping[str, Any], output: Path) -> dict[str, Any]:
+    """Measure the run in all its forms, write the results into `output` and the receipt, and return them.
+
+    `group` is the resolved `target` group of an export.
+
+    Raises:
+        UserError: the run is being written to, or nothing could be measured.
+    """
+    run, threads, began = open_run(request["run"], "run"), torch.get_num_threads(), time.monotonic()
+    counts = request["threads"] or [1, measure.usable_cores()]
+    counts = counts if isinstance(counts, list) else [counts]
+    request = {**request, "threads": sorted({*counts}), "batches": sorted({*request["batches"]})}
+    require(not run.busy, f"run={request['run']} is being written to by another process. Wait for it, or stop it.")
+    try:
+        with torch.random.fork_rng(devices=[]), scratch() as folder:
+            found = _measure(run, request, options_of(group), folder)
+    finally:
+        torch.set_num_threads(threads)
+    found["seconds"] = time.monotonic() - began
+    write(output, found, request)
+    with run.locked():
+        require(
+            found["checkpoint"] == measured.fingerprint(run), f"run={request['run']} was trained on. Measure again."
+        )
+        if measured.add_comparison(run, found):
+            report(f"The receipt has it too: {run.path / 'receipt.md'}")
+    return found
+
+
+def _measure(run: RunDir, request: Mapping[str, Any], options: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the comparison as plain data."""
+    left_out, notes = list[dict[str, str]](), list[str]()
+    checkpoint, trained = measured.fingerprint(run), open_export_model(run.path)
+    plain = trained
+    if trained.facts["integers"]:
+        plain = open_export_model(run.path, integers=False)
+        notes.append("eager and compiled run the rounded weights as floats: simulated integers are slower.")
+    try:
+        first = inputs_of(trained)
+    except UserError as error:
+        notes.append(f"Inputs are noise, not held-out samples, for {error}")
+        report(notes[-1])
+        first = max(odd_inputs(trained), key=len)
+
+    def sample(n: int) -> Tensor:
+        return first[torch.arange(n) % len(first)].clone()
+
+    dtypes = (torch.float32, torch.bfloat16)
+    modules: list[Form] = [Eager("this", plain.net, CPU, dtype) for dtype in dtypes]
+    modules += [Compiled("this", plain.net, dtype) for dtype in dtypes]
+    files = list[Bundled]()
+    for name in options:
+        changed = any(str(text).lstrip("+~").startswith(f"target.{name}.") for text in request["overrides"])
+        try:
+            file, note = _open_file(name, run, options[name], plain.facts, folder / name, changed)
+        except Exception as error:  # one failing target must not hide the others
+            left_out.append({"form": name, "reason": reason(error)})
+            report(f"{name}: {reason(error)}")
+        else:
+            files, notes = [*files, file], [*notes, *note]
+    forms = {form.backend: form for form in [*modules, *files]}
+    cells = [(CPU, batch, threads) for threads in request["threads"] for batch in request["batches"]]
+    rows = time_forms(
+        list(forms.values()),
+        cells,
+        sample,
+        Limits(request["rounds"], request["warmup"], request["seconds"]),
+        left_out,
+        lambda form: REFERENCES,
+        _output_check(plain, trained, sample),
+    )
+    require(
+        bool(rows), f"run={request['run']}: nothing could be measured ({[*left_out, {'reason': ''}][0]['reason']})."
+    )
+    for row in rows:
+        form = forms[row["backend"]]
+        row |= {"arithmetic": _arithmetic(form), "samples_per_s": row["batch"] / row["median_ms"] * 1e3}
+        row |= {"bytes": None, "source": "module"}
+        if isinstance(form, Bundled):
+            row |= {"bytes": form.bytes, "source": form.source, "device": form.runs_on}
+    notes += page.busy(rows, "this", "python scripts/benchmark.py suite=inference run=<run directory>")
+    if away := sorted(form.backend for form in files if form.runs_on != "cpu"):
+        notes.append(f"On a GPU, with the copies there and back in its time: {', '.join(away)}.")
+    if made := sorted(form.backend for form in files if form.source == "made"):
+        notes.append(f"Made for this comparison and not kept: {', '.join(made)}; scripts/export.py ships them.")
+    return {
+        "run": run.path.name,
+        "checkpoint": checkpoint,
+        "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "winners": runtimes.winners(rows),
+        "rows": rows,
+        "left_out": _without_repeats(left_out, len(cells)),
+        "notes": notes,
+        "hardware": {"cpu": measure.describe_cpu()},
+        "versions": measure.versions(),
+    }
+
+
+def inputs_of(model: ExportModel) -> Tensor:
+    """Return held-out samples as clients send them.
+
+    Raises:
+        UserError: the run's data can't be opened.
+    """
+    split = "test" if model.cfg["test"] else "val"
+    return model.inputs_of(next(iter(model.data.eval_loader(split)))[0])
+
+
+def _open_file(
+    name: str, run: RunDir, options: Mapping[str, Any], facts: Mapping[str, Any], folder: Path, changed: bool
+) -> tuple[Bundled, list[str]]:
+    """Return the run's own export if it matches the module of `facts`, else a new one in `folder` with a note.
+
+    With `changed` the options differ from those of the run's export.
+    """
+    shipped, notes = run.path / "exports" / name, list[str]()
+    if not changed and (shipped / manifests.NAME).is_file():
+        stale = _explain_stale(run, manifests.read(shipped, "targets"), facts)
+        if stale is None:
+            report(f"{name}: exports/{name}")
+            parity = json.loads((shipped / "parity.json").read_text())
+            return Bundled(shipped, "shipped", str(parity["arithmetic"])), notes
+        notes.append(f"{name} was made again: exports/{name} {stale}.")
+    began = time.monotonic()
+    folder.mkdir()
+    ready = ready_for(name, options, run.path)
+    make(ready, name, options, folder)
+    report(f"{name}: made in {time.monotonic() - began:.1f} s")
+    return Bundled(folder, "made", arithmetic_of(ready, options)), notes
+
+
+def _explain_stale(run: RunDir, manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
+    """Return the difference between a shipped file and the best checkpoint or its inputs, as a clause; None if none."""
+    if manifest["checkpoint"] != "best":
+        return f"is of {manifest['checkpoint']}.ckpt"
+    if is_outdated(run, manifest):
+        return "is of an earlier best.ckpt"
+    there, here = manifest["input"]["shape"], facts["input"]["shape"]
+    return None if there == here else f"takes inputs of {there} instead of {here}"
+
+
+def _arithmetic(form: Form) -> str:
+    return form.arithmetic if isinstance(form, Bundled) else "bfloat16" if form.backend.endswith("bf16") else "float32"
+
+
+def _output_check(
+    plain: ExportModel, trained: ExportModel, sample: Callable[[int], Tensor]
+) -> Callable[[Form, Opened], None]:
+    """Return a check of a form's logits against `plain`, or for files with integers against `trained`."""
+    x = sample(max(1, min(CHECKED, LOGITS // plain.logits_of(sample(1)))))
+    references = {integers: model.net(x).float() for integers, model in ((False, plain), (True, trained))}
+
+    def check(form: Form, opened: Opened) -> None:
+        limit = LOOSE[_arithmetic(form)]
+        reference, answer = references[isinstance(form, Bundled) and form.integers], opened.forward(x)
+        require(answer.shape == reference.shape, f"wrong: its outputs are {[*answer.shape]}, not {[*reference.shape]}.")
+        distance = float((answer - reference).norm() / reference.norm().clamp_min(1e-12))
+        if not distance <= limit:  # also for nan
+            raise UserError(
+                f"wrong: its logits differ from the module's by {distance:.2g} of their norm, more than {limit:g}."
+            )
+
+    return check
+
+
+def _without_repeats(left_out: Sequence[dict[str, str]], cells: int) -> list[dict[str, str]]:
+    """Merge entries that are the same for each batch size and number of threads."""
+    keys = [(entry["form"].removeprefix("this ").partition(",")[0], entry["reason"]) for entry in left_out]
+    found = []
+    for entry, key in zip(left_out, keys, strict=True):
+        merged = {"form": key[0], "reason": key[1]} if keys.count(key) == cells else entry
+        found += [merged] if merged not in found else []
+    return found
+
+
+def write(output: Path, found: Mapping[str, Any], request: Mapping[str, Any]) -> None:
+    """Print the table and its conclusions, and write results.json, results.md and plot.svg into `output`."""
+    cpu = found["hardware"]["cpu"]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    under = (
+        f"\nRun {found['run']}, best.ckpt of step {found['checkpoint']['step']}. {cpu['name']}, {cpu['cores']} cores, "
+        f"{', '.join(cpu['instruction_sets'])}; {versions}. All forms take the inputs that clients send, in one "
+        f"process and in turns: at most {request['rounds']} rounds or {request['seconds']:g} s for a batch size and "
+        "number of threads; medians of n calls.\n"
+    )
+    sentences = [f"- {sentence}" for sentence in runtimes.sentences(found)]
+    text = "\n".join([table(*runtimes.table(found["rows"])), *sentences, under])
+    output.mkdir(parents=True, exist_ok=True)
+    write_atomically(output / "results.md", text)
+    write_atomically(output / "plot.svg", runtimes.figure(found["rows"]))
+    write_atomically(output / "results.json", json.dumps({"request": request, **found}, indent=2) + "\n")
+    report(f"\n{text}\nWritten to {output}")
