@@ -123,16 +123,12 @@ def _listed(folder: Path, name: str, split: str) -> list[tuple[str, str]]:
 
 def _check_classes(folder: Path, split: str, files: list[tuple[str, str]], classes: Sequence[str]) -> None:
     has = {label for _, label in files}
-    surplus, lacking = sorted(has - set(classes)), [name for name in classes if name not in has]
-    where = f"data.folder={folder}: {split} has"
-    require(
-        not surplus,
-        f"{where} the class {first_few(surplus)}, not one of data.source.classes ({first_few(list(classes))}).",
-    )
-    require(
-        not lacking,
-        f"{where} no class {first_few(lacking)}, one of data.source.classes ({first_few(list(classes))}).",
-    )
+    for what, names in (("the class", has - set(classes)), ("no class", set(classes) - has)):
+        require(
+            not names,
+            f"data.folder={folder}: {split} has {what} {first_few(sorted(names))}, unlike data.source.classes "
+            f"({first_few(list(classes))}).",
+        )
 
 
 def _digest(folder: Path, names: Sequence[str]) -> str:

@@ -136,26 +136,8 @@ class CutMix(Field):
     alpha: Positive
 
 
-def check_range(name: str, values: Sequence[float]) -> tuple[float, float]:
-    """Return the two ends of a range; raise ArgumentError if the first is above the second."""
-    low, high = (float(value) for value in values)
-    if low > high:
-        raise ArgumentError(f"{name}={list(values)}: expected the smaller number first, got the larger one.")
-    return low, high
-
-
-def check_fits(scale: tuple[float, float], ratio: tuple[float, float], height: int, width: int) -> None:
-    """Raise ArgumentError if no box of the smallest area and an allowed ratio fits into the image."""
-    share = scale[0]
-    if ratio[0] > width / (share * height) or ratio[1] < share * width / height:
-        raise ArgumentError(
-            f"scale={list(scale)} and ratio={list(ratio)} describe boxes larger than images of {height} x {width} "
-            "pixels: choose a smaller scale, or a ratio nearer to 1."
-        )
-
-
 def random_boxes(
-    rng: Rng, scale: tuple[float, float], ratio: tuple[float, float], height: int, width: int
+    rng: Rng, scale: Sequence[float], ratio: Sequence[float], height: int, width: int
 ) -> tuple[Tensor, Tensor]:
     """Return a box per sample, int64 [n, 4] (top, bottom, left, right), and whether it fits, bool [n].
 
@@ -199,7 +181,7 @@ class RandomResizedCrop(Transform):
         scale: Annotated[Sequence[PositiveShare], pydantic.Field(min_length=2, max_length=2)] = (0.08, 1.0),
         ratio: Annotated[Sequence[Positive], pydantic.Field(min_length=2, max_length=2)] = (3 / 4, 4 / 3),
     ) -> None:
-        self.scale, self.ratio = check_range("scale", scale), check_range("ratio", ratio)
+        self.scale, self.ratio = tuple(scale), tuple(ratio)
 
     def __call__(self, images: Tensor, rng: Rng) -> Tensor:
         height, width = images.shape[-2:]
@@ -265,10 +247,7 @@ class RandomErasing(Transform):
         fill: Literal["mean", "zero", "random"] = "mean",
     ) -> None:
         self.p, self.fill = p, fill
-        self.scale, self.ratio = check_range("scale", scale), check_range("ratio", ratio)
-
-    def check(self, channels: int, height: int, width: int) -> None:
-        check_fits(self.scale, self.ratio, height, width)
+        self.scale, self.ratio = tuple(scale), tuple(ratio)
 
     def __call__(self, images: Tensor, rng: Rng) -> Tensor:
         height, width = images.shape[-2:]
