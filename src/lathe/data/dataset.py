@@ -1,6 +1,7 @@
 """The LightningDataModule of any torch Dataset or Hugging Face dataset."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -59,19 +60,23 @@ class Items(Wrapper):
         return f"{self.key}: item {self.row(number)}"
 
     def __getitem__(self, number: int) -> Any:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> Rowed:
+        rows = numbers if self.rows is None else self.rows[np.asarray(numbers)].tolist()
+        at_once = getattr(self.dataset, "__getitems__", None)
+        read: Iterable[Any] = at_once(rows) if at_once else map(self.dataset.__getitem__, rows)
+        if self.columns is not None or self.transform is not None:
+            read = map(self.made, read, numbers)
+        samples = Rowed((), numbers)
         try:
-            return self.made(self.dataset[self.row(number)], number)
+            samples.extend(read)
         except UserError:
             raise
         except Exception as error:
-            error.add_note(f"while reading {self.name(number)}")
+            error.add_note(f"while reading {self.name(numbers[len(samples)])}")
             raise
-
-    def __getitems__(self, numbers: Sequence[int]) -> Rowed:
-        if getattr(self.dataset, "__getitems__", None) is None:
-            return Rowed([self[number] for number in numbers], numbers)
-        read = self.dataset.__getitems__([self.row(number) for number in numbers])
-        return Rowed([self.made(*one) for one in zip(read, numbers, strict=True)], numbers)
+        return samples
 
     def made(self, sample: Any, number: int) -> Any:
         """Return a sample of the dataset as a task takes it."""
@@ -113,8 +118,9 @@ class Collate:
         x, y = batch
         if not isinstance(y, Tensor) or y.dtype not in INTEGERS:
             return [x, y.long()] if isinstance(y, Tensor) and y.dtype == torch.bool and y.ndim == 1 else batch
-        wrong = (y < 0) | (y >= self.num_classes)
-        if wrong.any():
+        low, high = y.aminmax()
+        if low < 0 or high >= self.num_classes:
+            wrong = (y < 0) | (y >= self.num_classes)
             where = int(wrong.nonzero()[0, 0]) if y.ndim else 0
             which = self.items.row(samples.rows[where]) if len(y) == len(samples) else "of a batch"
             raise UserError(
@@ -145,10 +151,11 @@ class Collate:
 def _mixed(column: Sequence[Any]) -> bool:
     """Return whether arrays at the same place of similar samples are partly floating point."""
     first = column[0]
-    if isinstance(first, Tensor):
-        return len({one.is_floating_point() for one in column}) > 1
-    if isinstance(first, np.ndarray):
-        return len({one.dtype.kind == "f" for one in column}) > 1
+    if isinstance(first, (Tensor, np.ndarray)):
+        kinds = {*map(attrgetter("dtype"), column)}  # in C, as this is done for each batch
+        return (
+            len({kind.is_floating_point if isinstance(kind, torch.dtype) else kind.kind == "f" for kind in kinds}) > 1
+        )
     if isinstance(first, Mapping):
         return any(_mixed([one[name] for one in column]) for name in first)
     return isinstance(first, (tuple, list)) and any(_mixed(part) for part in zip(*column, strict=False))

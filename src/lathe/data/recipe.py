@@ -131,12 +131,15 @@ def check_folded(found: Recipe) -> None:
 def _check_fields(fields: Augment, channels: int, height: int, width: int) -> None:
     """Raise ArgumentError if the fields of `Augment` can't be used on images of this shape."""
     crop = RandomCrop(fields.crop, fields.crop_fill) if fields.crop else None
+    messages = []
     for name, item in (("crop", crop), ("cutout", Cutout(fields.cutout) if fields.cutout else None)):
         try:
             if item is not None:
                 item.check(channels, height, width)
         except ArgumentError as error:
-            raise ArgumentError(f"augment.{name}={str(error).partition('=')[2]}") from None
+            messages.append(f"augment.{name}={str(error).partition('=')[2]}")
+    if messages:
+        raise ArgumentError(*messages)
 
 
 def _of_list(items: list[Any], shape: tuple[int, int, int] | None) -> Recipe:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lathe.config.types import Count, Name
 from lathe.config.validation import validated
+from lathe.data.checks import check_class_names
 from lathe.data.loader import StreamLoader
 from lathe.data.module import ImageDataModule
 from lathe.data.random import epoch_permutation, hashed_seed
@@ -71,10 +72,11 @@ def read_index(folder: Path, key: str) -> dict[str, Any]:
     try:
         index: dict[str, Any] = json.loads(path.read_bytes())
         known = index["format"] == FORMAT and index["version"] == VERSION
+        check_class_names(index.get("class_names"), index["num_classes"])
         known = known and all(isinstance(n, int) for n in (*index["image"], index["num_classes"]))
         # the index may come from someone else: files are in its folder
         known = known and all(Path(entry["file"]).name == entry["file"] != "" for entry in _entries(index))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError):
         known = False
     require(
         known, f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write the shards again with it."
