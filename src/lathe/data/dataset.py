@@ -393,20 +393,20 @@ class DatasetDataModule(ExactDataModule[Items]):
         if self._takes_pairs:
             check_pairs(batch, items.key)
         if self.num_classes is not None and isinstance(batch, (tuple, list)) and len(batch) == 2:
-            self._check_targets(batch[1], items, warn=name == "train" and items.rows is not None)
+            self._check_targets(batch[1], self.num_classes, items, warn=name == "train" and items.rows is not None)
         if self.channels is not None or self.image_size is not None:
             self._check_image(first[0], items, name)
 
-    def _check_targets(self, y: Any, items: Items, warn: bool) -> None:
+    def _check_targets(self, y: Any, classes: int, items: Items, warn: bool) -> None:
         """Raise UserError if targets are neither class numbers nor scores; warn of a split without labels at hand."""
-        scores = isinstance(y, Tensor) and y.ndim > 1 and y.shape[1] == self.num_classes
+        scores = isinstance(y, Tensor) and y.ndim > 1 and y.shape[1] == classes
         numbers = isinstance(y, Tensor) and y.dtype in INTEGERS and not (y.ndim == 2 and y.shape[1] == 1)
         if not scores and not numbers:
             got = f"a list of {form(y[0])}" if isinstance(y, (tuple, list)) and len(y) else form(y)
             raise UserError(
-                f"{items.key}: targets of a batch are {got}, expected a whole number from 0 to {self.num_classes - 1}, "
-                f"or {self.num_classes} scores of classes, as data.num_classes={self.num_classes} says: change the "
-                "dataset's targets, or set data.num_classes=null for a task that takes them so."
+                f"{items.key}: targets of a batch are {got}, expected a whole number from 0 to {classes - 1}, or "
+                f"{classes} scores of classes, as data.num_classes={classes} says: change the targets, or set "
+                "data.num_classes=null for a task that takes them so."
             )
         if warn and y.ndim == 1 and not y.is_floating_point() and items.labels() is None:
             rank_zero_warn(
@@ -416,7 +416,7 @@ class DatasetDataModule(ExactDataModule[Items]):
 
     def _check_image(self, sample: Any, items: Items, split: str) -> None:
         """Raise UserError if a sample's input is not a floating-point image of the declared shape."""
-        image = sample[0] if isinstance(sample, (tuple, list)) else None
+        image: Any = sample[0] if isinstance(sample, (tuple, list)) else None
         if len(getattr(image, "shape", ())) != 3:
             raise UserError(
                 f"{items.name(0)} is {form(sample)}, expected an image [channels, height, width] and its target, as "

@@ -175,7 +175,7 @@ class Seeded(Wrapper):
     def _read(self, rows: Rows) -> Sequence[Any]:
         if not self._drawn_from:
             if getattr(self.dataset, "__getitems__", None):
-                return self.dataset.__getitems__(rows)  # type: ignore[no-any-return]
+                return self.dataset.__getitems__(rows)
             return [self.dataset[row] for row in rows]
         generators, samples = [GENERATORS[at] for at in sorted(self._drawn_from)], []
         for row, word in zip(rows, sample_seeds(self.seed, rows, rows.epoch), strict=True):
