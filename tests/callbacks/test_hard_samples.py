@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import lathe.training.train
 from lathe.config.validate import check
 from lathe.data.loader import ImageLoader
-from lathe.data.selection import Selection
+from lathe.data.order import Selection
 from lathe.errors import UserError
 from lathe.tasks import ClassificationTask
 

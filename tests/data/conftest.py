@@ -16,12 +16,10 @@ import numpy as np
 import pytest
 import torch
 
-from lathe.data.archive import ARCHIVES, Archive
-from lathe.data.augment import Augment
-from lathe.data.loader import ImageLoader, ResidentLoader
-from lathe.data.normalize import Normalizer
+from lathe.data.augment import Augment, Normalizer
+from lathe.data.cifar import ARCHIVES, Archive
+from lathe.data.loader import ImageLoader, ResidentLoader, StreamLoader
 from lathe.data.splits import Split
-from lathe.data.stream import StreamLoader
 
 EVERYTHING = Augment(crop=2, crop_fill="reflect", flip="alternating", cutout=3, mixup=0.4, cutmix=1.0)
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from lathe.data.augment import Augment, Draws, box_mask, crop_and_flip, cutout, draw, mix
-from lathe.data.bank import Bank
-from lathe.data.normalize import Normalizer
+from lathe.data.augment import Augment, Draws, Normalizer, box_mask, crop_and_flip, cutout, draw, mix
+from lathe.data.loader import Bank
 
 
 def reference(images: torch.Tensor, draws: Draws, padding: int, fill: str) -> torch.Tensor:

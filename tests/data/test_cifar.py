@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from lathe.data import Cifar
-from lathe.data.archive import ARCHIVES, Archive
-from lathe.data.unpickle import load_arrays
+from lathe.data.cifar import ARCHIVES, Archive, load_arrays
 from lathe.errors import UserError
 
 FORMS = pytest.mark.parametrize("form", ["binary", "python"])

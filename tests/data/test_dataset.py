@@ -1,7 +1,11 @@
 """data=dataset: equal batches of map-style datasets on any number of devices and after interruptions."""
 
 import random
-from collections.abc import Callable
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import active_children
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,13 +15,28 @@ import numpy as np
 import pytest
 import torch
 from support.interruptions import Interruption, interruption, same, train_through
-from support.own_datasets import Columns, Drawing, NoLength, Pictures, Shift, halve, load_columns, padded
+from support.own_datasets import (
+    Columns,
+    Drawing,
+    Flow,
+    NoLength,
+    Odd,
+    Pictures,
+    Shift,
+    Stateful,
+    halve,
+    load_columns,
+    padded,
+)
+from support.pictures import pictures
 from support.ranks import on_ranks
-from support.runs import SMALL, column, new_run
-from torch.utils.data import Subset, TensorDataset
+from support.runs import ROOT, SMALL, column, new_run
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
-from lathe.data import DatasetDataModule
+from lathe.data import DatasetDataModule, ImageFolder
+from lathe.data.order import IGNORE
 from lathe.errors import UserError
+from lathe.launch.error_reporting import explain_user_code
 from lathe.runs.build import make_data
 from lathe.training.train import train
 
@@ -225,3 +244,375 @@ def test_a_run_directory_is_enough(tmp_path: Path) -> None:
     request = {"split": "test", "checkpoint": "best", "batch_size": None, "output": None, "run": "x"}
     assert evaluate({**cfg, "request": request})["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)
     assert str(make_data(cfg)) == "DatasetDataModule(not set up)"
+
+
+# data=dataset: samples that no net or loss accepts are refused before the first step.
+
+
+@pytest.mark.parametrize(
+    ("y", "got"),
+    [(1.0, "float64 [2]"), ("cat", "a list of str"), (torch.zeros(3), "float32 [2, 3]")],
+)
+def test_targets_that_are_no_classes(y: Any, got: str) -> None:
+    data = module(Odd(y=y), num_classes=2)
+    with pytest.raises(UserError) as told:
+        data.setup()
+    assert str(told.value).startswith(
+        f"data.train: targets of a batch are {got}, expected a whole number from 0 to 1, "
+    )
+
+
+@pytest.mark.parametrize(
+    ("y", "classes"), [(torch.tensor([0.0, 1.0]), 2), (torch.zeros(3).long(), 3), (torch.zeros(4, 4).long(), 2)]
+)
+def test_targets_that_are_scores_or_pictures_of_classes(y: torch.Tensor, classes: int) -> None:
+    data = module(Odd(y=y), num_classes=classes, batch_size=4)
+    data.setup()
+    _, targets = next(iter(data.train_dataloader()))[:2]
+    assert (targets.shape, targets.dtype) == ((4, *y.shape), y.dtype)
+
+
+@pytest.mark.parametrize(
+    "y", [True, *(torch.tensor(1, dtype=getattr(torch, kind)) for kind in ("bool", "uint8", "int16"))]
+)
+def test_whole_numbers_of_every_type_are_classes(y: Any) -> None:
+    data = module(Odd(y=y), num_classes=2, batch_size=4)
+    data.setup()
+    for batch in (next(iter(data.train_dataloader())), next(iter(data.eval_loader("val")))):
+        assert batch[1].dtype == torch.int64
+        assert set(batch[1].tolist()) <= {1, IGNORE}
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float64, torch.float16])
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_images_of_another_dtype_are_refused(dtype: torch.dtype, split: str) -> None:
+    data = module(channels=1, **{"train": Odd(), split: Odd(torch.zeros(1, 4, 4, dtype=dtype))})
+    with pytest.raises(UserError, match=rf"^data\.{split}: item .* expected float32: convert it"):
+        data.setup()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [
+        (torch.float64, "64-true"),
+        (torch.float16, "16-mixed"),
+        (torch.bfloat16, "bf16-true"),
+        (torch.float16, "bf16-mixed"),
+    ],
+)
+def test_images_of_another_width_are_for_a_run_of_that_precision(dtype: torch.dtype, precision: str) -> None:
+    data = module(Odd(torch.zeros(1, 4, 4, dtype=dtype)), channels=1, batch_size=4)
+    data.trainer.precision = precision  # type: ignore[union-attr,misc,assignment]
+    data.setup()
+    assert next(iter(data.train_dataloader()))[0].dtype == dtype
+
+
+class Mixed(Dataset[Any]):
+    """Float32 pixels except for one uint8 item; `wrap` makes the sample."""
+
+    def __init__(self, odd: int, wrap: Any) -> None:
+        self.odd, self.wrap, self.pixels = odd, wrap, torch.rand(20, 1, 4, 4)
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, row: int) -> Any:
+        image = self.pixels[row]  # in the dataset's own memory
+        return self.wrap((image * 255).byte() if row == self.odd else image, row % 2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("odd", [0, 7, 19])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x, y: (x, y),
+        lambda x, y: (x.clone(), y),
+        lambda x, y: (x.numpy(), y),
+        lambda x, y: {"a": [x], "b": y},
+    ],
+)
+def test_an_item_of_another_dtype_is_refused_wherever_it_comes(wrap: Any, odd: int, workers: int) -> None:
+    whole, torn = Mixed(-1, wrap), Mixed(odd, wrap)
+    told = r"item \d+ is .*, but item \d+ is .*, so they make no batch: "
+    with pytest.raises(UserError, match=rf"^data\.train: {told}"):
+        list(DatasetDataModule(torn, val=whole, test=whole, batch_size=10, num_workers=workers).train_dataloader())
+    data = DatasetDataModule(whole, val=torn, test=whole, batch_size=10, num_workers=workers)
+    with pytest.raises(UserError, match=rf"^data\.val: {told}"):
+        list(data.val_dataloader())
+    data = DatasetDataModule(whole, val=whole, test=whole, batch_size=10, num_workers=workers)
+    assert [len(list(loader)) for loader in (data.train_dataloader(), data.val_dataloader())] == [2, 2]
+
+
+# The example of docs/data.md trains as printed.
+
+
+def test_the_dataset_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "data.md").read_text().split("## A dataset of torch or Hugging Face")[1]
+    code = re.findall(r"^```python\n# src/(\S+)\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)[0]
+    (tmp_path / code[0]).parent.mkdir()
+    (tmp_path / code[0]).write_text(code[1])
+    monkeypatch.syspath_prepend(tmp_path)
+    command = re.findall(r"^python train.py (data=dataset .*)$", page, flags=re.MULTILINE)[0]
+    small = [word for word in SMALL if word != "model=mlp"]
+    try:
+        assert train(new_run(tmp_path, *shlex.split(command), *small))["test/accuracy"] > 0.9
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == Path(code[0]).parts[0]]:
+            del sys.modules[name]  # other tests have packages of the same name
+
+
+# A sample that can't be read or is not finite is reported by its index.
+
+
+BAD = 37
+
+
+class Numbered:
+    """Samples that equal their index; `odd` determines the one at `BAD`."""
+
+    def __init__(self, n: int = 60, odd: str = "") -> None:
+        self.n, self.odd, self.targets = n, odd, [row % 2 for row in range(n)]
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, row: int) -> Any:
+        if row == BAD and self.odd == "raises":
+            raise OSError("can't be decoded")
+        x = torch.full((1, 4, 4), float(row))
+        if row == BAD and self.odd == "infinite":
+            x[0, 1, 2] = torch.inf
+        return x, row % 2
+
+
+class Halves:
+    def __call__(self, x: Any) -> Any:
+        if int(x[0, 0, 0]) == BAD:
+            raise ValueError("no half of it")
+        return x / 2
+
+
+class Drawn(Numbered):
+    def __getitem__(self, row: int) -> Any:
+        torch.rand(())
+        return super().__getitem__(row)
+
+
+def samples_module(dataset: Any, rank: int = 0, replicas: int = 1, **settings: Any) -> DatasetDataModule:
+    data = DatasetDataModule(dataset, **{"batch_size": 12, "seed": 3, "val_share": 0.2, **settings})  # type: ignore[arg-type]
+    strategy = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": replicas, "rank": rank})
+    strategy.root_device = torch.device("cpu")
+    data.trainer = SimpleNamespace(strategy=strategy, limit_train_batches=1.0, overfit_batches=0)  # type: ignore[assignment]
+    return data
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("kind", [Numbered, Drawn])
+def test_the_numbers_of_each_batch_are_those_of_its_samples(kind: Any, replicas: int) -> None:
+    for rank in range(replicas):
+        data = samples_module(kind(), rank, replicas)
+        data.setup()
+        loader = data.train_dataloader()
+        loader.load_state_dict({"epoch": 1, "batch": 1})  # inside an epoch
+        for split, of, passes in (("train", loader, 2), ("val", data.val_dataloader(), 2)):
+            for once in range(passes):
+                for at, (x, _) in enumerate(of, start=1 if split == "train" and not once else 0):
+                    names = [data.name_of(split, number) for number in of.numbers(at)]
+                    assert names == [f"data.train: item {int(one)}" for one in x[:, 0, 0, 0]]
+
+
+def batches(data: DatasetDataModule, split: str) -> Iterator[Any]:
+    return iter(data.train_dataloader() if split == "train" else data.val_dataloader())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("split", "data"),
+    [
+        ("train", {"dataset": Numbered(odd="raises")}),
+        ("train", {"dataset": Drawn(odd="raises")}),
+        ("train", {"dataset": Numbered(), "transform": Halves()}),
+        ("val", {"dataset": Numbered(), "val": Numbered(odd="raises")}),
+    ],
+)
+def test_an_item_that_can_not_be_read_is_named(split: str, data: dict[str, Any], workers: int) -> None:
+    with pytest.raises((OSError, ValueError)) as caught:
+        list(batches(samples_module(**data, num_workers=workers, batch_size=1, share=1.0, test_share=0.02), split))
+    lines = str(explain_user_code(caught.value)).splitlines()
+    assert lines[0].startswith(f"{type(caught.value).__name__}: ")
+    assert f"while reading data.{split}: item {BAD}" in lines
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_one_that_is_not_finite_is_named_where_it_stops_the_run(tmp_path: Any, workers: int) -> None:
+    kind = f"{__name__}.Numbered"
+    words = (f"data.train={{_target_: {kind}, odd: infinite}}", f"data.val={{_target_: {kind}, n: 20}}")
+    own = (
+        "data=dataset",
+        *words,
+        f"data.test={{_target_: {kind}, n: 20}}",
+        f"data.num_workers={workers}",
+        "data.num_classes=2",
+    )
+    shape = ("data.channels=1", "data.image_size=4", "data.batch_size=60", "trainer.log_every_n_steps=1")
+    with pytest.raises(UserError, match=rf"holds inf \(batch\[0\], in row \d+ of 60: data\.train: item {BAD}\)"):
+        train(new_run(tmp_path, *own, *SMALL, *shape))
+
+
+# The batch is that of torch's own collate.
+
+
+class Given:
+    """A dataset of these samples; `at_once` enables batched reads."""
+
+    def __init__(self, samples: Sequence[Any], at_once: bool = False) -> None:
+        self.samples = samples
+        if at_once:
+            self.__getitems__ = lambda rows: [self.samples[row] for row in rows]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.samples[row]
+
+
+@pytest.mark.parametrize("wrap", [lambda x: (x, 1), lambda x: (x.permute(2, 0, 1), 1, 2), lambda x: (x.numpy(), 1)])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_batch_is_that_of_torch(wrap: Callable[[torch.Tensor], Any], at_once: bool) -> None:
+    samples = [wrap(x) for x in torch.rand(12, 2, 3, 4)]
+    loader = module(Given(samples), val=Given(samples, at_once), eval_batch_size=12).val_dataloader()
+    (batch,), expected = loader, default_collate(samples)
+    assert type(batch) is list is type(expected)
+    assert all(torch.equal(one, other) for one, other in zip(batch, expected, strict=True))
+
+
+# data=dataset with an iterable dataset: in its order, resumed if possible, refused on several devices.
+
+
+HELD_OUT: dict[str, Any] = {"val": Pictures(20), "test": Pictures(20)}
+
+
+def iterable_module(dataset: Any, **settings: Any) -> DatasetDataModule:
+    return DatasetDataModule(dataset, **{"batch_size": 16, "samples": 80, **HELD_OUT, **settings})
+
+
+def test_samples_come_in_their_own_order_and_draw_by_epoch_and_sample() -> None:
+    flow = Stateful()
+    loader = iterable_module(flow).train_dataloader()
+    first, second = ([x for x, _ in loader] for _ in range(2))
+    assert len(loader) == len(first) == len(second) == 5
+    assert flow.epochs == [0, 1]
+    assert torch.allclose(torch.cat(first), flow.x[:80], atol=0.6)
+    assert not torch.equal(first[0], second[0])
+    again = iterable_module(Stateful(), batch_size=8).train_dataloader()
+    assert torch.equal(torch.cat([x for x, _ in again]), torch.cat(first))
+
+
+def test_a_loader_resumes_where_its_state_is() -> None:
+    loader = iterable_module(Stateful()).train_dataloader()
+    whole = [x for x, _ in loader]
+    cut = iterable_module(Stateful()).train_dataloader()
+    for number, _ in enumerate(cut):
+        if number == 2:
+            break
+    state = cut.state_dict()
+    assert state == {"epoch": 0, "batch": 3, "dataset": {"at": 48}}
+    other = iterable_module(Stateful()).train_dataloader()
+    other.load_state_dict(state)
+    rest = [x for x, _ in other]
+    assert len(rest) == 2
+    assert all(torch.equal(a, b) for a, b in zip(rest, whole[3:], strict=True))
+    assert len(list(other)) == 5
+
+
+def test_a_dataset_without_a_state_warns() -> None:
+    with pytest.warns(
+        UserWarning, match=r"data\.train: Flow has no state_dict and load_state_dict, so a run that is co"
+    ):
+        loader = iterable_module(Flow()).train_dataloader()
+    loader.load_state_dict({"epoch": 0, "batch": 2})
+    assert len(list(loader)) == 3
+
+
+def test_evaluation_of_an_iterable_has_each_sample_once() -> None:
+    data = iterable_module(Stateful(), val=Flow(20))
+    assert [len(y) for _, y in data.val_dataloader()] == [16, 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"samples": None}, r"Stateful is iterable and has no __len__: give data\.samples"),
+        ({"samples": 97}, "Stateful ended within batch 6"),
+        ({"val": None}, r"data\.val: nothing can be cut out of Stateful"),
+        ({"num_workers": 1}, r"data\.num_workers=1"),
+    ],
+)
+def test_settings_that_an_iterable_cannot_have_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        list(iterable_module(Stateful(90), **settings).train_dataloader())
+
+
+def test_several_processes_refuse_it() -> None:
+    from types import SimpleNamespace
+
+    data = iterable_module(Stateful())
+    strategy = SimpleNamespace(
+        distributed_sampler_kwargs={"num_replicas": 2, "rank": 0}, root_device=torch.device("cpu")
+    )
+    data.trainer = SimpleNamespace(strategy=strategy, limit_train_batches=1.0, overfit_batches=0)  # type: ignore[assignment]
+    with pytest.raises(
+        UserError, match=r"^data\.train: Stateful is iterable and cannot be shared out exactly among 2 "
+    ):
+        data.train_dataloader()
+
+
+def test_an_interruption_in_an_epoch_changes_nothing_of_iterable(tmp_path: Path, interruption: Interruption) -> None:
+    node = "{_target_: support.own_datasets.%s}"
+    words = [
+        f"data.{name}={node % kind}"
+        for name, kind in (("train", "Stateful"), ("val", "Pictures"), ("test", "Pictures"))
+    ]
+    facts = ("data.num_classes=2", "data.channels=1", "data.image_size=4", "data.samples=96")
+    every = ("callbacks.checkpoint.every_n_train_steps=1", "callbacks.throughput=null", "data.batch_size=16")
+    whole, cut = (
+        new_run(tmp_path / name, "data=dataset", *words, *facts, *SMALL, *every, "trainer.log_every_n_steps=1")
+        for name in ("whole", "cut")
+    )
+    train(whole)
+    resumed = train_through(cut, [("on_train_batch_start", 8)], interruption)
+    assert not interruption.hook  # it was interrupted
+    same(resumed, Path(whole["paths"]["run_dir"]))
+
+
+# Warnings about classes that are missing in a split.
+
+
+def classes_module(train: Any, **settings: Any) -> DatasetDataModule:
+    return DatasetDataModule(train, **{"batch_size": 16, "seed": 3, **settings})
+
+
+@pytest.mark.parametrize("names", [None, ["cat", "dog", "newt"]])
+def test_of_a_dataset(names: list[str] | None) -> None:
+    x, y = torch.randn(60, 1, 4, 4), torch.tensor([0, 1] * 29 + [2, 2])
+    newt = "newt" if names else "class 2"
+    with pytest.warns(UserWarning, match=rf"^data\.train: val has none of {newt}, and test has none of {newt}, so"):
+        classes_module(TensorDataset(x, y), num_classes=3, class_names=names).setup()
+    values = classes_module(TensorDataset(x, y))  # integers that need not be classes
+    values.setup()
+    assert str(values).startswith("DatasetDataModule(train: 48")
+
+
+def test_of_a_folder(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "photos", {"cat": 18, "dog": 18, "newt": 1})
+    source = ImageFolder(str(folder), str(tmp_path / "data"))
+    with pytest.warns(UserWarning, match=r"photos: val has none of newt, and test has none of newt, so its metrics"):
+        source.prepare()
+    for number in range(1, 10):
+        shutil.copy(folder / "newt" / "000.png", folder / "newt" / f"{number:03}.png")
+    whole = ImageFolder(str(folder), str(tmp_path / "data"))
+    whole.prepare()  # without a warning
+    held = {split: getattr(whole.load(), split) for split in ("train", "val", "test")}
+    assert [set(own.labels[own.rows].tolist()) for own in held.values()] == [{0, 1, 2}] * 3

@@ -1,8 +1,6 @@
 """Downloads over a real HTTP server on the loopback device."""
 
 import hashlib
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import numpy as np
 import pytest
 
 from lathe.data import Cifar
-from lathe.data.download import download, locked
+from lathe.data.download import download
 from lathe.errors import UserError
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 3_000_000, dtype=np.uint8).tobytes()
@@ -24,16 +22,6 @@ def test_file_arrives_whole(serve: Callable, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == CONTENT
     assert server.asked == [None]
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-def test_connection_that_breaks_is_continued(serve: Callable, tmp_path: Path) -> None:
-    server = serve(CONTENT)
-    server.break_after = 1_200_000
-    download(server.url + "file", tmp_path / "file", MD5, "by hand")
-    assert (tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked[0] is None
-    assert server.asked[1] is not None
-    assert server.asked[1].startswith("bytes=1")
 
 
 @pytest.mark.parametrize(
@@ -63,17 +51,15 @@ def test_wrong_hash_leaves_nothing(serve: Callable, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_connection_that_keeps_breaking_can_be_continued_later(
-    serve: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_connection_that_breaks_is_continued_by_the_next_run(serve: Callable, tmp_path: Path) -> None:
     server = serve(CONTENT)
-    monkeypatch.setattr("lathe.data.download.TRIES", 1)
     server.break_after = 500_000
-    with pytest.raises(UserError, match="run again to continue there"):
+    with pytest.raises(UserError, match=r"run again to continue at \d+ bytes"):
         download(server.url + "file", tmp_path / "file", MD5, "by hand")
     assert [p.name for p in tmp_path.iterdir()] == ["file.part"]
     download(server.url + "file", tmp_path / "file", MD5, "by hand")
     assert (tmp_path / "file").read_bytes() == CONTENT
+    assert server.asked[1].startswith("bytes=")
 
 
 @pytest.mark.parametrize("status", [404, 503])
@@ -88,8 +74,11 @@ def test_a_server_that_refuses_is_an_error(serve: Callable, tmp_path: Path, stat
 @pytest.mark.parametrize(
     ("fault", "sentence"),
     [
-        ({"status": 404, "reason": "\x1b[31mred\x07"}, r"cannot be fetched \(\?\[31mred\?\): put it there\.$"),
-        ({"location": "file"}, r"^http\S* cannot be fetched \(the server redirects without end\): put it there\.$"),
+        ({"status": 404, "reason": "\x1b[31mred\x07"}, r"cannot be fetched \(\\x1b\[31mred\\x07\): put it there\.$"),
+        (
+            {"location": "file"},
+            r"^http\S* cannot be fetched \(The HTTP server returned a redirect .*\): put it there\.$",
+        ),
     ],
 )
 def test_a_servers_own_words_are_printed_as_one_line_of_letters(
@@ -115,7 +104,7 @@ def test_cifar_without_a_network_names_the_files_to_fetch_by_hand(serve: Callabl
         UserError, match=r"put cifar-10-binary\.tar\.gz or cifar-10-python\.tar\.gz into paths\.data_dir=.* by hand"
     ):
         Cifar("cifar10", str(tmp_path), base_url=server.url).prepare()
-    assert {p.name for p in tmp_path.iterdir()} == set()
+    assert not list(tmp_path.glob("[!.]*"))
 
 
 def test_cifar_downloads_checks_and_converts(cifar_files: Callable, serve: Callable, tmp_path: Path) -> None:
@@ -126,24 +115,3 @@ def test_cifar_downloads_checks_and_converts(cifar_files: Callable, serve: Calla
     assert np.array_equal(data.load().test.read()[0], truth["test"][0])
     data.prepare()
     assert len(server.asked) == 1
-
-
-def test_a_lock_lets_one_in_at_a_time_and_leaves_nothing(tmp_path: Path) -> None:
-    inside, most, turns = [0], [0], [0]
-
-    def take() -> None:
-        for _ in range(40):
-            with locked(tmp_path / "lock"):
-                inside[0] += 1
-                most[0] = max(most[0], inside[0])
-                turns[0] += 1
-                time.sleep(0.0005)
-                inside[0] -= 1
-
-    threads = [threading.Thread(target=take) for _ in range(4)]  # each opens the file itself, as processes do
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert (most, turns) == ([1], [160])
-    assert list(tmp_path.iterdir()) == []

@@ -144,7 +144,10 @@ def test_what_cant_be_exact_is_refused_on_several_devices_only(kind: str, words:
         assert not isinstance(shared(1, 0, Odd(kind=kind)).train_dataloader(), SharedLoader)
 
 
-@pytest.mark.parametrize(("options", "words"), [({"size": 15}, "15 samples"), ({"n": 35}, "last batch of 3 samples")])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"size": 15}, "batch_size=15 is the global batch and"), ({"n": 35}, "last batch of 3 samples")],
+)
 def test_batches_that_do_not_divide_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=f"{words} does not divide by the 2 replicas"):
         shared(2, 0, Table(**options)).train_dataloader()

@@ -1,26 +1,37 @@
 """Folders of image files: their splits, pixels and cache."""
 
+import csv
+import importlib
 import json
 import os
 import shutil
+import struct
 import threading
 import warnings
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
+from support.commands import check, in_process
+from support.commands import run as command
+from support.interruptions import kill_when, same
 from support.pictures import pictures
-from support.runs import SMALL, config, new_run
+from support.runs import SMALL, config, new_run, runs
 
 import lathe.data.image_folder as module
+from lathe.config.class_names import class_names
 from lathe.config.resolve import with_absolute_paths
-from lathe.data import ImageDataModule, ImageFolder
+from lathe.data import Digits, ImageDataModule, ImageFolder
 from lathe.data.splits import Splits
+from lathe.errors import UserError
 from lathe.runs.build import make_data
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
+from lathe.verbs.export import parity
 from lathe.verbs.load import load
 
 CLASSES = {"dog": 30, "cat": 20, "fox": 10}
@@ -253,3 +264,286 @@ def test_answers_have_the_names_of_the_folders(tmp_path: Path) -> None:
     assert found.classes.count("dog") > 20
     assert RunDir(run.dir).config["data"]["class_names"] == NAMES
     assert json.loads((run.dir / "result.json").read_text())["test/accuracy"] > 0.6
+
+
+# A run on a moved folder of images. Some commands need only the run directory, the others take the new folder.
+
+
+QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false")
+
+
+def words(folder: Path) -> list[str]:
+    """Overrides for data from a folder."""
+    return ["data=image_folder", f"data.folder={folder}", "data.image_size=8"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run whose folder, `photos`, is now at `elsewhere`."""
+    folder = pictures(tmp_path / "photos", dict.fromkeys(NAMES, 20))
+    given = [*SMALL, *words(folder), "data.batch_size=8", f"paths.data_dir={tmp_path / 'data'}"]
+    cfg = new_run(tmp_path / "logs", *given)
+    train(cfg)
+    folder.rename(tmp_path / "elsewhere")
+    return RunDir(cfg["paths"]["run_dir"])
+
+
+def test_it_predicts_without_the_folder(run: RunDir, tmp_path: Path) -> None:
+    pictures(tmp_path / "new", {"some": 4}, seed=1)
+    for source, count in {tmp_path / "new" / "some": 4, tmp_path / "new" / "some" / "002.png": 1}.items():
+        request = [f"run={run.path}", f"input={source}", f"output={tmp_path / 'out.csv'}", "resize=true", *QUIET]
+        assert in_process("scripts/predict.py", *request) == 0
+        with open(tmp_path / "out.csv", newline="") as file:
+            lines = list(csv.DictReader(file))
+        assert [line["image"] for line in lines] == [f"{n:03}.png" for n in (range(4) if count == 4 else [2])]
+        found = load(run.path).predict(source, resize=True)
+        assert found.classes == [line["class"] for line in lines] == [NAMES[index] for index in found.prediction]
+    assert len(load(run.path).predict(np.zeros((3, 3, 8, 8), np.uint8))) == 3
+
+
+def test_commands_take_the_new_folder(run: RunDir, tmp_path: Path) -> None:
+    """The same metrics as before, of the net and a compressed one; no trace of the old path in the outputs."""
+    moved = f"data.folder={tmp_path / 'elsewhere'}"
+    output = tmp_path / "metrics.json"
+    request = [f"run={run.path}", f"output={output}", *QUIET]
+    assert in_process("scripts/evaluate.py", *request, moved) == 0
+    assert json.loads(output.read_text()) == pytest.approx({k: run.result[k] for k in ("test/accuracy", "test/loss")})
+    found = load(run.path, folder=tmp_path / "elsewhere").datamodule
+    assert len(found.test_dataloader()) == 1
+    compress = ["compression=prune", "compression.receipt=none", "compression.prune.criterion=magnitude", QUIET[0]]
+    assert in_process("scripts/compress.py", f"run={run.path}", moved, *compress) == 0
+    smaller = runs(tmp_path / "logs")[-1]
+    assert json.loads((smaller / "result.json").read_text())["source/test/loss"] == run.result["test/loss"]
+    assert in_process("scripts/evaluate.py", f"run={smaller}", *QUIET) == 0
+
+
+def test_a_run_continues_with_the_new_folder(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = run.result["steps"]
+    longer = [f"resume={run.path}", "trainer.max_epochs=3", "data=image_folder"]
+    assert in_process("train.py", *longer, f"data.folder={tmp_path / 'elsewhere'}") == 0
+    assert run.result["steps"] == steps * 3 // 2
+    assert run.config["data"]["folder"] == run.config["data"]["source"]["folder"] == str(tmp_path / "elsewhere")
+    assert len(load(run.path).datamodule.train_dataloader()) == 6
+    pictures(tmp_path / "other", dict.fromkeys(NAMES, 20), seed=2)
+    capsys.readouterr()
+    assert in_process("train.py", *longer, f"data.folder={tmp_path / 'other'}") == 1
+    assert (
+        f"the command changes data.folder: {tmp_path / 'elsewhere'} -> {tmp_path / 'other'}" in capsys.readouterr().err
+    )
+    (tmp_path / "elsewhere" / "fox").rename(tmp_path / "elsewhere" / "elk")
+    capsys.readouterr()
+    for place, said in {
+        "elsewhere": "elk more and fox less",
+        "nowhere": f"data.folder={tmp_path / 'nowhere'} is not a folder",
+    }.items():
+        assert in_process("scripts/evaluate.py", f"run={run.path}", f"data.folder={tmp_path / place}", *QUIET) == 1
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", ["resident", "workers"])
+def test_a_killed_run_continues_with_the_same_bits_where_its_images_are_now(tmp_path: Path, loader: str) -> None:
+    folder = pictures(tmp_path / "photos", dict.fromkeys(NAMES, 100))
+    given = [*words(folder), *QUIET, "trainer.enable_model_summary=false", "model=mlp", "model.net.width=32"]
+    given += [f"data.loader={loader}", "data.batch_size=8", "data.source.test_share=0.2", f"paths.data_dir={tmp_path}"]
+    given += ["trainer.max_epochs=8", "trainer.log_every_n_steps=1", "callbacks.checkpoint.every_n_train_steps=4"]
+    given += ["callbacks.throughput=null", "model.net.dropout=0.2", "data.augment.mixup=0.2"]
+    check(command(*given, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
+    # an epoch has 26 steps
+    killed = kill_when(tmp_path / "killed", 34, *given, f"paths.log_dir={tmp_path / 'killed'}")
+    folder.rename(tmp_path / "elsewhere")
+    moved = ["data=image_folder", f"data.folder={tmp_path / 'elsewhere'}"]
+    check(command(f"resume={killed}", *moved, cwd=tmp_path))
+    same(runs(tmp_path / "alone")[-1], killed)
+
+
+def test_it_ships_without_the_folder(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parity on noise, with a note; on the images if the new folder is given."""
+    # in this process
+    monkeypatch.setattr(parity, "_run", lambda line: importlib.import_module(line[2]).main(Path(line[3])))
+    with pytest.warns(UserWarning, match=r"^target=.*: the file is compared .* data\.folder=.* is (no|not a) folder"):
+        assert in_process("scripts/export.py", f"run={run.path}", "target=[weights,safetensors]") == 0
+    assert "Exports: compared on noise only" in capsys.readouterr().out
+    for name in ("weights", "safetensors"):
+        report = json.loads((run.path / "exports" / name / "parity.json").read_text())
+        assert (report["samples"], report["held_out"], report["figures"]) == (0, None, None)
+        assert report["odd_inputs"]["relative"] < 5e-5
+        assert json.loads((run.path / "exports" / name / "manifest.json").read_text())["classes"] == NAMES
+    moved = f"data.folder={tmp_path / 'elsewhere'}"
+    assert in_process("scripts/export.py", f"run={run.path}", "target=weights", moved) == 0
+    report = json.loads((run.path / "exports" / "weights" / "parity.json").read_text())
+    assert (report["samples"], report["figures"]["file"]["accuracy"]) == (6, run.result["test/accuracy"])
+    assert in_process("scripts/export.py", f"run={run.path}", "target=onnx_int8") == 1  # calibrated on its data
+    assert "is no folder: give" in capsys.readouterr().err
+
+
+# Unusable folders of images are refused before training; class names are never interpolated.
+
+
+TWO = {"cat": 6, "dog": 6}
+
+
+def bomb(path: Path) -> None:
+    """A PNG whose header declares 10^9 pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", 50000, 20000, 8, 2, 0, 0, 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(1000))))
+
+
+def listed(folder: Path, text: str, name: str = "list.txt") -> None:
+    (folder / name).write_text(text)
+
+
+def twice(folder: Path) -> None:
+    lines = "\n".join(str(path.relative_to(folder)) for path in folder.glob("*/*.png"))
+    listed(folder, lines)
+    listed(folder, lines, "val.txt")
+
+
+def splits(folder: Path, **classes: dict[str, int]) -> None:
+    for path in folder.glob("*/*"):
+        path.unlink()
+    for path in folder.glob("*"):
+        path.rmdir()
+    for name, counts in classes.items():
+        pictures(folder / name, counts)
+
+
+# The change of the folder, the source's settings, and words of the message.
+CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
+    "a class that is not validated": (
+        lambda folder: splits(folder, train={"cat": 2, "dog": 2}, val={"cat": 2}),
+        {},
+        "val has no class dog",
+    ),
+    "a picture that unpacks to too much": (
+        lambda folder: bomb(folder / "cat" / "bomb.png"),
+        {},
+        r"cat/bomb\.png has 20000 x 50000 pixels",
+    ),
+    "a list of what is not there": (
+        lambda folder: listed(folder, "cat/000.png\ndog/000.png\ncat/nine.png\n"),
+        {"train": "list.txt"},
+        r"lists cat/nine\.png, not there",
+    ),
+    "a list that leads out": (
+        lambda folder: listed(folder, "cat/../../secret/x.png\n"),
+        {"train": "list.txt"},
+        "leads out of the folder",
+    ),
+    "a list of whole paths": (
+        lambda folder: listed(folder, "/etc/cat/x.png\n"),
+        {"train": "list.txt"},
+        "leads out of the folder",
+    ),
+    "a list without classes": (
+        lambda folder: listed(folder, "000.png\n"),
+        {"train": "list.txt"},
+        r"000\.png without a class",
+    ),
+    "a file in two splits": (twice, {"train": "list.txt", "val": "val.txt"}, "is in train and val"),
+    "a split elsewhere": (
+        lambda folder: pictures(folder.parent / "other", TWO),
+        {"train": "../other"},
+        r"leads out of data\.folder",
+    ),
+    "two names of a split": (
+        lambda folder: splits(folder, train=TWO, valid=TWO, Validation=TWO),
+        {},
+        "Validation and valid, both val",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_folder_that_cannot_be_trained_on_is_refused(case: str, tmp_path: Path) -> None:
+    prepare, settings, words = CASES[case]
+    folder = pictures(tmp_path / "photos", TWO)
+    prepare(folder)
+    with pytest.raises(UserError, match=words):
+        ImageFolder(str(folder), str(tmp_path / "data"), **{"image_size": 4, **settings}).prepare()
+    assert not list((tmp_path / "data").glob("*/photos*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], r"^data\.folder: a value has to be given"),
+        (["data.folder=nope"], r"^data\.folder=nope is no folder"),
+        (["data.folder=photos/cat"], "photos/cat has no folder in it"),
+    ],
+)
+def test_a_missing_folder_is_refused_when_the_configuration_is_composed(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures(tmp_path / "photos", TWO)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        config("data=image_folder", *SMALL, *words)
+
+
+@pytest.mark.parametrize("kind", ["folder", "list"])
+@pytest.mark.parametrize("name", ["${oc.env:SECRET}", "a\nnew", "\x1b[31m"])
+def test_names_of_classes_are_never_resolved(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data may come from a stranger, and the environment holds keys."""
+    monkeypatch.setenv("SECRET", "hunter2")
+    if kind == "folder":
+        folder, words = pictures(tmp_path / "photos", {**TWO, name: 3}), []
+    else:
+        folder, words = pictures(tmp_path / "photos", TWO), ["data.source.train=list.csv"]
+        (folder / "list.csv").write_text(f'path,label\ncat/000.png,"{name}"\n')
+    with pytest.raises(UserError, match=r"has a class named '.*', expected printable characters without \$\{") as told:
+        config("data=image_folder", f"data.folder={folder}", *SMALL, *words)
+    assert repr(name) in str(told.value)
+    assert "hunter2" not in str(told.value)
+
+
+@pytest.mark.parametrize("place", ["cat/pipe.png", "list.csv"])
+def test_a_pipe_is_not_waited_for(place: str, tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "photos", TWO)
+    os.mkfifo(folder / place)
+    train = place if place.endswith(".csv") else None
+    with pytest.raises(UserError, match=r"pipe\.png is a folder, a pipe or a dev|list\.csv is no file: give one with"):
+        ImageFolder(str(folder), str(tmp_path / "data"), image_size=4, train=train).prepare()
+
+
+def test_folders_that_archives_and_tools_leave_are_not_classes(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "photos", TWO)
+    for name in ("__MACOSX", ".git", ".ipynb_checkpoints", ".thumbnails"):
+        (folder / name).mkdir()
+        (folder / "cat" / name).mkdir()
+    assert class_names(str(folder)) == ["cat", "dog"]
+    assert config("data=image_folder", f"data.folder={folder}")["data"]["num_classes"] == 2
+    (folder / "__MACOSX" / "._000.png").write_bytes(b"\0\5\x16\7")
+    shutil.rmtree(folder / "cat" / "__MACOSX")
+    ImageFolder(str(folder), str(tmp_path / "data"), val_share=0.2, test_share=0.2).prepare()
+
+
+def test_one_class_warns(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "photos", {"cat": 6})
+    with pytest.warns(UserWarning, match=r"^data\.folder=.*photos has one class, cat, as which any net names every im"):
+        ImageFolder(str(folder), str(tmp_path / "data")).prepare()
+
+
+def test_circular_links_are_not_classes(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "photos", TWO)
+    (folder / "around").symlink_to("around")
+    (folder / "cat" / "again").symlink_to(folder, target_is_directory=True)
+    assert class_names(str(folder)) == ["cat", "dog"]
+    with pytest.warns(
+        UserWarning, match=r"1 files and folders in those of the classes are no images .* cat/again\. A list"
+    ):
+        ImageFolder(str(folder), str(tmp_path / "data"), val_share=0.2, test_share=0.2).prepare()
+
+
+def test_a_folder_that_the_source_does_not_read(tmp_path: Path) -> None:
+    facts: dict[str, Any] = {"num_classes": 10, "channels": 1, "image_size": 8, "mean": [0.3], "std": [0.3]}
+    with pytest.raises(UserError, match=r"^data\.folder=x is not what the source Digits reads: leave it out, or choo"):
+        ImageDataModule(Digits(), **facts, batch_size=8, folder="x")

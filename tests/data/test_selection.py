@@ -6,7 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lathe.data.selection import Selection
+from lathe.data.order import Selection
 from lathe.errors import UserError
 
 N = 200

@@ -1,8 +1,9 @@
 """Shards: random access, refused if damaged; devices, interruptions and open files change nothing."""
 
-import os
 import pickle
 import tracemalloc
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from support.shards import EVERYTHING, loader, pixels, split, write
 
-from lathe.data import shards as module
+from lathe.data.augment import Normalizer
 from lathe.data.loader import ResidentLoader
-from lathe.data.normalize import Normalizer
 from lathe.data.random import epoch_permutation
-from lathe.data.shard_index import read_index
-from lathe.data.shards import ShardDataModule, ShardImages, ShardLoader, Shards, window_order
+from lathe.data.shard_write import FolderSamples, index_tars, write_shards
+from lathe.data.shards import ShardDataModule, ShardImages, ShardLoader, Shards, read_index, window_order
 from lathe.errors import UserError
 
 pytestmark = pytest.mark.law2
@@ -157,21 +158,20 @@ def test_workers_give_the_same_batches_and_an_undisturbed_state(npy: Path) -> No
 
 
 def test_memory_and_open_files_do_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """50 images of 48 kB in 7 shards, with a window of 2: few images in memory, each shard opened once."""
+    """50 images of 48 kB in 7 shards, with a window of 2: few images in memory, each shard mapped once."""
     path = write(tmp_path / "set", (3, 128, 128), encoding="npy")
-    train, opened = split(path, max_open=2), []
+    opened = list[int]()
+    monkeypatch.setattr(ShardImages, "_map", lambda own, at, real=ShardImages._map: opened.append(at) or real(own, at))
+    train = split(path, max_open=2)
     images: Any = train.images
-    monkeypatch.setattr(module.os, "open", lambda name, flags, real=os.open: opened.append(name) or real(name, flags))
     plain: dict[str, Any] = {"num_classes": 5, "normalizer": None, "augment": None, "device": torch.device("cpu")}
     feed = ShardLoader(train, images.sizes, 2, **plain, train=True, batch_size=2)
     tracemalloc.start()
-    most = max(images.open_shards for _ in feed)
+    most = max(images._open.cache_info().currsize for _ in feed)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert (most, len(opened)) == (2, 7)
     assert peak < 10 * 48 * 1024
-    images.close()
-    assert images.open_shards == 0
 
 
 @pytest.mark.parametrize("kind", ["workers", "resident"])
@@ -189,3 +189,168 @@ def test_the_data_module_gives_all_splits(npy: Path, kind: Any) -> None:
 def test_grey_images_keep_their_pixels(tmp_path: Path) -> None:
     path = write(tmp_path / "grey", (1, 6, 4))
     assert np.array_equal(split(path).read()[0], pixels((1, 6, 4))["train"][0])
+
+
+# Shards that are truncated, changed, missing or hostile are refused, before training if possible.
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[600] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("file", "harm", "verify", "says"),
+    [
+        (
+            "train-000003.tar",
+            cut,
+            False,
+            r"train-000003\.tar was cut or changed",
+        ),
+        ("train-000003.tar", Path.unlink, False, r"train-000003\.tar is missing"),
+        ("val.index.npy", cut, False, r"val\.index\.npy was cut or changed"),
+        ("test-000000.tar", flip, True, r"test-000000\.tar was cut or changed"),
+        ("index.json", cut, False, r"index\.json is not version 1"),
+    ],
+)
+def test_damage_is_named_before_training(
+    npy: Path, file: str, harm: Callable[[Path], Any], verify: bool, says: str
+) -> None:
+    harm(npy / file)
+    with pytest.raises(UserError, match=says):
+        Shards("", str(npy), verify=verify).prepare()
+    if not verify:
+        with pytest.raises(UserError, match=says):
+            Shards("", str(npy)).load()
+
+
+def test_a_shard_of_another_content_and_equal_size_is_found_when_it_is_read(npy: Path) -> None:
+    shard = npy / "train-000000.tar"
+    shard.write_bytes(b"x" * shard.stat().st_size)
+    with pytest.raises(UserError, match=r"train-000000\.tar has no image at byte \d+.*data\.source\.verify=true"):
+        split(npy).read()
+
+
+def test_a_pickle_in_a_shard_is_not_obeyed(npy: Path, malicious_pickle: tuple[bytes, Path]) -> None:
+    """Neither in a member's bytes nor in an array of objects."""
+    payload, obeyed = malicious_pickle
+    images: Any = split(npy).images
+    shard, start, size, _ = images.table[0]
+    data = bytearray(images.paths[shard].read_bytes())
+    spoilt = (
+        np.lib.format.magic(1, 0)
+        + b"\x76\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(120)
+        + payload
+    )
+    for harm in (payload, spoilt):
+        data[start : start + size] = harm.ljust(size, b"\0")[:size]
+        images.paths[shard].write_bytes(data)
+        with pytest.raises(UserError, match="has no image at byte"):
+            split(npy).images[np.array([0])]
+    assert not obeyed.exists()
+
+
+# Writing shards: atomic, from folders of images and tar files of other tools, readable by webdataset.
+
+
+def test_webdataset_reads_the_same_samples(tmp_path: Path) -> None:
+    import webdataset
+
+    path = write(tmp_path / "set")
+    with ExitStack() as stack:  # given only names, webdataset leaves its files to the garbage collector
+        names = [path / f"train-{number:06d}.tar" for number in range(7)]
+        sources = [{"url": str(name), "stream": stack.enter_context(open(name, "rb"))} for name in names]
+        samples = webdataset.tariterators.group_by_keys(webdataset.tariterators.tar_file_expander(sources))
+        read = list(webdataset.to_tuple("png", "cls")(webdataset.decode("rgb8")(samples)))
+    images, labels = pixels()["train"]
+    assert np.array_equal(np.stack([image for image, _ in read]).transpose(0, 3, 1, 2), images)
+    assert [label for _, label in read] == labels.tolist()
+
+
+def test_equal_images_make_equal_bytes(tmp_path: Path) -> None:
+    one, two = (write(tmp_path / name) for name in ("a", "b"))
+    assert sorted(path.read_bytes() for path in one.iterdir()) == sorted(path.read_bytes() for path in two.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"shape": (4, 8, 8)}, r"encoding=png takes 1 or 3 channels and the images have 4"),
+        ({"num_classes": 3}, r"has the class \d, but there are 3"),
+    ],
+)
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        write(tmp_path / "set", **settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shards_are_replaced_only_if_asked_and_nothing_else_ever_is(npy: Path) -> None:
+    with pytest.raises(UserError, match=r"is there already: .*overwrite=true"):
+        write(npy)
+    write(npy, shard_size=25, overwrite=True)
+    assert len(list(npy.glob("train-*.tar"))) == 2
+    (npy / "index.json").unlink()
+    with pytest.raises(UserError, match="it holds no shards"):
+        write(npy, overwrite=True)
+
+
+def save_folder(folder: Path, sizes: dict[str, int], splits: tuple[str, ...] = ("",)) -> None:
+    rng = np.random.default_rng(0)
+    for name in splits:
+        for kind, count in sizes.items():
+            (folder / name / kind).mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(rng.integers(0, 256, (6, 10, 3), dtype=np.uint8)).save(
+                    folder / name / kind / f"{i}.png"
+                )
+
+
+def test_an_image_folder_is_split_and_brought_to_size(tmp_path: Path) -> None:
+    save_folder(tmp_path / "in", {"cat": 8, "dog": 12})
+    source = FolderSamples(str(tmp_path / "in"), 3, 4, val_size=5, test_size=5)
+    write_shards(tmp_path / "out", {name: source.samples(name) for name in source.rows}, source.num_classes, 100)
+    read = Shards("", str(tmp_path / "out")).load()
+    assert read.train.images.shape == (10, 3, 4, 4)
+    assert [len(read.train), len(read.val), len(read.test)] == [10, 5, 5]
+    assert np.bincount(read.val.labels).tolist() == [2, 3]
+    save_folder(tmp_path / "cut", {"cat": 2, "dog": 3}, ("train", "val", "test"))
+    ready = FolderSamples(str(tmp_path / "cut"), 1, None, 1, 1)
+    assert {image.shape for image, _ in ready.samples("test")} == {(1, 6, 10)}
+    assert [label for _, label in ready.samples("val")] == [0, 0, 1, 1, 1]
+    save_folder(tmp_path / "called", {"cat": 4, "dog": 4, ".cache": 1}, ("Training", "valid"))
+    called = FolderSamples(str(tmp_path / "called"), 3, None, val_size=7, test_size=2)  # test is cut from train
+    assert called.classes == ["cat", "dog"]
+    assert {name: len(rows) for name, rows in called.rows.items()} == {"train": 6, "test": 2, "val": 8}
+    assert {called.files.names[row].split("/")[0] for row in called.rows["test"]} == {"Training"}
+
+
+def test_a_folder_with_a_damaged_image_is_refused(tmp_path: Path) -> None:
+    save_folder(tmp_path, {"cat": 2, "dog": 2})
+    (tmp_path / "cat" / "0.png").write_text("no image")
+    source = FolderSamples(str(tmp_path), 3, None, val_size=1, test_size=1)
+    with pytest.raises(UserError, match=r"0\.png cannot be read as an image"):
+        [list(source.samples(name)) for name in ("train", "val", "test")]
+
+
+def test_tars_of_another_tool_are_indexed_in_place(tmp_path: Path) -> None:
+    from webdataset import TarWriter
+
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (6, 5, 4, 3), dtype=np.uint8)
+    for name in ("train", "val", "test"):
+        with TarWriter(str(tmp_path / f"{name}-0.tar")) as tar:
+            for i, image in enumerate(images):
+                tar.write(
+                    {"__key__": f"a.folder/{i}", "png" if i % 2 else "jpg": image, "cls": i % 3, "json": {"note": i}}
+                )
+    index_tars(tmp_path, 3)
+    read, labels = Shards("", str(tmp_path), verify=True).load().val.read()
+    assert np.array_equal(read[1::2], images[1::2].transpose(0, 3, 1, 2))
+    assert labels.tolist() == [0, 1, 2, 0, 1, 2]

@@ -1,18 +1,29 @@
 """Laws 2 and 3 for windows of tokens: every target once, for all devices, batches and interruptions."""
 
+import json
 import math
 from collections import Counter
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.ranks import on_ranks
+from support.runs import config
 from support.tokens import COUNT, Fixed, stream
-from torch import Tensor
+from torch import Tensor, nn
 
+from lathe.data.synthetic_tokens import SyntheticTokens
+from lathe.data.token_file import TokenFiles, TokenWriter, write_meta
 from lathe.data.tokens import TokenDataModule, TokenLoader, Tokens
 from lathe.errors import UserError
+from lathe.runs.build import make_task
+from lathe.runs.instantiate import instantiate
+from lathe.strategies import DDP
+from lathe.tasks import LanguageModellingTask
+from lathe.trainer import Trainer
 
 pytestmark = pytest.mark.law2
 
@@ -165,3 +176,186 @@ def test_the_data_module_makes_every_loader() -> None:
 def test_facts_that_do_not_fit_the_tokens_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         module(**settings).train_dataloader()
+
+
+# Training on windows of tokens: equal losses on one process and on two, and the entropy as the limit.
+
+
+class Bigram(nn.Module):
+    """The simplest net that can learn the chain: logits of the next token for each token."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(vocab_size, vocab_size)
+        nn.init.zeros_(self.table.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.table(x)
+        return logits
+
+
+def fit(world: int, source: Any, epochs: int, lr: float, **settings: Any) -> tuple[list[float], dict[str, float]]:
+    """Return the loss of every step (of this rank's shard), and the final metrics."""
+    steps: list[float] = []
+
+    class Task(LanguageModellingTask):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            steps.append(loss.item())
+            return loss
+
+    data = TokenDataModule(source, source.vocab_size, batch_size=12, **settings)
+    task = Task(Bigram(source.vocab_size), optimizer=lambda net: torch.optim.Adam(net.parameters(), lr=lr))
+    strategy: Any = DDP() if world > 1 else "auto"
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = Trainer(
+        accelerator="cpu", devices=world, strategy=strategy, max_epochs=epochs, use_distributed_sampler=False, **quiet
+    )  # type: ignore[arg-type]
+    trainer.fit(task, datamodule=data)
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    trainer.test(task, datamodule=data, verbose=False)
+    return steps, metrics | {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def on_rank(rank: int) -> tuple[list[float], dict[str, float]]:
+    return fit(2, Fixed(), epochs=2, lr=0.1, length=4)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*num_workers.*")
+def test_two_ranks_train_and_evaluate_as_one() -> None:
+    steps, metrics = fit(1, Fixed(), epochs=2, lr=0.1, length=4)
+    ranks = on_ranks(on_rank, timeout=180)  # mostly imports, on cores that may be busy
+    assert steps == pytest.approx([(a + b) / 2 for a, b in zip(ranks[0][0], ranks[1][0], strict=True)], rel=1e-5)
+    assert len(steps) == 2
+    for _, found in ranks:
+        assert found == pytest.approx(metrics, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*num_workers.*")
+def test_a_table_of_pairs_reaches_the_entropy() -> None:
+    source = SyntheticTokens(vocab_size=16, length=32, train_size=1200, test_size=400)
+    metrics = fit(1, source, epochs=2, lr=0.1, length=32)[1]
+    assert source.entropy - 0.05 < metrics["test/loss"] < source.entropy + 0.05
+    assert metrics["test/perplexity"] == pytest.approx(math.exp(metrics["test/loss"]), rel=1e-5)
+    assert abs(metrics["test/accuracy"] - source.best_accuracy) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("overrides", [[], ["data.source.lag=2", "data.vocab_size=8"]], ids=["default", "lag"])
+def test_gpt_nano_comes_near_the_entropy(overrides: list[str]) -> None:
+    """Two epochs, some seconds. With a lag of 2 the previous token carries no information: without working attention
+    the loss stays at ln V.
+    """
+    cfg = config(
+        "data=synthetic_tokens", "model=gpt_nano", "optimizer=adamw", "optimizer.lr=0.003", "seed=0", *overrides
+    )
+    torch.manual_seed(0)
+    data, task = instantiate(cfg["data"], "data"), make_task(cfg, train=False)
+    data.setup()
+    optimizer = torch.optim.AdamW(task.net.parameters(), lr=0.003)
+    for _ in range(2):
+        for batch in data.train_dataloader():
+            optimizer.zero_grad()
+            task.losses(task.net(batch[0]), batch)["cross_entropy"].backward()
+            optimizer.step()
+    with torch.no_grad():
+        sums = sum(
+            task.reduce(out := task.net(batch[0]), batch, task.losses(out, batch)["cross_entropy"])
+            for batch in data.test_dataloader()
+        )
+    loss, correct, count = sums.tolist()  # type: ignore[union-attr]
+    assert count == 512 * data.length
+    sequences = data.source.load()["test"].ids.reshape(512, -1)
+    floor = -data.source.log_probabilities(sequences).mean()  # of these sequences
+    assert -0.01 < loss / count - floor < 0.05
+    assert abs(correct / count - data.source.best_accuracy) < 0.02
+
+
+# Token files on disk: read from a memory map; damaged, truncated and foreign ones are refused.
+
+
+def write(folder: Path, vocab_size: int = 300, **counts: int) -> Path:
+    folder.mkdir()
+    splits = {}
+    for number, (name, count) in enumerate({"train": 50, "val": 20, "test": 10, **counts}.items()):
+        writer = TokenWriter(folder / f"{name}.npy", vocab_size)
+        ids = np.random.default_rng(number).integers(vocab_size, size=count)
+        writer.write(ids[:7], ends=False)
+        writer.write(ids[7:], ends=True)
+        splits[name] = writer.close()
+    write_meta(folder, vocab_size, splits, tokenizer="test")
+    return folder
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    return write(tmp_path / "tokens")
+
+
+def source(folder: Path, **settings: Any) -> TokenFiles:
+    return TokenFiles(str(folder.parent), folder.name, **settings)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "dtype"), [(300, np.uint16), (2**16, np.uint16), (2**16 + 1, np.uint32), (2**32, np.uint32)]
+)
+def test_what_was_written_is_read_from_a_map(tmp_path: Path, vocab_size: int, dtype: type) -> None:
+    found = source(write(tmp_path / "tokens", vocab_size)).load()
+    for number, (name, count) in enumerate({"train": 50, "val": 20, "test": 10}.items()):
+        ids = found[name].ids
+        assert isinstance(ids.base, np.memmap)
+        assert ids.dtype == dtype
+        assert not ids.flags.writeable
+        assert np.array_equal(ids, np.random.default_rng(number).integers(vocab_size, size=count))
+        assert np.array_equal(ids, np.load(tmp_path / "tokens" / f"{name}.npy", allow_pickle=False))
+
+
+def test_missing_files(files: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nothing holds no token files \(data\.source\.name\)"):
+        source(tmp_path / "nothing").prepare()
+    (files / "val.npy").unlink()
+    with pytest.raises(UserError, match=r"val\.npy is missing"):
+        source(files).prepare()
+
+
+@pytest.mark.parametrize("cut", [1, 100, 228])
+def test_a_file_that_was_cut_is_refused(files: Path, cut: int) -> None:
+    data = (files / "train.npy").read_bytes()
+    (files / "train.npy").write_bytes(data[:-cut])
+    with pytest.raises(UserError, match=r"train\.npy is missing, or was cut or changed"):
+        source(files).prepare()
+
+
+def test_an_empty_split_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"val\.npy .*write it again"):
+        source(write(tmp_path / "none", val=0)).prepare()
+
+
+def test_another_array_of_the_same_size_is_refused(files: Path) -> None:
+    np.save(files / "train.npy", np.arange(50, dtype=np.int16))
+    assert (files / "train.npy").stat().st_size == 228
+    with pytest.raises(UserError, match=r"train\.npy does not have the 50 tokens of meta\.json"):
+        source(files).prepare()
+
+
+@pytest.mark.parametrize("change", [{"format": "other"}, {"vocab_size": "300"}, {"dtype": "O"}, {"splits": {}}])
+def test_a_damaged_description_is_refused(files: Path, change: dict[str, Any]) -> None:
+    meta = json.loads((files / "meta.json").read_text())
+    (files / "meta.json").write_text(json.dumps(meta | change))
+    with pytest.raises(UserError, match=r"meta\.json is not version 1 of what .*, or is damaged"):
+        source(files).prepare()
+
+
+def test_changed_bytes_are_found_when_asked(files: Path) -> None:
+    source(files, verify=True).prepare()
+    data = bytearray((files / "val.npy").read_bytes())
+    data[-1] ^= 1
+    (files / "val.npy").write_bytes(data)
+    source(files).prepare()
+    with pytest.raises(UserError, match=r"val\.npy differs from its SHA-256 in meta\.json"):
+        source(files, verify=True).prepare()

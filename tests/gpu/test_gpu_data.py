@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from support.gpu import PLAIN, TOKENS, Acceptance, close
 
-from lathe.data import stream
+from lathe.data import loader as stream
 
 WORKERS = ("data.loader=workers", "data.num_workers=1", "data.prefetch_factor=2")
 

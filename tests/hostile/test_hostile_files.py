@@ -15,9 +15,8 @@ from support.hostile_runs import CANARY, copied, harmless
 from torch import nn
 
 from lathe.callbacks.methods.teachers import open_teacher
-from lathe.data.archive import ARCHIVES, read_archive
-from lathe.data.shard_index import FORMAT, SPLITS, VERSION, read_index
-from lathe.data.shards import Shards
+from lathe.data.cifar import ARCHIVES, read_archive
+from lathe.data.shards import FORMAT, SPLITS, VERSION, Shards, read_index
 from lathe.data.token_file import TokenFiles
 from lathe.errors import UserError
 from lathe.receipt import measured

@@ -176,7 +176,7 @@ def test_a_file_is_read_as_what_it_is_whatever_it_is_called(tmp_path: Path) -> N
     for name in ("a.jpg", "b.png", "c.webp"):
         (classes / name).write_bytes(sticker())
     source = FolderSamples(str(tmp_path / "in"), 3, None, 1, 1)
-    trained = [pixels for pixels, _ in chain.from_iterable(source.samples(name) for name in source.files)]
+    trained = [pixels for pixels, _ in chain.from_iterable(source.samples(name) for name in source.rows)]
     predicted = [next(file.read()) for file in find_images(classes, 3)]
     assert len(trained) == len(predicted) == 3
     assert all(np.array_equal(pixels, predicted[0]) for pixels in (*trained, *predicted))

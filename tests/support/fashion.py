@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lathe.data.fashion_mnist import FILES
-from lathe.data.idx import IdxFile
+from lathe.data.fashion_mnist import FILES, IdxFile
 
 Truth = dict[str, tuple[np.ndarray, np.ndarray]]
 COUNTS = {"train": 60, "test": 20}

@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lathe.data.augment import Augment
-from lathe.data.normalize import Normalizer
+from lathe.data.augment import Augment, Normalizer
 from lathe.data.shard_write import write_shards
 from lathe.data.shards import ShardLoader, Shards
 from lathe.data.splits import Split

@@ -15,7 +15,7 @@ from lathe.callbacks.module_access import planned_batches
 from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.config.types import Count, OpenShare, Share
 from lathe.config.validation import validated
-from lathe.data.selection import Selection
+from lathe.data.order import Selection
 from lathe.errors import require
 from lathe.files import write_atomically
 from lathe.measure.processes import everyones

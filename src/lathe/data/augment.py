@@ -1,5 +1,6 @@
-"""Batched augmentation: its settings, its random decisions, and pure functions that apply them."""
+"""Batched augmentation (its settings, its random decisions, pure functions that apply them) and normalization."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from lathe.config.types import NonNegative, NonNegativeInt
 from lathe.config.validation import validated
 from lathe.data.random import sample_betas, sample_uniforms, to_integers
+from lathe.errors import UserError
 
 # Columns of the table of uniforms. Each method reads its own, so that switching one on does not change the others.
 CROP_Y, CROP_X, FLIP, CUTOUT_Y, CUTOUT_X, MIX_CHOICE, MIX_Y, MIX_X, COLUMNS = range(9)
@@ -164,3 +166,32 @@ def mix(
     one_hot = torch.nn.functional.one_hot
     targets = one_hot(labels, classes) * share[:, None] + one_hot(partner_labels, classes) * (1 - share)[:, None]
     return images * weight + partners * (1 - weight), targets
+
+
+class Normalizer:
+    """(pixel / 255 - mean) / std per channel, on a scale from 0 to 1: one multiplication, one addition."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], channels: int) -> None:
+        for name, values in (("mean", mean), ("std", std)):
+            if len(values) != channels:
+                raise UserError(
+                    f"data.{name}={list(values)} has {len(values)} values for data.channels={channels}: give one each."
+                )
+        if min(std) <= 0:
+            raise UserError(
+                f"data.std={list(std)} has a value that is not above 0: give each channel's standard deviation."
+            )
+        mean64, std64 = torch.tensor(list(mean), dtype=torch.float64), torch.tensor(list(std), dtype=torch.float64)
+        self.scale = (1 / (255 * std64)).float()[:, None, None]
+        self.shift = (-mean64 / std64).float()[:, None, None]
+        self.fill = (mean64 * 255).round().to(torch.uint8)  # the mean colour, uint8 [channels]
+
+    def to(self, device: torch.device) -> "Normalizer":
+        """Move the constants, in place."""
+        self.scale, self.shift, self.fill = self.scale.to(device), self.shift.to(device), self.fill.to(device)
+        return self
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Normalize uint8 [..., channels, height, width], or float32 from 0 to 255, to float32."""
+        # three passes, each exactly rounded, so that the result does not depend on how batches are split
+        return images.to(torch.float32, copy=True).mul_(self.scale).add_(self.shift)

@@ -2,21 +2,19 @@
 
 from abc import abstractmethod
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 from weakref import WeakSet
 
 import torch
 from lightning.pytorch import LightningDataModule
 
-from lathe.data.order import EpochLoader
+from lathe.data.order import EpochLoader, Selection
 from lathe.data.prefetch import go_ahead
-from lathe.data.selection import Selection
+from lathe.data.splits import SPLITS
 from lathe.data.transfer import Transferred, eval_stage
-from lathe.data.workers import Workers
 from lathe.errors import UserError
 
 SplitData = TypeVar("SplitData")
-SPLITS = ("train", "val", "test")
 
 
 class ExactDataModule(LightningDataModule, Generic[SplitData]):
@@ -36,7 +34,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.seed = seed
         self.test_split = "test"
-        self._workers = Workers(0)
+        self.num_workers: int | Literal["auto"] = 0
         self.selection: Selection | None = None  # the training samples of an epoch; None for all
         self.fills_up = True  # whether evaluation batches are padded; see EpochLoader
         self._splits: dict[str, SplitData] | None = None
@@ -128,7 +126,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         if self._splits is None:
             self.setup()
         assert self._splits is not None
-        unmeasured = self._workers.taken is None and self.trainer is not None
+        unmeasured = self.num_workers == "auto" and self.trainer is not None
         if unmeasured and name != "train" and self.trainer.state.fn == "fit":  # type: ignore[union-attr]
             self.train_dataloader()  # its samples are used to measure the number of workers
         replicas, rank = replicas_of(self.trainer)

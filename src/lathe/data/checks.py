@@ -1,43 +1,85 @@
-"""Checks of class names and of the facts that a data module declares."""
+"""Checks that data modules share: class names, declared facts, and a user's sources."""
 
+import inspect
+import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from numbers import Integral, Real
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from numpy.typing import NDArray
+from torch import Tensor
 
-from lathe.errors import ArgumentError, UserError
+from lathe.errors import ArgumentError, UserError, under, user_location
+from lathe.files import disk_reason
 
 IMAGE_FACTS = ("channels", "image_size", "mean", "std", "num_classes")
 TOKEN_FACTS = ("length", "vocab_size")
 SHOWN = 5  # most names in a message
 
 
-def check_number(key: str, value: object, least: float, most: float | None = None, whole: bool = True) -> None:
-    """Raise ArgumentError if a number is not in [`least`, `most`], or if `whole` not an integer."""
-    wanted = Integral if whole else Real
-    fits = (
-        isinstance(value, wanted)
-        and not isinstance(value, bool)
-        and least <= float(value) <= (float("inf") if most is None else most)
-    )
-    if not fits:
-        kind = "a whole number" if whole else "a number"
-        span = f"of {least:g} or more" if most is None else f"from {least:g} to {most:g}"
-        raise ArgumentError(f"{key}={value} cannot be used: choose {kind} {span}.")
+def form(sample: Any) -> str:
+    """Describe a sample in short: shapes of arrays, within tuples and dicts."""
+    if isinstance(sample, (Tensor, np.ndarray)):
+        return f"{str(sample.dtype).removeprefix('torch.')} {list(sample.shape)}"
+    if isinstance(sample, Mapping):
+        return "{" + ", ".join(f"{name}: {form(value)}" for name, value in sample.items()) + "}"
+    if isinstance(sample, (tuple, list)) and len(sample) <= 8:
+        return "(" + ", ".join(map(form, sample)) + ")"
+    if isinstance(sample, (tuple, list)):
+        return f"a {type(sample).__name__} of {len(sample)}"
+    return "None" if sample is None else type(sample).__name__
+
+
+def check_members(source: object, *names: str) -> None:
+    """Raise UserError if `source` lacks one of `names`, without evaluating any."""
+    lacking = [name for name in names if inspect.getattr_static(source, name, None) is None]
+    if lacking and not hasattr(type(source), "__getattr__"):
+        raise UserError(
+            f"data.source: {type(source).__name__} has no {' and no '.join(lacking)}, expected a source with "
+            f"{', '.join(names)}."
+        )
+
+
+@contextmanager
+def using(source: object, what: str, key: str = "data.source") -> Iterator[None]:
+    """Convert an exception of `source`, which was to be `what`, to a UserError with its place in the user's code."""
+    try:
+        with under(key):
+            yield
+    except UserError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and disk_reason(error) is not None:
+            raise  # it has a message of its own
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = user_location(error) or f" ({frame.filename}:{frame.lineno})"
+        raise UserError(f"{key} can't be {what}: {said}{place}") from error
+
+
+@cache
+def warn_once(sentence: str) -> None:
+    """Warn on rank 0, once per process for the same sentence."""
+    rank_zero_warn(sentence)
+
+
+def check_number(key: str, value: object, least: int, most: int | None = None) -> None:
+    """Raise ArgumentError if a value is not an integer in [`least`, `most`]."""
+    fits = isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value)
+    if not fits or (most is not None and int(value) > most):  # type: ignore[call-overload]
+        span = f"of {least} or more" if most is None else f"from {least} to {most}"
+        raise ArgumentError(f"{key}={value} cannot be used: choose a whole number {span}.")
 
 
 def check_class_names(names: Sequence[str] | None, num_classes: int) -> list[str] | None:
     """Return the names; raise UserError if they are not `num_classes` different strings."""
     if names is None:
         return None
-    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
-        raise UserError(
-            f"data.class_names={names} is no list of words: give one for each class, in quotes where it is a number."
-        )
     if len(names) != num_classes:
         raise UserError(
             f"data.class_names has {len(names)} names for data.num_classes={num_classes}: give one for each class."

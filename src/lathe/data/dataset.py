@@ -1,30 +1,210 @@
 """The LightningDataModule of any torch Dataset or Hugging Face dataset."""
 
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from pydantic import Field
-from torch.utils.data import DataLoader
+from torch import Tensor
+from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 from lathe.config.types import Count, Name, NonNegativeInt, OpenShare, Positive, PositiveShare, Seed
 from lathe.config.validation import validated
-from lathe.data.base import SPLITS, ExactDataModule
-from lathe.data.checks import check_class_names, warn_missing_classes
-from lathe.data.folds import check_folds, fold_rows, share_rows
-from lathe.data.forms import check_pairs, form
-from lathe.data.item_checks import check_image, check_target, labels_at_hand, tell_undivided
-from lathe.data.item_loaders import InOrder, ItemLoader
-from lathe.data.items import Collate, Items, taken
-from lathe.data.iterable import EvalStream, TrainStream, is_iterable
-from lathe.data.seeded import Rows, Seeded
-from lathe.data.shared import read_over, seeded
-from lathe.data.sized import check_batch, check_kind, count_samples
-from lathe.data.source import using
-from lathe.data.splits import Labels, stratified_split
-from lathe.data.workers import Workers, batches_ahead
+from lathe.data.base import ExactDataModule
+from lathe.data.checks import check_class_names, form, using, warn_missing_classes
+from lathe.data.seeded import Rowed, Rows, Seeded, Wrapper, draws_nothing
+from lathe.data.shared import EvalStream, InOrder, SharedLoader, TrainStream, is_iterable, reader_over
+from lathe.data.splits import SPLITS, Labels, check_folds, fold_rows, share_rows, stratified_split
+from lathe.data.workers import batches_ahead, measure_workers
 from lathe.errors import ArgumentError, UserError, require
+
+# Dtypes that torch can compare and count with; uint16 and wider only store.
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+class Items(Wrapper):
+    """Some rows of a dataset, as (input, target) or unchanged.
+
+    Args:
+        dataset: with `__len__` and `__getitem__`.
+        key: of the configuration, for messages.
+        rows: the dataset's samples to take; None for all.
+        columns: keys of input and target in samples that are dicts; None leaves samples unchanged.
+        transform: of the input; of the whole sample if that is a dict and there are no `columns`.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        key: str,
+        rows: Labels | None = None,
+        columns: tuple[str, str] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.dataset, self.key, self.rows = dataset, key, rows
+        self.columns, self.transform = columns, transform
+        self.draws_nothing = transform is None and draws_nothing(dataset)
+
+    def __len__(self) -> int:
+        return len(self.dataset) if self.rows is None else len(self.rows)
+
+    def row(self, number: int) -> int:
+        """Return the index of a sample in the dataset."""
+        return number if self.rows is None else int(self.rows[number])
+
+    def name(self, number: int) -> str:
+        """Return a sample's name for messages."""
+        return f"{self.key}: item {self.row(number)}"
+
+    def __getitem__(self, number: int) -> Any:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> Rowed:
+        rows = numbers if self.rows is None else self.rows[np.asarray(numbers)].tolist()
+        at_once = getattr(self.dataset, "__getitems__", None)
+        read: Iterable[Any] = at_once(rows) if at_once else map(self.dataset.__getitem__, rows)
+        if self.columns is not None or self.transform is not None:
+            read = map(self.made, read, numbers)
+        samples = Rowed((), numbers)
+        try:
+            samples.extend(read)
+        except UserError:
+            raise
+        except Exception as error:
+            error.add_note(f"while reading {self.name(numbers[len(samples)])}")
+            raise
+        return samples
+
+    def made(self, sample: Any, number: int) -> Any:
+        """Return a sample of the dataset as a task takes it."""
+        if self.columns is not None:
+            if not isinstance(sample, Mapping) or not set(self.columns) <= set(sample):
+                raise UserError(
+                    f"{self.name(number)} is {form(sample)}, expected the keys {' and '.join(self.columns)}, which "
+                    "data.input and data.target name."
+                )
+            sample = tuple(sample[name] for name in self.columns)
+        if self.transform is None:
+            return sample
+        if isinstance(sample, (tuple, list)):
+            return (self.transform(sample[0]), *sample[1:])
+        return self.transform(sample)
+
+    def labels(self) -> Labels | None:
+        """Return all class numbers, int64 [n], if known without reading samples, else None."""
+        found = _labels_at_hand(self.dataset, self.columns and self.columns[1])
+        return found if found is None or self.rows is None else found[self.rows]
+
+
+class Collate:
+    """Makes a batch by `collate` (None: torch's), and checks class numbers, and with `pairs` its form."""
+
+    def __init__(
+        self, items: Items, collate: Callable[[list[Any]], Any] | None, num_classes: int | None, pairs: bool = False
+    ) -> None:
+        self.items, self.collate, self.num_classes, self.pairs = items, collate, num_classes, pairs
+        self.draws_nothing = collate is None
+
+    def __call__(self, samples: Rowed) -> Any:
+        """Return the batch; raise UserError for samples that do not stack, and for a label that is no class."""
+        batch = self._stack(samples) if self.collate is None else self.collate(list(samples))
+        if self.pairs:
+            check_pairs(batch, self.items.key)
+        if self.num_classes is None or not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            return batch
+        x, y = batch
+        if not isinstance(y, Tensor) or y.dtype not in INTEGERS:
+            return [x, y.long()] if isinstance(y, Tensor) and y.dtype == torch.bool and y.ndim == 1 else batch
+        low, high = y.aminmax()
+        if low < 0 or high >= self.num_classes:
+            wrong = (y < 0) | (y >= self.num_classes)
+            where = int(wrong.nonzero()[0, 0]) if y.ndim else 0
+            which = self.items.row(samples.rows[where]) if len(y) == len(samples) else "of a batch"
+            raise UserError(
+                f"{self.items.key}: item {which} has the label {int(y[wrong][0])}, expected 0 to "
+                f"{self.num_classes - 1} as data.num_classes={self.num_classes} says."
+            )
+        return [x, y.long()]
+
+    def _stack(self, samples: Rowed) -> Any:
+        try:
+            batch = default_collate(list(samples))
+            if _mixed(samples):  # torch would stack integers, such as pixels up to 255, with floats
+                raise TypeError("floats and integers")
+            return batch
+        except Exception as error:  # torch raises many types here
+            ways = "use data.transform or data.eval_transform to make them alike, or a data.collate_fn"
+            first, key = form(samples[0]), self.items.key
+            for sample, number in zip(samples, samples.rows, strict=True):
+                if form(sample) != first:
+                    raise UserError(
+                        f"{self.items.name(number)} is {form(sample)}, but item {self.items.row(samples.rows[0])} is "
+                        f"{first}, so they make no batch: {ways}."
+                    ) from error
+            said = " ".join(str(error).split())[:200]
+            raise UserError(f"{key}: items such as {first} make no batch ({said}): {ways}.") from error
+
+
+def _mixed(column: Sequence[Any]) -> bool:
+    """Return whether arrays at the same place of similar samples are partly floating point."""
+    first = column[0]
+    if isinstance(first, (Tensor, np.ndarray)):
+        kinds = {*map(attrgetter("dtype"), column)}  # in C, as this is done for each batch
+        return (
+            len({kind.is_floating_point if isinstance(kind, torch.dtype) else kind.kind == "f" for kind in kinds}) > 1
+        )
+    if isinstance(first, Mapping):
+        return any(_mixed([one[name] for one in column]) for name in first)
+    return isinstance(first, (tuple, list)) and any(_mixed(part) for part in zip(*column, strict=False))
+
+
+def check_pairs(batch: Any, key: str) -> None:
+    """Raise UserError if a batch is not inputs and targets; warn if it has more than these."""
+    ways = "give (input, target), or write a task of your own for samples like these"
+    if isinstance(batch, Mapping):
+        names = ", ".join(map(str, batch))
+        raise UserError(f"{key}: samples have the keys {names}: name two in data.input and data.target.")
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2 or isinstance(batch[0], str):
+        raise UserError(f"{key}: a batch is {form(batch)}, expected inputs and their targets: {ways}.")
+    if len(batch) > 2:
+        rank_zero_warn(
+            f"{key}: samples have {len(batch)} parts, of which the task takes the first two, input and target: "
+            "the others are not used."
+        )
+
+
+def _labels_at_hand(dataset: Any, target: str | None) -> Labels | None:
+    if isinstance(dataset, Subset):
+        inner = _labels_at_hand(dataset.dataset, target)
+        return None if inner is None else inner[np.asarray(dataset.indices, dtype=np.int64)]
+    found: Any = None
+    if isinstance(dataset, TensorDataset):
+        found = dataset.tensors[-1]
+    elif target is not None and target in (getattr(dataset, "column_names", None) or ()):
+        found = dataset[target]
+    else:
+        found = next((one for name in ("targets", "labels") if (one := getattr(dataset, name, None)) is not None), None)
+    try:
+        labels = np.asarray(found[:] if hasattr(found, "__getitem__") else found)
+    except (TypeError, ValueError):
+        return None
+    return labels.astype(np.int64) if labels.shape == (len(dataset),) and labels.dtype.kind in "iu" else None
+
+
+def _check_kind(name: str, dataset: Any) -> None:
+    """Raise UserError if `data.<name>` is not a dataset with a length."""
+    if is_iterable(dataset):
+        return
+    if not hasattr(dataset, "__getitem__") or isinstance(dataset, (str, dict)):
+        raise UserError(f"data.{name}: {form(dataset)} is no dataset: expected one with __len__ and __getitem__.")
+    if not isinstance(dataset, Sized):
+        raise UserError(
+            f"data.{name}: {type(dataset).__name__} has no __len__, so an epoch has no order: let it return the number "
+            "of samples."
+        )
 
 
 class DatasetDataModule(ExactDataModule[Items]):
@@ -57,7 +237,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         folds: number of stratified folds of `train` without the test; None for a validation set.
         fold: the fold used for validation.
         share: of the training samples to train on; above 0.
-        num_workers: reading processes; "auto" measures the fastest number, see `lathe.data.workers`.
+        num_workers: reading processes; "auto" measures whether one for each core is faster than 0.
         pin_memory: page-locked batches, on a GPU.
         prefetch_factor: batches that each worker reads ahead; None for torch's default.
         persistent_workers: keep workers between epochs.
@@ -125,22 +305,22 @@ class DatasetDataModule(ExactDataModule[Items]):
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
         }
-        self._workers = Workers(num_workers)
-        self.samples, self._undivided = samples, False
+        self.num_workers = num_workers
+        self.samples = samples
         for name, dataset in self.datasets.items():
             if name == "train" or dataset is not None:
-                check_kind(name, dataset)
+                _check_kind(name, dataset)
         self._check_iterable()
 
     def _check_iterable(self) -> None:
         found = {name: type(one).__name__ for name, one in self.datasets.items() if is_iterable(one)}
         for name, kind in found.items():
-            if self._workers.taken:
+            if self.num_workers not in (0, "auto"):
                 raise UserError(
-                    f"data.num_workers={self._workers.taken}: data.{name} is iterable ({kind}) and read by one "
-                    "process: use 0."
+                    f"data.num_workers={self.num_workers}: data.{name} is iterable ({kind}) and read by one process: "
+                    "use 0."
                 )
-            self._workers = Workers(0)
+            self.num_workers = 0
         train = self.datasets["train"]
         if "train" not in found:
             own = f"data.samples={self.samples}: data.train has a number of samples of its own: use null."
@@ -156,7 +336,7 @@ class DatasetDataModule(ExactDataModule[Items]):
                 raise UserError(
                     f"data.train: {found['train']} is iterable and has no __len__: give data.samples, an epoch's."
                 )
-            self.samples = count_samples("train", train)
+            self.samples = len(train)
 
     @property
     def selects(self) -> bool:
@@ -173,7 +353,9 @@ class DatasetDataModule(ExactDataModule[Items]):
         for name, items in splits.items():
             if not is_iterable(items.dataset):  # reading a sample of an iterable would consume it
                 self._check_first(name, items)
-        self._take_names()
+        if self.class_names is None and self.num_classes is not None and self.columns is not None:
+            feature = (getattr(self.datasets["train"], "features", None) or {}).get(self.columns[1])
+            self.class_names = check_class_names(getattr(feature, "names", None), self.num_classes)
         return splits
 
     def _rows(self) -> dict[str, Labels]:
@@ -190,7 +372,8 @@ class DatasetDataModule(ExactDataModule[Items]):
                 f"{asked} of the {len(train)} samples of data.train leave none to train on: choose less, or give "
                 f"{' and '.join(f'data.{name}' for name in sizes)}."
             )
-        labels = self._labels()
+        known = _labels_at_hand(train, self.columns and self.columns[1])
+        labels = np.zeros(len(train), np.int64) if known is None else known
         rows = stratified_split(labels, sizes, self.split_seed)
         if self.folds is not None and self.fold is not None:
             kept, held_out = fold_rows(labels[rows["train"]], self.folds, self.fold, self.split_seed, self.class_names)
@@ -201,41 +384,58 @@ class DatasetDataModule(ExactDataModule[Items]):
             warn_missing_classes("data.train", labels, rows, self.class_names, "add samples, or choose larger shares")
         return rows
 
-    def _labels(self) -> Labels:
-        """Return the classes that stratify `train`; all 0 if they are not known."""
-        train = self.datasets["train"]
-        labels = labels_at_hand(train, self.columns and self.columns[1])
-        self._undivided = labels is None and self.num_classes is not None
-        return np.zeros(len(train), np.int64) if labels is None else labels
-
-    def _classes(self, split: Items) -> Labels | None:
-        """Return the class numbers of a split's samples, int64 [n]; None if they are not known."""
-        found = labels_at_hand(split.dataset, self.columns and self.columns[1])
-        return found if found is None or split.rows is None else found[split.rows]
-
     def _check_first(self, name: str, items: Items) -> None:
         if not len(items):
             raise UserError(f"{items.key} has no samples: give a dataset with some.")
         with using(items.dataset, "read", items.key):
             first = Seeded(items, self.seed).__getitems__(Rows(range(min(2, len(items))), 0))
-        batch = taken(self._collate(items)(first))
+        batch = self._collate(items)(first)
         if self._takes_pairs:
             check_pairs(batch, items.key)
-        if self.num_classes is not None:
-            check_target(batch, items, self.num_classes)
-        if self._undivided and name == "train":
-            tell_undivided(batch, items)
-        sample = first[0]
-        if self.channels is None and self.image_size is None:
-            return
-        declared = {"channels": self.channels, "image_size": self.image_size}
-        check_image(sample, declared, items, name, str(getattr(self.trainer, "precision", "")))
+        if self.num_classes is not None and isinstance(batch, (tuple, list)) and len(batch) == 2:
+            self._check_targets(batch[1], self.num_classes, items, warn=name == "train" and items.rows is not None)
+        if self.channels is not None or self.image_size is not None:
+            self._check_image(first[0], items, name)
 
-    def _take_names(self) -> None:
-        """Take missing class names from the dataset's target."""
-        if self.class_names is None and self.num_classes is not None and self.columns is not None:
-            feature = (getattr(self.datasets["train"], "features", None) or {}).get(self.columns[1])
-            self.class_names = check_class_names(getattr(feature, "names", None), self.num_classes)
+    def _check_targets(self, y: Any, classes: int, items: Items, warn: bool) -> None:
+        """Raise UserError if targets are neither class numbers nor scores; warn of a split without labels at hand."""
+        scores = isinstance(y, Tensor) and y.ndim > 1 and y.shape[1] == classes
+        numbers = isinstance(y, Tensor) and y.dtype in INTEGERS and not (y.ndim == 2 and y.shape[1] == 1)
+        if not scores and not numbers:
+            got = f"a list of {form(y[0])}" if isinstance(y, (tuple, list)) and len(y) else form(y)
+            raise UserError(
+                f"{items.key}: targets of a batch are {got}, expected a whole number from 0 to {classes - 1}, or "
+                f"{classes} scores of classes, as data.num_classes={classes} says: change the targets, or set "
+                "data.num_classes=null for a task that takes them so."
+            )
+        if warn and y.ndim == 1 and not y.is_floating_point() and items.labels() is None:
+            rank_zero_warn(
+                f"{items.key}: {type(items.dataset).__name__} has no labels at hand (an attribute targets or labels), "
+                "so it is divided without regard to its classes."
+            )
+
+    def _check_image(self, sample: Any, items: Items, split: str) -> None:
+        """Raise UserError if a sample's input is not a floating-point image of the declared shape."""
+        image: Any = sample[0] if isinstance(sample, (tuple, list)) else None
+        if len(getattr(image, "shape", ())) != 3:
+            raise UserError(
+                f"{items.name(0)} is {form(sample)}, expected an image [channels, height, width] and its target, as "
+                "data.channels and data.image_size say: set both to null for other inputs."
+            )
+        dtype, precision = str(image.dtype).removeprefix("torch."), str(getattr(self.trainer, "precision", ""))
+        half = dtype in ("float16", "bfloat16") and precision.startswith(("16", "bf16", "transformer"))
+        if not (dtype == "float32" or half or (dtype == "float64" and precision.startswith("64"))):
+            raise UserError(
+                f"{items.name(0)} is an image of {dtype}, expected float32: convert it in the dataset or by "
+                f"data.{'' if split == 'train' else 'eval_'}transform, pixels / 255 less data.mean over data.std."
+            )
+        declared = {"channels": self.channels, "image_size": self.image_size}
+        for key, value in {"channels": image.shape[0], "image_size": max(image.shape[1:])}.items():
+            if declared[key] not in (None, value):
+                raise UserError(
+                    f"data.{key}={declared[key]} is not what {items.name(0)} has, which is {form(image)}: set "
+                    f"data.{key}={value}, or change the transform of {split}."
+                )
 
     def _collate(self, items: Items) -> Collate:
         # the first samples of a stream are not checked beforehand
@@ -252,40 +452,38 @@ class DatasetDataModule(ExactDataModule[Items]):
         size, train = order.pop("batch_size"), order.pop("train")
         if is_iterable(split.dataset):
             return self._stream(split, size, train, order)
-        if train:
-            check_batch(size, len(split), order["world_size"])
 
         def made(workers: int) -> Any:
-            reader = self._reader(split, size, train, workers)
+            loader = self._reader(split, size, train, workers)
             if not train:
-                return InOrder(reader, **order)
-            loader = ItemLoader(reader, labels=self._classes(split), **order)
-            loader.even = self.collate_fn is None and self._takes_pairs
-            return loader
+                return InOrder(loader, **order)
+            shared = SharedLoader(loader, labels=split.labels(), **order)
+            shared.even = self.collate_fn is None and self._takes_pairs
+            return shared
 
         def read(workers: int, lists: Iterable[list[int]]) -> Iterable[Any]:
-            reader = self._reader(split, size, train, workers, stay=False)
-            if split.draws_nothing:
-                return read_over(reader, split, lists)  # type: ignore[arg-type]
-            return read_over(reader, seeded(reader, self.seed), (Rows(samples, 0) for samples in lists))
+            batches = (Rows(samples, 0) for samples in lists)
+            return reader_over(self._reader(split, size, train, workers), batches, self.seed, stay=False)
 
-        loader = made(self._workers.taken or 0)
-        if self._workers.taken is None and self.trainer is not None:
+        auto = self.num_workers == "auto"
+        loader = made(0 if isinstance(self.num_workers, str) else self.num_workers)
+        if auto and self.trainer is not None:
             ahead = batches_ahead(self.trainer, loader.limit, train, self.options["persistent_workers"])
             samples = loader.epoch_order(0) if train else torch.arange(len(split))
-            loader = made(self._workers.measure(read, samples, max(1, size // order["world_size"]), ahead))
+            self.num_workers = measure_workers(read, samples, max(1, size // order["world_size"]), ahead)
+            loader = made(self.num_workers)
         return loader
 
-    def _reader(self, split: Items, size: int, train: bool, workers: int, stay: bool = True) -> DataLoader[Any]:
+    def _reader(self, split: Items, size: int, train: bool, workers: int) -> DataLoader[Any]:
         return DataLoader(
-            split,  # type: ignore[arg-type]  # has the members that torch needs
+            split,
             batch_size=size,
             drop_last=train,
             collate_fn=self._collate(split),  # type: ignore[arg-type]  # which gets the very list that is read
             num_workers=workers,
             pin_memory=self.options["pin_memory"],
             prefetch_factor=self.options["prefetch_factor"] if workers else None,
-            persistent_workers=stay and self.options["persistent_workers"] and workers > 0,
+            persistent_workers=self.options["persistent_workers"] and workers > 0,
         )
 
     def _stream(self, split: Items, size: int, train: bool, order: dict[str, Any]) -> Any:

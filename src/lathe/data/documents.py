@@ -2,22 +2,26 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
 from lathe.config.types import Count, Seed
 from lathe.config.validation import validated
 from lathe.data.base import ExactDataModule, replicas_of
-from lathe.data.buckets import Ints, plan_buckets, round_up
+from lathe.data.checks import check_members, using
 from lathe.data.order import IGNORE, EpochLoader
-from lathe.data.source import check_members, using
-from lathe.data.tokens import Ids, Tokens
+from lathe.data.random import hashed_seed
+from lathe.data.tokens import Ids, TokenSource, load_tokens
+from lathe.data.transfer import needs_no_trainer
 from lathe.errors import UserError
 
+Ints = NDArray[np.int64]
+Lengths = TypeVar("Lengths", Ints, np.int64)
 SCANNED = 2**24  # tokens that are searched at a time for the ends of documents
 
 
@@ -51,24 +55,11 @@ class Documents:
         return Documents(self.ids, starts, np.minimum(np.repeat(self.stops, pieces), starts + length), self.end)
 
 
-class DocumentSource(Protocol):
+class DocumentSource(TokenSource, Protocol):
     """Protocol of a token source that knows the end-of-document token; token files have it in `meta`."""
 
     @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def end(self) -> int:
-        """Return the end-of-document token."""
-        ...
-
-    def prepare(self) -> None:
-        """Check or create the data. Runs in one process per machine, before `load`."""
-        ...
-
-    def load(self) -> dict[str, Tokens]:
-        """Open "train", "val" and "test". Runs in every process; must return equal arrays in each."""
-        ...
+    def end(self) -> int: ...
 
 
 def end_of_document(source: Any) -> int:
@@ -89,6 +80,67 @@ def find_documents(ids: Ids, end: int) -> Documents:
     if len(ids) and (not len(stops) or stops[-1] != len(ids)):
         stops = np.append(stops, len(ids))
     return Documents(ids, np.concatenate([np.zeros(1, dtype=np.int64), stops])[: len(stops)], stops, end)
+
+
+@dataclass(frozen=True)
+class BucketPlan:
+    """Bucketed batches whose number and sizes are the same in every epoch.
+
+    Samples are sorted by descending length and divided into buckets. The size of a batch follows from the longest
+    sample of its bucket, not from the samples drawn, and an epoch only permutes samples within their buckets. So the
+    length of an epoch is known before training, as learning-rate schedules need it.
+
+    `order` int64 [samples]: samples by descending length. `bucket` int64 [samples]: the bucket of each place of
+    `order`, ascending. `bounds` int64 [batches + 1]: batch k is places bounds[k] to bounds[k + 1], within one bucket.
+    """
+
+    order: Ints
+    bucket: Ints
+    bounds: Ints
+
+    def __len__(self) -> int:
+        return len(self.bounds) - 1
+
+    def draw(self, seed: int, epoch: int) -> Ints:
+        """Return the sample at each place in an epoch, int64 [samples], by (seed, epoch) only."""
+        generator = torch.Generator().manual_seed(hashed_seed(seed, "buckets", epoch))
+        keys = torch.rand(len(self.order), generator=generator, dtype=torch.float64).numpy()
+        # stable: equal keys have the same order on every machine
+        return self.order[np.argsort(self.bucket + keys, kind="stable")]
+
+
+def round_up(lengths: Lengths, multiple: int) -> Lengths:
+    """Round each length up to a multiple of `multiple`."""
+    return -(-lengths // multiple) * multiple
+
+
+def plan_buckets(lengths: Ints, max_tokens: int, max_batch_size: int, growth: float, multiple: int = 1) -> BucketPlan:
+    """Pack samples so that no batch, padded to its longest sample, exceeds `max_tokens` tokens.
+
+    A bucket has lengths down to its longest divided by `growth`, and then shorter samples until its batches are full,
+    so only the very last batch can be smaller.
+
+    Args:
+        lengths: of each sample, at least 1; int64 [samples].
+        max_tokens: at least the longest sample, rounded up.
+        max_batch_size: most samples of a batch.
+        growth: at least 1; infinity for a single bucket.
+        multiple: padded lengths are rounded up to a multiple of this.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    falling = lengths[order]
+    rising = -falling
+    bucket, bounds, start = np.empty(len(order), dtype=np.int64), [0], 0
+    number = 0
+    while start < len(order):
+        longest = int(falling[start])
+        size = min(max_batch_size, max_tokens // int(round_up(falling[start], multiple)))
+        stop = int(np.searchsorted(rising, -longest / growth, side="right"))
+        stop = min(len(order), start + -(-(stop - start) // size) * size)
+        bucket[start:stop] = number
+        bounds += [*range(start + size, stop, size), stop]
+        start, number = stop, number + 1
+    return BucketPlan(order, bucket, np.array(bounds))
 
 
 class DocumentLoader(EpochLoader):
@@ -224,6 +276,7 @@ class DocumentDataModule(ExactDataModule[Documents]):
         with using(self.source, "prepared"):
             self.source.prepare()
 
+    @needs_no_trainer
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Move a batch, and divide its count by the replicas.
 
@@ -234,13 +287,7 @@ class DocumentDataModule(ExactDataModule[Documents]):
 
     def open(self) -> dict[str, Documents]:
         """Return the documents of all splits, checked; `cut_tokens` counts the tokens that `long=cut` removed."""
-        with using(self.source, "loaded"):
-            splits = self.source.load()
-        if self.source.vocab_size != self.vocab_size:
-            raise UserError(
-                f"data.vocab_size={self.vocab_size} is not what the source {type(self.source).__name__} has:"
-                f" set data.vocab_size={self.source.vocab_size}, or change data.source."
-            )
+        splits = load_tokens(self.source, self.vocab_size)
         end = end_of_document(self.source)
         return {name: self._fit(name, find_documents(tokens.ids, end)) for name, tokens in splits.items()}
 

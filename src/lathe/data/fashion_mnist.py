@@ -1,24 +1,56 @@
 """Fashion-MNIST (H. Xiao, K. Rasul, R. Vollgraf, 2017, arXiv:1708.07747)."""
 
+import gzip
 import hashlib
 import math
+import zlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.config.types import Count, Name, Seed, Url
 from lathe.config.validation import validated
 from lathe.data.download import download
-from lathe.data.idx import IdxFile, parse_idx, read_bounded
 from lathe.data.records import Recorded
 from lathe.data.splits import Images
 from lathe.errors import UserError
 
 BASE_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 SIDE = 28
+
+
+@dataclass(frozen=True)
+class IdxFile:
+    """A published file in MNIST's IDX format: big-endian sizes after a magic number, and then bytes.
+
+    Its name without `.gz`, MD5 of the compressed file, SHA-256 of its contents, shape.
+    """
+
+    name: str
+    md5: str
+    sha256: str
+    shape: tuple[int, ...]
+
+    def read(self, path: Path) -> Images:
+        """Return the array at `path`, compressed or not, after checking its hash."""
+        head = 4 + 4 * len(self.shape)
+        try:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                data = file.read(head + math.prod(self.shape) + 1)  # at the end of the file gzip compares its checksum
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{path} cannot be read ({error}): put the published file there and run again.") from error
+        found = hashlib.sha256(data).hexdigest()
+        if found != self.sha256:
+            raise UserError(
+                f"{path} has contents of the SHA-256 hash {found} and not the published {self.sha256}, so it is "
+                "damaged or another file: delete it and run again."
+            )
+        return np.frombuffer(data, np.uint8, offset=head).reshape(self.shape)
+
+
 # Images and labels of each split. MD5 hashes are those of the publishers' README; SHA-256 hashes are those of the
 # contents of the same files.
 FILES: dict[str, tuple[IdxFile, IdxFile]] = {
@@ -87,15 +119,6 @@ class FashionMnist(Recorded):
         self.files = FILES if files is None else files
         self.base_url = base_url
 
-    def prepare(self) -> None:
-        """Make the `.npy` files; warn if they exist and the given folder does not."""
-        if self.folder is not None and not self.folder.is_dir() and self._ready():
-            rank_zero_warn(
-                f"data.source.folder={self.folder} is no folder: the images are those that were read before, in "
-                f"paths.data_dir={self.data_dir}."
-            )
-        super().prepare()
-
     def read(self) -> dict[str, Images]:
         """Return the records of the four files."""
         if self.folder is not None and not self.folder.is_dir():
@@ -104,9 +127,7 @@ class FashionMnist(Recorded):
         paths = iter(path or self._fetch(file) for path, file in zip(found, self._all(), strict=True))
         records = {}
         for split, (images, labels) in self.files.items():
-            pixels, classes = _contents(next(paths), images), _contents(next(paths), labels)
-            if classes.max() >= self.num_classes:
-                raise UserError(f"{labels.name} has the label {classes.max()}, expected 0 to {self.num_classes - 1}.")
+            pixels, classes = images.read(next(paths)), labels.read(next(paths))
             records[split] = np.concatenate([classes[:, None], pixels.reshape(len(pixels), -1)], axis=1)
         return records
 
@@ -121,16 +142,11 @@ class FashionMnist(Recorded):
                 return folder / name
         if self.folder is None and self.download:
             return None
-        where = f"data.source.folder={folder}" if self.folder else f"paths.data_dir={folder}"
-        off = "" if self.folder else " and data.source.download=false"
-        way = (
-            "data.source.folder=null with a network"
-            if self.folder
-            else "set data.source.folder to where they are, or data.source.download=true"
-        )
+        files = ", ".join(f"{one.name}.gz" for one in self._all())
+        where = f"paths.data_dir={folder} and data.source.download=false: " if self.folder is None else ""
         raise UserError(
-            f"{where} has no {file.name}.gz{off}: put {', '.join(f'{one.name}.gz' for one in self._all())} there, or "
-            f"{way}."
+            f"{where}{folder} has no {file.name}.gz: put {files} there, set data.source.folder to where they are, or "
+            "to null with data.source.download=true."
         )
 
     def _fetch(self, file: IdxFile) -> Path:
@@ -142,22 +158,3 @@ class FashionMnist(Recorded):
         )
         download(self.base_url + path.name, path, file.md5, by_hand)
         return path
-
-
-def _contents(path: Path, file: IdxFile) -> Images:
-    """Return the array of a file, after checking its hash."""
-    most = 4 + 4 * len(file.shape) + math.prod(file.shape)
-    data = read_bounded(path, most)
-    try:
-        array = parse_idx(data, file.shape)
-    except ValueError as error:
-        raise UserError(
-            f"{path} cannot be read as {file.name} ({error}): put the published file there and run again."
-        ) from error
-    found = hashlib.sha256(data).hexdigest()
-    if found != file.sha256:
-        raise UserError(
-            f"{path} has contents of the SHA-256 hash {found} and not the published {file.sha256}, so it is damaged or "
-            "another file: delete it and run again."
-        )
-    return array

@@ -61,13 +61,10 @@ def share(datamodule: Any, seed: int) -> None:
     for name, hook in hooks.items():
         setattr(datamodule, name, functools.wraps(hook)(calls[name]))
     datamodule.test_split = "test"
-    told = type(datamodule)
-    # Lightning's __str__ reads the loaders, and needs DataLoaders
-    datamodule.__class__ = type(  # a subclass, as Python looks up __str__ on the class
-        told.__name__,
-        (told,),
-        {"__str__": _without_ours, "__module__": told.__module__, "__qualname__": told.__qualname__},
-    )
+    kind = type(datamodule)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    # print(datamodule): Lightning's __str__ reads the loaders, needs DataLoaders, and is looked up on the class only
+    datamodule.__class__ = type(kind.__name__, (kind,), {"__str__": _without_ours, **names})
     datamodule.eval_loader = lambda split, device=None: Transferred(
         evaluated(split), datamodule, eval_stage(split), device
     )
@@ -153,7 +150,7 @@ def _eval_loader(loader: Any, datamodule: Any, name: str) -> Any:
         parts = parts_in_order(n, size, rank, replicas)
     except ValueError as error:
         raise _refused(name, replicas, str(error)) from error
-    return reader_over(loader, loader.dataset, parts)
+    return reader_over(loader, parts)
 
 
 def _refused(name: str, replicas: int, reason: str) -> UserError:

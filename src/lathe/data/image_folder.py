@@ -1,24 +1,243 @@
-"""Images of any size in a folder per class."""
+"""Images of any size in a folder per class, decoded and scaled once, and then kept as one memory-mapped array."""
 
 import hashlib
 import json
+import os
 import re
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+from filelock import FileLock
 
-from lathe.config.class_names import SPLITS, class_names
+from lathe.config.class_names import SPLITS, class_names, is_list, read_list, splits_of, subfolders
 from lathe.config.types import Count, Name, NonNegativeInt, OpenShare, Seed, SomeNames
 from lathe.config.validation import validated
-from lathe.data.checks import first_few, warn_missing_classes
-from lathe.data.image_cache import ImageCache, check_bad
-from lathe.data.image_files import ImageFiles, find_files, warn_once
-from lathe.data.splits import Images, Labels, Split, Splits
+from lathe.data.checks import first_few, warn_missing_classes, warn_once
+from lathe.data.splits import Images, Labels, Split, Splits, Statistics
 from lathe.errors import UserError, require
+from lathe.files import whole
 from lathe.images.files import read_image
-from lathe.images.pictures import scaled
+from lathe.images.pictures import SUFFIXES, PictureError, scaled
+
+BLOCK = 256  # images that are read before they are written
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """`names` of n files, `labels` [n], `rows` of given splits, `digest` of names, sizes and times."""
+
+    names: list[str]
+    labels: Labels
+    rows: dict[str, Labels]
+    digest: str
+
+
+def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | None]) -> ImageFiles:
+    """Return the image files of `folder` by split.
+
+    `given` splits name a folder or a list of files in it. Without any, the subfolders train, val and test are taken if
+    they exist, else all files are "train".
+
+    Raises:
+        UserError: a split has other classes than train, a class is empty, or a file is missing or in two splits.
+    """
+    named = {split: name for split, name in given.items() if name is not None}
+    if not named:
+        named = splits_of(folder)
+    elif "train" not in named:
+        key, name = next(iter(named.items()))
+        raise UserError(f"data.source.{key}={name} needs data.source.train: say which images the net is trained on.")
+    for split, name in named.items():
+        inside = is_list(name) or not (Path(name).is_absolute() or ".." in Path(name).parts)
+        require(inside, f"data.source.{split}={name} leads out of data.folder={folder}: name what lies in it.")
+    found = {
+        split: _listed(folder, name, split) if is_list(name) else _in_folders(folder / name, folder)
+        for split, name in (named or {"train": ""}).items()
+    }
+    for split, files in found.items():
+        _check_classes(folder, split, files, classes)
+    names = [name for files in found.values() for name, _ in files]
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        both = " and ".join(split for split, files in found.items() if twice in dict(files))
+        raise UserError(f"data.folder={folder}: {twice} is in {both}, expected it in one split: leave it out of one.")
+    number = {name: index for index, name in enumerate(classes)}
+    labels = np.array([number[label] for files in found.values() for _, label in files], dtype=np.int64)
+    ends = np.cumsum([len(files) for files in found.values()])
+    rows = {
+        split: np.arange(end - len(files), end)
+        for end, (split, files) in zip(ends.tolist(), found.items(), strict=True)
+    }
+    return ImageFiles(names, labels, rows, _digest(folder, names))
+
+
+def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
+    require(place.is_dir(), f"data.folder={folder}: {place} is no folder: name one, or a list of files (.txt, .csv).")
+    found: list[tuple[str, str]] = []
+    other: list[str] = []
+    for label in subfolders(place):
+        home = place / label
+        try:
+            inside = sorted(name for name in os.listdir(home) if not name.startswith("."))
+        except OSError as error:
+            raise UserError(f"data.folder={folder}: {home} can't be read: {error.strerror}.") from error
+        images = [name for name in inside if os.path.splitext(name)[1].lower() in SUFFIXES]
+        folders = subfolders(home) if not images else []
+        below = f", and the folders in it are not read: {first_few(folders)}" if folders else ""
+        way = ", or name it as a split (data.source.train, val, test)" if folders else ""
+        require(
+            bool(images),
+            f"data.folder={folder}: {home} has no image ({', '.join(SUFFIXES)}){below}: put some there, or remove it"
+            f"{way}.",
+        )
+        other += [str((home / name).relative_to(folder)) for name in inside if name not in set(images)]
+        found += [(str((home / name).relative_to(folder)), label) for name in images]
+    if other:
+        warn_once(
+            f"data.folder={folder}: {len(other)} files and folders in those of the classes are no images "
+            f"({', '.join(SUFFIXES)}) and are left out: {first_few(other)}. A list of files "
+            "(data.source.train=<name>.csv) can name what lies deeper."
+        )
+    return found
+
+
+def _listed(folder: Path, name: str, split: str) -> list[tuple[str, str]]:
+    found = list(read_list(folder / name))
+    gone = [path for path, _ in found if not (folder / path).is_file()]
+    require(
+        not gone, f"data.source.{split}={name} lists {first_few(gone)}, not there in data.folder={folder}: mend it."
+    )
+    out = [path for path, _ in found if os.path.splitext(path)[1].lower() not in SUFFIXES]
+    require(
+        not out, f"data.source.{split}={name} lists {first_few(out)}, expected images ({', '.join(SUFFIXES)}): mend it."
+    )
+    return found
+
+
+def _check_classes(folder: Path, split: str, files: list[tuple[str, str]], classes: Sequence[str]) -> None:
+    has = {label for _, label in files}
+    for what, names in (("the class", has - set(classes)), ("no class", set(classes) - has)):
+        require(
+            not names,
+            f"data.folder={folder}: {split} has {what} {first_few(sorted(names))}, unlike data.source.classes "
+            f"({first_few(list(classes))}).",
+        )
+
+
+def _digest(folder: Path, names: Sequence[str]) -> str:
+    found = hashlib.sha256()
+    for name in names:
+        try:
+            told = os.stat(folder / name)
+            line = f"{name}\0{told.st_size}\0{told.st_mtime_ns}\n"
+        except OSError:  # a broken link; reading the image reports it
+            line = f"{name}\0\n"
+        found.update(line.encode(errors="surrogateescape"))
+    return found.hexdigest()
+
+
+@dataclass(frozen=True)
+class ImageCache:
+    """A folder `<home>/<name>-<digest>` with `images.npy`, uint8 [n, *shape], and `bad.json`.
+
+    `bad.json` has the rows and reasons of unreadable files, whose images are black. `name` is of the data and the
+    options of its images, `digest` of the n `files`; a new digest replaces the folder.
+    """
+
+    home: Path
+    name: str
+    digest: str
+    files: Sequence[Path]
+    shape: tuple[int, int, int]
+
+    @property
+    def place(self) -> Path:
+        """Return the folder's path."""
+        return self.home / f"{self.name}-{self.digest[:16]}"
+
+    def make(self, read: Callable[[Path], Images], most_bad: int) -> bool:
+        """Read all files by `read` in threads, unless the cache exists; return whether it did.
+
+        One process does this while others wait.
+        """
+        if self.open() is not None:
+            return False
+        self.home.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.home / f".{self.name}.lock"):
+            if self.open() is not None:  # another process may have made it
+                return False
+            with whole(self.place, replace_folder=True) as partial:
+                partial.mkdir()
+                bad = self._write(partial / "images.npy", read, most_bad)
+                (partial / "bad.json").write_text(json.dumps(bad))
+            for older in self.home.glob(f"{self.name}-*"):
+                if older != self.place:
+                    shutil.rmtree(older, ignore_errors=True)
+        return True
+
+    def open(self) -> tuple[Images, dict[int, str]] | None:
+        """Return the images, and the reasons of unreadable rows; None if the cache is missing or incomplete."""
+        try:
+            images = np.load(self.place / "images.npy", mmap_mode="r", allow_pickle=False)
+            bad = {int(row): str(why) for row, why in json.loads((self.place / "bad.json").read_text()).items()}
+        except (OSError, ValueError, EOFError, AttributeError):
+            return None
+        fits = images.dtype == np.uint8 and images.shape == (len(self.files), *self.shape)
+        return (images, bad) if fits else None
+
+    def _write(self, path: Path, read: Callable[[Path], Images], most_bad: int) -> dict[int, str]:
+        bad: dict[int, str] = {}
+        with open(path, "wb") as file, _progress(self.name) as progress:
+            header = {"descr": "|u1", "fortran_order": False, "shape": (len(self.files), *self.shape)}
+            np.lib.format.write_array_header_1_0(file, header)
+            bar = progress.add_task(self.name, total=len(self.files))
+            with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
+                for start in range(0, len(self.files), BLOCK):
+                    block = self.files[start : start + BLOCK]
+                    images = np.zeros((len(block), *self.shape), dtype=np.uint8)
+                    for row, result in enumerate(threads.map(lambda name: _tried(read, name), block)):
+                        if isinstance(result, str):
+                            bad[start + row] = result
+                        else:
+                            images[row] = result
+                    check_bad(bad, self.files, most_bad)
+                    file.write(images.tobytes())
+                    progress.advance(bar, len(block))
+        return bad
+
+
+def check_bad(bad: dict[int, str], files: Sequence[Path], most: int) -> None:
+    """Raise UserError if more than `most` files can't be read."""
+    named = first_few([f"{files[row]} {why}" for row, why in bad.items()])
+    require(
+        len(bad) <= most,
+        f"data.source.skip_bad={most}: {named}: mend or remove what can't be read, or set data.source.skip_bad to how "
+        "many may be left out.",
+    )
+
+
+def _tried(read: Callable[[Path], Images], path: Path) -> Images | str:
+    try:
+        return read(path)
+    except PictureError as error:
+        return str(error)
+    except OSError as error:
+        return f"can't be read ({error.strerror or error})"
+
+
+def _progress(name: str) -> Any:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    return Progress(
+        "[progress.description]{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    )
 
 
 class ImageFolder:
@@ -92,7 +311,7 @@ class ImageFolder:
         made = self._cache.make(self._read, self.skip_bad)
         splits = self.load()
         if made:
-            print(f"data.folder={self.folder}: {self._told(splits)}", flush=True)
+            print(f"data.folder={self.folder}: {self._summary(splits)}", flush=True)
 
     def load(self) -> Splits:
         """Return images uint8 [n, channels, image_size, image_size], memory-mapped."""
@@ -165,17 +384,13 @@ class ImageFolder:
             place[own] = (np.arange(len(own)) + 0.5) / max(len(own), 1)
         return rows[sorted(range(len(rows)), key=lambda at: (place[at], drawn[at]))]
 
-    def _told(self, splits: Splits) -> str:
+    def _summary(self, splits: Splits) -> str:
         """Return the split sizes, and the mean and standard deviation of the training images, as a message."""
         counts = ", ".join(f"{len(getattr(splits, split))} {split}" for split in SPLITS)
-        rows, sums = splits.train.rows, np.zeros((2, self.shape[0]))
-        for start in range(0, len(rows), 256):
-            block = splits.train.images[rows[start : start + 256]].astype(np.float64) / 255
-            sums += [block.mean((2, 3)).sum(0), (block**2).mean((2, 3)).sum(0)]
-        mean, squares = sums / len(rows)
-        std = np.sqrt(np.maximum(squares - mean**2, 0))
+        rows, statistics = splits.train.rows, Statistics()
+        for start in range(0, len(rows), BLOCK):
+            statistics.add(splits.train.images[rows[start : start + BLOCK]])
         measured = " ".join(
-            f"data.{name}={json.dumps([round(float(v), 4) for v in values])}".replace(" ", "")
-            for name, values in (("mean", mean), ("std", std))
+            f"data.{name}={json.dumps(values)}".replace(" ", "") for name, values in statistics.facts().items()
         )
         return f"{counts} images of {self.num_classes} classes, read once; the training images have {measured}."

@@ -1,21 +1,25 @@
-"""Images in the memory of the training device: one uint8 tensor, batches by index."""
+"""Loaders of images: kept on the training device, or read from a (memory-mapped) array by workers."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from lathe.data.augment import Draws, draw, mix
-from lathe.data.bank import Bank
-from lathe.data.normalize import Normalizer
+from lathe.data.augment import Draws, Normalizer, crop_and_flip, draw, mix, pad
 from lathe.data.order import IGNORE, Batch, EpochLoader
-from lathe.data.transforms.recipe import Picked, check_folded, recipe
-from lathe.errors import UserError
+from lathe.data.recipe import Picked, check_folded, recipe
+from lathe.data.splits import Split
+from lathe.data.workers import Reader, Upcoming
+
+Slabs = np.ndarray[Any, np.dtype[np.void]]
 
 # Bytes of uint8 images that are picked at once: enough to share the Python cost among small batches, few enough for a
 # core's cache.
 CHUNK_BYTES = 2**18
+CACHED_BYTES = 2**19  # of slabs that are compacted at once, small enough to stay in a core's cache
 
 
 class ImageLoader(EpochLoader):
@@ -50,11 +54,6 @@ class ImageLoader(EpochLoader):
         super().__init__(len(labels), **order)  # type: ignore[arg-type]
         self.recipe = recipe(augment, image_shape)
         augment = self.recipe.fields
-        if augment.crop_fill == "reflect" and augment.crop >= min(image_shape[1:]):
-            raise UserError(
-                f"data.augment.crop={augment.crop} cannot mirror images of {image_shape[1:]} pixels: choose less "
-                "than a side."
-            )
         assert normalizer is not None or not augment.mixes, "uint8 images cannot be mixed"
         self.image_shape = image_shape
         self.labels = labels
@@ -97,6 +96,91 @@ class ImageLoader(EpochLoader):
         )
 
 
+class Bank:
+    """Padded images, followed by their mirror images, viewed through all windows of the original size.
+
+    The view [images, offsets, offsets, channels, height, width] takes no memory; indexing it by (image, top, left)
+    copies exactly the pixels of the batch. Memory: n x channels x (height + 2 padding) x (width + 2 padding) bytes,
+    twice with flips, and four times that with float32.
+
+    Args:
+        images: uint8 [n, channels, height, width], on the device of the batches.
+        padding: pixels on each side; 0 for no crops.
+        fill: "zero" or "reflect".
+        flips: whether to store mirror images.
+        convert: applied to all images after padding, keeps the shape; None keeps uint8.
+    """
+
+    def __init__(
+        self,
+        images: Tensor,
+        padding: int,
+        fill: str,
+        flips: bool,
+        convert: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.n, self.channels, self.height, self.width = images.shape
+        self.padding = padding
+        padded = pad(images, padding, fill) if padding else images
+        padded = convert(padded) if convert else padded
+        self.images = _empty((self.n * (1 + flips), *padded.shape[1:]), padded)
+        self.images[: self.n] = padded
+        if flips:
+            self.images[self.n :] = self.images[: self.n].flip(-1)
+        self.windows: Tensor | Slabs | None = None
+        if padding:
+            self.windows = self.slab_windows() if images.device.type == "cpu" else self.strided_windows()
+
+    def gather(self, rows: Tensor, draws: Draws) -> Tensor:
+        """Return images `rows` (int64 [b]), cropped and flipped by `draws`; [b, channels, height, width]."""
+        if draws.flip is not None:
+            rows = rows + self.n * draws.flip
+        if self.windows is None or draws.top is None or draws.left is None:
+            return self.images.index_select(0, rows)
+        if isinstance(self.windows, Tensor):
+            return self.windows[rows, draws.top, draws.left]
+        return self._gather_slabs(self.windows, rows, draws.top, draws.left)
+
+    def _gather_slabs(self, windows: Slabs, rows: Tensor, top: Tensor, left: Tensor) -> Tensor:
+        picked = torch.empty((len(rows), self.channels, self.height, self.width), dtype=self.images.dtype)
+        row_type = f"V{self.width * self.images.element_size()}"
+        result = picked.numpy().view(row_type)[..., 0]
+        _, channel, row, _ = (s * self.images.element_size() for s in self.images.stride())
+        step = max(1, CACHED_BYTES // windows.itemsize)
+        index = rows.numpy(), top.numpy(), left.numpy()
+        for start in range(0, len(rows), step):
+            slabs = windows[tuple(i[start : start + step] for i in index)]
+            shape, strides = (len(slabs), self.channels, self.height), (windows.itemsize, channel, row)
+            result[start : start + step] = np.ndarray(shape, row_type, slabs, strides=strides)
+        return picked
+
+    def strided_windows(self) -> Tensor:
+        """Return the view that the class describes, for any device."""
+        offsets = 2 * self.padding + 1
+        shape = (len(self.images), offsets, offsets, self.channels, self.height, self.width)
+        image, channel, row, pixel = self.images.stride()
+        return self.images.as_strided(shape, (image, row, pixel, channel, row, pixel))
+
+    def slab_windows(self) -> Slabs:
+        """Return the view for the CPU, [images, offsets, offsets]: an element spans a window's bytes.
+
+        A slab is read from memory in one stretch, and the bytes between its rows are dropped while it is in the cache:
+        3 times the images/s of torch's indexing, which copies pixel by pixel.
+        """
+        offsets = 2 * self.padding + 1
+        image, channel, row, pixel = (s * self.images.element_size() for s in self.images.stride())
+        length = (self.channels - 1) * channel + (self.height - 1) * row + self.width * pixel
+        shape = (len(self.images), offsets, offsets)
+        return np.ndarray(shape, f"V{length}", self.images.numpy(), strides=(image, row, pixel))
+
+
+def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    if like.device.type != "cpu":
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    # NumPy asks Linux for huge pages, torch does not: 1.1 times the images/s in random access to some 100 MB
+    return torch.from_numpy(np.empty(shape, dtype=like[:0].numpy().dtype))
+
+
 class ResidentLoader(ImageLoader):
     """Batches of images in device memory, made several at a time by a few index operations.
 
@@ -136,3 +220,85 @@ class ResidentLoader(ImageLoader):
             ):
                 if number >= first:
                     yield batch
+
+
+class _Rows(Dataset[Tensor]):
+    """Raw uint8 images of a split; a batch is one read."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitems__(self, samples: list[int]) -> Tensor:
+        # sorted rows are read in file order; the inverse restores their order
+        rows, back = torch.from_numpy(self.split.rows[samples]).unique(return_inverse=True)
+        return torch.from_numpy(self.split.images[rows.numpy()])[back]
+
+
+def _as_it_is(images: Any) -> Any:
+    return images
+
+
+class StreamLoader(ImageLoader):
+    """Yields the batches of `ResidentLoader`, bit for bit, through a DataLoader.
+
+    Workers only read uint8 rows; augmentation and normalization are batched in this process, on its device. The order
+    depends on (seed, epoch) only, so the state does not depend on what workers have read ahead.
+
+    Args:
+        split: of the images.
+        num_workers: reading processes; 0 reads in this one.
+        pin_memory: page-locked batches, for faster copies to a GPU; no effect on other devices.
+        prefetch_factor: batches that each worker reads ahead; None for torch's default.
+        persistent_workers: keep workers between epochs.
+        settings: as in `ImageLoader`.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        **settings: object,
+    ) -> None:
+        channels, height, width = split.images.shape[1:]
+        labels = torch.from_numpy(split.labels[split.rows])
+        super().__init__((channels, height, width), labels, **settings)  # type: ignore[arg-type]
+        self.split, self._pinned, self._ahead = split, pin_memory and self.device.type == "cuda", Upcoming()
+        self._prefetch_factor = prefetch_factor
+        self._reader = self.read(num_workers, self._ahead, persistent_workers)
+
+    def read(self, workers: int, lists: Iterable[list[int]], stay: bool = False) -> Reader:
+        """Return a reader of raw images, uint8 [samples, channels, height, width]; `stay` keeps its `workers`."""
+        return Reader(
+            _Rows(self.split),
+            batch_sampler=lists,
+            num_workers=workers,
+            pin_memory=self._pinned,
+            prefetch_factor=self._prefetch_factor if workers else None,
+            persistent_workers=stay and workers > 0,
+            collate_fn=_as_it_is,
+            # a DataLoader draws a seed at each start, here not from the global generator
+            generator=torch.Generator(),
+        )
+
+    def close(self) -> None:
+        self._reader.close()
+
+    def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        rows, draws, labels = self._plan(epoch)
+        width, picking = rows.shape[1], self.recipe.picking
+        self._ahead.lists = rows[first:].tolist()
+        for number, raw in enumerate(self._reader, start=first):
+            part = draws[slice(number * width, (number + 1) * width)]
+            images = crop_and_flip(
+                raw.to(self.device, non_blocking=True), self.recipe.picked(part), picking.crop, picking.crop_fill
+            )
+            target = labels[number : number + 1].to(self.device, non_blocking=True)
+            samples = rows[number].to(self.device, non_blocking=True)
+            yield from self._finish(images, target, part, samples, epoch, batches=1)

@@ -9,18 +9,14 @@ from pydantic import Field
 
 from lathe.config.types import Count, Name, NonNegativeInt, Positive, PositiveShare, Seed
 from lathe.config.validation import validated
-from lathe.data.augment import Augment
+from lathe.data.augment import Augment, Normalizer
 from lathe.data.base import ExactDataModule
-from lathe.data.checks import check_class_names
-from lathe.data.folds import check_folds, refold, with_share
-from lathe.data.loader import ImageLoader, ResidentLoader
-from lathe.data.normalize import Normalizer
-from lathe.data.source import check_members, load_splits, using
-from lathe.data.splits import Source, Split
-from lathe.data.stream import StreamLoader
-from lathe.data.transforms.recipe import check_folded, recipe
-from lathe.data.transforms.trial import try_out
-from lathe.data.workers import Workers, batches_ahead
+from lathe.data.checks import check_class_names, check_members, using
+from lathe.data.loader import ImageLoader, ResidentLoader, StreamLoader
+from lathe.data.recipe import check_folded, recipe, try_out
+from lathe.data.splits import Source, Split, check_folds, load_splits, refold, with_share
+from lathe.data.transfer import needs_no_trainer
+from lathe.data.workers import batches_ahead, measure_workers
 from lathe.errors import UserError
 
 
@@ -40,7 +36,7 @@ class ImageDataModule(ExactDataModule[Split]):
         augment: of training images: `Augment`, or a list of transforms and functions `(images, rng) -> images`.
         normalize: "batch" or "folded", as in `ResidentLoader`.
         loader: "resident" keeps images on the device; "workers" streams them with the DataLoader settings below.
-        num_workers: reading processes; "auto" measures the fastest number, see `lathe.data.workers`.
+        num_workers: reading processes; "auto" measures whether one for each core is faster than 0.
         pin_memory: page-locked batches, on a GPU.
         prefetch_factor: batches that each worker reads ahead; None for torch's default.
         persistent_workers: keep workers between epochs.
@@ -101,7 +97,7 @@ class ImageDataModule(ExactDataModule[Split]):
             check_folded(self.augment)
         self.normalize = normalize
         self.loader = loader
-        self._workers = Workers(num_workers if loader == "workers" else 0)
+        self.num_workers = num_workers if loader == "workers" else 0
         self.reader: dict[str, Any] = {
             "pin_memory": pin_memory,
             "prefetch_factor": prefetch_factor,
@@ -145,6 +141,7 @@ class ImageDataModule(ExactDataModule[Split]):
         split = self._splits["train"]
         return Normalizer(self.mean, self.std, self.channels)(torch.from_numpy(split.images[split.rows[:n]]))
 
+    @needs_no_trainer
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Return a batch on `device` unchanged; move any other as Lightning does."""
         if isinstance(batch, tuple) and isinstance(batch[0], torch.Tensor) and batch[0].device == device:
@@ -161,12 +158,15 @@ class ImageDataModule(ExactDataModule[Split]):
 
     def streamed(self, make: Callable[..., StreamLoader]) -> StreamLoader:
         """Call `make` with the number of workers, which a trainer's first loader measures."""
-        loader = make(num_workers=self._workers.taken or 0, **self.reader)
-        if self._workers.taken is not None or self.trainer is None:
+        if self.num_workers != "auto":
+            return make(num_workers=self.num_workers, **self.reader)
+        loader = make(num_workers=0, **self.reader)
+        if self.trainer is None:
             return loader
         ahead = batches_ahead(self.trainer, loader.limit, loader.train, self.reader["persistent_workers"])
-        self._workers.measure(loader.read, loader.rank_rows(0)[0].flatten(), loader.local_batch_size, ahead)
-        return make(num_workers=self._workers.taken, **self.reader)
+        samples = loader.rank_rows(0)[0].flatten()
+        self.num_workers = measure_workers(loader.read, samples, loader.local_batch_size, ahead)
+        return make(num_workers=self.num_workers, **self.reader)
 
     def settings(self, device: torch.device, order: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of every `ImageLoader`, together with those of `order`."""

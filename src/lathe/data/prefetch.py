@@ -6,7 +6,7 @@ counts only batches that were taken.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -19,36 +19,19 @@ from lathe.data.transfer import HOOKS, is_own
 KEY = "trainer.prefetch_to_device=true"
 
 
-class Side(Protocol):
-    """Makes batches concurrently with the step."""
-
-    def begin(self) -> None:
-        """Make later work wait for the current work of the step's stream."""
-
-    def making(self) -> AbstractContextManager[Any]:
-        """Return a context whose work runs on the side."""
-
-    def moved(self, batch: Any) -> Any:
-        """Return the batch on the device; called within `making`."""
-
-    def mark(self) -> Any:
-        """Return an event after all current work of the side."""
-
-    def take(self, batch: Any, mark: Any) -> None:
-        """Make the step's stream wait for the event, and keep the batch's memory until it is done."""
-
-
 class SideStream:
-    """`Side` on the GPU of the step; `moves` copies tensors to it."""
+    """Makes batches on another stream of the step's GPU; `moves` copies tensors to it."""
 
     def __init__(self, device: torch.device, moves: bool = True) -> None:
         self.device, self.moves = device, moves
         self._stream: Any = torch.cuda.Stream(device)
 
     def begin(self) -> None:
+        """Make later work wait for the current work of the step's stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     def making(self) -> AbstractContextManager[Any]:
+        """Return a context whose work runs on the side."""
         context: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
         return context
 
@@ -59,9 +42,11 @@ class SideStream:
         return tree_map_only(Tensor, lambda part: part.to(self.device, non_blocking=True), batch)
 
     def mark(self) -> Any:
+        """Return an event after all current work of the side."""
         return self._stream.record_event()
 
     def take(self, batch: Any, mark: Any) -> None:
+        """Make the step's stream wait for the event, and keep the batch's memory until it is done."""
         stream = torch.cuda.current_stream(self.device)
         stream.wait_event(mark)
         for part in tree_leaves(batch):
@@ -69,37 +54,28 @@ class SideStream:
                 part.record_stream(stream)  # the side allocated it, and would reuse its memory
 
 
-class _Made(NamedTuple):
-    """A batch in progress, or the exception raised instead."""
-
-    batch: Any
-    mark: Any
-    error: Exception | None
-
-
-def one_ahead(batches: Iterator[Any], side: Side) -> Iterator[Any]:
+def one_ahead(batches: Iterator[Any], side: SideStream) -> Iterator[Any]:
     """Yield each batch after starting the next; exceptions are raised at their batch's place."""
     side.begin()
-    ahead = _make(batches, side)
+    ahead = _start(batches, side)
     while ahead is not None:
-        current, ahead = ahead, None
-        if current.error is not None:
-            raise current.error
-        ahead = _make(batches, side)
-        side.take(current.batch, current.mark)
-        yield current.batch
+        if isinstance(ahead, Exception):
+            raise ahead
+        batch, mark = ahead
+        ahead = _start(batches, side)
+        side.take(batch, mark)
+        yield batch
 
 
-def _make(batches: Iterator[Any], side: Side) -> _Made | None:
-    """Start the next batch; return None after the last."""
+def _start(batches: Iterator[Any], side: SideStream) -> tuple[Any, Any] | Exception | None:
+    """Start the next batch, and return it and its event, or what it raised; None after the last."""
     with side.making():
         try:
-            batch = side.moved(next(batches))
+            return side.moved(next(batches)), side.mark()
         except StopIteration:
             return None
         except Exception as error:
-            return _Made(None, None, error)
-        return _Made(batch, side.mark(), None)
+            return error
 
 
 def go_ahead(loader: Any, trainer: Any, device: torch.device | None = None) -> None:

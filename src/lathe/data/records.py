@@ -4,8 +4,8 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 import numpy as np
+from filelock import FileLock
 
-from lathe.data.download import locked
 from lathe.data.splits import Images, Split, Splits, stratified_split
 from lathe.errors import UserError
 from lathe.files import whole
@@ -39,17 +39,12 @@ class Recorded(ABC):
         """Make the `.npy` files if they do not exist."""
         if self._ready():
             return
-        try:
-            self.data_dir.mkdir(parents=True, exist_ok=True)
-            with locked(self.data_dir / f".{self.name}.lock"):
-                if not self._ready():  # another run may have made them
-                    for split, records in self.read().items():
-                        self._save(split, records)
-        except OSError as error:
-            raise UserError(
-                f"paths.data_dir={self.data_dir} cannot be written ({error.strerror or error}): choose a folder with "
-                "enough space that you may write to."
-            ) from error
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.data_dir / f".{self.name}.lock"):
+            if not self._ready():  # another run may have made them
+                for split, records in self.read().items():
+                    with whole(self._path(split)) as temporary, open(temporary, "wb") as file:
+                        np.save(file, records)
 
     def load(self) -> Splits:
         """Return images uint8 [n, *shape], memory-mapped."""
@@ -77,8 +72,4 @@ class Recorded(ABC):
         except (OSError, ValueError, EOFError):
             return None
         wide = 1 + int(np.prod(self.shape))
-        return records if records.dtype == np.uint8 and records.ndim == 2 and records.shape[1] == wide else None
-
-    def _save(self, split: str, records: Images) -> None:
-        with whole(self._path(split)) as temporary, open(temporary, "wb") as file:
-            np.save(file, records)
+        return records if records.dtype == np.uint8 and records.shape[1:] == (wide,) else None

@@ -1,5 +1,7 @@
 """Writes shards of a source or of a folder of images, or an index for existing tar files."""
 
+import json
+import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -7,15 +9,17 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lathe.config.class_names import splits_of, subfolders
-from lathe.data.checks import check_class_names, check_number
-from lathe.data.shard_index import INDEX, SPLITS, decode, scan, write_index
-from lathe.data.source import check_members, load_splits, using
-from lathe.data.splits import Source, stratified_split
-from lathe.errors import ArgumentError, UserError
-from lathe.files import whole
+from lathe.config.class_names import class_names
+from lathe.data.checks import check_class_names, check_members, using
+from lathe.data.image_folder import find_files
+from lathe.data.shards import FORMAT, INDEX, VERSION, Table, decode
+from lathe.data.splits import SPLITS, Source, Statistics, load_splits, stratified_split
+from lathe.errors import UserError, require
+from lathe.files import sha256, whole
 from lathe.images.files import read_image
-from lathe.images.pictures import COLOURS, SUFFIXES, PictureError, scaled
+from lathe.images.pictures import PictureError, scaled
+
+PARTS = ("png", "npy", "jpg", "jpeg")  # suffixes of images
 
 Sample = tuple[NDArray[np.uint8], int]  # image [channels, height, width] and class
 
@@ -36,60 +40,36 @@ class FolderSamples:
         split_seed: of the split.
 
     Raises:
-        ArgumentError: there is no such folder, splits differ in classes, or nothing is left to train on.
-        UserError: a class is empty, or a file is not an image.
+        UserError: a class is empty, splits differ in classes, nothing is left to train on, or a file is not an image.
     """
 
     def __init__(
         self, folder: str, channels: int, image_size: int | None, val_size: int, test_size: int, split_seed: int = 0
     ) -> None:
         self.folder, self.channels, self.image_size = Path(folder), channels, image_size
-        if channels not in COLOURS:
-            raise ArgumentError(f"channels={channels}: expected 1, which makes images grey, or 3, RGB.")
-        if image_size is not None:
-            check_number("image_size", image_size, 1)
-        if not self.folder.is_dir():
-            raise ArgumentError(f"folder={folder} is no folder: give one that has a folder of images for each class.")
-        divided = splits_of(self.folder)
-        train = self.folder / divided.pop("train", ".")
-        self.classes = subfolders(train)
-        files = self._list(train)
-        sizes = {name: size for name, size in (("val", val_size), ("test", test_size)) if name not in divided}
-        labels = np.array([label for _, label in files])
-        rows = stratified_split(labels, sizes, split_seed) if sizes else {"train": np.arange(len(files))}
-        self.files = {split: [files[row] for row in rows[split]] for split in rows}
-        self.files |= {split: self._list(self.folder / name) for split, name in divided.items()}
+        try:
+            self.classes = class_names(folder)
+            self.files = find_files(self.folder, self.classes, {})
+        except UserError as error:
+            raise UserError(str(error).replace("data.folder", "images.folder")) from error
         self.num_classes = len(self.classes)
-
-    def _list(self, folder: Path) -> list[tuple[Path, int]]:
-        found = subfolders(folder)
-        if not found or found != self.classes:
-            raise ArgumentError(
-                f"folder={self.folder}: {folder} has the classes {found} and not {self.classes}: one folder "
-                "for each class."
-            )
-        files = [
-            (path, label)
-            for label, name in enumerate(self.classes)
-            for path in sorted((folder / name).iterdir())
-            if path.suffix.lower() in SUFFIXES
-        ]
-        empty = set(range(len(self.classes))) - {label for _, label in files}
-        if empty:
-            raise UserError(
-                f"{folder / self.classes[min(empty)]} has no image ({', '.join(SUFFIXES)}): put some there, or "
-                "remove it."
-            )
-        return files
+        self.rows = dict(self.files.rows)
+        sizes = {name: size for name, size in (("val", val_size), ("test", test_size)) if name not in self.rows}
+        if sizes:
+            train = self.rows["train"]
+            cut = stratified_split(self.files.labels[train], sizes, split_seed)
+            self.rows |= {name: train[rows] for name, rows in cut.items()}
 
     def samples(self, split: str) -> Iterator[Sample]:
         """Yield the images of a split, one by one."""
-        for path, label in self.files[split]:
+        for row in self.rows[split]:
+            path = self.folder / self.files.names[row]
             try:
                 pixels = read_image(path, self.channels)
             except (PictureError, OSError) as error:
                 raise UserError(f"{path} cannot be read as an image ({error}): mend it or remove it.") from error
-            yield (pixels if self.image_size is None else scaled(pixels, (self.image_size, self.image_size))), label
+            size = self.image_size
+            yield (pixels if size is None else scaled(pixels, (size, size))), int(self.files.labels[row])
 
 
 def source_samples(source: Source) -> dict[str, Iterator[Sample]]:
@@ -133,9 +113,6 @@ def write_shards(
         UserError: `output` exists, webdataset is missing, images differ in shape or can't be encoded, or a split is
             empty.
     """
-    check_number("shard_size", shard_size, 1)
-    if encoding not in ("png", "npy"):
-        raise UserError(f"encoding={encoding} is unknown: choose one of png, npy.")
     if output.exists() and not (overwrite and (output / INDEX).is_file()):
         way = (
             "it holds no shards: name another folder"
@@ -155,55 +132,67 @@ def write_shards(
         if class_names is not None:
             facts["class_names"] = check_class_names(class_names, num_classes)
         shape: tuple[int, ...] | None = None
+        options = {"maxcount": shard_size, "maxsize": 2**62, "verbose": 0, "mtime": 0, "user": "", "group": ""}
         for name, samples in splits.items():
-            written: list[str] = []
-            pattern = f"{partial}/{name}-%06d.tar"
-            count = 0
-            stats = Statistics()
-            with (
-                ShardWriter(
-                    pattern,
-                    maxcount=shard_size,
-                    maxsize=2**62,
-                    verbose=0,
-                    post=written.append,
-                    mtime=0,
-                    user="",
-                    group="",
-                ) as writer,
-            ):
+            written, count, stats = list[str](), 0, Statistics()
+            with ShardWriter(f"{partial}/{name}-%06d.tar", post=written.append, **options) as writer:
                 for count, (image, label) in enumerate(samples, 1):
                     shape = shape or image.shape
                     _check(image, shape, label, num_classes, encoding, f"image {count - 1} of {name}")
-                    stats.add(image)
+                    stats.add(image[None])
                     writer.write({"__key__": f"{count - 1:09d}", encoding: _encodable(image, encoding), "cls": label})
-            if not count:
-                raise UserError(f"the {name} split has no images: shards need some in each of {', '.join(SPLITS)}.")
+            require(count > 0, f"the {name} split has no images: shards need some in each of {', '.join(SPLITS)}.")
             paths[name] = [Path(path) for path in written]
             facts |= stats.facts() if name == "train" else {}
         assert shape is not None
-        index = write_index(partial, paths, facts | {"image": list(shape)})
+        return write_index(partial, paths, facts | {"image": list(shape)})
+
+
+def write_index(folder: Path, shards: dict[str, list[Path]], facts: dict[str, Any]) -> dict[str, Any]:
+    """Write the tables and then index.json for the shards in `folder`; return the index."""
+    splits = {}
+    for name, paths in shards.items():
+        tables = [scan(path, number) for number, path in enumerate(paths)]
+        table = folder / f"{name}.index.npy"
+        np.save(table, np.concatenate(tables))
+        splits[name] = {
+            "table": _entry(table),
+            "shards": [_entry(path) | {"samples": len(rows)} for path, rows in zip(paths, tables, strict=True)],
+        }
+    index = {"format": FORMAT, "version": VERSION, **facts, "splits": splits}
+    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
     return index
 
 
-class Statistics:
-    """Mean and standard deviation of each channel, pixels on a scale from 0 to 1."""
+def _entry(path: Path) -> dict[str, Any]:
+    return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
-    def __init__(self) -> None:
-        self.n, self.total, self.squares = 0, np.zeros(0), np.zeros(0)
 
-    def add(self, image: NDArray[np.uint8]) -> None:
-        """Add the pixels of an image [channels, height, width]."""
-        pixels = image.reshape(len(image), -1).astype(np.float64) / 255
-        self.n += pixels.shape[1]
-        self.total = pixels.sum(1) + (self.total if len(self.total) else 0)
-        self.squares = (pixels**2).sum(1) + (self.squares if len(self.squares) else 0)
-
-    def facts(self) -> dict[str, list[float]]:
-        """Return {"mean", "std"} of each channel, rounded to four digits."""
-        mean = self.total / self.n
-        std = np.sqrt(np.maximum(self.squares / self.n - mean**2, 0))
-        return {"mean": mean.round(4).tolist(), "std": std.round(4).tolist()}
+def scan(path: Path, number: int) -> Table:
+    """Return the table rows of shard `number`, in the order of the tar file."""
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                folder, _, name = member.name.rpartition("/")
+                stem, _, part = name.partition(".")
+                key = f"{folder}/{stem}"
+                if part in PARTS:
+                    images[key] = (member.offset_data, member.size)
+                elif part == "cls":
+                    file = tar.extractfile(member)
+                    assert file is not None
+                    labels[key] = int(file.read())
+    except (tarfile.TarError, ValueError, AssertionError) as error:
+        raise UserError(f"{path} is not an uncompressed tar file of images and classes: {error}.") from error
+    if not images or images.keys() != labels.keys():
+        odd = sorted(images.keys() ^ labels.keys())
+        what = f"sample {odd[0].strip('/')} of it has not both" if odd else "there is none in it"
+        raise UserError(
+            f"{path} has to hold an image (.{' or .'.join(PARTS)}) and a class (.cls) of every sample: {what}."
+        )
+    return np.array([(number, *images[key], labels[key]) for key in images], dtype=np.int64)
 
 
 def _encodable(image: NDArray[np.uint8], encoding: str) -> NDArray[np.uint8]:

@@ -1,31 +1,110 @@
-"""Images streamed from shards: data sets larger than memory, exact on any number of devices."""
+"""Images streamed from shards: data sets larger than memory, exact on any number of devices.
 
-import os
-from collections import OrderedDict
-from collections.abc import Iterator
+Shards are uncompressed tar files in WebDataset's format, with members `<key>.png` (or .npy, .jpg) and `<key>.cls` for
+each sample. `index.json` has facts, sizes and hashes, and names a table for each split with the place of each image's
+bytes, so that any sample can be read directly.
+"""
+
+import io
+import json
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
 from lathe.config.types import Count, Name
 from lathe.config.validation import validated
+from lathe.data.checks import check_class_names
+from lathe.data.loader import StreamLoader
 from lathe.data.module import ImageDataModule
-from lathe.data.order import Batch
 from lathe.data.random import epoch_permutation, hashed_seed
-from lathe.data.shard_index import SPLITS, Table, check_files, decode, read_index
-from lathe.data.splits import Images, Labels, Split, Splits
-from lathe.data.stream import StreamLoader
-from lathe.errors import UserError
+from lathe.data.splits import SPLITS, Images, Labels, Split, Splits
+from lathe.errors import UserError, require
+from lathe.files import sha256
+from lathe.images.pictures import COLOURS, as_seen
+
+FORMAT, VERSION = "lathe shards", 1
+INDEX = "index.json"
+HOW = "python scripts/make_shards.py"
+
+Table = NDArray[np.int64]  # [samples, 4]: shard, first byte, bytes, label
+
+
+def decode(data: bytes, channels: int | None = None) -> NDArray[np.uint8]:
+    """Decode an image: uint8 [channels, height, width], as for predictions (`lathe.images.pictures`).
+
+    Does not unpickle. `channels` applies to PNG and JPEG; None keeps theirs, 1 or 3. With other numbers of channels,
+    pixels are not converted.
+
+    Raises:
+        ValueError, OSError: the bytes are not such an image.
+    """
+    if data[:6] == b"\x93NUMPY":
+        pixels: NDArray[np.uint8] = np.load(io.BytesIO(data), allow_pickle=False)
+    else:
+        try:
+            image = Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
+            if channels is None:
+                channels = 1 if image.mode[0] in "1LI" else 3
+            if channels in COLOURS:
+                return as_seen(image, channels)
+            pixels = np.asarray(image)
+        except SyntaxError as error:  # Pillow raises it for a damaged PNG
+            raise ValueError(str(error)) from error
+        pixels = np.moveaxis(pixels, -1, 0) if pixels.ndim == 3 else pixels[None]
+    if pixels.dtype != np.uint8 or pixels.ndim != 3:
+        raise ValueError(f"{pixels.dtype} {list(pixels.shape)} is no image of uint8 [channels, height, width]")
+    return pixels
+
+
+def read_index(folder: Path, key: str) -> dict[str, Any]:
+    """Return the contents of index.json; `key` is the configuration's key of the folder."""
+    path = folder / INDEX
+    if not path.is_file():
+        raise UserError(
+            f"{key}={folder} holds no shards, as it has no {INDEX}: write them with {HOW} output={folder.name}."
+        )
+    try:
+        index: dict[str, Any] = json.loads(path.read_bytes())
+        known = index["format"] == FORMAT and index["version"] == VERSION
+        check_class_names(index.get("class_names"), index["num_classes"])
+        known = known and all(isinstance(n, int) for n in (*index["image"], index["num_classes"]))
+        # the index may come from someone else: files are in its folder
+        known = known and all(Path(entry["file"]).name == entry["file"] != "" for entry in _entries(index))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError):
+        known = False
+    require(
+        known, f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write the shards again with it."
+    )
+    return index
+
+
+def _entries(index: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of all files: tables and shards."""
+    splits = [index["splits"][name] for name in SPLITS]
+    return [entry for split in splits for entry in (split["table"], *split["shards"])]
+
+
+def check_files(folder: Path, index: dict[str, Any], verify: bool) -> None:
+    """Compare all files' sizes with the index; `verify` also reads and hashes them."""
+    for entry in _entries(index):
+        path = folder / entry["file"]
+        size = path.stat().st_size if path.is_file() else None
+        if size != entry["bytes"] or (verify and sha256(path) != entry["sha256"]):
+            what = "is missing" if size is None else "was cut or changed"
+            raise UserError(f"{path} {what}, by {INDEX}: copy it again, or write the shards again with {HOW}.")
 
 
 class ShardImages:
     """The images of a split, uint8 [n, channels, height, width], read row by row on request.
 
     A row is one read of its bytes, and is not cached. Works in worker processes. `sizes` int64 [shards] are the samples
-    of each shard; `table` is as in `lathe.data.shard_index`. At most `max_open` shards are open.
+    of each shard. At most `max_open` shards are mapped into memory.
     """
 
     def __init__(
@@ -33,8 +112,7 @@ class ShardImages:
     ) -> None:
         self.paths, self.sizes, self.table, self.max_open = paths, sizes, table, max_open
         self.shape, self.dtype = (len(table), *shape), np.dtype(np.uint8)
-        self._open: OrderedDict[int, int] = OrderedDict()  # file descriptors, the most recently used last
-        self._owner = os.getpid()
+        self._open = lru_cache(max_open)(self._map)
 
     def __len__(self) -> int:
         return len(self.table)
@@ -47,27 +125,15 @@ class ShardImages:
             images[i] = self._read(*places[i, :3].tolist())
         return images
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": OrderedDict(), "_owner": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ShardImages, (self.paths, self.sizes, self.table, self.shape[1:], self.max_open)
 
-    def __del__(self) -> None:
-        if getattr(self, "_owner", None) == os.getpid():
-            self.close()
-
-    def close(self) -> None:
-        """Close the open shards."""
-        while self._open:
-            os.close(self._open.popitem()[1])
-
-    @property
-    def open_shards(self) -> int:
-        """Return the number of shards that this process has open."""
-        return len(self._open)
+    def _map(self, shard: int) -> Images:
+        return np.memmap(self.paths[shard], mode="r")
 
     def _read(self, shard: int, start: int, size: int) -> Images:
-        data = os.pread(self._file(shard), size, start)
         try:
-            pixels = decode(data, self.shape[1])
+            pixels = decode(self._open(shard)[start : start + size].tobytes(), self.shape[1])
             if pixels.shape != self.shape[1:]:
                 raise ValueError(f"{list(pixels.shape)} instead of {list(self.shape[1:])}")
         except (ValueError, OSError) as error:
@@ -76,17 +142,6 @@ class ShardImages:
                 "with data.source.verify=true."
             ) from error
         return pixels
-
-    def _file(self, shard: int) -> int:
-        if self._owner != os.getpid():  # a forked worker opens its own: the parent may close its files at any time
-            self._open, self._owner = OrderedDict(), os.getpid()
-        if shard in self._open:
-            self._open.move_to_end(shard)
-        else:
-            while len(self._open) >= self.max_open:
-                os.close(self._open.popitem(last=False)[1])
-            self._open[shard] = os.open(self.paths[shard], os.O_RDONLY)
-        return self._open[shard]
 
 
 # empty: name is an absolute path
@@ -137,12 +192,10 @@ class Shards:
         try:
             table: Table = np.load(path, mmap_mode="r", allow_pickle=False)
         except ValueError as error:
-            raise UserError(
-                f"{path} is not a table of samples: check all files with data.source.verify=true."
-            ) from error
+            raise UserError(f"{path} is not a table of samples ({error}): write the shards again.") from error
         sizes = np.array([shard["samples"] for shard in entry["shards"]], dtype=np.int64)
-        if table.dtype != np.int64 or table.shape != (sizes.sum(), 4) or not len(table):
-            raise UserError(f"{path} does not list the {sizes.sum()} samples of its shards: write the shards again.")
+        fits = table.dtype == np.int64 and table.shape == (sizes.sum(), 4) and len(table) > 0
+        require(fits, f"{path} does not list the {sizes.sum()} samples of its shards: write the shards again.")
         channels, height, width = self.index["image"]
         paths = [self.folder / shard["file"] for shard in entry["shards"]]
         images: Any = ShardImages(paths, sizes, table, (channels, height, width), self.max_open)
@@ -174,22 +227,14 @@ class ShardLoader(StreamLoader):
     samples, so a resume and several ranks read nothing twice.
     """
 
-    def __init__(self, split: Split, sizes: Labels, window: int, *, shuffle: bool = True, **settings: Any) -> None:
-        super().__init__(split, shuffle=False, **settings)
-        self.sizes, self.window, self.mixed = sizes, window, shuffle
+    def __init__(self, split: Split, sizes: Labels, window: int, **settings: Any) -> None:
+        super().__init__(split, **settings)
+        self.sizes, self.window = sizes, window
 
-    def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
-        try:
-            yield from super()._batches(epoch, first)
-        except UserError as error:  # a worker's message follows its traceback
-            raise UserError(str(error).rpartition("UserError: ")[2].strip()) from error
-
-    def rank_rows(self, epoch: int, extra: int = 0) -> tuple[Tensor, Tensor]:
-        """Return the samples of `EpochLoader`'s places in the window order."""
-        places, counts = super().rank_rows(epoch, extra)
-        if not (self.train and self.mixed):
-            return places, counts
-        return window_order(self.seed, epoch, self.sizes, self.window)[places], counts
+    def epoch_order(self, epoch: int) -> Tensor:
+        if not self.shuffle:
+            return super().epoch_order(epoch)
+        return window_order(self.seed, epoch, self.sizes, self.window)
 
 
 class ShardDataModule(ImageDataModule):

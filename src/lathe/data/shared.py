@@ -1,28 +1,35 @@
-"""A torch DataLoader sharded over ranks, with order and draws by (seed, epoch, sample)."""
+"""Loaders over a user's dataset: order and draws by (seed, epoch, sample), sharded over ranks."""
 
+import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from lathe.data.order import EpochLoader
-from lathe.data.seeded import Reads, Rows, Seeded, draws_nothing, fetch
-from lathe.data.selection import Selection
-from lathe.data.workers import Reader
+from lathe.data.prefetch import SideStream, one_ahead
+from lathe.data.seeded import Rowed, Rows, Seeded, Wrapper, drawn_in_turn, draws_nothing
+from lathe.data.splits import Labels
+from lathe.data.workers import Reader, Upcoming
 from lathe.errors import UserError
 
 
-def seeded(loader: DataLoader[Any], seed: int) -> Seeded:
-    """Return the dataset of the user's DataLoader, with draws by (seed, epoch, sample)."""
-    collate: Any = loader.collate_fn
-    drawn = not (collate is default_collate or draws_nothing(collate))
-    return Seeded(loader.dataset, seed, collate_draws=drawn)
+def is_iterable(dataset: Any) -> bool:
+    """Return whether a dataset has its own order, as torch's and Hugging Face's iterable ones do."""
+    return isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and hasattr(dataset, "set_epoch"))
 
 
-def reader_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Any) -> Reader:
-    """Return the user's DataLoader over other batches, with its own generator instead of the global one."""
+def reader_over(loader: DataLoader[Any], batches: Any, seed: int | None = None, stay: bool = True) -> Reader:
+    """Return the user's DataLoader over other batches, with its own generator instead of the global one.
+
+    With a `seed`, batches are `Rows`, and the dataset's draws follow from (seed, epoch, sample).
+    """
+    dataset: Any = loader.dataset
+    if seed is not None and not draws_nothing(dataset):
+        dataset = Seeded(dataset, seed, collate_draws=not _collate_draws_nothing(loader))
     return Reader(
         dataset,
         batch_sampler=batches,
@@ -34,7 +41,7 @@ def reader_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Any) ->
         worker_init_fn=functools.partial(_begin_worker, loader.worker_init_fn),
         multiprocessing_context=loader.multiprocessing_context,
         prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
+        persistent_workers=stay and loader.persistent_workers,
         in_order=loader.in_order,
         generator=torch.Generator(),
     )
@@ -43,37 +50,15 @@ def reader_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Any) ->
 def _begin_worker(init: Callable[[int], Any] | None, number: int) -> None:
     """Set the worker info's dataset to the user's, without wrappers, and call the user's `worker_init_fn`."""
     info: Any = get_worker_info()
-    while isinstance(info.dataset, Seeded | Reads):
+    while isinstance(info.dataset, Wrapper):
         object.__setattr__(info, "dataset", info.dataset.dataset)  # it is frozen
     if init is not None:
         init(number)
 
 
-def read_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Iterable[Any]) -> "Reader | Here":
-    """Return `reader_over`, or without workers a faster reader in this process."""
-    if loader.num_workers or loader.pin_memory:
-        return reader_over(loader, dataset, batches)
-    return Here(dataset, batches, loader.collate_fn)
-
-
-def collates_apart(loader: DataLoader[Any]) -> bool:
-    """Return whether the user's `collate_fn` draws nothing from this process's generators."""
+def _collate_draws_nothing(loader: DataLoader[Any]) -> bool:
     collate: Any = loader.collate_fn
-    return loader.num_workers > 0 or collate is default_collate or draws_nothing(collate)
-
-
-class Here:
-    """Reads batches in this process."""
-
-    def __init__(self, dataset: Dataset[Any], batches: Iterable[Any], collate: Callable[[Any], Any]) -> None:
-        self.dataset, self.batches, self.collate = dataset, batches, collate
-
-    def __iter__(self) -> Iterator[Any]:
-        for rows in self.batches:
-            yield self.collate(fetch(self.dataset, rows))
-
-    def close(self) -> None:
-        """Do nothing."""
+    return collate is default_collate or draws_nothing(collate)
 
 
 def parts_in_order(n: int, size: int, rank: int, replicas: int) -> list[list[int]]:
@@ -95,56 +80,39 @@ def parts_in_order(n: int, size: int, rank: int, replicas: int) -> list[list[int
 class SharedLoader(EpochLoader):
     """A rank's part of a user's DataLoader, in the order of (seed, epoch); see `EpochLoader`.
 
-    An incomplete last batch is kept unless the user's loader drops it.
+    An incomplete last batch is kept unless the user's loader drops it. `labels` int64 [n] are the class numbers of the
+    samples, if known.
     """
+
+    even = False  # the user's collate_fn may drop samples, and labels of -100 do not count
 
     def __init__(
         self,
         loader: DataLoader[Any],
         *,
-        shuffle: bool,
-        seed: int,
-        rank: int,
-        world_size: int,
-        limit: Any,
-        selection: Selection | None = None,
+        world_size: int = 1,
+        limit: Any = None,
+        labels: Labels | None = None,
+        **order: Any,
     ) -> None:
-        self.loader = loader
+        self.loader, self.labels = loader, labels
         dataset: Any = loader.dataset
-        n = len(dataset)
-        assert loader.batch_size is not None
-        size = loader.batch_size if loader.drop_last else min(loader.batch_size, n)
+        n, size = len(dataset), loader.batch_size or 1
+        size = size if loader.drop_last else min(size, n)
         rest = 0 if loader.drop_last else n % size
-        for what, count in (("batch_size", size), ("last batch", rest)):
-            if count % world_size:
-                way = "a multiple of it" if what == "batch_size" else "drop_last=True"
-                raise UserError(
-                    f"data: train_dataloader's {what} of {count} samples does not divide by the {world_size} replicas "
-                    f"that share it: use {way}, or trainer.devices=1."
-                )
-        if n == 0 or size > n:
-            raise UserError(f"data: train_dataloader has {n} samples, which fill no batch of {size}.")
-        super().__init__(
-            n,
-            batch_size=size,
-            seed=seed,
-            rank=rank,
-            world_size=world_size,
-            train=True,
-            shuffle=shuffle,
-            limit=limit,
-            selection=selection,
-        )
+        super().__init__(n, batch_size=size, world_size=world_size, train=True, limit=limit, **order)
+        if rest % world_size:
+            raise UserError(
+                f"data: train_dataloader's last batch of {rest} samples does not divide by the {world_size} replicas "
+                "that share it: use drop_last=True, or trainer.devices=1."
+            )
         self.rest = rest // world_size
-        self.even = False  # the user's collate_fn may drop samples, and labels of -100 do not count
         if rest:
             self._length += 1
-            allowed = int(self._length * limit) if isinstance(limit, float) else limit
-            self.limit = self._length if allowed is None else min(allowed, self._length)
-        self._lists: list[list[Any]] = []
-        self.goes_ahead = collates_apart(loader)
-        self._exact = draws_nothing(dataset)
-        self._reader = read_over(loader, dataset if self._exact else seeded(loader, seed), _Upcoming(self))
+            self.limit = self.limited(limit)
+        self.goes_ahead = loader.num_workers > 0 or _collate_draws_nothing(loader)
+        self._upcoming = Upcoming()
+        self._reader = reader_over(loader, self._upcoming, self.seed)
 
     def __getattr__(self, name: str) -> Any:
         """Return other attributes, such as `dataset` and `batch_size`, from the user's DataLoader."""
@@ -153,8 +121,7 @@ class SharedLoader(EpochLoader):
         return getattr(self.loader, name)
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
-        lists = self._parts(epoch)
-        self._lists = [part if self._exact else Rows(part, epoch) for part in lists[first:]]
+        self._upcoming.lists = [Rows(part, epoch) for part in self._parts(epoch)[first:]]
         yield from self._reader
 
     def numbers(self, batch: int) -> list[int]:
@@ -163,12 +130,10 @@ class SharedLoader(EpochLoader):
 
     def _parts(self, epoch: int) -> list[list[int]]:
         """Return this rank's samples of each batch."""
-        order = self.epoch_order(epoch)
-        whole = (self.n // self.global_batch_size) * self.global_batch_size
-        mine = order[:whole].view(-1, self.global_batch_size)[:, self.rank * self.local_batch_size :][
-            :, : self.local_batch_size
-        ]
-        lists: list[list[Any]] = mine.tolist()
+        order, start = self.epoch_order(epoch), self.rank * self.local_batch_size
+        whole = self.n - self.n % self.global_batch_size
+        mine = order[:whole].view(-1, self.global_batch_size)[:, start : start + self.local_batch_size]
+        lists: list[list[int]] = mine.tolist()
         if self.rest:
             lists.append(order[whole + self.rank * self.rest :][: self.rest].tolist())
         return lists
@@ -177,14 +142,99 @@ class SharedLoader(EpochLoader):
         self._reader.close()
 
 
-class _Upcoming:
-    """Batch sampler of one DataLoader for all epochs, whose lists the loader sets."""
+class InOrder:
+    """A rank's evaluation batches: every sample once, no padding; draws by `seed`, equal in all epochs."""
 
-    def __init__(self, loader: SharedLoader) -> None:
-        self.loader = loader
-
-    def __iter__(self) -> Iterator[list[Any]]:
-        return iter(self.loader._lists)
+    def __init__(self, loader: DataLoader[Any], seed: int, rank: int, world_size: int) -> None:
+        dataset: Any = loader.dataset
+        try:
+            self.rows = parts_in_order(len(dataset), loader.batch_size or 1, rank, world_size)
+        except ValueError as error:
+            raise UserError(f"data.eval_batch_size={loader.batch_size}: {error}, or trainer.devices=1.") from error
+        self.limit = len(self.rows)
+        self.goes_ahead = loader.num_workers > 0 or _collate_draws_nothing(loader)
+        self.side: SideStream | None = None  # where batches are prefetched
+        self._reader = reader_over(loader, [Rows(part, 0) for part in self.rows], seed)
 
     def __len__(self) -> int:
-        return len(self.loader._lists)
+        return len(self.rows)
+
+    def numbers(self, batch: int) -> list[int]:
+        """Return this rank's samples of a batch."""
+        return list(self.rows[batch])
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self._reader)
+        return batches if self.side is None else one_ahead(batches, self.side)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class EvalStream:
+    """Evaluation batches of an iterable dataset, on one process.
+
+    `items` is an `Items` of `lathe.data.dataset`, and `collate` makes a batch of `Rowed` samples.
+    """
+
+    def __init__(self, items: Any, collate: Callable[[Rowed], Any], size: int, seed: int) -> None:
+        self.items, self.collate, self.size, self.seed = items, collate, size, seed
+
+    def __iter__(self) -> Iterator[Any]:
+        return self.batches()
+
+    def batches(self, epoch: int = 0, first: int = 0, whole: bool = False) -> Iterator[Any]:
+        """Yield the batches of an epoch from batch `first` on; `whole` leaves out an incomplete last batch."""
+        start = first * self.size
+        samples = (self.items.made(sample, number) for number, sample in enumerate(self.items.dataset, start))
+        while read := drawn_in_turn(samples, range(start, start + self.size), self.seed, epoch):
+            if whole and len(read) < self.size:
+                return
+            yield self.collate(Rowed(read, range(start, start + len(read))))
+            start += self.size
+
+
+class TrainStream(EpochLoader):
+    """Training batches of an iterable dataset, on one process; an epoch has `samples` samples.
+
+    Each epoch restarts the dataset, after its `set_epoch(epoch)` if it has one. Resuming within an epoch needs a
+    dataset with `state_dict` and `load_state_dict`.
+    """
+
+    def __init__(self, items: Any, collate: Callable[[Rowed], Any], samples: int, **order: Any) -> None:
+        super().__init__(samples, train=True, **{**order, "shuffle": False})
+        self._source, self._key, self._kept = items.dataset, items.key, None
+        self._stream = EvalStream(items, collate, self.global_batch_size, self.seed)
+        self._stateful = hasattr(self._source, "state_dict") and hasattr(self._source, "load_state_dict")
+        if not self._stateful:
+            rank_zero_warn(
+                f"{items.key}: {type(self._source).__name__} has no state_dict and load_state_dict, so a run that is "
+                "continued in the middle of an epoch starts that epoch's data again: continue from the end of an epoch."
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of `EpochLoader`, and that of the dataset if it has one."""
+        own = {"dataset": copy.deepcopy(self._source.state_dict())} if self._stateful and self._batch else {}
+        return {**super().state_dict(), **own}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._kept = state_dict.get("dataset")
+
+    def _batches(self, epoch: int, first: int) -> Iterator[Any]:
+        kept, self._kept = self._kept, None
+        if hasattr(self._source, "set_epoch"):
+            self._source.set_epoch(epoch)
+        if first and kept is not None:
+            self._source.load_state_dict(kept)
+        found = self._stream.batches(epoch, first, whole=True)
+        for number in range(first, len(self)):
+            batch = next(found, None)
+            if batch is None:
+                if first and kept is None:
+                    return  # it restarted, and has less than is left
+                raise UserError(
+                    f"{self._key}: {type(self._source).__name__} ended within batch {number + 1} of an epoch, expected "
+                    f"{self.n} samples: set data.samples to as many as it gives."
+                )
+            yield batch

@@ -1,17 +1,21 @@
-"""The interface of image sources: three splits of uint8 arrays, and stratified splitting."""
+"""Image sources: three splits of uint8 arrays, their checks, stratified splitting, folds and shares."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any, Protocol
 
 import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from numpy.typing import NDArray
 
-from lathe.data.checks import check_number
-from lathe.errors import ArgumentError
+from lathe.data.checks import check_number, class_name, using
+from lathe.errors import ArgumentError, UserError, refuse
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
+SPLITS = ("train", "val", "test")
+KEY = "data.source"
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,26 @@ class Source(Protocol):
         ...
 
 
+class Statistics:
+    """Mean and standard deviation of each channel, pixels on a scale from 0 to 1."""
+
+    def __init__(self) -> None:
+        self._n, self._total, self._squares = 0, np.zeros(1), np.zeros(1)
+
+    def add(self, images: Images) -> None:
+        """Add the pixels of images [n, channels, height, width]."""
+        pixels = images.astype(np.float64) / 255
+        self._n += pixels.size // pixels.shape[1]
+        self._total = self._total + pixels.sum((0, 2, 3))
+        self._squares = self._squares + (pixels**2).sum((0, 2, 3))
+
+    def facts(self) -> dict[str, list[float]]:
+        """Return {"mean", "std"} of each channel, rounded to four digits."""
+        mean = self._total / self._n
+        std = np.sqrt(np.maximum(self._squares / self._n - mean**2, 0))
+        return {"mean": mean.round(4).tolist(), "std": std.round(4).tolist()}
+
+
 def stratified_order(labels: Labels, seed: int) -> Labels:
     """Return an order in which every contiguous piece has nearly the class shares of the whole; int64 [n].
 
@@ -92,11 +116,7 @@ def stratified_split(labels: Labels, sizes: dict[str, int], seed: int) -> dict[s
         ArgumentError: nothing is left to train on, or an argument is invalid; keys of `sizes` are named `<key>_size`.
     """
     labels = np.asarray(labels)
-    if labels.ndim != 1:
-        raise ArgumentError(f"labels: expected one for each sample, got an array of shape {list(labels.shape)}.")
     check_number("seed", seed, 0)
-    if "train" in sizes:
-        raise ArgumentError(f"train_size={sizes['train']} cannot be asked for: train is what the other sets leave.")
     if min(sizes.values(), default=1) < 1 or sum(sizes.values()) >= len(labels):
         asked = ", ".join(f"{name}_size={size}" for name, size in sizes.items())
         raise ArgumentError(
@@ -108,3 +128,148 @@ def stratified_split(labels: Labels, sizes: dict[str, int], seed: int) -> dict[s
     for name, size in sizes.items():
         cuts[name], order = np.sort(order[:size]), order[size:]
     return cuts | {"train": np.sort(order)}
+
+
+def check_folds(folds: int | None, fold: int | None) -> None:
+    """Raise ArgumentError if only one is given, or the fold does not exist."""
+    if (folds is None) != (fold is None):
+        given, lacking = ("folds", "fold") if fold is None else ("fold", "folds")
+        value = folds if fold is None else fold
+        raise ArgumentError(f"{given}={value} needs data.{lacking}: give both, or neither.")
+    if folds is not None and fold is not None and not 0 <= fold < folds:
+        raise ArgumentError(f"fold={fold} is none of data.folds={folds}: choose 0 to {folds - 1}.")
+
+
+def fold_rows(
+    labels: Labels, folds: int, fold: int, seed: int, names: Sequence[str] | None = None
+) -> tuple[Labels, Labels]:
+    """Return the places in `labels` [n] for training and for validation, in ascending order.
+
+    Samples are shuffled within their class and dealt out class by class, so fold sizes differ by at most one, in each
+    class and in total. Each sample validates in one fold. `names` are the class names.
+    """
+    rng = np.random.Generator(np.random.Philox(seed))
+    shuffled = rng.permutation(len(labels))
+    classes, counts = np.unique(labels, return_counts=True)
+    if not len(labels) or counts.min() < folds:
+        rarest = int(classes[counts.argmin()]) if len(labels) else 0
+        few = f"{class_name(rarest, names)} has" if len(classes) > 1 else "there are"
+        least = int(counts.min()) if len(labels) else 0
+        raise UserError(
+            f"data.folds={folds}: {few} {least} samples outside the test, of which each fold needs one: choose at most "
+            "as many folds."
+        )
+    dealt = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    chosen = np.zeros(len(labels), bool)
+    chosen[dealt[fold::folds]] = True
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def refold(splits: Splits, folds: int, fold: int, seed: int, names: Sequence[str] | None = None) -> Splits:
+    """Combine the training and validation images and divide them by fold; the test is unchanged."""
+    train, val = splits.train, splits.val
+    if not isinstance(train.images, np.ndarray) or not isinstance(val.images, np.ndarray):
+        raise UserError(
+            f"data.folds={folds} cannot divide images that are streamed from shards: use a source whose images are an "
+            "array, or shards of each fold."
+        )
+    if train.images is val.images and np.array_equal(train.labels, val.labels):
+        images, labels, rows = train.images, train.labels, np.sort(np.concatenate([train.rows, val.rows]))
+        names = train.names
+    else:
+        parts = train.read(), val.read()
+        images, labels = (np.concatenate([part[i] for part in parts]) for i in range(2))
+        rows, names = np.arange(len(labels)), None
+    kept, held_out = fold_rows(labels[rows], folds, fold, seed, names)
+    trained, held = (Split(images, labels, rows[some], names) for some in (kept, held_out))
+    return Splits(trained, held, splits.test)
+
+
+def share_rows(labels: Labels, share: float, seed: int) -> Labels:
+    """Return the places of a share of `labels` [n], stratified, ascending; a smaller share is a subset."""
+    count = max(1, round(share * len(labels)))
+    return np.sort(stratified_order(labels, seed)[:count])
+
+
+def with_share(splits: Splits, share: float, seed: int) -> Splits:
+    """Return the splits with a share of the training images."""
+    train = splits.train
+    rows = train.rows[share_rows(train.labels[train.rows], share, seed)]
+    return Splits(Split(train.images, train.labels, rows, train.names), splits.val, splits.test)
+
+
+def load_splits(source: Source, facts: Mapping[str, int] | None = None) -> Splits:
+    """Return the splits of a source of images, with int64 labels, after checking them.
+
+    `facts` are `num_classes`, `channels` and `image_size` as declared under data; None checks the splits only.
+
+    Raises:
+        UserError: one message for each mistake, or the error of `load`.
+    """
+    with using(source, "loaded"):
+        given, classes = source.load(), source.num_classes
+    name, splits = type(source).__name__, {split: getattr(given, split, None) for split in SPLITS}
+    if not all(hasattr(split, member) for split in splits.values() for member in ("images", "labels", "rows", "read")):
+        raise UserError(f"{KEY}: load() of {name} gave {given!r:.80}, expected lathe.data.Splits of three Split.")
+    refuse(message for split in splits for message in _check_split(split, splits[split], classes))
+    refuse(_check_facts(name, classes, splits, facts or {}))
+    for split in ("val", "test"):
+        if not len(splits[split].rows):  # type: ignore[union-attr]
+            rank_zero_warn(f"{KEY}: the {split} split has no samples, so nothing can be measured on it.")
+    return Splits(
+        **{
+            split: replace(one, labels=one.labels.astype(np.int64), rows=one.rows.astype(np.int64))
+            for split, one in splits.items()
+            if one is not None
+        }
+    )
+
+
+def _check_split(name: str, split: Any, classes: int) -> Iterator[str]:
+    """Yield the mistakes of one split."""
+    start, images, labels, rows = f"{KEY}: the {name} split's", split.images, split.labels, split.rows
+    if getattr(images, "dtype", None) != np.uint8 or len(images.shape) != 4:
+        yield f"{start} images are {_kind(images)}, expected a uint8 numpy array [m, channels, height, width]."
+        return
+    m = len(images)
+    for what, array, count in (("labels", labels, "m"), ("rows", rows, "n")):
+        if not (isinstance(array, np.ndarray) and array.ndim == 1 and np.issubdtype(array.dtype, np.integer)):
+            yield f"{start} {what} are {_kind(array)}, expected an int64 numpy array [{count}]."
+            return
+    if len(labels) != m:
+        yield f"{start} labels are {len(labels)} for {m} images, expected as many."
+    elif len(rows) and not 0 <= rows.min() <= rows.max() < m:
+        yield f"{start} rows go from {rows.min()} to {rows.max()}, expected numbers from 0 to {m - 1}."
+    elif len(rows) and not 0 <= (used := labels[rows]).min() <= used.max() < classes:
+        yield f"{start} labels go from {used.min()} to {used.max()}, expected 0 to {classes - 1}."
+
+
+def _check_facts(name: str, classes: int, splits: Mapping[str, Any], facts: Mapping[str, int]) -> Iterator[str]:
+    """Yield declared facts that the data do not have, and pairs of splits that share images."""
+    channels, height, width = splits["train"].images.shape[1:]
+    found = {"num_classes": classes, "channels": channels, "image_size": max(height, width)}
+    for key, value in facts.items():
+        if value != found[key]:
+            yield (
+                f"data.{key}={value} is not what the source {name} has: set data.{key}={found[key]}, or change "
+                "data.source."
+            )
+    for split in ("val", "test"):
+        shape = list(splits[split].images.shape[1:])
+        if shape != [channels, height, width]:
+            yield f"{KEY}: images of the {split} split are {shape}, expected {[channels, height, width]} as in train."
+    if not len(splits["train"].rows):
+        yield f"{KEY}: the train split has no rows, expected some to train on."
+    for one, other in combinations(SPLITS, 2):
+        same = splits[one].images is splits[other].images
+        shared = len(np.intersect1d(splits[one].rows, splits[other].rows)) if same else 0
+        if shared:
+            yield (
+                f"{KEY}: the {one} and {other} splits share {shared} images, expected none: divide them by their rows."
+            )
+
+
+def _kind(value: object) -> str:
+    """Return an array's dtype and shape, or an object's class."""
+    shape = getattr(value, "shape", None)
+    return type(value).__name__ if shape is None else f"{getattr(value, 'dtype', '')} {list(shape)}"

@@ -1,8 +1,6 @@
 """Token files: a folder with meta.json and one .npy per split, streamed out and memory-mapped in.
 
-Each .npy (format 1.0, which NumPy reads too) is a header of 128 bytes and then the ids as little-endian uint16, or
-uint32 if the vocabulary needs it. The header is compared with that expected by meta.json, byte for byte, so it is never
-parsed.
+Each .npy holds the ids as little-endian uint16, or uint32 if the vocabulary needs it.
 """
 
 import hashlib
@@ -16,24 +14,17 @@ from numpy.typing import NDArray
 
 from lathe.config.types import Name
 from lathe.config.validation import validated
-from lathe.data.base import SPLITS
+from lathe.data.splits import SPLITS
 from lathe.data.tokens import Tokens
-from lathe.errors import UserError, naming
+from lathe.errors import UserError, naming, require
 
 FORMAT, VERSION = "lathe tokens", 1
-HEADER = 128  # bytes before the first id
 HOW = "python scripts/prepare_tokens.py input=<folder of text>"
 
 
 def token_dtype(vocab_size: int) -> str:
     """Return the smaller dtype that can hold all ids."""
     return "<u2" if vocab_size <= 2**16 else "<u4"
-
-
-def header(dtype: str, count: int) -> bytes:
-    """Return the first 128 bytes of a .npy file of `count` numbers."""
-    text = f"{{'descr': '{dtype}', 'fortran_order': False, 'shape': ({count},), }}".ljust(HEADER - 11) + "\n"
-    return b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little") + text.encode("ascii")
 
 
 class TokenWriter:
@@ -46,7 +37,12 @@ class TokenWriter:
         self._hash = hashlib.sha256()
         self.path = path
         self._file: IO[bytes] = open(path, "wb")  # noqa: SIM115 - `close` closes it
-        self._file.write(header(self.dtype, 0))
+        self._write_header()
+
+    def _write_header(self) -> None:
+        # NumPy leaves room for a larger shape, so the length of the header does not depend on it
+        facts = {"descr": self.dtype, "fortran_order": False, "shape": (self.count,)}
+        np.lib.format.write_array_header_1_0(self._file, facts)
 
     def write(self, ids: NDArray[np.integer], ends: bool) -> None:
         """Append ids [n]; `ends` if they complete a document."""
@@ -62,75 +58,46 @@ class TokenWriter:
         if not self._file.closed:
             with naming(self.path):
                 self._file.seek(0)
-                self._file.write(header(self.dtype, self.count))
+                self._write_header()
                 self._file.close()
         return {"tokens": self.count, "documents": self.documents, "sha256": self._hash.hexdigest()}
 
 
 def write_meta(folder: Path, vocab_size: int, splits: dict[str, dict[str, Any]], **about: Any) -> dict[str, Any]:
     """Write meta.json and return its contents; `about` describes the tokenization."""
-    meta = {
-        "format": FORMAT,
-        "version": VERSION,
-        "vocab_size": vocab_size,
-        "dtype": token_dtype(vocab_size),
-        "splits": splits,
-    }
-    (folder / "meta.json").write_text(json.dumps(meta | about, indent=2) + "\n")
-    return meta | about
+    dtype = token_dtype(vocab_size)
+    meta = {"format": FORMAT, "version": VERSION, "vocab_size": vocab_size, "dtype": dtype, "splits": splits, **about}
+    (folder / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
+    return meta
 
 
 def read_meta(folder: Path) -> dict[str, Any]:
     """Return the contents of meta.json."""
     path = folder / "meta.json"
-    if not folder.is_dir():
-        raise UserError(f"{folder} is not there (data.source.name): write it with {HOW} output={folder.name}.")
-    try:
-        meta = json.loads(path.read_bytes())
-        assert meta["format"] == FORMAT
-    except FileNotFoundError:
-        raise UserError(f"{folder} holds no token files, as it has no meta.json: write them with {HOW}.") from None
-    except (ValueError, TypeError, KeyError, AssertionError, RecursionError) as error:
+    if not path.is_file():
         raise UserError(
-            f"{path} was not written by scripts/prepare_tokens.py, or is damaged: write it again with {HOW}."
-        ) from error
-    if meta.get("version") != VERSION:
-        raise UserError(
-            f"{path} has version {meta.get('version')} and this code reads version {VERSION}: write it again with "
-            f"{HOW}."
+            f"{folder} holds no token files (data.source.name): write them with {HOW} output={folder.name}."
         )
     try:
-        vocab_size, counts = meta["vocab_size"], [meta["splits"][name]["tokens"] for name in SPLITS]
-        assert all(isinstance(value, int) and not isinstance(value, bool) for value in (vocab_size, *counts))
-        assert vocab_size > 0
-        assert min(counts) >= 0
-        assert meta["dtype"] == token_dtype(vocab_size)
-    except (TypeError, KeyError, AssertionError) as error:
-        raise UserError(
-            f"{path} was not written by scripts/prepare_tokens.py, or is damaged: write it again with {HOW}."
-        ) from error
-    return dict(meta)
+        meta: dict[str, Any] = json.loads(path.read_bytes())
+        known = (meta["format"], meta["version"], meta["dtype"]) == (FORMAT, VERSION, token_dtype(meta["vocab_size"]))
+        known = known and all(isinstance(meta["splits"][name]["tokens"], int) for name in SPLITS)
+    except (ValueError, TypeError, KeyError, RecursionError):
+        known = False
+    require(known, f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write it again with it.")
+    return meta
 
 
 def open_split(folder: Path, name: str, meta: dict[str, Any]) -> NDArray[np.uint16] | NDArray[np.uint32]:
     """Return the ids of a split, memory-mapped, read-only."""
-    path, count, dtype = folder / f"{name}.npy", meta["splits"][name]["tokens"], np.dtype(meta["dtype"])
-    if not path.is_file():
-        raise UserError(f"{path} is missing: write it again with {HOW}.")
-    if count == 0:
-        raise UserError(
-            f"{path} has no tokens: prepare more text, or choose another split_seed or larger shares there."
-        )
-    size, expected = path.stat().st_size, HEADER + count * dtype.itemsize
-    if size != expected:
-        raise UserError(
-            f"{path} has {size} bytes and meta.json says {expected}: it was cut or changed; write it again with {HOW}."
-        )
-    with open(path, "rb") as file:
-        if file.read(HEADER) != header(meta["dtype"], count):
-            raise UserError(f"{path} is not the file that meta.json describes: write it again with {HOW}.")
-    # a plain view: indexing the memmap class calls Python code for every batch
-    ids: NDArray[np.uint16] = np.asarray(np.memmap(path, dtype, "r", offset=HEADER, shape=(count,)))
+    path, count = folder / f"{name}.npy", meta["splits"][name]["tokens"]
+    try:
+        # a plain view: indexing the memmap class calls Python code for every batch
+        ids: NDArray[np.uint16] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        raise UserError(f"{path} is missing, or was cut or changed ({error}): write it again with {HOW}.") from error
+    fits = ids.shape == (count,) and ids.dtype == np.dtype(meta["dtype"]) and count > 0
+    require(fits, f"{path} does not have the {count} tokens of meta.json: write it again with {HOW}, from more text.")
     return ids
 
 

@@ -12,9 +12,9 @@ from pydantic import Field
 from lathe.config.types import Count, Seed
 from lathe.config.validation import validated
 from lathe.data.base import ExactDataModule
+from lathe.data.checks import check_members, using
 from lathe.data.order import IGNORE, Batch, EpochLoader
 from lathe.data.random import hashed_seed
-from lathe.data.source import check_members, using
 from lathe.errors import UserError
 
 Ids = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
@@ -45,6 +45,18 @@ class TokenSource(Protocol):
     def load(self) -> dict[str, Tokens]:
         """Open "train", "val" and "test". Runs in every process; must return equal arrays in each."""
         ...
+
+
+def load_tokens(source: TokenSource, vocab_size: int) -> dict[str, Tokens]:
+    """Return the splits of a source, which must have `vocab_size` tokens."""
+    with using(source, "loaded"):
+        splits = source.load()
+    if source.vocab_size != vocab_size:
+        raise UserError(
+            f"data.vocab_size={vocab_size} is not what the source {type(source).__name__} has: set "
+            f"data.vocab_size={source.vocab_size}, or change data.source."
+        )
+    return splits
 
 
 class TokenLoader(EpochLoader):
@@ -130,13 +142,7 @@ class TokenDataModule(ExactDataModule[Tokens]):
 
     def open(self) -> dict[str, Tokens]:
         """Return all splits of the source, checked against what was declared."""
-        with using(self.source, "loaded"):
-            splits = self.source.load()
-        if self.source.vocab_size != self.vocab_size:
-            raise UserError(
-                f"data.vocab_size={self.vocab_size} is not what the source {type(self.source).__name__} has:"
-                f" set data.vocab_size={self.source.vocab_size}, or change data.source."
-            )
+        splits = load_tokens(self.source, self.vocab_size)
         for name, tokens in splits.items():
             if len(tokens.ids) <= self.length:
                 raise UserError(

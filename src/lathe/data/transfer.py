@@ -1,18 +1,21 @@
 """Batches as a Trainer's steps get them, for readers of data outside the loops."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.core.hooks import DataHooks
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_LIGHTNINGS = [getattr(DataHooks, name) for name in HOOKS]
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 class Transferred:
@@ -88,8 +91,15 @@ def trainer_of(part: Any) -> Any:
 
 
 def is_own(hook: Any) -> bool:
-    """Return whether a transfer hook is user code."""
-    return not getattr(hook, "__module__", "").startswith(("lathe.", "lightning."))
+    """Return whether a hook may read the Trainer; Lightning's own and those marked `needs_no_trainer` do not."""
+    function = getattr(hook, "__func__", hook)
+    return not (getattr(function, "needs_no_trainer", False) or function in _LIGHTNINGS)
+
+
+def needs_no_trainer(hook: Hook) -> Hook:
+    """Mark a transfer hook that does not read the Trainer's stage."""
+    hook.needs_no_trainer = True  # type: ignore[attr-defined]
+    return hook
 
 
 def train_batches(data: Any, device: torch.device | None = None) -> Transferred:

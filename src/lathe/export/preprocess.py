@@ -41,7 +41,7 @@ class Preprocess(nn.Module):
     ) -> None:
         super().__init__()
         # imported late: it imports Lightning, which takes seconds that a server does not need to spend
-        from lathe.data.normalize import Normalizer
+        from lathe.data.augment import Normalizer
 
         normalizer = Normalizer(mean, std, len(mean))
         self.register_buffer("scale", normalizer.scale)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from lathe.errors import UserError, require
-from lathe.images.npy import mapped
 from lathe.images.pictures import COLOURS, MOST, SUFFIXES, PictureError, arranged, kind_of, picture_size, read_picture
 
 Array = np.ndarray[Any, Any]
@@ -152,8 +151,8 @@ def _mapped(path: Path, channels: int, one: bool | None) -> Array:
     try:
         if not path.is_file():  # opening a pipe would block
             raise OSError
-        array = mapped(path)
-    except (ValueError, OSError, EOFError) as error:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except Exception as error:  # the parser of the header's Python literal raises many types
         raise UnreadableError(
             f"input={path} can't be read as a .npy array: give one of uint8 images, or a folder of "
             f"{', '.join((*SUFFIXES, '.npy'))} files, or one of them."

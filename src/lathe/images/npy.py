@@ -1,13 +1,9 @@
-"""Headers of .npy files, checked against the file size, which numpy's readers trust."""
+"""Headers of .npy files."""
 
-import math
-import os
-from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -24,17 +20,3 @@ def read_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     if not all(type(side) is int for side in shape):
         raise ValueError(f"its shape is {shape}")
     return shape, fortran, dtype
-
-
-def mapped(path: Path) -> Array:
-    """Return the memory-mapped array of a .npy file.
-
-    Raises:
-        ValueError: it is not a .npy file, has objects, or its shape is larger than the file.
-        OSError: it can't be opened.
-    """
-    with open(path, "rb") as file:
-        shape, _, dtype = read_header(file)
-        if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize > os.fstat(file.fileno()).st_size:
-            raise ValueError(f"its shape is {shape}, and the file is shorter")
-    return np.lib.format.open_memmap(path, mode="r")

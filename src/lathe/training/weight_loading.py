@@ -73,7 +73,9 @@ def checkpoint_path(cfg: dict[str, Any]) -> Path:
     given, digest = str(cfg["ckpt_path"]), str(cfg.get("ckpt_sha256") or "").lower()
     if not digest and not given.startswith(("http://", "https://")):
         return Path(given)
-    from lathe.data.download import check, download, locked
+    from filelock import FileLock
+
+    from lathe.data.download import check, download
 
     if not given.startswith(("http://", "https://")):
         require(Path(given).is_file(), f"ckpt_sha256 is that of a file, and ckpt_path={given} is none: leave it out.")
@@ -82,7 +84,7 @@ def checkpoint_path(cfg: dict[str, Any]) -> Path:
     folder = Path(cfg["paths"]["data_dir"]) / "checkpoints"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{digest[:16]}_{Path(urlsplit(given).path).name or 'weights'}"
-    with locked(path.with_name(f"{path.name}.lock")):
+    with FileLock(path.with_name(f".{path.name}.lock")):
         if not path.is_file():
             download(given, path, digest, "or fetch it by hand, and give its path as ckpt_path")
     return path

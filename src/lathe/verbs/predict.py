@@ -14,8 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lathe import export
 from lathe.data import Normalizer
-from lathe.data.checks import first_few, squashed
-from lathe.data.image_files import warn_once
+from lathe.data.checks import first_few, squashed, warn_once
 from lathe.errors import UserError, collect_errors, require
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle

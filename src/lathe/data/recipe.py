@@ -1,4 +1,4 @@
-"""Conversion of `data.augment` to the steps of the loaders."""
+"""Conversion of `data.augment` to the steps of the loaders, and a test of a user's functions."""
 
 import inspect
 from collections import Counter
@@ -10,15 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lathe.data.augment import Augment, Draws, crop_and_flip, cutout
-from lathe.data.forms import form
+from lathe.data.augment import Augment, Draws, crop_and_flip, cutout, draw
+from lathe.data.checks import form, using
 from lathe.data.random import Rng
-from lathe.data.source import using
-from lathe.data.transforms.base import Transform
-from lathe.data.transforms.fields import Cutout, Field, RandomCrop, RandomFlip
+from lathe.data.seeded import watched
+from lathe.data.transforms import Cutout, Field, RandomCrop, RandomFlip, Transform
 from lathe.errors import ArgumentError, UserError
 
 KEY = "data.augment"
+IMAGES = 8  # of noise, on which a user's functions are tested
+NARROW = 20  # allowed shrinkage of the range of noise; a scale of 0 to 1 shrinks it more
+FAR = 255  # allowed excess over 0 to 255, for an unlimited contrast
+ALIKE = 1.0  # allowed difference of two calls, of 255: sums in varying order round differently
 
 
 @dataclass(frozen=True)
@@ -52,16 +55,15 @@ class Called:
         rng = Rng(batch.seed, batch.epoch, batch.samples, self.purpose, batch.fill)
         with using(self.transform, "called", self.key):
             given = self.transform(images, rng)
-        if not isinstance(given, Tensor) or given.shape != images.shape or given.dtype not in _taken(images):
+        fits = (
+            isinstance(given, Tensor) and given.shape == images.shape and given.dtype in (images.dtype, torch.float32)
+        )
+        if not fits:
             raise UserError(
                 f"{self.key}: {name_of(self.transform)} returned {form(given)}, expected {form(images)} as it was "
                 "given, or float32."
             )
         return given
-
-
-def _taken(images: Tensor) -> set[torch.dtype]:
-    return {images.dtype, torch.float32}
 
 
 @dataclass(frozen=True)
@@ -128,17 +130,16 @@ def check_folded(found: Recipe) -> None:
 
 def _check_fields(fields: Augment, channels: int, height: int, width: int) -> None:
     """Raise ArgumentError if the fields of `Augment` can't be used on images of this shape."""
-    same: dict[str, Field | None] = {"crop": RandomCrop(fields.crop, fields.crop_fill) if fields.crop else None}
-    same["cutout"] = Cutout(fields.cutout) if fields.cutout else None
-    told = []
-    for name, one in same.items():
+    crop = RandomCrop(fields.crop, fields.crop_fill) if fields.crop else None
+    messages = []
+    for name, item in (("crop", crop), ("cutout", Cutout(fields.cutout) if fields.cutout else None)):
         try:
-            if one is not None:
-                one.check(channels, height, width)
+            if item is not None:
+                item.check(channels, height, width)
         except ArgumentError as error:
-            told.append(f"augment.{name}={str(error).partition('=')[2]}")
-    if told:
-        raise ArgumentError(*told)
+            messages.append(f"augment.{name}={str(error).partition('=')[2]}")
+    if messages:
+        raise ArgumentError(*messages)
 
 
 def _of_list(items: list[Any], shape: tuple[int, int, int] | None) -> Recipe:
@@ -197,21 +198,72 @@ def _check(item: Field | Transform, key: str, *shape: int) -> None:
 
 
 def _check_item(item: Any, key: str) -> None:
-    if isinstance(item, Field):
-        return
-    way = "expected one of Lathe's transforms or a function of (images, rng)"
-    if isinstance(item, type) or not callable(item):
+    if isinstance(item, type) or not (callable(item) or isinstance(item, Field)):
         what = f"the class {item.__name__}, not made" if isinstance(item, type) else form(item)
-        raise ArgumentError(f"{key} is {what}: {way}.")
-    try:
-        inspect.signature(item).bind(None, None)
-    except TypeError as error:
-        raise ArgumentError(f"{key}: {name_of(item)} can't be called so ({error}): {way}.") from None
-    except ValueError:  # it has no signature
-        pass
+        raise ArgumentError(f"{key} is {what}: expected one of Lathe's transforms or a function of (images, rng).")
 
 
 def name_of(item: Any) -> str:
     """Return the name of a transform or function."""
     item = item.func if isinstance(item, partial) else item
     return item.__name__ if inspect.isroutine(item) else type(item).__name__
+
+
+def try_out(recipe: Recipe, shape: tuple[int, int, int], device: torch.device | None = None) -> None:
+    """Run `data.augment` on a few noise images, and check that user functions are reproducible.
+
+    The global generators are restored.
+
+    Raises:
+        UserError: a function fails, draws from other generators than its `rng`, returns NaN, another shape or scale, or
+            depends on other images of the batch.
+    """
+    if not recipe.own:
+        return
+    noise = torch.randint(0, 256, (IMAGES, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    noise = (noise * torch.linspace(0.3, 1, IMAGES)[:, None, None, None]).to(torch.uint8)  # of different brightness
+    draws = draw(recipe.fields, 0, 0, IMAGES, *shape[1:])
+    fill = torch.full(shape[:1], 128, dtype=torch.uint8)
+    images, place = noise.to(device), device or noise.device
+    whole = Picked(0, 0, torch.arange(IMAGES, device=place), draws.to(place), fill.to(place))
+    for step in recipe.steps:
+        given = images
+        images, moved = watched(partial(step, given.clone(), whole))
+        if isinstance(step, Called) and not vars(type(step.transform)).get("is_tested", False):
+            _judge(step, given, images, whole, moved)
+
+
+def _judge(step: Called, given: Tensor, first: Tensor, batch: Picked, moved: bool) -> None:
+    start = f"{step.key}: {name_of(step.transform)}"
+    if moved:
+        raise UserError(
+            f"{start} draws from random, numpy.random or torch, which no device and no continued run repeats: draw "
+            "from its second argument, rng."
+        )
+    (least, most), (low, high) = _range(given), _range(first)
+    if not (high - low >= (most - least) / NARROW and low >= -FAR and high <= 255 + FAR):  # also for NaN
+        raise UserError(
+            f"{start} returned numbers from {low:.3g} to {high:.3g} for images from {least:.3g} to {most:.3g}: "
+            "expected the scale that it was given, 0 to 255, which is normalised afterwards."
+        )
+    again = watched(partial(step, given.clone(), batch))[0]
+    if not _alike(first, again):
+        raise UserError(
+            f"{start} gives other images when it is called again with the same numbers: let it draw from its second "
+            "argument, rng, alone."
+        )
+    some = torch.tensor([IMAGES // 2, 1], device=given.device)
+    apart = Picked(batch.seed, batch.epoch, batch.samples[some], batch.draws[some], batch.fill)
+    if not _alike(first[some], watched(partial(step, given[some], apart))[0]):
+        raise UserError(
+            f"{start} does to an image what depends on the others of its batch, which other devices have: let each "
+            "image depend on itself and rng alone."
+        )
+
+
+def _range(images: Tensor) -> tuple[float, float]:
+    return float(images.min()), float(images.max())
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and bool(((one.float() - other.float()).abs() <= ALIKE).all())

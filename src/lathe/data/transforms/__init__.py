@@ -1,1 +1,0 @@
-"""Batched transforms of training images for `data.augment`, on the device, seeded per sample."""
