@@ -526,10 +526,8 @@ class Support(TypedDict):
     paths: LogPaths
 
 
-Suite = Literal[
-    *("scaling", "memory", "overhead", "gpu", "parallel", "precision", "compile"),
-    *("inference", "loaders", "trainer", "int8", "cli"),
-]
+Training = Literal["scaling", "memory", "overhead", "gpu", "parallel", "precision", "compile"]
+Suite = Literal[Training, "inference", "loaders", "trainer", "int8", "cli"]
 Benchmark = TypedDict(  # `assert` is a keyword
     "Benchmark",
     {

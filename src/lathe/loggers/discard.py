@@ -32,4 +32,4 @@ class Discard(DummyLogger):
 
     def __init__(self) -> None:
         super().__init__()
-        self._experiment = Discarded("This command has no logger")
+        self._experiment = Discarded("This command has no logger")  # type: ignore[assignment]
