@@ -298,7 +298,10 @@ class EnginePrecision(DeepSpeedPrecision):
             "initial_scale_power": round(math.log2(self._init_scale)),
             "loss_scale_window": self._growth_interval,
         }
-        sections = {"bf16-mixed": {"torch_autocast": autocast}, "bf16-true": {"bf16": {"enabled": True}}}
+        sections: dict[str, dict[str, Any]] = {
+            "bf16-mixed": {"torch_autocast": autocast},
+            "bf16-true": {"bf16": {"enabled": True}},
+        }
         return {**sections, "16-mixed": {"fp16": fp16}}.get(self.precision, {})
 
 

@@ -5,7 +5,7 @@ groups), so that a run can resume under any other strategy.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch.plugins import Precision
@@ -110,12 +110,11 @@ def install_clipping(plugin: Precision, stages: ProcessGroup | None = None, else
         stages: the ranks that each hold a stage of the net, over which the norm is taken as well.
         elsewhere: parameters that another stage counts in the norm.
     """
-    plugin.clip_grad_by_norm = lambda optimizer, clip_val: clip_by_norm(  # type: ignore[method-assign]
+    own: Any = plugin
+    own.clip_grad_by_norm = lambda optimizer, clip_val: clip_by_norm(
         _parameters(optimizer), float(clip_val), stages, elsewhere
     )
-    plugin.clip_grad_by_value = lambda optimizer, clip_val: clip_by_value(  # type: ignore[method-assign]
-        _parameters(optimizer), float(clip_val)
-    )
+    own.clip_grad_by_value = lambda optimizer, clip_val: clip_by_value(_parameters(optimizer), float(clip_val))
     scaler = getattr(plugin, "scaler", None)
     if scaler is not None:
         scaler._unscale_grads_ = _unscale
@@ -212,7 +211,7 @@ class MixedMeshes:
     `foreach` is disabled then, and is as before in checkpoints, for other strategies.
     """
 
-    name: str
+    name: ClassVar[str]
     optimizers: list[Optimizer]
     _mixed = False
 

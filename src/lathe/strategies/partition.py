@@ -25,7 +25,7 @@ def chain_of(net: nn.Module, strategy: str) -> list[nn.Module]:
     missing = [part for part in ("blocks", "enter", "leave") if not hasattr(net, part)]
     if missing or not blocks or len(block_names(net)) < len(blocks):
         problem = f"has no `{(missing or ['blocks'])[0]}`"
-    elif hasattr(net, "is_its_parts") and not net.is_its_parts():
+    elif not getattr(net, "is_its_parts", lambda: True)():
         problem = "does more than run them one after the other"
     if problem:
         raise UserError(
@@ -242,15 +242,15 @@ class Partition:
             }
             for state in checkpoint.get("optimizer_states", [])
         ]
-        rank, options = dist.get_rank(), {"device": device} if dist.get_backend() == "nccl" else {}
+        where = device if dist.get_backend() == "nccl" else None
         if not send:
             return
-        if rank != ranks[0]:
-            dist.send_object_list([mine, states], dst=ranks[0], **options)
+        if dist.get_rank() != ranks[0]:
+            dist.send_object_list([mine, states], dst=ranks[0], device=where)
             return
         for source in ranks[1:]:
             box: list[Any] = [None, None]
-            dist.recv_object_list(box, src=source, **options)
+            dist.recv_object_list(box, src=source, device=where)
             for path, table in box[0].items():
                 mine.setdefault(path, {}).update(table)
             for state, other in zip(states, box[1], strict=True):

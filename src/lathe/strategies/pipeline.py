@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -45,7 +45,7 @@ class Pipeline(DDPStrategy):
     """
 
     reshapes = True
-    name = "pipeline"
+    name: ClassVar[str] = "pipeline"
 
     @validated
     def __init__(
