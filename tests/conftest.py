@@ -90,7 +90,7 @@ LONGEST = (
     "laws/test_law7_mistakes.py",
     "receipt/test_receipt.py",
     "test_repository.py",
-    "strategies/test_deepspeed_runs.py",
+    "strategies/test_deepspeed.py",
     "verbs/report/test_page_in_browser.py",
     "strategies/test_whole_step.py",
     "strategies/test_compilation.py",

@@ -23,7 +23,7 @@ from lathe.runs.inference import open_run_net
 from lathe.runs.rundir import RunDir
 from lathe.strategies import Pipeline
 from lathe.strategies.fsdp import FSDP, units
-from lathe.strategies.pipeline.cut import chain_of
+from lathe.strategies.partition import chain_of
 from lathe.training.train import train
 from lathe.verbs.evaluate import evaluate
 from lathe.verbs.export import ship

@@ -8,7 +8,7 @@ from support.ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from lathe.strategies.clipping import clip_by_norm, clip_by_value, global_norm, install_clipping
+from lathe.strategies.dtensors import clip_by_norm, clip_by_value, global_norm, install_clipping
 
 SHAPES = ((3, 4), (5,), (4, 6), (1,), (7,))  # odd sizes: a rank may hold less than the other, or nothing
 

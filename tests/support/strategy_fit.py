@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from lathe.callbacks import AtomicCheckpointIO
 from lathe.nets import GPT, MLP, CifarResNet, DeepMLP, ViT, timm_net
 from lathe.strategies import SyncBatchNorm
-from lathe.strategies.full_state import held_by
+from lathe.strategies.dtensors import local
 from lathe.tasks import ClassificationTask, LanguageModellingTask, Task
 from lathe.trainer import Trainer
 from support.quiet import quiet_trainer
@@ -63,6 +63,13 @@ class Losses(Callback):
         self.losses.append(float(outputs["loss"]))
         if trainer.global_step == 1 and not self.held:
             self.held = held_by(pl_module.get_submodule("net"), trainer.optimizers[0])
+
+
+def held_by(module: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of parameters, buffers and optimizer state on this rank; repeated tensors count once."""
+    tensors = [*module.parameters(), *module.buffers()]
+    tensors += [value for entry in optimizer.state.values() for value in entry.values() if torch.is_tensor(value)]
+    return sum(t.numel() * t.element_size() for t in {id(t): local(t) for t in tensors}.values())
 
 
 def task_of(name: str, optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw) -> Task:

@@ -22,7 +22,7 @@ from lathe.data.foreign import share
 from lathe.strategies import DDP
 from lathe.tasks import ClassificationTask
 from lathe.trainer import Trainer
-from lathe.trainer.optimizer_step import HOOKS
+from lathe.trainer.multi_step import HOOKS
 
 CASES, BATCHES = 40, 12
 

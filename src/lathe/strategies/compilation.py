@@ -47,37 +47,25 @@ def compile_net(
     if not enabled:
         return
     arguments = compiler_arguments(net, mode, dynamic, fullgraph, backend, options, device_type)
-    if mode != "default" and backend != "inductor":
-        raise ArgumentError(f"mode={mode} is inductor's: use mode=default with backend={backend}.")
     if mode == "reduce-overhead" and device_type == "cpu":
         warnings.warn(
             "compile=reduce-overhead means CUDA graphs, which a CPU does not have: it acts as compile=default.",
             stacklevel=2,
         )
-    regions = _regions(net, regional)
-    if not regions:
+    regions = blocks_of(net) if regional else []
+    if regional is True and not regions:
         raise ArgumentError(
             f"regional=true compiles a net's repeated blocks, but {type(net).__name__} names no `blocks`: use false."
         )
-    for region in regions:
+    if regional == "auto":
+        # blocks of equal repr and weight shapes can share one compiled function
+        kinds = {(repr(block), *(tuple(parameter.shape) for parameter in block.parameters())) for block in regions}
+        if len(regions) < REPEATED or len(kinds) > KINDS:
+            regions = []
+        else:
+            log.info("compile.regional=auto: %d blocks of %d kinds, each compiled by itself", len(regions), len(kinds))
+    for region in regions or [net]:
         region.compile(**arguments)
-
-
-def _regions(net: nn.Module, regional: bool | Literal["auto"]) -> list[nn.Module]:
-    """Return the modules that are compiled separately."""
-    blocks = blocks_of(net) if regional else []
-    if regional is True:
-        return blocks
-    kinds = {_kind(block) for block in blocks}
-    if len(blocks) < REPEATED or len(kinds) > KINDS:
-        return [net]
-    log.info("compile.regional=auto: %d blocks of %d kinds, each compiled by itself", len(blocks), len(kinds))
-    return blocks
-
-
-def _kind(block: nn.Module) -> tuple[Any, ...]:
-    """Return a block's repr and weight shapes, equal for blocks that can share one compiled function."""
-    return (repr(block), *(tuple(parameter.shape) for parameter in block.parameters()))
 
 
 def compiler_arguments(
@@ -95,20 +83,17 @@ def compiler_arguments(
     2.13). Inductor's choice of channels_last is turned off for nets with `unsafe_convolutions`.
     """
     arguments: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph, "backend": backend}
-    safe: dict[str, Any] = {}
-    if device_type == "cpu" and backend == "inductor" and unsafe_convolutions(net):
-        safe = {"layout_optimization": False}
-    if not options:
-        mode = WITHOUT_GRAPHS.get(mode, mode) if device_type == "cpu" else mode
-        if safe:  # torch takes options or a mode
-            return {**arguments, "options": {**torch._inductor.list_mode_options(mode), **safe}}
-        return {**arguments, "mode": mode}
-    if backend != "inductor":
-        raise ArgumentError(f"options are inductor's: leave them out with backend={backend}.")
-    if mode != "default":
-        raise ArgumentError(f"options stand in the place of those of mode={mode}: use mode=default, or leave them out.")
-    known = torch._inductor.list_options()
-    for name in options:
+    if backend != "inductor" and (mode != "default" or options):
+        raise ArgumentError(f"mode and options are inductor's: leave them out with backend={backend}.")
+    if mode != "default" and options:
+        raise ArgumentError(f"options replace those of mode={mode}: use mode=default, or leave them out.")
+    known = torch._inductor.list_options() if options else []
+    for name in options or ():
         if name not in known:
             raise ArgumentError(f"options.{name}: inductor has no such option; {did_you_mean(name, known)}")
-    return {**arguments, "options": {**safe, **options}}
+    if device_type == "cpu":
+        mode = WITHOUT_GRAPHS.get(mode, mode)
+        if backend == "inductor" and unsafe_convolutions(net):  # torch takes options or a mode
+            own = options or torch._inductor.list_mode_options(mode)
+            return {**arguments, "options": {"layout_optimization": False, **own}}
+    return {**arguments, "options": dict(options)} if options else {**arguments, "mode": mode}

@@ -1,5 +1,6 @@
 """Fully sharded data parallelism with torch's `fully_shard` (FSDP2; Zhao et al. 2023, arXiv:2304.11277)."""
 
+from collections import Counter
 from typing import Any, Literal
 
 import torch
@@ -51,10 +52,7 @@ class FSDP(ShardedStrategy):
 
     def make_mesh(self) -> DeviceMesh:
         if self.world_size % self.replicas:
-            raise UserError(
-                f"strategy.replicas={self.replicas} does not divide the {self.world_size} processes: take a number "
-                "that does."
-            )
+            raise UserError(f"strategy.replicas={self.replicas} does not divide the {self.world_size} processes.")
         kind = self.root_device.type
         if self.replicas == 1:
             return init_device_mesh(kind, (self.world_size,), mesh_dim_names=("data_parallel",))
@@ -65,7 +63,7 @@ class FSDP(ShardedStrategy):
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
         return {"num_replicas": self.world_size, "rank": self.global_rank}
 
-    def spread(self, task: LightningModule, net: nn.Module) -> None:
+    def apply_sharding(self, task: LightningModule, net: nn.Module) -> None:
         if self.world_size == 1 and not self.cpu_offload and not self._save_distributed_checkpoint:
             if not self._alone:  # a test shards once more
                 rank_zero_warn("strategy=fsdp shares the net out among processes, and there is one: it stays whole.")
@@ -79,16 +77,12 @@ class FSDP(ShardedStrategy):
             precision=str(self.precision_plugin.precision),
             min_params=self.min_params,
             reshard_after_forward=self.reshard_after_forward,
-            offload=offload_policy(self.cpu_offload, self.root_device),
+            offload=CPUOffloadPolicy(self.root_device.type == "cuda") if self.cpu_offload else OffloadPolicy(),
         )
 
     def model_to_device(self) -> None:
         if not self.cpu_offload:  # fully_shard has already moved the buffers
             super().model_to_device()
-
-
-def offload_policy(enabled: bool, device: torch.device) -> OffloadPolicy:
-    return CPUOffloadPolicy(pin_memory=device.type == "cuda") if enabled else OffloadPolicy()
 
 
 def shard_net(
@@ -107,29 +101,19 @@ def shard_net(
     statistics.
     """
     options: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
-    policy = mixed_precision(precision)
+    narrow = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
+    policy = MixedPrecisionPolicy()
+    if narrow is not None:
+        policy = MixedPrecisionPolicy(param_dtype=narrow, reduce_dtype=torch.float32)
     for unit in [*units(net, min_params), net]:
-        resharded = (
-            reshard_after_forward if unit is not net else None
-        )  # null: torch keeps the root gathered, which backward needs first
-        if policy is not None:
-            norms: list[nn.Module] = [
-                module for module in unit.modules() if isinstance(module, _BatchNorm) and _unsharded(module)
-            ]
-            if norms:
-                keep = MixedPrecisionPolicy(cast_forward_inputs=False)
-                fully_shard(
-                    norms, mp_policy=keep, reshard_after_forward=resharded, **options
-                )  # one group, gathered at once
-        fully_shard(unit, mp_policy=policy or MixedPrecisionPolicy(), reshard_after_forward=resharded, **options)
-
-
-def mixed_precision(precision: str) -> MixedPrecisionPolicy | None:
-    """Return the casts of `fully_shard` for a precision of Lightning's; None for no casts."""
-    kinds = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-    if precision not in kinds:
-        return None
-    return MixedPrecisionPolicy(param_dtype=kinds[precision], reduce_dtype=torch.float32)
+        # null: torch keeps the root gathered, which backward needs first
+        options["reshard_after_forward"] = reshard_after_forward if unit is not net else None
+        norms: list[nn.Module] = [
+            module for module in unit.modules() if isinstance(module, _BatchNorm) and _unsharded(module)
+        ]
+        if narrow is not None and norms:  # one group, gathered at once
+            fully_shard(norms, mp_policy=MixedPrecisionPolicy(cast_forward_inputs=False), **options)
+        fully_shard(unit, mp_policy=policy, **options)
 
 
 def units(net: nn.Module, min_params: int) -> list[nn.Module]:
@@ -147,21 +131,16 @@ def _collect(module: nn.Module, min_params: int, shared: set[nn.Parameter], foun
     loose = sum(parameter.numel() for parameter in module.parameters(recurse=False) if parameter not in shared)
     loose += sum(_collect(child, min_params, shared, found) for child in module.children())
     whole = not any(parameter in shared for parameter in module.parameters())
-    if (
-        loose < min_params or not whole or isinstance(module, nn.ModuleList | nn.ModuleDict)
-    ):  # containers have no forward
+    container = isinstance(module, nn.ModuleList | nn.ModuleDict)  # which has no forward
+    if loose < min_params or not whole or container:
         return loose
     found.append(module)
     return 0
 
 
 def _shared(net: nn.Module) -> set[nn.Parameter]:
-    seen: set[nn.Parameter] = set()
-    twice: set[nn.Parameter] = set()
-    for module in net.modules():
-        for parameter in module.parameters(recurse=False):
-            (twice if parameter in seen else seen).add(parameter)
-    return twice
+    uses = Counter(parameter for module in net.modules() for parameter in module.parameters(recurse=False))
+    return {parameter for parameter, count in uses.items() if count > 1}
 
 
 def _unsharded(module: nn.Module) -> bool:

@@ -1,7 +1,7 @@
 """Places a net's blocks on several devices of one process, which work one at a time."""
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Annotated, Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from lathe.config.types import Count, SomeNames
 from lathe.config.validation import validated
-from lathe.errors import UserError, require
+from lathe.errors import require
 from lathe.nets import blocks_of
 
 
@@ -37,26 +37,17 @@ class ModelSplit(SingleDeviceStrategy):
         devices: SomeNames | None = None,
         split: Annotated[Sequence[Count], Field(min_length=1)] | None = None,
     ) -> None:
-        names = (
-            [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-            if devices is None
-            else [str(name) for name in devices]
+        names = devices or [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+        require(
+            len(names) >= 2,
+            f"strategy.devices=[{','.join(map(str, names))}] leaves nothing to split. Name two devices such as "
+            "[cpu:0,cpu:0], or use strategy=auto.",
         )
-        nothing = "strategy.devices=null takes every GPU of this machine and none is visible"
-        require(bool(names), f"{nothing}: name devices, such as strategy.devices=[cpu:0,cpu:0], or use strategy=auto.")
-        shown = f"strategy.devices=[{','.join(names)}]"
-        require(len(names) >= 2, f"{shown} leaves nothing to split: name at least two devices, or use strategy=auto.")
-        self.devices = [_device(name, shown) for name in names]
-        self.split = None if split is None else [int(count) for count in split]
-        if self.split is not None:
-            fits = len(self.split) == len(names)
-            require(fits, f"{self._said}: give the number of blocks, from 1, for each of the {len(names)} devices.")
+        found = [torch.device(str(name)) for name in names]
+        self.devices = [torch.device("cpu") if device.type == "cpu" else device for device in found]
+        self.split = split
         super().__init__(device=self.devices[0])
         self._hooks: list[Any] = []
-
-    @property
-    def _said(self) -> str:
-        return f"strategy.split=[{','.join(map(str, self.split or []))}]"
 
     def shard(self, task: Any) -> None:
         """Plan the placement of blocks; `model_to_device` moves them."""
@@ -65,26 +56,21 @@ class ModelSplit(SingleDeviceStrategy):
     def _plan(self, net: nn.Module) -> list[list[nn.Module]]:
         blocks, name = blocks_of(net), type(net).__name__
         require(
-            bool(blocks),
-            f"strategy=model_split places a net's repeated blocks, and {name} names no `blocks`: use strategy=auto "
-            "or ddp.",
-        )
-        require(
             len(blocks) >= len(self.devices),
-            f"strategy.devices names {len(self.devices)} devices, and {name} has {len(blocks)} "
-            f"blocks: name at most {len(blocks)}, or take a deeper net.",
+            f"strategy=model_split places a net's repeated blocks, and {name} has {len(blocks)} `blocks` for "
+            f"{len(self.devices)} devices. Use strategy=auto or a deeper net.",
         )
-        if self.split is not None:
-            placed = sum(self.split)
-            require(
-                placed == len(blocks),
-                f"{self._said} places {placed} blocks, and {name} has {len(blocks)}: make the sum {len(blocks)}.",
-            )
-            edges = [sum(self.split[:index]) for index in range(len(self.split) + 1)]
-        else:
+        if self.split is None:
             sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
-            whole = sum(p.numel() for p in net.parameters())
-            edges = balance(sizes, len(self.devices), max(0, whole - sum(sizes)))
+            rest = sum(p.numel() for p in net.parameters()) - sum(sizes)
+            edges = balance(sizes, len(self.devices), max(0, rest))
+        else:
+            edges = [0, *accumulate(self.split)]
+            require(
+                len(self.split) == len(self.devices) and edges[-1] == len(blocks),
+                f"strategy.split={list(self.split)} does not place the {len(blocks)} blocks of {name} on "
+                f"{len(self.devices)} devices.",
+            )
         return [blocks[start:end] for start, end in pairwise(edges)]
 
     def model_to_device(self) -> None:
@@ -97,7 +83,7 @@ class ModelSplit(SingleDeviceStrategy):
             for block in part:
                 block.to(device)
         away = {id(t) for part in parts[1:] for block in part for t in [*block.parameters(), *block.buffers()]}
-        _move_rest(self.model, away, self.devices[0])
+        self.model._apply(lambda tensor: tensor if id(tensor) in away else tensor.to(self.devices[0]))
         for part, device in zip(parts, self.devices, strict=True):
             for block in part:
                 self._hooks.append(block.register_forward_pre_hook(_mover(device), with_kwargs=True))
@@ -139,25 +125,9 @@ def balance(sizes: list[int], parts: int, extra: int = 0) -> list[int]:
     return best[n][1]
 
 
-def _device(name: str, shown: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"{shown}: {name} is no device; write them as cuda:0 or cpu:0.") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"{shown}: {name} is not among the {torch.cuda.device_count()} GPUs of this machine; name others."
-        )
-    return torch.device("cpu") if device.type == "cpu" else device
-
-
 def _moved(value: Any, device: torch.device) -> Any:
     return tree_map_only(torch.Tensor, lambda t: t.to(device, non_blocking=True), value)
 
 
 def _mover(device: torch.device) -> Any:
     return lambda module, args, kwargs: (_moved(args, device), _moved(kwargs, device))
-
-
-def _move_rest(model: nn.Module, away: set[int], device: torch.device) -> None:
-    model._apply(lambda t: t if id(t) in away else t.to(device))

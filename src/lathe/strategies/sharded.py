@@ -12,13 +12,16 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lathe.errors import UserError
 from lathe.strategies import sharded_files
-from lathe.strategies.clipping import install_clipping
-from lathe.strategies.full_state import full_tree, load_full_optimizer_state, load_full_state_dict
+from lathe.strategies.dtensors import (
+    full_tree,
+    install_clipping,
+    load_full_optimizer_state,
+    load_full_state_dict,
+)
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -35,7 +38,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def __init__(self, checkpoint: str = "full") -> None:
         super().__init__(save_distributed_checkpoint=checkpoint == "sharded")
-        self._spread_net: Any = None
+        self._sharded_net: Any = None
 
     # -- the mesh and the net on it, which subclasses define
 
@@ -43,23 +46,16 @@ class ShardedStrategy(ModelParallelStrategy):
         """Return the mesh of all ranks; the process group exists when this is called."""
         raise NotImplementedError
 
-    def spread(self, task: LightningModule, net: nn.Module) -> None:
+    def apply_sharding(self, task: LightningModule, net: nn.Module) -> None:
         """Shard the plain net over the mesh, in place."""
         raise NotImplementedError
 
     def shard(self, task: LightningModule) -> None:
         """Shard `task.net`, which is plain and equal on every rank; a second call does nothing."""
-        net = task.net
-        assert isinstance(net, nn.Module)
-        if net is self._spread_net:
-            return
-        if any(isinstance(parameter, DTensor) for parameter in net.parameters()):
-            raise UserError(
-                f"strategy={self.name} is given a net that is spread over devices already: build it afresh."
-            )
-        self.precision_plugin.convert_module(task)
-        self.spread(task, net)
-        self._spread_net = task.net
+        if task.net is not self._sharded_net:
+            self.precision_plugin.convert_module(task)
+            self.apply_sharding(task, task.get_submodule("net"))
+            self._sharded_net = task.net
 
     @property
     def process_group_backend(self) -> str | None:
@@ -89,14 +85,23 @@ class ShardedStrategy(ModelParallelStrategy):
         self.shard(task)
         self.model = task
         self.model_to_device()
-        _evaluate_without_inference_mode(trainer)
+        evaluations = (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop)
+        for loop in (*evaluations, trainer.predict_loop):
+            loop.inference_mode = False  # its tensors lack the version counters that fully_shard needs
         self.barrier()
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
-            for optimizer in self.optimizers:
-                _check_fused(optimizer)
         self.setup_precision_plugin()
         install_clipping(self.precision_plugin)
+
+    def setup_optimizers(self, trainer: Trainer) -> None:
+        super().setup_optimizers(trainer)
+        for optimizer in self.optimizers:
+            if optimizer.defaults.get("fused") and not isinstance(optimizer, torch.optim.Adam):
+                raise UserError(
+                    f"optimizer.fused=true: the fused step of {type(optimizer).__name__} takes no sharded parameters. "
+                    "Use optimizer.fused=null."
+                )
 
     # -- checkpoints
 
@@ -136,7 +141,7 @@ class ShardedStrategy(ModelParallelStrategy):
                 check(state, path)
             return state
         assert self.lightning_module is not None
-        return sharded_files.load_spread(path, self.lightning_module.state_dict(), self.optimizers, prefix="net.")
+        return sharded_files.load_shards(path, self.lightning_module.state_dict(), self.optimizers, prefix="net.")
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         assert self.lightning_module is not None
@@ -145,25 +150,6 @@ class ShardedStrategy(ModelParallelStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             load_full_optimizer_state(optimizer, state)
-
-
-def _evaluate_without_inference_mode(trainer: Trainer) -> None:
-    """Evaluate without inference mode, whose tensors lack the version counters that fully_shard needs."""
-    for loop in (
-        trainer.fit_loop.epoch_loop.val_loop,
-        trainer.validate_loop,
-        trainer.test_loop,
-        trainer.predict_loop,
-    ):
-        loop.inference_mode = False
-
-
-def _check_fused(optimizer: Optimizer) -> None:
-    if optimizer.defaults.get("fused") and not isinstance(optimizer, torch.optim.Adam):
-        raise UserError(
-            f"optimizer.fused=true: the fused step of {type(optimizer).__name__} takes no sharded parameters: set "
-            "optimizer.fused=null."
-        )
 
 
 def _end_group() -> None:

@@ -3,17 +3,16 @@
 `last.ckpt` is a relative link to the folder `.last.ckpt.<n>` next to it. A new checkpoint is written into a new folder,
 then the link is replaced and the old folder removed. At any interruption, the link leads to a complete checkpoint.
 
-In the folder, `meta.pt` holds the checkpoint with None for each sharded tensor, and the path of keys to each of them.
-torch's files hold the shards. Reading runs no code from the files.
+In the folder, `meta.pt` holds the checkpoint with None for each sharded tensor, and where each of these is in torch's
+files, as plain data. torch's own table of contents is a pickle, which could run code: it is not read.
 """
 
 import os
-import pickle  # used through a class that resolves only the names of torch's own records
+import pickle
 import secrets
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -21,29 +20,22 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter, _StorageInfo
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+from torch.utils._pytree import MappingKey, tree_map_with_path
 
 from lathe.errors import UserError
 from lathe.files import uninterrupted, whole
-from lathe.strategies.full_state import map_spread, parameters_by_id
+from lathe.strategies.dtensors import parameters_by_id
 
 META = "meta.pt"
-_RECORDS = {
-    "torch.distributed.checkpoint.metadata": (
-        "ChunkStorageMetadata",
-        "Metadata",
-        "MetadataIndex",
-        "StorageMeta",
-        "TensorProperties",
-        "TensorStorageMetadata",
-        "_MEM_FORMAT_ENCODING",
-    ),
-    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
-    "torch.serialization": ("_get_layout",),
-    "torch": ("Size", *(name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype))),
-}
 
 
 def is_sharded(path: Path) -> bool:
@@ -53,14 +45,18 @@ def is_sharded(path: Path) -> bool:
 
 def save(checkpoint: dict[str, Any], path: Path) -> None:
     """Write `checkpoint`, with its sharded tensors, as `path`. Collective: every rank passes the same tree."""
-    spread: dict[str, Tensor] = {}
-    paths: dict[str, list[Any]] = {}
+    shards: dict[str, Tensor] = {}
+    keys: dict[str, list[Any]] = {}
 
-    def put_aside(leaf: DTensor, keys: tuple[Any, ...]) -> None:
-        name = "/".join(map(str, keys))
-        spread[name], paths[name] = leaf.detach(), list(keys)
+    def put_aside(place: Any, leaf: Any) -> Any:
+        if not isinstance(leaf, DTensor):
+            return leaf
+        way = [key.key if isinstance(key, MappingKey) else key.idx for key in place]
+        name = "/".join(map(str, way))
+        shards[name], keys[name] = leaf.detach(), way
+        return None
 
-    rest = map_spread(checkpoint, put_aside)
+    rest = tree_map_with_path(put_aside, checkpoint)
     several = torch.distributed.get_world_size() > 1
     writes = torch.distributed.get_rank() == 0
     version = [f".{path.name}.{secrets.token_hex(4)}"]
@@ -70,10 +66,11 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
     if writes:
         path.parent.mkdir(parents=True, exist_ok=True)
         sweep(path)
-    dcp.save(dict(spread), storage_writer=FileSystemWriter(str(folder)))  # returns once every rank has written
+    metadata = dcp.save(dict(shards), storage_writer=FileSystemWriter(str(folder)))  # once every rank has written
     if writes:
+        table = {name: {"keys": way, **_plain_record(metadata, name)} for name, way in keys.items()}
         with uninterrupted(), whole(folder / META) as temporary, open(temporary, "wb") as file:
-            torch.save({"checkpoint": rest, "spread": paths}, file)
+            torch.save({"checkpoint": rest, "shards": table}, file)
         with whole(path, replace_folder=True) as link:  # also if `path` is a folder, copied by following the link
             link.symlink_to(folder.name, target_is_directory=True)
         sweep(path)
@@ -95,13 +92,10 @@ def read(path: Path, key: str = "checkpoint") -> dict[str, Any]:
     Raises:
         UserError: the folder is incomplete, of another kind, or holds more than plain data.
     """
-    meta, metadata = _open(path, key)
-    tensors = {name: _empty(metadata, name) for name in meta["spread"]}
-    _load(path, tensors, metadata, key)
-    return _put_back(meta, tensors)
+    return _load(path, key, lambda keys: None)
 
 
-def load_spread(
+def load_shards(
     path: Path,
     module_state: Mapping[str, Tensor],
     optimizers: Sequence[Optimizer],
@@ -112,106 +106,78 @@ def load_spread(
 
     `module_state` has the checkpoint's names after `prefix`. Without optimizers, their states are omitted.
     """
-    meta, metadata = _open(path, key)
     parameters = [parameters_by_id(optimizer) for optimizer in optimizers]
-    tensors: dict[str, Tensor] = {}
-    for name, keys in meta["spread"].items():
-        counterpart = module_state.get(f"{prefix}{keys[-1]}")
-        if keys[0] == "optimizer_states":
-            if not optimizers:
-                continue
-            counterpart = parameters[keys[1]].get(keys[3])
-        whole = _empty(metadata, name)
-        if not isinstance(counterpart, DTensor) or counterpart.shape != whole.shape:
-            tensors[name] = torch.empty_like(whole, device="cpu")
-        else:
-            tensors[name] = torch.empty_like(counterpart.detach(), dtype=whole.dtype)
-    _load(path, tensors, metadata, key)
-    return _put_back(meta, tensors)
+
+    def counterpart(keys: list[Any]) -> Tensor | None:
+        of_optimizer = keys[0] == "optimizer_states" and parameters
+        return parameters[keys[1]].get(keys[3]) if of_optimizer else module_state.get(f"{prefix}{keys[-1]}")
+
+    return _load(path, key, counterpart, leave_out=() if optimizers else ("optimizer_states",))
 
 
-def _put_back(meta: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    checkpoint: dict[str, Any] = meta["checkpoint"]
-    for name, tensor in tensors.items():
-        *way, last = meta["spread"][name]
-        place: Any = checkpoint
-        for step in way:
-            place = place[step]
-        place[last] = tensor
-    return checkpoint
-
-
-def _empty(metadata: Metadata, name: str) -> Tensor:
-    record = metadata.state_dict_metadata[name]
-    assert isinstance(record, TensorStorageMetadata)
-    return torch.empty(record.size, dtype=record.properties.dtype, device="meta")
-
-
-def _open(path: Path, key: str) -> tuple[dict[str, Any], Metadata]:
+def _load(path: Path, key: str, counterpart: Any, leave_out: Sequence[str] = ()) -> dict[str, Any]:
+    """Read the folder; each tensor is sharded as its counterpart, if that is sharded and of the same shape."""
     try:
         meta = torch.load(path / META, map_location="cpu", weights_only=True)
-        metadata = read_metadata(path)
-        if set(meta["spread"]) - set(metadata.state_dict_metadata) or not isinstance(meta["checkpoint"], dict):
-            raise KeyError("spread")
+        checkpoint: dict[str, Any] = meta["checkpoint"]
+        table = {name: record for name, record in meta["shards"].items() if record["keys"][0] not in leave_out}
+        tensors: dict[str, Tensor] = {}
+        for name, record in table.items():
+            like, size = counterpart(record["keys"]), torch.Size(record["size"])
+            if isinstance(like, DTensor) and like.shape == size:
+                tensors[name] = torch.empty_like(like.detach(), dtype=record["dtype"])
+            else:
+                tensors[name] = torch.empty(size, dtype=record["dtype"])
+        metadata = _metadata(table)
+        if tensors:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # expected with no_dist
+                dcp.load(dict(tensors), storage_reader=_Reader(path, metadata), no_dist=True)
+        for name, tensor in tensors.items():
+            *way, last = table[name]["keys"]
+            place: Any = checkpoint
+            for step in way:
+                place = place[step]
+            place[last] = tensor
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{key}={path} is not a checkpoint of plain tensors, so it is not opened: loading it could run code."
         ) from error
-    except Exception as error:  # a torn or hostile file can fail in nearly any way
+    except (Exception, dcp.CheckpointException) as error:  # a torn or hostile file can fail in nearly any way
         raise UserError(
             f"{key}={path} can't be read as a sharded checkpoint: it is cut off or of another kind; take another."
         ) from error
-    return meta, metadata
+    return checkpoint
 
 
-def _text(*parts: str) -> str:
-    return "/".join(map(str, parts))
+def _plain_record(metadata: Metadata, name: str) -> dict[str, Any]:
+    """Return torch's record of a tensor as plain data; a chunk is its offsets and sizes, and its place in a file."""
+    record: Any = metadata.state_dict_metadata[name]
+    chunks = []
+    for index, chunk in enumerate(record.chunks):
+        info = metadata.storage_data[MetadataIndex(name, chunk.offsets, index)]
+        chunks.append([list(chunk.offsets), list(chunk.sizes), info.relative_path, info.offset, info.length])
+    return {"size": list(record.size), "dtype": record.properties.dtype, "chunks": chunks}
 
 
-def _member(kind: Any, name: str) -> Any:
-    if not isinstance(kind, type) or not issubclass(kind, Enum) or name not in kind.__members__:
-        raise pickle.UnpicklingError("it names builtins.getattr")
-    return kind[name]
-
-
-class _RecordUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("builtins", "getattr"):
-            return _member  # as Python 3.11.2 pickles the members of an enumeration
-        if module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath"):
-            return _text  # the path where the folder was written, which is unused
-        if name not in _RECORDS.get(module, ()):
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
-        return super().find_class(module, name)
-
-
-def read_metadata(path: Path) -> Metadata:
-    """Read the metadata of torch's files, which is a pickle, without running anything that it names.
-
-    Raises:
-        pickle.UnpicklingError: it holds more than torch's records, or points out of its folder.
-    """
-    with open(path / ".metadata", "rb") as file:
-        try:
-            metadata = _RecordUnpickler(file).load()
-        except pickle.UnpicklingError:
-            raise
-        except Exception as error:  # a damaged pickle can fail in any way
-            raise EOFError(str(error)) from error
-    if not isinstance(metadata, Metadata):
-        raise pickle.UnpicklingError("it is no table of contents")
-    for info in (metadata.storage_data or {}).values():
-        if not isinstance(info, _StorageInfo) or Path(info.relative_path).name != info.relative_path:
-            raise pickle.UnpicklingError("it points out of its folder")
-        if info.transform_descriptors:
-            raise pickle.UnpicklingError("it asks for code of its own")
-    if not all(isinstance(record, TensorStorageMetadata) for record in metadata.state_dict_metadata.values()):
-        raise pickle.UnpicklingError("it holds more than tensors")
-    return metadata
+def _metadata(table: Mapping[str, Any]) -> Metadata:
+    """Return torch's records of plain ones."""
+    records: dict[str, Any] = {}
+    storage: dict[MetadataIndex, _StorageInfo] = {}
+    for name, record in table.items():
+        chunks = []
+        for index, (offsets, sizes, file, start, length) in enumerate(record["chunks"]):
+            if Path(file).name != file:
+                raise pickle.UnpicklingError(f"{file} is not in the folder")
+            chunks.append(ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes)))
+            storage[MetadataIndex(name, offsets, index)] = _StorageInfo(file, start, length)
+        properties = TensorProperties(record["dtype"])
+        records[name] = TensorStorageMetadata(properties, torch.Size(record["size"]), chunks)
+    return Metadata(records, storage_data=storage)
 
 
 class _Reader(FileSystemReader):
-    """torch's reader with metadata that has already been read."""
+    """torch's reader with a table of contents that has already been read."""
 
     def __init__(self, path: Path, metadata: Metadata) -> None:
         super().__init__(str(path))
@@ -219,27 +185,3 @@ class _Reader(FileSystemReader):
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         return self._metadata
-
-
-def _load(path: Path, tensors: dict[str, Tensor], metadata: Metadata, key: str) -> None:
-    if not tensors:
-        return
-    for name, tensor in tensors.items():
-        if tensor.is_meta:
-            tensors[name] = torch.empty_like(tensor, device="cpu")
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # expected with no_dist
-            dcp.load(dict(tensors), storage_reader=_Reader(path, metadata), no_dist=True)
-    except (
-        RuntimeError,
-        EOFError,
-        ValueError,
-        OSError,
-        KeyError,
-        pickle.UnpicklingError,
-        dcp.CheckpointException,
-    ) as error:
-        raise UserError(
-            f"{key}={path} can't be read as a sharded checkpoint: it is cut off or of another kind; take another."
-        ) from error

@@ -1,27 +1,40 @@
-"""Tensor parallelism: shards a net's layers by the plan that the net declares."""
+"""Tensor parallelism: shards a net's layers by the plan that the net declares.
 
-from collections.abc import Mapping
+The plan's words are Megatron's column and row shards (Shoeybi et al. 2019, arXiv:1909.08053) and sequence parallelism
+(Korthikanti et al. 2022, arXiv:2205.05198): between the sharded layers, each rank holds a slice of dimension 1, and
+norms work on that slice.
+"""
+
+import re
+from functools import partial
 from typing import Any, Literal
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import OffloadPolicy
-from torch.distributed.tensor import DTensor
-from torch.optim import Optimizer
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    parallelize_module,
+)
 
 from lathe.config.parallel_dims import axes
 from lathe.config.types import Count
 from lathe.config.validation import validated
-from lathe.strategies.clipping import reduce_partial
+from lathe.errors import UserError, did_you_mean
+from lathe.strategies.dtensors import MixedMeshes, local, settle
 from lathe.strategies.fsdp import shard_net
-from lathe.strategies.one_by_one import as_asked_for, step_one_by_one
 from lathe.strategies.sharded import ShardedStrategy
-from lathe.strategies.tensor_plan import check_limits, parallelize, plan_of
 
 
-class TensorParallel(ShardedStrategy):
+class TensorParallel(MixedMeshes, ShardedStrategy):
     """Shards each layer over `tensor` ranks with the same batch; `data` groups split the global batch.
 
     With `fsdp`, a rank's shards are sharded again over the data replicas (2D parallelism); without it, replicas are
@@ -47,7 +60,6 @@ class TensorParallel(ShardedStrategy):
         super().__init__(checkpoint)
         self.tensor, self.data = tensor, data
         self.sequence_parallel, self.fsdp, self.reshard_after_forward = sequence_parallel, fsdp, reshard_after_forward
-        self._several_meshes = False
 
     def check(self, net: nn.Module) -> None:
         """Raise UserError if the plan or the limits of a plain net do not allow these sizes."""
@@ -60,7 +72,7 @@ class TensorParallel(ShardedStrategy):
             self.root_device.type, (sizes.data, sizes.tensor), mesh_dim_names=("data_parallel", "tensor_parallel")
         )
 
-    def spread(self, task: LightningModule, net: nn.Module) -> None:
+    def apply_sharding(self, task: LightningModule, net: nn.Module) -> None:
         replicas = self.device_mesh["data_parallel"]
         if self._layer_sync is not None and replicas.size() > 1:
             if hasattr(self._layer_sync, "group"):
@@ -78,11 +90,6 @@ class TensorParallel(ShardedStrategy):
                 offload=OffloadPolicy(),
             )
 
-    def setup(self, trainer: Trainer) -> None:
-        super().setup(trainer)
-        for optimizer in self.optimizers:
-            self._one_by_one(optimizer)
-
     def post_backward(self, closure_loss: torch.Tensor) -> None:
         """Complete the sums of sequence-parallel layers and, without fsdp, average over the replicas.
 
@@ -93,26 +100,100 @@ class TensorParallel(ShardedStrategy):
         assert self.lightning_module is not None
         parameters = [parameter for parameter in self.lightning_module.parameters() if parameter.grad is not None]
         for parameter in parameters:
-            reduce_partial(parameter)
+            settle(parameter)
         replicas = self.device_mesh["data_parallel"]
         if not self.fsdp and replicas.size() > 1:
             for parameter in parameters:
-                gradient = parameter.grad
-                local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-                assert isinstance(local, torch.Tensor)
-                torch.distributed.all_reduce(local, group=replicas.get_group())
-                local.div_(replicas.size())
+                assert parameter.grad is not None
+                gradient = local(parameter.grad)
+                torch.distributed.all_reduce(gradient, group=replicas.get_group())
+                gradient.div_(replicas.size())
 
-    # -- optimizers
 
-    def _one_by_one(self, optimizer: Optimizer) -> None:
-        self._several_meshes = step_one_by_one(optimizer, "tensor")
+# -- a net's plan
 
-    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        state = super().optimizer_state(optimizer)
-        return as_asked_for(state) if self._several_meshes else state
 
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        super().load_optimizer_state_dict(checkpoint)
-        for optimizer in self.optimizers:
-            self._one_by_one(optimizer)
+def styles(in_slices: bool) -> dict[str, ParallelStyle | None]:
+    """Return torch's style for each word of a plan; between the sharded layers ranks hold slices or the whole."""
+    stream, whole = Shard(1) if in_slices else Replicate(), Replicate()
+    sliced: dict[str, ParallelStyle] = {
+        "sequence": SequenceParallel(use_local_output=True),
+        "split": PrepareModuleOutput(output_layouts=whole, desired_output_layouts=stream),
+        "join": PrepareModuleInput(input_layouts=stream, desired_input_layouts=whole, use_local_output=True),
+    }
+    return {
+        "column": ColwiseParallel(input_layouts=stream),
+        "row": RowwiseParallel(output_layouts=stream),
+        "gather": ColwiseParallel(input_layouts=stream, output_layouts=stream),
+        "logits": ColwiseParallel(input_layouts=stream, output_layouts=whole),
+        "vocab": RowwiseParallel(input_layouts=whole, output_layouts=whole),
+        **{word: style if in_slices else None for word, style in sliced.items()},
+    }
+
+
+def plan_of(net: nn.Module) -> dict[str, str]:
+    """Return the word of each module, by name: the net's `tensor_plan` with its patterns expanded.
+
+    Raises:
+        UserError: the net declares no plan, a pattern matches no module, or a word is unknown.
+    """
+    name = type(net).__name__
+    plan = getattr(net, "tensor_plan", None)
+    if not plan:
+        raise UserError(
+            f"strategy=tensor cuts a net by its `tensor_plan`, and {name} declares none: use strategy=fsdp, or "
+            "declare one."
+        )
+    known, words = styles(True), dict[str, str]()
+    for pattern, word in plan.items():
+        if word not in known:
+            raise UserError(f"{name}.tensor_plan[{pattern!r}]={word!r}: {did_you_mean(word, list(known))}")
+        expression = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
+        found = [module_name for module_name, _ in net.named_modules() if expression.fullmatch(module_name)]
+        if not found:
+            raise UserError(f"{name}.tensor_plan[{pattern!r}] fits no module of the net.")
+        words |= dict.fromkeys(found, word)
+    return words
+
+
+def check_limits(net: nn.Module, size: int) -> None:
+    """Raise UserError if `size` does not divide a number in the net's `tensor_limits`."""
+    for key, number in getattr(net, "tensor_limits", {}).items():
+        if number % size:
+            raise UserError(f"model.net.{key}={number} does not divide by strategy.tensor={size}.")
+
+
+def parallelize(net: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> None:
+    """Shard `net` by its plan, in place, with ties. A plan without `split` disables sequence parallelism."""
+    words = plan_of(net)
+    check_limits(net, mesh.size())
+    in_slices = sequence_parallel and "split" in words.values()
+    by_word = styles(in_slices)
+    places: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for module in net.modules():
+        for own_name, parameter in module.named_parameters(recurse=False):
+            places.setdefault(parameter, []).append((module, own_name))
+    for name, word in words.items():
+        module, style = net.get_submodule(name), by_word[word]
+        if word == "split" and in_slices:
+            module.register_forward_hook(partial(check_length, mesh.size()))  # runs before the hook that slices
+        if style is not None:
+            parallelize_module(module, mesh, style, src_data_rank=None)  # all ranks have the same weights
+    for (first, name), *others in places.values():  # torch shards each use of a tied weight by itself
+        for module, own_name in others:
+            shared, other = first.get_parameter(name), module.get_parameter(own_name)
+            if getattr(shared, "placements", None) != getattr(other, "placements", None):
+                raise UserError(
+                    f"{type(net).__name__}.tensor_plan shards two uses of the weight {own_name} in different ways. "
+                    "Give both modules words that go together, such as vocab and logits."
+                )
+            setattr(module, own_name, shared)
+
+
+def check_length(size: int, module: nn.Module, args: Any, output: torch.Tensor) -> None:
+    """Raise UserError if the sequence in dimension 1 does not divide by `size`."""
+    if output.shape[1] % size:
+        raise UserError(
+            f"strategy.sequence_parallel=true: a sequence of {output.shape[1]} tokens does not divide by "
+            f"strategy.tensor={size}. Use strategy.sequence_parallel=false, or another length."
+        )

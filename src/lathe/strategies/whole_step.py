@@ -4,6 +4,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -60,34 +61,31 @@ class WholeStep:
         self.task = task
         self.arguments = compiler_arguments(task.net, mode, dynamic, True, backend, options, device_type)
         self._copies = mode in ("reduce-overhead", "max-autotune")  # their CUDA graphs overwrite earlier results
-        self._function: Callable[[Any], tuple[Tensor, Any]] | None = None
-        self._optimizer: Optimizer | None = None
+        self._function: Any = None
+        self._optimizer: Any = None
+        self._hooks: list[Callable[[Tensor], None]] = []
         self._captured = False
         self._fixed: list[dict[str, Any]] = []
 
-    def bind(self, trainer: Trainer) -> None:
+    def bind(self, trainer: Any) -> None:
         """Prepare for this Trainer's optimizer and number format, once."""
         optimizer = trainer.optimizers[0]
         if optimizer is self._optimizer:
             return
-        require(
-            trainer.world_size == 1,
-            f"{KEY}: {trainer.world_size} processes share the gradients, for which it has no place: use "
-            "trainer.devices=1, or compile.scope=net.",
-        )
         check_callbacks(trainer)
         require(
             self.task.objective == self.task.losses,
-            f"{KEY}: the loss of {type(self.task).__name__} is wrapped by another part, which a compiled step does not "
-            "call: use compile.scope=net.",
+            f"{KEY} does not call what wraps the loss of {type(self.task).__name__}. Use compile.scope=net.",
         )
-        require(type(optimizer) is not LBFGS, f"{KEY}: LBFGS runs a step several times: use compile.scope=net.")
         require(
-            not optimizer._optimizer_step_pre_hooks and not _global_optimizer_pre_hooks,
-            f"{KEY}: {type(optimizer).__name__} has a hook that is called before its step, which is in the middle of a "
-            "compiled one: use compile.scope=net.",
+            type(optimizer) is not LBFGS
+            and not optimizer._optimizer_step_pre_hooks
+            and not _global_optimizer_pre_hooks,
+            f"{KEY}: the step of {type(optimizer).__name__} runs code in its middle. Use compile.scope=net.",
         )
         self._optimizer, self._captured = optimizer, False
+        hooks = [getattr(callback, "on_whole_step", None) for callback in trainer.callbacks]
+        self._hooks = [partial(hook, trainer, trainer.lightning_module) for hook in hooks if hook is not None]
         self._parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
         for parameter in self._parameters:
             if parameter.grad is None:
@@ -128,8 +126,6 @@ class WholeStep:
 
     def __call__(self, batch: Any) -> Tensor:
         """Run the step; return its loss."""
-        assert self._function is not None
-        assert self._optimizer is not None
         groups = self._optimizer.param_groups
         if self._parameters[0].grad is not self._gradients[0]:  # Lightning frees them before a validation
             for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
@@ -139,32 +135,34 @@ class WholeStep:
             group["lr"] = rate.fill_(number)
         fixed = _fixed(self._optimizer)
         try:
-            loss, outputs = self._function(batch) if self._captured and fixed == self._fixed else self._anew(batch)
+            loss, outputs = (
+                self._function(batch) if self._captured and fixed == self._fixed else self._first_call(batch)
+            )
             self._captured, self._fixed = True, fixed
         finally:
             for group, number in zip(groups, numbers, strict=True):
                 group["lr"] = number
-        optimizer: Any = self._optimizer
+        optimizer = self._optimizer
         optimizer._opt_called = True  # schedulers check it to warn of a first step before the optimizer's
         for hook in chain(optimizer._optimizer_step_post_hooks.values(), _global_optimizer_post_hooks.values()):
             hook(optimizer, (), {})
         if self._copies:
             loss, outputs = loss.clone(), outputs.clone()
         self.task.add_training(outputs, batch, loss)
+        for hook in self._hooks:
+            hook(loss)
         return loss
 
-    def _anew(self, batch: Any) -> tuple[Tensor, Any]:
+    def _first_call(self, batch: Any) -> tuple[Tensor, Any]:
         """Run a step that has to be compiled; after the first, raise an error for the setting that changed."""
-        assert self._function is not None
-        assert self._optimizer is not None
         if self._captured:
             now, then = _fixed(self._optimizer), self._fixed
             name = next(key for new, old in zip(now, then, strict=True) for key in new if new[key] != old[key])
             raise UserError(
-                f"{KEY}: something changes {name} of {type(self._optimizer).__name__} during training, and a compiled "
-                "step has all but lr fixed: leave it as it is (cycle_momentum=false), or use compile.scope=net."
+                f"{KEY}: something changes {name} of {type(self._optimizer).__name__} during training, and only lr may "
+                "change (cycle_momentum=false). Or use compile.scope=net."
             )
-        self._settle()
+        self._mark_static()
         try:
             return self._function(batch)
         except torch._dynamo.exc.Unsupported as error:
@@ -180,13 +178,12 @@ class WholeStep:
             )
             raise
 
-    def _settle(self) -> None:
+    def _mark_static(self) -> None:
         """Mark the tensors that a step writes to as static, for CUDA graphs; move step counters to the device.
 
         By default, inductor assumes that gradients, and the state of optimizers that are not torch's, may be other
         tensors at the next step. Eager optimizers keep counters of steps on the CPU.
         """
-        assert self._optimizer is not None
         for parameter in self._parameters:
             state = self._optimizer.state.get(parameter, {})
             for name, value in state.items():
@@ -224,22 +221,23 @@ def compile_task(task: Any, device_type: str, options: Mapping[str, Any], cache:
         vars(task.driven)["whole_step"] = WholeStep(task, **own, device_type=device_type)
 
 
-def check_callbacks(trainer: Trainer) -> None:
-    """Raise UserError if a callback has a hook within a step, and no `on_whole_step` to call after it."""
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
-        if callable(getattr(callback, "on_whole_step", None)):
-            continue
-        for name in WITHIN:
-            if getattr(type(callback), name) is not getattr(Callback, name) and callable(getattr(callback, name)):
-                raise UserError(
-                    f"{KEY}: {type(callback).__name__}.{name} is called within a step, which is one compiled "
-                    "function: leave it out, or use compile.scope=net."
-                )
+def check_callbacks(trainer: Any) -> None:
+    """Raise UserError if a callback or the module has a hook within a step, but for callbacks with `on_whole_step`."""
     module = trainer.lightning_module
-    for name in (*WITHIN, "training_step", "optimizer_step", "backward", "configure_gradient_clipping"):
-        own = type(module)
-        if is_overridden(name, module) and not getattr(getattr(own, name), "is_in_whole_step", False):
-            raise UserError(
-                f"{KEY}: {own.__module__}.{own.__qualname__}.{name} is not called in a compiled step: leave it out, "
-                "or use compile.scope=net."
-            )
+    steps = ("training_step", "optimizer_step", "backward", "configure_gradient_clipping")
+    owners = [one for one in trainer.callbacks if not callable(getattr(one, "on_whole_step", None))]
+    found = [
+        f"{type(owner).__name__}.{name}"
+        for owner in owners
+        for name in WITHIN
+        if getattr(type(owner), name) is not getattr(Callback, name) and callable(getattr(owner, name))
+    ]
+    found += [
+        f"{type(module).__name__}.{name}"
+        for name in (*WITHIN, *steps)
+        if is_overridden(name, module) and not getattr(getattr(type(module), name), "is_in_whole_step", False)
+    ]
+    require(
+        not found,
+        f"{KEY}: {', '.join(found)} is not called in a compiled step. Leave it out, or use compile.scope=net.",
+    )

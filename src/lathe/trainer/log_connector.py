@@ -47,7 +47,7 @@ class LogConnector(_LoggerConnector):
         super().__init__(trainer)
         self._written: tuple[int, dict[str, Any]] = (-1, {})
         self.batch_began_at: int | None = None  # the optimizer step, under manual optimization
-        self._rates = ManualRates()
+        self._groups: list[tuple[dict[str, Any], dict[str, Any]]] = []  # with their settings when the batch began
 
     def synchronise(self, names: Iterable[str]) -> None:
         """Reduce the epoch values of these metrics over all ranks, also where a module logs them without `sync_dist`.
@@ -76,12 +76,30 @@ class LogConnector(_LoggerConnector):
         trainer: Any = self.trainer
         if trainer.state.stage is RunningStage.TRAINING and not trainer.lightning_module.automatic_optimization:
             self.batch_began_at = trainer.global_step
-            self._rates.copy(trainer)
+            self._groups = [
+                (group, {name: _copied(value) for name, value in group.items() if name != "params"})
+                for optimizer in trainer.optimizers
+                for group in optimizer.param_groups
+            ]
 
     def update_train_step_metrics(self) -> None:
         if self.batch_began_at is not None and self.should_update_logs:
-            self._rates.log(self.trainer)
+            self._log_manual_rates()
         super().update_train_step_metrics()
+
+    def _log_manual_rates(self) -> None:
+        """Under manual optimization, have `LearningRateMonitor` log a step's rates as they were when it began."""
+        groups, self._groups = self._groups, []
+        now = [dict(group) for group, _ in groups]
+        try:
+            for group, before in groups:
+                group.update(before)
+            for monitor in self.trainer.callbacks if groups else ():  # type: ignore[attr-defined]
+                if isinstance(monitor, LearningRateMonitor):
+                    LearningRateMonitor.on_train_batch_start(monitor, self.trainer)
+        finally:
+            for (group, _), after in zip(groups, now, strict=True):
+                group.update(after)
 
     def update_eval_step_metrics(self, step: int) -> None:
         super().update_eval_step_metrics(self.trainer.fit_loop.epoch_loop._batches_that_stepped)
@@ -210,35 +228,6 @@ class LoggedResults(_ResultCollection):
         if item.is_tensor and item.meta.is_mean_reduction:
             item.cumulated_batch_size = item.cumulated_batch_size.to(item.value.dtype)
         super().update_metrics(key, value, batch_size)
-
-
-class ManualRates:
-    """Under manual optimization, has `LearningRateMonitor` log a step's rates as they were when its batch began."""
-
-    def __init__(self) -> None:
-        self._groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
-
-    def copy(self, trainer: Any) -> None:
-        """Copy the settings of all parameter groups, as a batch begins."""
-        self._groups = [
-            (group, {name: _copied(value) for name, value in group.items() if name != "params"})
-            for optimizer in trainer.optimizers
-            for group in optimizer.param_groups
-        ]
-
-    def log(self, trainer: Any) -> None:
-        """Log once per batch; the groups have the copied values during the call."""
-        groups, self._groups = self._groups, []
-        now = [dict(group) for group, _ in groups]
-        try:
-            for group, before in groups:
-                group.update(before)
-            for monitor in trainer.callbacks if groups else ():
-                if isinstance(monitor, LearningRateMonitor):
-                    LearningRateMonitor.on_train_batch_start(monitor, trainer)
-        finally:
-            for (group, _), after in zip(groups, now, strict=True):
-                group.update(after)
 
 
 def _copied(value: Any) -> Any:

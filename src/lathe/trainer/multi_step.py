@@ -1,71 +1,112 @@
 """Several optimizer steps per loop call, where no hook needs to see the steps between.
 
-Callbacks and tasks opt in with `skippable_steps` (`lathe.callbacks.SkippableHooks` documents it). A group of steps runs
-forward, backward, update and the hooks in `every_step`. It ends before a step that a skipped hook needs, before a
-validation or the end of an epoch, and after 0.1 s, so that the progress bar stays live. A logged step does not end a
-group if all that log it can defer their rows: these are collected and written when the group ends.
+Lightning 2.6 spends about 0.25 ms around a step. A group of steps runs only forward, backward, update and the hooks in
+`every_step`. Callbacks and tasks opt in with `skippable_steps` (`lathe.callbacks.SkippableHooks` documents it). A group
+ends before a step that a skipped hook needs, before a validation or the end of an epoch, and after 0.1 s, so that the
+progress bar stays live. A logged step does not end a group if all that log it can defer their rows, which are written
+after the group. Every other step is Lightning's own.
 """
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
+import torch
+from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import DeviceStatsMonitor, LearningRateMonitor
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
+from lightning.pytorch.plugins import MixedPrecision, Precision
 from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+from lightning.pytorch.trainer import call
+from lightning.pytorch.utilities.combined_loader import _Sequential
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from lathe.data.steps import steps_before
+from lathe.data.transfer import HOOKS as TRANSFER_HOOKS
+from lathe.optim.short import short_schedule, short_step, short_zero_grad
 from lathe.tasks.module_protocol import foreign_hook
-from lathe.trainer.optimizer_step import HOOKS, OptimizerStep, is_on, overrides, overriding
 
 # hooks that `every_step` may name
 EVERY_STEP = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step", "on_train_batch_end")
+HOOKS = (*EVERY_STEP, "on_before_zero_grad", "on_after_backward")  # called for each training batch
 MAX_STEPS = 64  # of a group, which keeps its batches
-MAX_SECONDS = 0.1  # of a group
+MAX_SECONDS = 0.1  # of groups in a row
 LOGGED_STEPS_ONLY = (LearningRateMonitor, DeviceStatsMonitor)  # Lightning's own callbacks that act at logged steps
-# what a task's `standard_step` speaks for
-STEP_METHODS = ("training_step", "losses", "reduce", "scored")
+STEP_METHODS = ("training_step", "losses", "reduce", "scored")  # what a task's `standard_step` speaks for
+# A module, strategy or precision that overrides one of these makes its steps in Lightning's way.
+MODULE_STEP = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
+STRATEGY_STEP = ("training_step", "backward", "pre_backward", "post_backward", "optimizer_step", "on_train_batch_start")
+PRECISION_STEP = ("pre_backward", "backward", "post_backward", "optimizer_step", "_after_closure", "_wrap_closure")
 
 Limit = Callable[[Any], float]
 
 
-class MultiStep(OptimizerStep):
-    """Makes the steps of an epoch, in groups where that is possible."""
+@dataclass
+class Part:
+    """What a callback or the module declares; the functions of a row are None where it can't defer one."""
 
-    def __init__(self, loop: Any, fetcher: _PrefetchDataFetcher) -> None:
-        super().__init__(loop, fetcher)
+    limit: Limit
+    can_defer: Callable[[Any], bool] | None = None
+    row_at_start: Callable[[Any], dict[str, Any] | None] | None = None
+    row: Callable[[Any], dict[str, Any] | None] | None = None
+    complete: Callable[[Any], None] | None = None
+
+
+class MultiStep:
+    """Makes groups of steps of an epoch."""
+
+    def __init__(self, loop: Any, fetcher: Any) -> None:
+        trainer = loop.trainer
+        self.loop, self.fetcher, self.trainer, self.module = loop, fetcher, trainer, trainer.lightning_module
         self.stopped = False  # whether the last group ended because a stop was requested
         self._step_seconds = MAX_SECONDS / 2
-        self._limits: list[Limit] = []
+        self._parts: list[Part] = []
+        self._rows: list[tuple[int, dict[str, Any]]] = []  # deferred, with their steps
         self._observers: list[Callable[..., None]] = []
-        self._deferred = DeferredLog(self.trainer)
         self._hooks: dict[str, list[Callable[..., Any]]] = {name: [] for name in EVERY_STEP}
-        self.groups = self._find_hooks()
+        self.strategy, self.precision = trainer.strategy, trainer.precision_plugin
+        self.counts: Any = loop.automatic_optimization.optim_progress.optimizer
+        self.optimizer: Optimizer = trainer.optimizers[0]
+        self.iterator: Any = fetcher.combined_loader._iterator
+        self.direct = type(self.precision) is Precision and self.strategy.model is self.module
+        data = trainer.datamodule
+        owners = [self.module] if data is None else [self.module, data]
+        self.transfers = type(self.precision).convert_input is not Precision.convert_input or any(
+            _overrides(owner, name, LightningModule) for owner in owners for name in TRANSFER_HOOKS
+        )
+        self.update, self.zero_grad = short_step(self.optimizer), short_zero_grad(self.optimizer)
+        self.schedules: list[tuple[Any, Callable[[], Any]]] = [
+            (one, short_schedule(one.scheduler)) for one in trainer.lr_scheduler_configs if one.interval == "step"
+        ]
+        self.own_schedule = _overrides(self.module, "lr_scheduler_step", LightningModule)
 
     @classmethod
     def create(cls, loop: Any, fetcher: _DataFetcher) -> "MultiStep | None":
-        """Return None where Lightning's own loop has to make the steps."""
+        """Return None where Lightning has to make every step."""
         trainer: Any = loop.trainer
-        waits = any(one.interval == "step" and one.reduce_on_plateau for one in trainer.lr_scheduler_configs)
-        if (
-            loop.steps_per_call == 1
-            or waits
-            or not trainer.lightning_module.automatic_optimization
-            or type(fetcher) is not _PrefetchDataFetcher
-            or type(trainer.profiler) is not PassThroughProfiler
-        ):
+        if loop.steps_per_call == 1 or type(trainer.profiler) is not PassThroughProfiler:
             return None
-        return cls(loop, fetcher)
+        if any(one.interval == "step" and one.reduce_on_plateau for one in trainer.lr_scheduler_configs):
+            return None
+        if trainer.accumulate_grad_batches != 1 or (trainer.world_size > 1 and not ranks_agree_on_stops(trainer)):
+            return None
+        if not _has_one_sized_loader(fetcher) or not has_plain_step(trainer):
+            return None
+        if "whole_step" not in vars(trainer.lightning_module) and _needs_closure(trainer.optimizers[0]):
+            return None
+        steps = cls(loop, fetcher)
+        return steps if steps._find_parts() else None
 
-    def _find_hooks(self) -> bool:
+    def _find_parts(self) -> bool:
         """Collect what callbacks and module declare; return whether steps may be grouped."""
-        module = self.module
-        if not hasattr(module, "skippable_steps") or not self.plain or self.accumulate != 1 or self.broadcasts:
-            return False
-        if self.iterator is None or self.fetcher.length is None:
+        module, trainer = self.module, self.trainer
+        if not hasattr(module, "skippable_steps"):
             return False
         if not module.standard_step or any(name in vars(module) for name in STEP_METHODS):
             _report_single_steps(f"{type(module).__name__}.training_step", type(module))
@@ -73,8 +114,8 @@ class MultiStep(OptimizerStep):
         if (hook := foreign_hook(module)) is not None:
             _report_single_steps(hook, hook)
             return False
-        own = [name for name in HOOKS if overrides(module, name, LightningModule)]
-        parts = [(one, names) for one in self.trainer.callbacks if (names := _overridden(one))]
+        own = [name for name in HOOKS if _overrides(module, name, LightningModule)]
+        parts = [(one, names) for one in trainer.callbacks if (names := _overridden(one))]
         for part, names in [*parts, (module, own)]:
             limit = declared_limit(part, names)
             if limit is None:
@@ -82,86 +123,83 @@ class MultiStep(OptimizerStep):
                 if not stated and not type(part).__module__.startswith("lightning."):  # not for a user to change
                     _report_single_steps(f"{type(part).__name__}.{names[0]}", type(part))
                 return False
-            if not self._deferred.add(part, limit):
-                self._limits.append(limit)
+            functions = ("can_defer_log", "deferred_row_at_start", "deferred_row", "complete_deferred_rows")
+            # Several processes would have to reduce their metrics at the same steps.
+            defers = trainer.world_size == 1 and _declares(part, "can_defer_log", ["skippable_steps"])
+            self._parts.append(Part(limit, *(getattr(part, name, None) for name in functions if defers)))
             for name in getattr(part, "every_step", ()):
                 self._hooks[name].append(getattr(part, name))
             if (observer := getattr(part, "on_skipped_steps", None)) is not None:
                 self._observers.append(observer)
         return True
 
-    def single_step(self) -> None:
-        began = perf_counter()
-        super().single_step()
-        # The estimate may come from a moment when the machine was busy.
-        self._step_seconds = min(self._step_seconds, perf_counter() - began)
-
     def run_groups(self, most: float) -> int:
         """Make up to `most` steps in groups; return how many. `stopped` is set if a stop was requested."""
         self.stopped = False
         done, began = 0, perf_counter()
-        count, rows_due = self._next_group(most, MAX_SECONDS)
         try:
-            while count and not self.stopped:
-                made = self._run_group(count, rows_due)
-                done += made
-                if made < count or not rows_due:
+            while not self.stopped:
+                count, logging = self._next_group(most - done, MAX_SECONDS - (perf_counter() - began))
+                if not count:
                     break
-                count, rows_due = self._next_group(most - done, MAX_SECONDS - (perf_counter() - began))
+                made = self._run_group(count, logging)
+                done += made
+                if made < count:
+                    break
         finally:
-            self._deferred.write()
+            self._write_rows()
         return done
 
-    def _next_group(self, most: float, seconds: float) -> tuple[int, list[Any]]:
+    def _next_group(self, most: float, seconds: float) -> tuple[int, list[Part]]:
         """Return how many of the next `most` steps can be grouped within `seconds`, and who logs the last of them."""
-        if not self.groups or most < 1 or seconds <= 0 or self.progress.current.ready == 0:
-            return 0, []
-        fetcher: Any = self.fetcher
-        loop = self.loop
+        fetcher, loop = self.fetcher, self.loop
         most = min(most, MAX_STEPS, fetcher.length - fetcher.fetched - 1)
-        if self._step_seconds * most > seconds:
-            most = int(seconds / self._step_seconds)
+        if most < 1 or seconds <= 0 or loop.batch_progress.current.ready == 0:
+            return 0, []
+        most = min(most, max(1, int(seconds / self._step_seconds)))
         if loop.max_steps >= 0:
             most = min(most, loop.max_steps - loop.global_step - 1)
-        for limit in self._limits:
-            if most < 1:
-                return 0, []
-            most = min(most, limit(self.trainer))
-        most, rows_due = self._deferred.limit(most)
-        return max(0, int(most)), rows_due
+        until_row, logging = math.inf, list[Part]()
+        for part in self._parts:
+            skips = part.limit(self.trainer)
+            if part.can_defer is None or not part.can_defer(self.trainer):
+                most = min(most, skips)
+            elif skips < until_row:
+                until_row, logging = skips, [part]
+            elif skips == until_row:
+                logging.append(part)
+        if 0 <= until_row < most:
+            return int(until_row) + 1, logging
+        return max(0, int(most)), []
 
-    def _run_group(self, count: int, rows_due: list[Any]) -> int:
-        """Make `count` steps and return how many were made; `rows_due` log the last one."""
-        trainer, module, optimizer, device = self.trainer, self.module, self.optimizer, self.device
-        signals, compiled, window = trainer._signal_connector, self.compiled, self.window
+    def _run_group(self, count: int, logging: list[Part]) -> int:
+        """Make `count` steps and return how many were made; `logging` defer a row of the last one."""
+        trainer, module, optimizer = self.trainer, self.module, self.optimizer
+        signals, compiled, window = trainer._signal_connector, vars(module).get("whole_step"), self.loop.window
         zero_grad, update, stepped = self.zero_grad, self.update, self.counts.step
         train: Any = module.training_step if self.direct else self.strategy.training_step
         start, before_backward, before_step, end = (self._hooks[name] for name in EVERY_STEP)
-        first, done, waited = self.progress.current.ready, 0, 0.0
+        first, done, waited = self.loop.batch_progress.current.ready, 0, 0.0
         batches: list[Any] = []
         began = perf_counter()
         try:
             while done < count:
                 asked = perf_counter()
                 try:
-                    batch = self.next_batch()
+                    batch = self._next_batch()
                 except StopIteration:
                     break
-                if self.converts or self.transfers or not is_on(batch, device):
-                    batch = self.to_device(batch)
                 waited += perf_counter() - asked
                 batches.append(batch)
                 index = first + done
                 for hook in start:
                     hook(trainer, module, batch, index)
-                if done + 1 == count and rows_due:
-                    self._deferred.start_rows(rows_due)
+                if done + 1 == count:
+                    self._add_rows(trainer.global_step + 1, (part.row_at_start for part in logging))
                 stepped.total.ready += 1
                 stepped.current.ready += 1
                 if compiled is not None:
                     loss = shown = compiled(batch)
-                    for hook in self.after_compiled:
-                        hook(trainer, module, loss)
                 else:
                     loss = shown = train(batch, index)
                     if window is not None:
@@ -172,13 +210,12 @@ class MultiStep(OptimizerStep):
                     loss.backward()
                     for hook in before_step:
                         hook(trainer, module, optimizer)
-                    self.clip()
+                    self._clip()
                     update()
                 stepped.total.completed += 1
                 stepped.current.completed += 1
                 done += 1
-                if self.schedules:
-                    self.step_schedules(index)
+                self._step_schedules(index)
                 if end:
                     outputs = {"loss": shown.detach()}
                     for hook in end:
@@ -192,13 +229,48 @@ class MultiStep(OptimizerStep):
         self._step_seconds = min((perf_counter() - began) / max(done, 1), 2 * self._step_seconds)
         for observer in self._observers:
             observer(trainer, module, batches, waited)
-        if rows_due and done == count:
-            self._deferred.end_rows(rows_due)
+        if done == count:
+            self._add_rows(trainer.global_step, (part.row for part in logging))
         return done
+
+    def _next_batch(self) -> Any:
+        """Return the next batch on the device, in the precision's number format."""
+        fetcher = self.fetcher
+        try:
+            batch = next(self.iterator.iterators[0])
+        except StopIteration:
+            fetcher.done = True
+            raise
+        self.iterator._idx += 1
+        fetcher.fetched += 1
+        fetcher.done = fetcher.fetched >= fetcher.length
+        if self.transfers or not _is_on(batch, self.strategy.root_device):
+            batch = self.precision.convert_input(batch)
+            batch = self.module._on_before_batch_transfer(batch, dataloader_idx=0)
+            batch = call._call_strategy_hook(self.trainer, "batch_to_device", batch, dataloader_idx=0)
+        return batch
+
+    def _clip(self) -> None:
+        value, how = self.trainer.gradient_clip_val, self.trainer.gradient_clip_algorithm
+        if value:
+            self.precision._clip_gradients(self.module, self.optimizer, value, gradient_clip_algorithm=how)
+
+    def _step_schedules(self, index: int) -> None:
+        progress = self.loop.scheduler_progress
+        for config, step in self.schedules:
+            if (index + 1) % config.frequency:
+                continue
+            progress.increment_ready()
+            if self.own_schedule:
+                call._call_lightning_module_hook(self.trainer, "lr_scheduler_step", config.scheduler, None)
+            else:
+                step()
+            progress.increment_completed()
 
     def _count(self, done: int, fetched: int) -> None:
         """Advance Lightning's counters by a group, whose last step an exception may have interrupted."""
-        for batches in (self.progress.total, self.progress.current):
+        progress = self.loop.batch_progress
+        for batches in (progress.total, progress.current):
             batches.ready += fetched
             batches.started += fetched
             batches.processed += done
@@ -208,60 +280,18 @@ class MultiStep(OptimizerStep):
             zeroed.started += done
             zeroed.completed += done
 
+    def _add_rows(self, step: int, functions: Iterable[Any]) -> None:
+        rows = (function(self.trainer) for function in functions if function is not None)
+        self._rows += [(step, row) for row in rows if row is not None]
 
-class DeferredLog:
-    """Rows of logged steps inside a group, written to the loggers when the group ends.
-
-    For one process: several would have to reduce their metrics at the same steps.
-    """
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer: Any = trainer
-        self.parts: list[tuple[Any, Limit]] = []
-        self.rows: list[tuple[int, dict[str, Any]]] = []
-
-    def add(self, part: Any, limit: Limit) -> bool:
-        """Add a part that can defer its rows; return whether it can."""
-        can = self.trainer.world_size == 1 and can_defer(part)
-        if can:
-            self.parts.append((part, limit))
-        return can
-
-    def limit(self, most: float) -> tuple[float, list[Any]]:
-        """Return how many of the next `most` steps the parts can skip, and those that log the last of them."""
-        until_row, rows_due = math.inf, list[Any]()
-        for part, limit in self.parts:
-            skips = limit(self.trainer)
-            if not part.can_defer_log(self.trainer):
-                most = min(most, skips)
-            elif skips < until_row:
-                until_row, rows_due = skips, [part]
-            elif skips == until_row:
-                rows_due.append(part)
-        return (until_row + 1, rows_due) if 0 <= until_row < most else (most, [])
-
-    def start_rows(self, parts: list[Any]) -> None:
-        """Collect what the parts log before a step's forward pass."""
-        self._collect(parts, "deferred_row_at_start", self.trainer.global_step + 1)
-
-    def end_rows(self, parts: list[Any]) -> None:
-        """Collect what the parts log after a step's update."""
-        self._collect(parts, "deferred_row", self.trainer.global_step)
-
-    def _collect(self, parts: list[Any], name: str, step: int) -> None:
-        for part in parts:
-            row = getattr(part, name, None)
-            if row is not None and (values := row(self.trainer)) is not None:
-                self.rows.append((step, values))
-
-    def write(self) -> None:
-        """Write one row per step."""
-        if not self.rows:
+    def _write_rows(self) -> None:
+        """Write one row per step to the loggers."""
+        if not self._rows:
             return
-        rows, self.rows = self.rows, []
-        for part, _ in self.parts:
-            if (complete := getattr(part, "complete_deferred_rows", None)) is not None:
-                complete(self.trainer)
+        rows, self._rows = self._rows, []
+        for part in self._parts:
+            if part.complete is not None:
+                part.complete(self.trainer)
         by_step = dict[int, dict[str, Any]]()
         for step, row in rows:
             by_step.setdefault(step, {}).update(row)
@@ -269,6 +299,11 @@ class DeferredLog:
             for step, row in by_step.items():
                 if row:
                     logger.log_metrics(dict(row), step=step)
+
+
+def ranks_agree_on_stops(trainer: Any) -> bool:
+    """Return whether a callback has all processes stop together; else Lightning asks them at every batch."""
+    return any(getattr(callback, "stops_all", False) for callback in trainer.callbacks)
 
 
 def declared_limit(part: Any, hooks: Iterable[str]) -> Limit | None:
@@ -280,11 +315,6 @@ def declared_limit(part: Any, hooks: Iterable[str]) -> Limit | None:
         limit: Limit = part.skippable_steps
         return limit
     return None
-
-
-def can_defer(part: Any) -> bool:
-    """Return whether the part's class declares `can_defer_log` for its `skippable_steps`."""
-    return _declares(part, "can_defer_log", ["skippable_steps"])
 
 
 def _declares(part: Any, name: str, others: Iterable[str]) -> bool:
@@ -300,8 +330,60 @@ def _declares(part: Any, name: str, others: Iterable[str]) -> bool:
     return depth(name) < math.inf and all(depth(name) <= depth(other) for other in others)
 
 
+def _overrides(owner: Any, name: str, base: type) -> bool:
+    return name in vars(owner) or getattr(type(owner), name) is not getattr(base, name)
+
+
 def _overridden(callback: Any) -> list[str]:
-    return [name for name in HOOKS if overriding([callback], name)]
+    return [name for name in HOOKS if _overrides(callback, name, Callback) and callable(getattr(callback, name))]
+
+
+def _is_on(batch: Any, device: torch.device) -> bool:
+    """Return whether the batch is tensors on the device and nothing else."""
+    parts = batch if type(batch) in (tuple, list) else (batch,)
+    return all(type(part) is Tensor and part.device == device for part in parts)
+
+
+def _has_one_sized_loader(fetcher: _DataFetcher) -> bool:
+    """Return whether there is one loader of known length, whose batches need no combining."""
+    if type(fetcher) is not _PrefetchDataFetcher or fetcher.length is None:
+        return False
+    combined = fetcher.combined_loader
+    iterator = combined._iterator
+    alone = len(combined.flattened) == 1 and combined.iterables is combined.flattened[0]
+    return alone and iterator is not None and not isinstance(iterator, _Sequential) and len(iterator.iterators) == 1
+
+
+def has_plain_step(trainer: Any) -> bool:
+    """Return whether a step is forward and backward of the module and the optimizer's update, with or without DDP."""
+    module, strategy, precision = trainer.lightning_module, trainer.strategy, trainer.precision_plugin
+    if not module.automatic_optimization or any(_overrides(module, name, LightningModule) for name in MODULE_STEP):
+        return False
+    if isinstance(precision, MixedPrecision) and precision.scaler is not None:
+        return False
+    if isinstance(strategy, DDPStrategy) and strategy._model_averager is not None:
+        return False
+    known = (Strategy, DDPStrategy) if isinstance(strategy, DDPStrategy) else (Strategy,)
+    return all(
+        getattr(type(part), name) in [getattr(base, name) for base in bases]
+        for part, names, bases in (
+            (strategy, STRATEGY_STEP, known),
+            (precision, PRECISION_STEP, (Precision, MixedPrecision)),
+        )
+        for name in names
+    )
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    """Return whether the optimizer may have to compute the loss itself, or a hook watches its step begin.
+
+    An optimizer with its own `step` declares that it does not by the class attribute `needs_closure = False`.
+    """
+    kind = type(optimizer)
+    in_torch = kind.step.__module__.startswith("torch.optim.") and not issubclass(kind, LBFGS)
+    if getattr(kind, "needs_closure", not in_torch):
+        return True
+    return bool(optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks)
 
 
 _reported: set[Any] = set()

@@ -46,19 +46,16 @@ def replan(scheduler: Any, fresh: Mapping[str, Any]) -> list[str]:
 
 
 def _restore_lengths(scheduler: Any, fresh: Mapping[str, Any]) -> list[str]:
-    changed = []
+    changed, own = [], vars(scheduler)
     for name in LENGTHS:
-        if name in fresh and vars(scheduler).get(name, fresh[name]) != fresh[name]:
+        if name in fresh and own.get(name, fresh[name]) != fresh[name]:
             if name != "_schedule_phases":  # these follow from total_steps
-                changed.append(f"{name.strip('_')}={_text(fresh[name])} (was {_text(vars(scheduler)[name])})")
+                now, was = (sorted(x) if isinstance(x, Mapping) else x for x in (fresh[name], own[name]))
+                changed.append(f"{name.strip('_')}={now} (was {was})")
             setattr(scheduler, name, fresh[name])
-    for part, own in zip(getattr(scheduler, "_schedulers", ()), fresh.get("_schedulers", ()), strict=False):
-        changed += [] if isinstance(part, ChainedScheduler) else _restore_lengths(part, own)
+    for part, state in zip(getattr(scheduler, "_schedulers", ()), fresh.get("_schedulers", ()), strict=False):
+        changed += [] if isinstance(part, ChainedScheduler) else _restore_lengths(part, state)
     return changed
-
-
-def _text(value: Any) -> str:
-    return str(sorted(value) if isinstance(value, Mapping) else value)
 
 
 def _rates(scheduler: Any) -> list[float] | None:
@@ -69,9 +66,8 @@ def _rates(scheduler: Any) -> list[float] | None:
             return [float(rate) for rate in scheduler.get_lr()]
         finally:
             scheduler._get_lr_called_within_step = False
-    if hasattr(scheduler, "_get_closed_form_lr"):
-        return [float(rate) for rate in scheduler._get_closed_form_lr()]
-    return None
+    closed = getattr(scheduler, "_get_closed_form_lr", None)
+    return None if closed is None else [float(rate) for rate in closed()]
 
 
 class PlateauResume:
@@ -83,91 +79,79 @@ class PlateauResume:
     """
 
     def __init__(self, loop: Any) -> None:
-        self.loop = loop
-        self._restored = False  # whether the checkpoint has all this
-        self._owed: list[int] = []  # indices of the schedulers with a step to take
-        self._epoch = -1  # of the checkpoint
-        self._values: dict[str, float] = {}  # metrics for the owed steps
-        self._stepped: dict[int, list[int]] = {}  # epoch, or epoch and batch, of each scheduler's last step
+        self.loop, self.trainer = loop, loop.trainer
+        self.restore(None)
 
     def state(self) -> dict[str, Any] | None:
         """Return what a checkpoint holds; None without such a scheduler."""
         configs = self._configs()
         if not configs:
             return None
-        values = {config.monitor: self.value(config.monitor) for _, config in configs}
+        values = {config.monitor: self.value(config.monitor) for config in configs.values()}
         return {
-            "owed": [index for index, config in configs if index in self._owed or self._is_due(index, config)],
-            "epoch": self.loop.trainer.current_epoch,
+            "owed": [index for index, config in configs.items() if index in self._owed or self._is_due(index, config)],
+            "epoch": self.trainer.current_epoch,
             "values": {name: float(value) for name, value in values.items() if value is not None},
             "stepped": dict(self._stepped),
         }
 
     def restore(self, state: dict[str, Any] | None) -> None:
         """Load what `state` returned."""
-        self._restored = state is not None
+        self._restored = state is not None  # whether the checkpoint has all this
         state = state or {"owed": [], "epoch": -1, "values": {}, "stepped": {}}
-        self._owed, self._epoch = list(state["owed"]), state["epoch"]
-        self._values, self._stepped = dict(state["values"]), dict(state["stepped"])
+        self._owed: list[int] = list(state["owed"])  # indices of the schedulers with a step to take
+        self._epoch: int = state["epoch"]  # of the checkpoint
+        self._values: dict[str, float] = dict(state["values"])  # metrics for the owed steps
+        # epoch, or epoch and batch, of each scheduler's last step
+        self._stepped: dict[int, list[int]] = dict(state["stepped"])
 
     def value(self, monitor: str) -> Any:
         """Return a metric as reported last, by this process or before the checkpoint; None if it never was."""
-        reported = self.loop.trainer.callback_metrics.get(monitor)
+        reported = self.trainer.callback_metrics.get(monitor)
         return self._values.get(monitor) if reported is None else reported
 
     def can_step_at_epoch_end(self) -> bool:
         """Return whether the metrics are known that schedulers need at the first epoch's end after a resume."""
-        if self._restored:
-            return True
-        monitors = [config.monitor for _, config in self._configs() if config.interval == "epoch"]
-        return bool(monitors) and all(self.value(monitor) is not None for monitor in monitors)
+        monitors = [config.monitor for config in self._configs().values() if config.interval == "epoch"]
+        return self._restored or (bool(monitors) and all(self.value(monitor) is not None for monitor in monitors))
 
     def note_stepped(self, interval: str) -> None:
         """Note that Lightning has stepped the schedulers of this interval that were due."""
-        for index, config in self._configs():
-            if config.interval == interval and (self._count(interval) + 1) % config.frequency == 0:
+        for index, config in self._configs().items():
+            if config.interval == interval and self._ends_period(config):
                 self._stepped[index] = self._place(interval)
                 self._owed = [owed for owed in self._owed if owed != index]
 
     def begin_epoch(self) -> None:
         """Take the steps of an epoch that a resumed run does not end again."""
-        if self.loop.trainer.current_epoch > self._epoch:
+        if self.trainer.current_epoch > self._epoch:
             self.step_owed()
 
     def step_owed(self) -> None:
-        """Take the owed steps, before the next batch."""
+        """Take the owed steps, before the next batch, but for those whose metric the checkpoint did not know either."""
         owed, self._owed = self._owed, []
         for index in owed:
-            config = self.loop.trainer.lr_scheduler_configs[index]
-            value = self.value(config.monitor)
-            if value is None:
-                continue  # it was not known either when the checkpoint was written
-            self.loop.scheduler_progress.increment_ready()
-            call._call_lightning_module_hook(self.loop.trainer, "lr_scheduler_step", config.scheduler, value)
-            self.loop.scheduler_progress.increment_completed()
+            config = self.trainer.lr_scheduler_configs[index]
+            if (value := self.value(config.monitor)) is not None:
+                self.loop.scheduler_progress.increment_ready()
+                call._call_lightning_module_hook(self.trainer, "lr_scheduler_step", config.scheduler, value)
+                self.loop.scheduler_progress.increment_completed()
 
-    def _configs(self) -> list[tuple[int, Any]]:
-        trainer = self.loop.trainer
-        if not trainer.lightning_module.automatic_optimization:
-            return []
-        return [
-            (index, config) for index, config in enumerate(trainer.lr_scheduler_configs) if config.reduce_on_plateau
-        ]
-
-    def _count(self, interval: str) -> int:
-        count: int = self.loop.batch_idx if interval == "step" else self.loop.trainer.current_epoch
-        return count
+    def _configs(self) -> dict[int, Any]:
+        configs = self.trainer.lr_scheduler_configs if self.trainer.lightning_module.automatic_optimization else []
+        return {index: config for index, config in enumerate(configs) if config.reduce_on_plateau}
 
     def _place(self, interval: str) -> list[int]:
-        epoch = self.loop.trainer.current_epoch
+        epoch = self.trainer.current_epoch
         return [epoch, self.loop.batch_idx] if interval == "step" else [epoch]
+
+    def _ends_period(self, config: Any) -> bool:
+        return bool((self._place(config.interval)[-1] + 1) % config.frequency == 0)
 
     def _is_due(self, index: int, config: Any) -> bool:
         """Return whether the scheduler's step is due and Lightning has not taken it yet."""
         loop, batches = self.loop, self.loop.batch_progress.current
-        if batches.processed != batches.ready or batches.ready == 0:
-            return False
-        if (self._count(config.interval) + 1) % config.frequency:
+        if batches.processed != batches.ready or batches.ready == 0 or not self._ends_period(config):
             return False
         ended = loop._num_ready_batches_reached() if config.interval == "epoch" else not loop._should_accumulate()
         return bool(ended) and self._stepped.get(index) != self._place(config.interval)

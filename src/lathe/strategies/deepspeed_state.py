@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lathe.errors import UserError
+from lathe.errors import require
 
 _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
@@ -15,34 +15,28 @@ _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 def full_weights(module: nn.Module, keep: bool) -> dict[str, Any]:
     """Return `module`'s state dict as full CPU tensors, parameters in float32; {} without `keep`. Collective."""
     state: dict[str, Any] = {}
-    seen: dict[int, Tensor] = {}
+    seen: dict[int, Tensor] = {}  # a tied weight is gathered once
     for name, value in module.state_dict(keep_vars=True).items():
-        if not isinstance(value, Tensor):
-            full = value
-        elif id(value) in seen:  # tied
-            full = seen[id(value)]
-        else:
-            full = seen[id(value)] = _full(value, keep)
-        if keep:
-            state[name] = full
-    return state
+        state[name] = value
+        if isinstance(value, Tensor):
+            if id(value) not in seen:
+                seen[id(value)] = _full(value, keep)
+            state[name] = seen[id(value)]
+    return state if keep else {}
 
 
-def _full(value: Tensor, keep: bool) -> Tensor:
+def _full(value: Any, keep: bool) -> Tensor:
     import deepspeed
 
     if isinstance(value, nn.Parameter):
-        master = deepspeed.utils.safe_get_full_fp32_param(value) if value.requires_grad and _attached(value) else None
+        attached = hasattr(value, "_z3_optimizer") or hasattr(value, "_hp_mapping")
+        master = deepspeed.utils.safe_get_full_fp32_param(value) if value.requires_grad and attached else None
         if master is not None:
             return _on_cpu(master, keep)
         if hasattr(value, "ds_id"):
             with deepspeed.zero.GatheredParameters([value]):
                 return _on_cpu(value, keep)
     return _on_cpu(value, keep)
-
-
-def _attached(parameter: Tensor) -> bool:
-    return hasattr(parameter, "_z3_optimizer") or hasattr(parameter, "_hp_mapping")
 
 
 def _on_cpu(value: Tensor, keep: bool) -> Tensor:
@@ -66,8 +60,22 @@ class PlainState:
         self._zero: Any = None
 
     def attach(self, zero: Any) -> None:
-        """Set the ZeRO optimizer that DeepSpeed made from the plain one."""
+        """Set the ZeRO optimizer that DeepSpeed made from the plain one.
+
+        Its flat shards share memory with the net's where both have the same dtype: DeepSpeed 0.19 keeps a second copy
+        of a float32 net's shards, a third of stage 3's memory with AdamW.
+        """
         self._zero = zero
+        if hasattr(zero, "fp32_partitioned_groups_flat"):
+            nets = zero.fp16_partitioned_groups_flat
+        else:
+            ranks = [torch.distributed.get_rank(group) for group in zero.real_dp_process_group]
+            nets = [pieces[rank] for pieces, rank in zip(zero.parallel_partitioned_bit16_groups, ranks, strict=True)]
+        for (flat, _), own in zip(self._pieces(), nets, strict=True):
+            if own is not None and (own.dtype, own.device, own.shape) == (flat.dtype, flat.device, flat.shape):
+                flat.data = own.data
+        if hasattr(zero, "_hp_optimizer_states_linked"):
+            zero._link_all_hp_params()
 
     def _pieces(self) -> Iterator[tuple[Tensor, list[nn.Parameter]]]:
         """Yield this rank's flat float32 shards with the parameters in each; every rank has the same number."""
@@ -84,7 +92,7 @@ class PlainState:
             self._zero._lazy_init_hp_params_optimizer_state()
 
     def state_dict(self, keep: bool) -> dict[str, Any]:
-        """Return the `state_dict()` of the plain optimizer in a single process. Collective."""
+        """Return the `state_dict()` of the plain optimizer in a single process; {} without `keep`. Collective."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
         self._link()
@@ -92,60 +100,53 @@ class PlainState:
         state: dict[int, dict[str, Any]] = {}
         for flat, parameters in self._pieces():
             known = self._zero.optimizer.state.get(flat, {})
-            for parameter in parameters:
-                mine: dict[str, Any] = {}
+            for parameter in parameters if known else ():
+                entry = state[number[id(parameter)]] = dict[str, Any]()
                 for key, value in known.items():
+                    entry[key] = value
                     if isinstance(value, Tensor) and value.shape == flat.shape:
-                        mine[key] = _on_cpu(safe_get_full_optimizer_state(parameter, key), keep)
-                    else:
-                        mine[key] = value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
-                if mine:
-                    state[number[id(parameter)]] = mine
-        if not keep:
-            return {}
-        groups, first = [], 0
-        for group, options, parameters in zip(
-            self._zero.optimizer.param_groups, self._options, self._groups, strict=True
-        ):
-            ids = list(range(first, first + len(parameters)))
-            groups.append({**{key: group[key] for key in options}, "params": ids})
-            first += len(parameters)
-        return {"state": dict(sorted(state.items())), "param_groups": groups}
+                        entry[key] = _on_cpu(safe_get_full_optimizer_state(parameter, key), keep)
+                    elif isinstance(value, Tensor):
+                        entry[key] = value.detach().to("cpu", copy=True)
+        groups = [
+            {**{key: group[key] for key in options}, "params": [number[id(p)] for p in parameters]}
+            for group, options, parameters in zip(
+                self._zero.optimizer.param_groups, self._options, self._groups, strict=True
+            )
+        ]
+        return {"state": dict(sorted(state.items())), "param_groups": groups} if keep else {}
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
         """Load a plain optimizer's full state, which every rank has, into this rank's shards."""
-        sizes = [len(group["params"]) for group in saved["param_groups"]]
-        if sizes != [len(group) for group in self._groups]:
-            raise UserError(
-                f"ckpt_path: the checkpoint's optimizer has parameter groups of {sizes} tensors, this run's has"
-                f" {[len(group) for group in self._groups]}: use the optimizer and the net that it was saved with."
-            )
+        sizes, own = [len(group["params"]) for group in saved["param_groups"]], [len(group) for group in self._groups]
+        require(
+            sizes == own,
+            f"ckpt_path: the checkpoint's optimizer has parameter groups of {sizes} tensors, this run's has {own}: use "
+            "the optimizer and the net that it was saved with.",
+        )
         base = self._zero.optimizer
         for group, options, old in zip(base.param_groups, self._options, saved["param_groups"], strict=True):
             group.update({key: old[key] for key in options if key in old})
         ids = [n for group in saved["param_groups"] for n in group["params"]]
-        by_parameter = {
-            id(p): saved["state"].get(n, {})
-            for n, p in zip(ids, (p for group in self._groups for p in group), strict=True)
-        }
+        every = [parameter for group in self._groups for parameter in group]
+        entries = {id(p): saved["state"].get(n, {}) for n, p in zip(ids, every, strict=True)}
         for flat, parameters in self._pieces():
             known: dict[str, Any] = {}
             for parameter in parameters:
-                for key, value in by_parameter[id(parameter)].items():
+                for key, value in entries[id(parameter)].items():
                     if not isinstance(value, Tensor):
                         known[key] = value
-                    elif _elementwise(key, value, parameter):
+                    elif _is_elementwise(key, value, parameter):
                         known.setdefault(key, torch.zeros_like(flat, requires_grad=False))
                     else:
                         known[key] = value.clone()
             if known:
                 base.state[flat] = known
         self._link()
-        for _, parameters in self._pieces():
-            for parameter in parameters:
-                for key, value in by_parameter[id(parameter)].items():
-                    if isinstance(value, Tensor) and _elementwise(key, value, parameter):
-                        self._write(parameter, value, key)
+        for parameter in (p for _, parameters in self._pieces() for p in parameters):
+            for key, value in entries[id(parameter)].items():
+                if isinstance(value, Tensor) and _is_elementwise(key, value, parameter):
+                    self._write(parameter, value, key)
 
     def load_weights(self, names: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
         """Set the optimizer's float32 copies; the parameters already have the rounded values."""
@@ -179,5 +180,5 @@ class PlainState:
             setattr(self._zero.loss_scaler, key, value)
 
 
-def _elementwise(key: str, value: Tensor, parameter: nn.Parameter) -> bool:
+def _is_elementwise(key: str, value: Tensor, parameter: nn.Parameter) -> bool:
     return key != "step" and value.shape == getattr(parameter, "ds_shape", parameter.shape)

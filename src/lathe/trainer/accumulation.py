@@ -1,7 +1,7 @@
 """The mean gradient over the samples of an optimizer step, however batches and replicas divide them."""
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from statistics import mean
 from time import perf_counter
 from typing import Any
@@ -128,11 +128,25 @@ class AccumulationWindow:
             torch._foreach_mul_(gradients, scale.to(device))
 
 
-class WeightedOptimization(_AutomaticOptimization):
-    """Lightning's optimization with the loss weighted by `AccumulationWindow`."""
+class Optimization(_AutomaticOptimization):
+    """Lightning's optimization, with the loss weighted by `AccumulationWindow` and the compiled step of a task."""
 
-    def _training_step(self, kwargs: Mapping[str, Any]) -> ClosureResult:
-        result: ClosureResult = super()._training_step(kwargs)  # type: ignore[arg-type]
+    def run(self, optimizer: Any, batch_idx: int, kwargs: Any) -> Any:
+        module, step = self.trainer.lightning_module, self.optim_progress.optimizer.step
+        compiled = vars(module).get("whole_step")
+        if compiled is None:
+            return super().run(optimizer, batch_idx, kwargs)
+        if not self.trainer.global_step:  # the optimizer makes its state in an eager step
+            with torch.compiler.set_stance("force_eager"):
+                return super().run(optimizer, batch_idx, kwargs)
+        step.increment_ready()
+        outputs = {"loss": compiled(kwargs["batch"])}
+        self.optim_progress.optimizer.zero_grad.increment_by(1)
+        step.increment_completed()
+        return outputs
+
+    def _training_step(self, kwargs: Any) -> ClosureResult:
+        result: ClosureResult = super()._training_step(kwargs)
         window = self.trainer.fit_loop.epoch_loop.window  # type: ignore[attr-defined]
         if window is not None:
             result.closure_loss = window.weigh(result.closure_loss, kwargs["batch"])

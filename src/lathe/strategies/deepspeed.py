@@ -1,38 +1,37 @@
 """DeepSpeed's ZeRO (Rajbhandari et al. 2020, arXiv:1910.02054) on CUDA and on gloo, with plain checkpoints."""
 
 import argparse
+import importlib
 import importlib.util
 import logging
+import math
+import os
+import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Annotated, Any, Literal
 
 import torch
+from lightning.fabric.plugins.precision.utils import _convert_fp_tensor
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import Trainer
-from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.plugins.precision import DeepSpeedPrecision, Precision
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.strategies.strategy import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import GradClipAlgorithmType
+from lightning_utilities.core.apply_func import apply_to_collection
 from pydantic import Field
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import LBFGS, Adafactor, Optimizer, SparseAdam
 
 from lathe.config.types import Count, NonNegativeInt
 from lathe.config.validation import validated
-from lathe.errors import ArgumentError, UserError
-from lathe.strategies.deepspeed.precision import PRECISIONS, EnginePrecision
-from lathe.strategies.deepspeed.process import (
-    adopt_process_group,
-    import_deepspeed,
-    restore_linear,
-    share_equal_copies,
-    use_accelerator,
-)
-from lathe.strategies.deepspeed.state import PlainState, full_weights
+from lathe.errors import ArgumentError, UserError, require
+from lathe.strategies.deepspeed_state import PlainState, full_weights
 
-LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "16-mixed")
+WHOLE_WEIGHTS = (LBFGS, Adafactor, SparseAdam, *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else []))
 
 
 class DeepSpeed(DeepSpeedStrategy):
@@ -70,14 +69,13 @@ class DeepSpeed(DeepSpeedStrategy):
         max_live_parameters: NonNegativeInt = 1_000_000_000,
         log_level: Literal["debug", "info", "warning", "error"] = "error",
     ) -> None:
-        name = f"deepspeed_{stage}{'_offload' if offload_optimizer or offload_parameters else ''}"
+        self._name = f"deepspeed_{stage}{'_offload' if offload_optimizer or offload_parameters else ''}"
         if offload_parameters and stage != 3:
             raise ArgumentError(
                 f"offload_parameters=true: stage {stage} does not split parameters, use strategy=deepspeed_3_offload."
             )
         if importlib.util.find_spec("deepspeed") is None:
-            raise UserError(f"strategy={name} needs DeepSpeed: pip install -e '.[deepspeed]'")
-        self._name = name
+            raise UserError(f"strategy={self._name} needs DeepSpeed: pip install -e '.[deepspeed]'")
         zero: dict[str, Any] = {
             "stage": stage,
             "reduce_bucket_size": reduce_bucket_size,
@@ -94,21 +92,20 @@ class DeepSpeed(DeepSpeedStrategy):
             }
             if model_persistence_threshold is not None:
                 zero["stage3_model_persistence_threshold"] = model_persistence_threshold
-        if offload_optimizer:
-            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": pin_memory}
-        if offload_parameters:
-            zero["offload_param"] = {"device": "cpu", "pin_memory": pin_memory}
+        for key, offloads in (("offload_optimizer", offload_optimizer), ("offload_param", offload_parameters)):
+            if offloads:
+                zero[key] = {"device": "cpu", "pin_memory": pin_memory}
         config = {
             "zero_optimization": zero,
             "zero_allow_untested_optimizer": True,
             # its own CPU Adam is compiled at first use and has only one update rule
             "zero_force_ds_cpu_optimizer": False,
         }
-        import_deepspeed(LEVELS[log_level])
-        super().__init__(config=config, logging_level=LEVELS[log_level])
-        self._plain: PlainState | None = None
-
-    # -- precision
+        level = logging.getLevelNamesMapping()[log_level.upper()]
+        _import_deepspeed(level)
+        super().__init__(config=config, logging_level=level)
+        self._zero = zero
+        self._plain: Any = None  # PlainState of the optimizer
 
     @property
     def precision_plugin(self) -> Precision:
@@ -120,12 +117,6 @@ class DeepSpeed(DeepSpeedStrategy):
             raise UserError(f"precision={plugin.precision}: {self._name} takes {', '.join(PRECISIONS)}.")
         self._precision_plugin = None if plugin is None else EnginePrecision(plugin)
 
-    @property
-    def _engine_precision(self) -> EnginePrecision:
-        plugin = self.precision_plugin
-        assert isinstance(plugin, EnginePrecision)
-        return plugin
-
     # -- processes
 
     def setup_environment(self) -> None:
@@ -134,20 +125,20 @@ class DeepSpeed(DeepSpeedStrategy):
 
     def setup_distributed(self) -> None:
         super(DeepSpeedStrategy, self).setup_distributed()
-        use_accelerator(self.root_device.type)
-        adopt_process_group(self._get_process_group_backend())
+        _use_device(self.root_device.type, self._get_process_group_backend())
 
     # -- engine
 
     def setup(self, trainer: Trainer) -> None:
-        assert self.lightning_module is not None
-        if trainer.gradient_clip_algorithm == GradClipAlgorithmType.VALUE and trainer.gradient_clip_val:
-            raise UserError(
-                f"trainer.gradient_clip_algorithm=value: {self._name} clips by the global norm alone, use norm."
-            )
+        require(
+            not trainer.gradient_clip_val or trainer.gradient_clip_algorithm != GradClipAlgorithmType.VALUE,
+            f"trainer.gradient_clip_algorithm=value: {self._name} clips by the global norm alone, use norm.",
+        )
         if self.root_device.type == "cpu":
-            if self.precision_plugin.precision == "16-mixed":
-                raise UserError(f"precision=16-mixed: {self._name} has no float16 on CPUs, use precision=bf16-mixed.")
+            require(
+                self.precision_plugin.precision != "16-mixed",
+                f"precision=16-mixed: {self._name} has no float16 on CPUs, use precision=bf16-mixed.",
+            )
             for where in ("offload_optimizer", "offload_param"):
                 self._zero.get(where, {})["pin_memory"] = False
         if self._layer_sync is not None and self.world_size > 1 and trainer.state.fn == TrainerFn.FITTING:
@@ -155,81 +146,61 @@ class DeepSpeed(DeepSpeedStrategy):
             self.model = self._layer_sync.apply(self.model)
         super().setup(trainer)
 
-    @property
-    def _device_rank(self) -> int:
-        return self.local_rank if self.root_device.index is None else self.root_device.index
-
-    @property
-    def _zero(self) -> dict[str, Any]:
-        assert isinstance(self.config, dict)
-        zero: dict[str, Any] = self.config["zero_optimization"]
-        return zero
-
     def _format_config(self) -> None:
         assert isinstance(self.config, dict)
         assert self.lightning_module is not None
-        trainer = self.lightning_module.trainer
+        assert isinstance(self.precision_plugin, EnginePrecision)
         # Lightning divides the loss by accumulate_grad_batches; `training_step` sets the boundary before each backward
         self.config |= {
             "gradient_accumulation_steps": 1,
             "train_micro_batch_size_per_gpu": 1,  # only for DeepSpeed's own samples/s
-            "gradient_clipping": trainer.gradient_clip_val or 0.0,
-            **self._engine_precision.engine_config(),
+            "gradient_clipping": self.lightning_module.trainer.gradient_clip_val or 0.0,
+            **self.precision_plugin.engine_config(),
         }
 
     def _init_optimizers(self) -> Any:
         optimizer, scheduler = super()._init_optimizers()
-        self._check_optimizer(optimizer)
+        require(
+            not isinstance(optimizer, WHOLE_WEIGHTS) and not getattr(optimizer, "needs_whole_weights", False),
+            f"strategy={self._name} cuts parameters into flat pieces, and {type(optimizer).__name__} needs them "
+            "whole: use optimizer=adamw or sgd, or strategy=ddp.",
+        )
         return optimizer, scheduler
 
-    def _check_optimizer(self, optimizer: Optimizer) -> None:
-        whole = (LBFGS, Adafactor, SparseAdam, *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else []))
-        if isinstance(optimizer, whole) or getattr(optimizer, "needs_whole_weights", False):
-            raise UserError(
-                f"strategy={self._name} cuts parameters into flat pieces, and {type(optimizer).__name__} needs them "
-                "whole: use optimizer=adamw or sgd, or strategy=ddp."
-            )
+    def _initialize(self, **arguments: Any) -> Any:
+        import deepspeed
+
+        index = self.local_rank if self.root_device.index is None else self.root_device.index
+        return deepspeed.initialize(args=argparse.Namespace(device_rank=index), dist_init_required=False, **arguments)
 
     def _setup_model_and_optimizer(
         self, model: nn.Module, optimizer: Optimizer | None, lr_scheduler: Any = None
     ) -> tuple[Any, Any]:
-        import deepspeed
-
         assert optimizer is not None
         self._plain = PlainState(optimizer)
-        engine, zero_optimizer, _, _ = deepspeed.initialize(
-            args=argparse.Namespace(device_rank=self._device_rank),
+        engine, zero_optimizer, _, _ = self._initialize(
             config=self.config,
             model=model,
             model_parameters=[p for p in model.parameters() if p.requires_grad],
             optimizer=optimizer,
             lr_scheduler=lr_scheduler,
-            dist_init_required=False,
         )
-        share_equal_copies(zero_optimizer)
         self._plain.attach(zero_optimizer)
         return engine, zero_optimizer
 
     def _initialize_deepspeed_inference(self, model: nn.Module) -> None:
-        # stages 1 and 2 shard nothing that evaluation uses: run the plain net
         model.to(self.root_device)
-        if self._zero["stage"] != 3:
-            return
-        import deepspeed
-
-        assert isinstance(self.config, dict)
-        config = {key: value for key, value in self.config.items() if key != "gradient_clipping"}
-        self.model = deepspeed.initialize(
-            args=argparse.Namespace(device_rank=self._device_rank),
-            config=config,
-            model=model,
-            model_parameters=[],
-            dist_init_required=False,
-        )[0]
+        if self._zero["stage"] == 3:  # the others shard nothing that evaluation uses: run the plain net
+            assert isinstance(self.config, dict)
+            config = {key: value for key, value in self.config.items() if key != "gradient_clipping"}
+            self.model = self._initialize(config=config, model=model, model_parameters=[])[0]
 
     def teardown(self) -> None:
         super().teardown()
-        restore_linear()
+        # stage 3's `linear` keeps no gathered weight from forward to backward
+        from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses as Patch
+
+        torch.nn.functional.linear = getattr(Patch, "linear_bk", torch.nn.functional.linear)
 
     # -- steps
 
@@ -262,30 +233,112 @@ class DeepSpeed(DeepSpeedStrategy):
         return full_weights(self.lightning_module, self.is_global_zero)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        assert self._plain is not None
-        return self._plain.state_dict(self.is_global_zero)
+        state: dict[str, Any] = self._plain.state_dict(self.is_global_zero)
+        return state
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: _PATH, storage_options: Any | None = None) -> None:
-        assert self._plain is not None
         scaler = self._plain.scaler_state()
         if scaler:
             checkpoint["deepspeed"] = scaler
         Strategy.save_checkpoint(self, checkpoint, filepath, storage_options)
 
-    def load_checkpoint(self, checkpoint_path: _PATH, weights_only: bool | None = None) -> dict[str, Any]:
-        return Strategy.load_checkpoint(self, checkpoint_path, weights_only)
-
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        Strategy.load_model_state_dict(self, checkpoint, strict)
+    load_checkpoint = Strategy.load_checkpoint
+    load_model_state_dict = Strategy.load_model_state_dict
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        assert self._plain is not None
         assert self.lightning_module is not None
         self._plain.load_state_dict(checkpoint["optimizer_states"][0])
         if self.precision_plugin.precision not in ("32-true", "bf16-mixed"):
-            weights = {
-                **checkpoint["state_dict"],
-                **{f"net.{k}": v for k, v in checkpoint.get("ema", {}).get("raw", {}).items()},
-            }
+            raw = {f"net.{name}": value for name, value in checkpoint.get("ema", {}).get("raw", {}).items()}
+            weights = {**checkpoint["state_dict"], **raw}
             self._plain.load_weights(dict(self.lightning_module.named_parameters()), weights)
         self._plain.load_scaler_state(checkpoint.get("deepspeed"))
+
+
+class EnginePrecision(DeepSpeedPrecision):
+    """The precision plugin of a DeepSpeed engine.
+
+    bf16-mixed is torch's autocast around float32 parameters, as under every other strategy. bf16-true and 16-mixed are
+    DeepSpeed's formats: parameters and gradients have half the width, and the optimizer updates float32 copies that are
+    sharded over the ranks. A GradScaler of the run's plugin sets DeepSpeed's initial loss scale and growth interval.
+    """
+
+    def __init__(self, plugin: Precision) -> None:
+        super().__init__(plugin.precision)  # type: ignore[arg-type]  # checked by the strategy
+        scaler = getattr(plugin, "scaler", None)
+        self._init_scale = float(scaler.get_scale()) if scaler is not None else 65536.0
+        self._growth_interval = int(scaler.get_growth_interval()) if scaler is not None else 2000
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        narrow = self.precision in ("bf16-true", "16-mixed")
+        return module.to(self._desired_dtype) if narrow else module
+
+    def convert_input(self, data: Any) -> Any:
+        dtype = torch.float32 if self.precision == "bf16-mixed" else self._desired_dtype
+        return apply_to_collection(data, function=_convert_fp_tensor, dtype=Tensor, dst_type=dtype)
+
+    def forward_context(self) -> AbstractContextManager[Any]:
+        # for evaluation without an engine; an engine has its own autocast
+        if self.precision != "bf16-mixed":
+            return nullcontext()
+        from deepspeed.accelerator import get_accelerator
+
+        return torch.autocast(get_accelerator().device_name(), dtype=torch.bfloat16)
+
+    def tensor_init_context(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def engine_config(self) -> dict[str, Any]:
+        """Return the section of DeepSpeed's configuration for the number format."""
+        # without "safe" modules, whose gradients would be reduced in bf16, as no other strategy does by default
+        autocast = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
+        fp16 = {
+            "enabled": True,
+            "loss_scale": 0,  # dynamic
+            "initial_scale_power": round(math.log2(self._init_scale)),
+            "loss_scale_window": self._growth_interval,
+        }
+        sections: dict[str, dict[str, Any]] = {
+            "bf16-mixed": {"torch_autocast": autocast},
+            "bf16-true": {"bf16": {"enabled": True}},
+        }
+        return {**sections, "16-mixed": {"fp16": fp16}}.get(self.precision, {})
+
+
+def _import_deepspeed(level: int) -> None:
+    """Import DeepSpeed without its warning about a missing GPU and its logs on stdout."""
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import deepspeed
+    # DeepSpeed 0.19 calls collectives by names that torch 2.13 deprecates
+    warnings.filterwarnings(
+        "ignore",
+        message=r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated",
+        category=FutureWarning,
+    )
+    deepspeed.utils.logging.logger.setLevel(level)
+    for handler in deepspeed.utils.logging.logger.handlers:
+        # its own handler has a level too; never raise it: a handler may be shared with other loggers
+        handler.setLevel(min(level, handler.level))
+
+
+def _use_device(device_type: str, backend: str) -> None:
+    """Make DeepSpeed use the Trainer's device and process group; by default it takes a GPU if the machine has one.
+
+    On CPUs it would first compile a shared-memory all-reduce (about a minute, and it needs a compiler); gloo does the
+    same.
+    """
+    import deepspeed
+    from deepspeed.accelerator import get_accelerator, set_accelerator
+
+    if device_type == "cpu" and get_accelerator().device_name() != "cpu":
+        from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+        set_accelerator(CPU_Accelerator())
+    backends: Any = importlib.import_module("deepspeed.comm.torch")  # as an attribute of its package it is torch itself
+    build, backends.build_shm_op = backends.build_shm_op, lambda: None
+    try:
+        deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
+    finally:
+        backends.build_shm_op = build
