@@ -21,7 +21,7 @@ from lathe.receipt import measured, write
 from lathe.runs.export_staleness import KEY
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
-from lathe.verbs.export.make import make, ready_for
+from lathe.verbs.export import make, ready_for
 
 MODULES = {"eager", "eager_bf16", "compiled_fp32", "compiled_bf16"}
 

@@ -15,7 +15,7 @@ from support.runs import SMALL, new_run, runs
 
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
-from lathe.verbs.export import parity
+from lathe.verbs import export_parity as parity
 from lathe.verbs.load import load
 
 NAMES = ["cat", "dog", "fox"]

@@ -22,10 +22,9 @@ from lathe.receipt.timing import time_forms
 from lathe.runs.export_model import ExportModel, open_export_model
 from lathe.runs.export_staleness import is_outdated
 from lathe.runs.rundir import RunDir, open_run
-from lathe.verbs.export.compare import arithmetic_of
-from lathe.verbs.export.make import make, ready_for
-from lathe.verbs.export.parity import odd_inputs
-from lathe.verbs.export.request import targets_of as options_of
+from lathe.verbs.export import make, ready_for
+from lathe.verbs.export import targets_of as options_of
+from lathe.verbs.export_parity import arithmetic_of, odd_inputs
 
 ARCHIVES = ("torchserve",)  # they contain another target's file, which is measured itself
 BESIDE = {"eager": "this eager", "bf16": "this compiled_bf16"}

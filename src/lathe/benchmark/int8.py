@@ -15,9 +15,8 @@ from lathe.files import scratch
 from lathe.launch.api import compose, train
 from lathe.measure import interleaved, plot
 from lathe.runs.rundir import RunDir, open_run
-from lathe.verbs.export.compare import compared
-from lathe.verbs.export.make import make, ready_for
-from lathe.verbs.export.request import targets_of
+from lathe.verbs.export import make, ready_for, targets_of
+from lathe.verbs.export_parity import compared
 
 FLOAT, INTEGER, TRAINED = "float32", "int8", "int8, qat"
 TARGETS = {FLOAT: "onnx", INTEGER: "onnx_int8", TRAINED: "onnx_int8"}
