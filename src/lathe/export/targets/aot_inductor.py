@@ -214,7 +214,9 @@ def _compiled(
         settings["aot_inductor.enable_line_tables"] = False
     # parts of inductor read freezing from the config, not from the options
     with config.patch(settings), full_float32() if given.device.type == "cuda" else nullcontext():
-        return list(aot_compile(program.module(), (given,), options=settings))
+        files = aot_compile(program.module(), (given,), options=settings)
+    assert isinstance(files, list)
+    return files
 
 
 def _blank(file: Path, folder: Path, name: bytes) -> None:

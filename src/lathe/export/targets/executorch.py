@@ -6,6 +6,9 @@ any other quantizes each row of its input again and returns floats.
 
 import logging
 import operator
+import os
+import sys
+import tempfile
 import threading
 import warnings
 import weakref
@@ -33,6 +36,8 @@ from lathe.export.integer_layers import Affine, Dialect, copied, deployable, to_
 MOST_MEMORY = 2**31  # bytes that a program may reserve when it is loaded
 DTYPES = {0: "uint8", 4: "int64", 6: "float32"}  # by ExecuTorch's number of each
 GEMMS = ("aten.conv2d.default", "aten.linear.default")  # in torch's graph
+# printed by ExecuTorch's runtime on every processor that is not a phone's
+NATIVE_NOTES = (b"[cpuinfo_utils.cpp", b"[threadpool.cpp")
 LOWERED_GEMMS = ("aten.convolution.default", "aten.linear.default", "aten.addmm.default", "aten.mm.default")
 
 
@@ -79,7 +84,7 @@ class Executorch(Target):
         path = readable(path)
         program = Program(path, threads)
         try:
-            with POOL.lock, quiet():
+            with POOL.lock, quiet(), _without_native_notes():
                 meta = program.ready().metadata.input_tensor_meta(0)
         except (RuntimeError, ValueError) as error:
             raise UserError(
@@ -302,7 +307,8 @@ class Pool:
         if portable_lib._threadpool_get_thread_count() != threads:
             for program in self.programs:
                 program.method = program.program = None
-            portable_lib._unsafe_reset_threadpool(threads)
+            with _without_native_notes():
+                portable_lib._unsafe_reset_threadpool(threads)
 
 
 POOL = Pool()
@@ -357,3 +363,21 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextmanager
+def _without_native_notes() -> Iterator[None]:
+    """Buffer the process's stderr, then print it without the lines of `NATIVE_NOTES`."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as buffer:
+        own = os.dup(2)
+        os.dup2(buffer.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
+            buffer.seek(0)
+            for line in buffer:
+                if not line.startswith(NATIVE_NOTES):
+                    os.write(2, line)

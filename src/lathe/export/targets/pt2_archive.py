@@ -34,8 +34,8 @@ FUNCTIONS = re.compile(
     r"|true|false|floor|ceiling|FloorDiv|ModularIndexing|Where|PythonMod|CleanDiv|(Ceil|Floor|Trunc|Round)ToInt|CeilDiv|[LR]Shift"
     r"|PowByNatural|FloatPow|(Float|Int)TrueDiv|TruncToFloat|RoundDecimal|ToFloat|Identity"
 )
-ARITHMETIC = (ast.Expression, ast.Call, ast.keyword, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Load)
-ARITHMETIC += (ast.operator, ast.unaryop, ast.cmpop)
+OPERATIONS = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.operator, ast.unaryop, ast.cmpop)
+ARITHMETIC = (ast.Expression, ast.Call, ast.keyword, ast.Load, *OPERATIONS)
 
 
 def open_program(path: Path, device: str | None = None) -> Any:

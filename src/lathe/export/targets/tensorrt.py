@@ -108,7 +108,7 @@ class TensorRT(Target):
         It runs on torch's current GPU, one call after the other; `device`, such as `cuda:1`, becomes the current one.
         `threads` has no effect. The function raises UserError for an input that does not fit the engine.
         """
-        import tensorrt
+        import tensorrt  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
         if device is not None:
             torch.cuda.set_device(device)
@@ -141,7 +141,7 @@ class TensorRT(Target):
 
         def forward(x: Array) -> Array:
             sides = zip(least[1:], x.shape[1:], most[1:], strict=False)
-            fits = x.ndim == len(most) and x.size and all(low <= side <= high for low, side, high in sides)
+            fits = x.ndim == len(most) and x.size > 0 and all(low <= side <= high for low, side, high in sides)
             takes = f"{dtype} of shapes from {list(least)} to {list(most)}"
             require(fits and x.dtype == dtype, f"{path} takes {takes}, not {x.dtype} of shape {list(x.shape)}.")
             return in_parts(run, x, most[0])
@@ -191,7 +191,7 @@ def prepared(net: nn.Module, example: Tensor, half: bool) -> nn.Module:
                 layer.source != DYNAMIC,
                 "target=tensorrt has no dynamic ranges of activations: quantize with static ranges.",
             )
-            if layer.source is None or layer.scale.dim() == 2:  # type: ignore[operator]
+            if layer.source is None or layer.scale.dim() == 2:
                 to_float(layer)
             else:
                 rounded += 1
