@@ -297,8 +297,8 @@ def _input_check(path: Path, metadata: Mapping[str, str]) -> Callable[[Array], N
         "AVX512_VNNI": torch.cpu._is_vnni_supported(),
         "AMX_TILE": torch.cpu._is_amx_tile_supported(),
     }
-    lacking = [name for name in metadata.get("AOTI_CPU_ISA", "").split() if not has.get(name, True)]
-    require(not lacking, f"{path} was compiled for a CPU with {' and '.join(lacking)}, which this one lacks: {again}.")
+    lacking = next((name for name in metadata.get("AOTI_CPU_ISA", "").split() if not has.get(name, True)), None)
+    require(not lacking, f"{path} was compiled for a CPU with {lacking}, which this one lacks: {again}.")
     require(
         metadata.get(EXACT) != "1" or sums_are_exact(),
         f"{path} was compiled for a CPU that sums products of 8-bit integers exactly (VNNI), unlike this one: {again}.",
