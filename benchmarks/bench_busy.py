@@ -43,7 +43,7 @@ SIDES: dict[str, tuple[list[str], dict[str, str]]] = {  # overrides and environm
 def serve_side(overrides: list[str]) -> None:
     """Run the workloads named on standard input, one per line; print the seconds and threads of each."""
     import lathe
-    from lathe.export.targets.onnx_int8 import load
+    from lathe.export import get
 
     folder, model = tempfile.mkdtemp(), None
     for line in sys.stdin:
@@ -52,7 +52,7 @@ def serve_side(overrides: list[str]) -> None:
             import numpy as np
             import torch
 
-            model = model or load(Path(os.environ["BENCH_INT8"]), None)
+            model = model or get("onnx_int8").load(Path(os.environ["BENCH_INT8"]))
             x = np.random.default_rng(0).integers(0, 256, (32, 1, 16, 16), dtype=np.uint8)
             model(x)
             began = time.perf_counter()

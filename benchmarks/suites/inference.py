@@ -20,10 +20,9 @@ from lathe.receipt.forms import CPU, Compiled, Eager, Form, Opened, time_forms
 from lathe.runs.export_model import ExportModel, open_export_model
 from lathe.runs.export_staleness import is_outdated
 from lathe.runs.rundir import RunDir, open_run
-from lathe.verbs.export.compare import arithmetic_of
-from lathe.verbs.export.make import make, ready_for
-from lathe.verbs.export.parity import odd_inputs
-from lathe.verbs.export.request import targets_of as options_of
+from lathe.verbs.export import make, ready_for
+from lathe.verbs.export import targets_of as options_of
+from lathe.verbs.export_parity import arithmetic_of, odd_inputs
 from suites.results import table
 from suites.runner import reason, report
 

@@ -1,5 +1,6 @@
 """target=aot_inductor: compiled packages compute the net, in floats and in integers."""
 
+import json
 import re
 import subprocess
 import sys
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 
 from lathe.compression.quantization.net import LayerPlan
 from lathe.errors import UserError
-from lathe.export import get, sums
+from lathe.export import get, torch_runner
 from lathe.export.preprocess import Preprocess, Shipped
+from lathe.export.targets import aot_inductor
 from lathe.nets import GPT, CifarResNet
 
 Make = Callable[[], nn.Module]
@@ -80,8 +82,10 @@ def test_packages_for_others_are_refused(opened: Opened, monkeypatch: pytest.Mon
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
     with pytest.raises(UserError, match=r"was compiled for a CPU with AVX512, which this one lacks"):
         opened({**IMAGES, "AOTI_CPU_ISA": "AVX512 AVX512_VNNI"})
-    monkeypatch.setattr(sums, "exact", lambda: False)
-    with pytest.raises(UserError, match=r"for a CPU that sums products of 8-bit integers exactly \(VNNI\), which this"):
+    monkeypatch.setattr(aot_inductor, "sums_are_exact", lambda: False)
+    with pytest.raises(
+        UserError, match=r"for a CPU that sums products of 8-bit integers exactly \(VNNI\), unlike this"
+    ):
         opened({**IMAGES, "exact_sums": "1"})
     opened({**IMAGES, "exact_sums": "0"})
 
@@ -90,14 +94,14 @@ def test_packages_for_others_are_refused(opened: Opened, monkeypatch: pytest.Mon
 def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The generated C++ of each package, which itself has only the files' names."""
     found: list[str] = []
-    original = aot._compiled
+    original = aot_inductor._compiled
 
     def spy(*given: Any) -> list[Any]:
         files = original(*given)
         found.append("".join(Path(file).read_text() for file in map(str, files) if file.endswith(".cpp")))
         return files
 
-    monkeypatch.setattr(aot, "_compiled", spy)
+    monkeypatch.setattr(aot_inductor, "_compiled", spy)
     return found
 
 
@@ -129,13 +133,6 @@ class TestFloats:
             answers = list(pool.map(lambda index: run(given[index : index + 1 + index % 3]), range(60)))
         for index, answer in enumerate(answers):
             np.testing.assert_allclose(answer, want[index : index + 1 + index % 3], atol=1e-5)
-
-        held = path.read_bytes()
-        with zipfile.ZipFile(path) as archive:
-            generated = [one for one in archive.infolist() if one.filename.endswith((".cpp", ".h"))]
-            assert not any(one.file_size for one in generated)
-        for folder in (Path(__file__).parents[2], Path(torch.__file__).parent):
-            assert str(folder).encode() not in held
 
     def test_pictures_of_every_size(self, tmp_path: Path) -> None:
         torch.manual_seed(0)
@@ -177,7 +174,7 @@ class TestIntegers:
     ) -> None:
         net = quantized(make_resnet(), images)
         aot.export(net, images[:1], tmp_path / "int8.pt2")
-        if sums.exact():
+        if aot_inductor.sums_are_exact():
             assert sources[0].count("qconv_pointwise") >= 9
             body = sources[0].split("void AOTInductorModel::run_impl")[-1]
             assert "convolution" not in body.replace("qconvolution", "")
@@ -202,11 +199,11 @@ class TestIntegers:
         exact: bool,
     ) -> None:
         """Products of 4-bit weights fit into 16 bits in pairs, those of 8-bit weights don't."""
-        monkeypatch.setattr(sums, "exact", lambda: exact)
+        monkeypatch.setattr(aot_inductor, "sums_are_exact", lambda: exact)
         net, path = quantized(make_mlp(), images), tmp_path / "net.pt2"
         aot.export(net, images[:1], path)
         assert ("qlinear_pointwise" in sources[0]) is exact
-        mine = [record.getMessage() for record in caplog.records if record.name == aot.__name__]
+        mine = [record.getMessage() for record in caplog.records if record.name == aot_inductor.__name__]
         assert len(mine) == (not exact)
         assert exact or "3 of 3 quantized layers" in mine[0]
         if not exact:
@@ -215,7 +212,7 @@ class TestIntegers:
             few = quantized(make_mlp(), images, LayerPlan(weight_bits=4))
             aot.export(few, images[:1], path)
             assert "qlinear_pointwise" in sources[1]
-            assert len([record for record in caplog.records if record.name == aot.__name__]) == 1
+            assert len([record for record in caplog.records if record.name == aot_inductor.__name__]) == 1
 
     @pytest.mark.parametrize(
         "plan", [LayerPlan(activation="dynamic"), LayerPlan(weight_bits=4, activation="none", group_size=32)]
@@ -229,3 +226,68 @@ class TestIntegers:
             want = net(images).numpy()
         got = aot.load(tmp_path / "net.pt2", 1)(images.numpy())
         np.testing.assert_allclose(got, want, atol=1e-3)
+
+
+# Files for a GPU, with the CPU in its place: every step except the copies between host and device.
+
+
+@pytest.fixture
+def gpu_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(torch_runner.DEVICES, "cuda", torch.device("cpu"))
+
+
+def written(folder: Path, **metadata: str) -> Path:
+    """A package that holds only metadata."""
+    with zipfile.ZipFile(folder / "net.pt2", "w") as archive:
+        archive.writestr("net/data/aotinductor/model/a_metadata.json", json.dumps(metadata))
+    return folder / "net.pt2"
+
+
+def test_integers_are_refused(
+    make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, gpu_stand_in: None
+) -> None:
+    with pytest.raises(UserError, match=r"^device=cuda compiles floats alone"):
+        get("aot_inductor", device="cuda").export(quantized(make_mlp(), images), images, tmp_path / "net.pt2")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("capability", "device", "said"),
+    [
+        (None, None, r"compiled for a GPU \(cuda\), and torch finds none here"),
+        ((8, 0), None, r"for a GPU of compute capability 9.0, and this one has 8.0: export the run again, here"),
+        ((9, 0), "cuda:0", None),
+    ],
+)
+def test_where_a_package_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capability: tuple[int, int] | None,
+    device: str | None,
+    said: str | None,
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: capability is not None)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "a GPU")
+    package = written(tmp_path, compiled_device="cuda", compiled_capability="9.0")
+    metadata = aot_inductor.read_metadata(package)
+    if said is None:
+        assert aot_inductor.placed(package, metadata, device) == torch.device("cuda:0")
+    else:
+        with pytest.raises(UserError, match=said):
+            aot.load(package, device=device)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(aot.available() is not None, reason="no C++ compiler")
+def test_a_package_compiled_for_a_device_computes_the_net(
+    make_mlp: Make, images: Tensor, tmp_path: Path, gpu_stand_in: None
+) -> None:
+    net, path = make_mlp(), tmp_path / "net.pt2"
+    get("aot_inductor", device="cuda").export(net, images[:1], path)
+    assert aot_inductor.read_metadata(path)["compiled_device"] == "cpu"
+    run = aot.load(path)
+    with torch.no_grad():
+        for batch in (64, 1, 7):
+            np.testing.assert_allclose(run(images[:batch].numpy()), net(images[:batch]).numpy(), atol=1e-5)

@@ -11,8 +11,9 @@ from torch import nn
 from lathe import export
 from lathe.data import Normalizer
 from lathe.export import manifest
-from lathe.export.bundle import open_bundle, prepared
+from lathe.export.bundle import open_bundle
 from lathe.export.preprocess import Preprocess, Shipped
+from lathe.export.torch_runner import prepared
 
 MEAN, STD = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
 

@@ -1,13 +1,14 @@
-"""Files are written completely or not at all."""
+"""Files and folders of exports are complete or absent, however the process ends."""
 
 import errno
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from lathe.errors import UserError
-from lathe.export.files import whole
+from lathe.export.files import fresh_folder, whole
 
 
 def test_the_file_is_there_at_the_end_alone(tmp_path: Path) -> None:
@@ -49,3 +50,73 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"net\.onnx can't be written, the disk is full"), whole(tmp_path / "net.onnx"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert os.listdir(tmp_path) == []
+
+
+def write(path: Path, text: str) -> None:
+    with fresh_folder(path) as folder:
+        (folder / "manifest.json").write_text(text)
+        assert not (path / "manifest.json").exists() or (path / "manifest.json").read_text() != text
+
+
+def test_a_folder_takes_the_place_of_the_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "exports" / "onnx"
+    write(path, "first")
+    (path / "more").write_text("only of the first")
+    write(path, "second")
+    assert (path / "manifest.json").read_text() == "second"
+    assert os.listdir(path) == ["manifest.json"]
+    assert os.listdir(path.parent) == ["onnx"]
+
+
+def test_a_folder_that_is_not_an_export_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "onnx"
+    path.mkdir()
+    write(path, "in an empty folder")
+    (path / "manifest.json").rename(path / "mine.txt")
+    with pytest.raises(UserError, match=r"onnx is there, and no export that Lathe has written: move it elsewhere\.$"):
+        write(path, "again")
+    assert os.listdir(path) == ["mine.txt"]
+
+
+def fail(path: Path, error: BaseException) -> None:
+    with fresh_folder(path) as folder:
+        (folder / "manifest.json").write_text("half")
+        raise error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), KeyboardInterrupt(), UserError("x"), OSError(errno.EIO, "x")])
+def test_nothing_is_left_after_an_error(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "exports" / "onnx"
+    with pytest.raises(type(error)):
+        fail(path, error)
+    assert list(tmp_path.iterdir()) == []
+    write(path, "first")
+    with pytest.raises(type(error)):
+        fail(path, error)
+    assert (path / "manifest.json").read_text() == "first"
+    assert os.listdir(path.parent) == ["onnx"]
+
+
+def test_a_full_disk_keeps_the_earlier_export(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        write(disk / "exports" / "onnx", "small")
+        with pytest.raises(UserError, match=r"can't be written, the disk is full: free some space\.$"):
+            write(disk / "exports" / "onnx", "x" * 2**20)
+        assert (disk / "exports" / "onnx" / "manifest.json").read_text() == "small"
+        assert os.listdir(disk / "exports") == ["onnx"]
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_another_process_may_put_its_own_there_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "onnx"
+    with fresh_folder(path) as folder:
+        (folder / "manifest.json").write_text("ours")
+        path.mkdir()
+        (path / "manifest.json").write_text("theirs")
+    assert (path / "manifest.json").read_text() == "ours"
+    assert os.listdir(tmp_path) == ["onnx"]

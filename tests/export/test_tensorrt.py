@@ -11,30 +11,32 @@ from torch import Tensor, nn
 
 from lathe.compression.quantization.net import LayerPlan, integer_weight
 from lathe.errors import UserError
+from lathe.export import get
 from lathe.export.preprocess import Preprocess, Shipped
 from lathe.export.targets import tensorrt
-from lathe.export.targets.onnx_graph import load, write
+from lathe.export.targets.onnx import write
 from lathe.nets import GPT
 
 onnx: Any = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 Make = Callable[[], nn.Module]
 Quantized = Callable[..., nn.Module]
+load = get("onnx").load
 
 
 def test_auto_chooses_the_way_by_the_net(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lathe.export.targets.tensorrt.importlib.util.find_spec", lambda name: 1)
-    assert tensorrt.chosen("auto", quantized=False, half=True) == "torch_tensorrt"
-    assert tensorrt.chosen("auto", quantized=True, half=False) == "onnx"
-    assert tensorrt.chosen("onnx", quantized=False, half=False) == "onnx"
+    assert get("tensorrt", half=True).builder(quantized=False) == "torch_tensorrt"
+    assert get("tensorrt").builder(quantized=True) == "onnx"
+    assert get("tensorrt", through="onnx").builder(quantized=False) == "onnx"
     with pytest.raises(UserError, match="half=true does not fit a quantized net"):
-        tensorrt.chosen("auto", quantized=True, half=True)
+        get("tensorrt", half=True).builder(quantized=True)
 
 
 def test_the_profile_has_the_smallest_typical_and_largest_batch() -> None:
     pixels, ids = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, 12, dtype=torch.int64)
-    assert tensorrt.profile(pixels, 64, None) == ((1, 3, 8, 8), (64, 3, 8, 8), (64, 3, 8, 8))
-    assert tensorrt.profile(ids, 16, 4) == ((1, 1), (4, 12), (16, 12))
+    assert get("tensorrt").profile(pixels) == ((1, 3, 8, 8), (64, 3, 8, 8), (64, 3, 8, 8))
+    assert get("tensorrt", max_batch_size=16, typical_batch_size=4).profile(ids) == ((1, 1), (4, 12), (16, 12))
 
 
 def test_symmetric_integers(make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:

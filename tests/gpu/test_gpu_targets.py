@@ -17,7 +17,7 @@ from support.runs import config
 from support.server_process import BINARY, Served
 
 from lathe import export
-from lathe.export.gpu import DEVICES
+from lathe.export.torch_runner import DEVICES
 from lathe.receipt import measured
 from lathe.serving import model, worker
 from lathe.serving.batcher import Batcher
@@ -114,7 +114,7 @@ def test_a_receipt_has_rows_of_the_device(gpu: Acceptance, run: Run) -> None:
 def test_aot_inductor(gpu: Acceptance, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not gpu.real:
         monkeypatch.setitem(DEVICES, "cuda", gpu.device)
-    sentence = export.get("aot_inductor").available(device="cuda")
+    sentence = export.get("aot_inductor", device="cuda").available()
     if sentence:
         pytest.skip(sentence)
     folder = shipped(gpu, run, "aot_inductor", "target.aot_inductor.device=cuda")

@@ -46,9 +46,11 @@ def shipped(input_size: Any = None) -> nn.Module:
     return Shipped(net, Preprocess([0.5], [0.25], (8, 8), input_size))
 
 
-def archived(path: Path, net: nn.Module, example: Tensor, **options: Any) -> Path:
+def archived(path: Path, net: nn.Module, example: Tensor, facts: dict[str, Any] | None = None, **options: Any) -> Path:
     """Return the folder of the unpacked archive."""
-    get("torchserve").export(net, example, path, **options)
+    target = get("torchserve", **options)
+    target.facts = facts or {}
+    target.export(net, example, path)
     folder = path.with_suffix("")
     with zipfile.ZipFile(path) as archive:
         archive.extractall(folder)

@@ -153,9 +153,15 @@ def _kind(node: Mapping[str, Any]) -> str:
 
 
 def own_targets() -> dict[str, str]:
-    """Return the modules of the user's export targets, `src/<package>/targets/<name>.py`, by name."""
-    files = sorted(SOURCE.glob("*/targets/[!_]*.py")) if SOURCE else []
-    return {file.stem: ".".join(file.with_suffix("").parts[-3:]) for file in files}
+    """Return the modules with the user's export targets, by the name in `@export_target("<name>")`; imports nothing."""
+    if SOURCE is None:
+        return {}
+    found: dict[str, str] = {}
+    packages = [folder for folder in sorted(SOURCE.iterdir()) if folder.name != "lathe"]
+    for file in (file for folder in packages for file in sorted(folder.rglob("*.py"))):
+        names = re.findall(r'^@export_target\("(\w+)"\)', file.read_text(), re.MULTILINE)
+        found |= dict.fromkeys(names, ".".join(file.relative_to(SOURCE).with_suffix("").parts))
+    return found
 
 
 def problems(

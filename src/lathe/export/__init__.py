@@ -1,72 +1,108 @@
-"""Export targets, one module each: export, load, run."""
+"""Export formats: a target is a class that writes a net to a file and opens the file as a function of arrays."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 from torch import Tensor, nn
 
 from lathe.config.schema import own_targets
 from lathe.errors import UserError
 
-# a target's module is imported only when the target is used
-TARGETS = {
+Array = np.ndarray[Any, Any]
+# A target's module is imported only when the target is used.
+TARGETS = own_targets() | {
     "onnx": "lathe.export.targets.onnx",
-    "onnx_int8": "lathe.export.targets.onnx_int8",
+    "onnx_int8": "lathe.export.targets.onnx",
     "torch_export": "lathe.export.targets.torch_export",
     "aot_inductor": "lathe.export.targets.aot_inductor",
-    "torchscript": "lathe.legacy.torchscript",
+    "torchscript": "lathe.contrib.torchscript",
     "executorch": "lathe.export.targets.executorch",
     "tensorrt": "lathe.export.targets.tensorrt",
-    "torchserve": "lathe.legacy.torchserve",
+    "torchserve": "lathe.contrib.torchserve",
     "safetensors": "lathe.export.targets.safetensors",
     "weights": "lathe.export.targets.weights",
 }
-TARGETS = own_targets() | TARGETS
+_CLASSES: dict[str, "type[Target]"] = {}
+T = TypeVar("T", bound="type[Target]")
 
 
-# These files are programs, which run when loaded: machine code, or TorchScript, which PyTorch says to treat as code.
-PROGRAMS = ("aot_inductor", "tensorrt", "torchscript", "torchserve")
+class Target:
+    """Base class of export targets: what is not overridden here is optional.
 
-# Arguments of `export` that are not options: `facts` for the manifest, and `config`, the node that builds the net.
-GIVEN = ("facts", "config")
-
-
-class Target(Protocol):
-    """The functions and attributes of each target's module.
-
-    `available` may take options that need more packages. Optional are `made_for(...)`, the manifest's entry for the
-    machine that a file with these options is for; a `load` with `device`, a GPU such as `cuda:1`; `complete(folder)`,
-    called after the parity comparison, which may add files to the export; and `publish(folder, ...)`, called with its
-    options when the folder has its final name.
+    The constructor takes the keys of the target's file in configs/target. `integers` is one of them if a target takes
+    quantized nets and others: None writes the net as it was trained, True calibrates one that is not quantized, False
+    writes a quantized one with the float values of its weights.
     """
 
-    suffix: str  # of the file
-    computes: bool  # whether `load` returns a function; False for weights, which have `restore(net, path)` instead
-    integers: bool | None  # True: only quantized nets; False: only float nets; None: both, as integers or as floats
+    suffix: ClassVar[str]  # of the file
+    computes: ClassVar[bool] = True  # False for weights, which have `restore` instead of `load`
+    is_program: ClassVar[bool] = False  # whether loading a file runs code of it: machine code, or TorchScript
+    has_gpu: ClassVar[bool] = False  # whether `load` takes a GPU
+    integers: bool | None = None
+    # set by scripts/export.py before `export`: the manifest's entries, and the configuration's node of the net
+    facts: Mapping[str, Any] = {}  # replaced, not changed
+    config: Mapping[str, Any] | None = None
 
-    def available(self, **options: Any) -> str | None:
+    def __init__(self, integers: bool | None = None) -> None:
+        self.integers = integers
+
+    def available(self) -> str | None:
         """Return None, or the message that says what to install."""
+        return None
 
-    def export(self, net: nn.Module, example: Tensor, path: str | Path, **options: Any) -> None:
+    def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
         """Write the net to `path` atomically; the net and its modes do not change.
 
-        `example` is the net's input `[batch, ...]`, used for its shape and dtype. Options are the keys of the target's
-        file in configs/target. Raises UserError if a package is missing, or the net, an option or the disk does not
-        allow the export.
+        `example` is the net's input `[batch, ...]`, used for its shape and dtype. Raises UserError if the net, an
+        option or the disk does not allow the export.
         """
+        raise NotImplementedError
 
-    def load(self, path: str | Path, threads: int | None = None) -> Callable[[Any], Any]:
+    def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
         """Load the file as a function of arrays: from the net's input, `[batch, ...]`, to its output.
 
-        `threads` is the number of threads per call; None is the runtime's default. Raises UserError if the file does
-        not exist, or can't be read on this machine.
+        `threads` is the number of threads per call; None is the runtime's default. `device` is a GPU such as `cuda:1`,
+        only for targets that `has_gpu`. Raises UserError if the file can't be read on this machine.
         """
+        raise UserError(f"{path} holds weights alone: use restore(net, path), or another target.")
+
+    def restore(self, net: nn.Module, path: str | Path) -> nn.Module:
+        """Give `net`, as its configuration builds it, a file's structure and weights, in place; return it."""
+        raise NotImplementedError
+
+    def machine(self) -> dict[str, Any]:
+        """Return the manifest's entry for the machine that the file is for."""
+        return {}
+
+    def complete(self, folder: Path) -> None:
+        """Add files to the export after its comparison."""
+
+    def publish(self, folder: Path) -> None:
+        """Upload the export, when its folder has the final name."""
 
 
-def get(name: str) -> Target:
-    """Return the target `name`."""
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its class if it has none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200].rstrip(":. ") if lines else type(error).__name__
+
+
+def export_target(name: str) -> Callable[[T], T]:
+    """Register a class as the target `name`."""
+
+    def register(kind: T) -> T:
+        _CLASSES[name] = kind
+        return kind
+
+    return register
+
+
+def get(name: str, **options: Any) -> Target:
+    """Return the target `name` with its options, the keys of its file in configs/target."""
     if name not in TARGETS:
         raise UserError(f"target={name} is unknown: choose one of {', '.join(TARGETS)}.")
-    return cast(Target, import_module(TARGETS[name]))
+    import_module(TARGETS[name])
+    return _CLASSES[name](**options)

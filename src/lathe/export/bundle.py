@@ -1,19 +1,16 @@
 """An opened export: its verified and loaded file, and its manifest."""
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from lathe import export, trust
-from lathe.errors import UserError
+from lathe.errors import require
+from lathe.export import Array
 from lathe.export import manifest as manifests
+from lathe.export.torch_runner import prepared
 from lathe.trust.export_signing import made_here
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)
@@ -42,34 +39,19 @@ def open_bundle(
     """
     folder = Path(folder)
     manifest = manifests.read(folder, key)
-    target = export.get(str(manifest["target"]))
-    if not target.computes:
-        raise UserError(
-            f"{key}={manifest['target']} holds weights alone, which compute nothing without their net: choose "
-            "another target."
-        )
+    name = str(manifest["target"])
+    target = export.get(name)
+    require(target.computes, f"{key}={name} holds weights alone, which compute nothing: choose another target.")
     check_origin(folder, manifest)
-    where: dict[str, Any] = {} if device is None else {"device": device}
-    if where and "device" not in inspect.signature(target.load).parameters:
-        raise UserError(
-            f"{key}={manifest['target']} runs on CPUs alone, not on {device}: leave trainer.accelerator=cpu, or export "
-            "to onnx, torch_export, aot_inductor or tensorrt."
-        )
-    run = target.load(folder / manifest["file"], threads, **where)
-    return Bundle(folder, manifest, run)
+    require(
+        device is None or target.has_gpu,
+        f"{key}={name} runs on CPUs alone, not on {device}: leave trainer.accelerator=cpu, or export to onnx, "
+        "torch_export, aot_inductor or tensorrt.",
+    )
+    return Bundle(folder, manifest, target.load(folder / manifest["file"], threads, device))
 
 
 def check_origin(folder: Path, manifest: dict[str, Any]) -> None:
     """Raise UserError for an untrusted program from another machine."""
-    if manifest["target"] in export.PROGRAMS and not made_here(manifest):
+    if export.get(manifest["target"]).is_program and not made_here(manifest):
         trust.allow_program(str(manifest["target"]), folder)
-
-
-def prepared(manifest: dict[str, Any], inputs: Array) -> Array:
-    """Return the input that the file takes: pixels, normalized unless the graph does it."""
-    preprocess = manifest["preprocess"]
-    if preprocess is None or preprocess["in_graph"]:
-        return inputs
-    mean, std = (np.asarray(preprocess[name], dtype=np.float64)[:, None, None] for name in ("mean", "std"))
-    scale, shift = (1 / (255 * std)).astype(np.float32), (-mean / std).astype(np.float32)
-    return inputs.astype(np.float32) * scale + shift

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.files import sha256, write_atomically
 from lathe.trust.export_signing import signature
 
@@ -35,36 +35,29 @@ def read(folder: str | Path, key: str = "target") -> dict[str, Any]:
     """
     folder = Path(folder)
     path = folder / NAME
-    if not path.is_file():
-        raise UserError(
-            f"{key}={folder.name}: {folder} holds no export with a manifest: python scripts/export.py run=<run "
-            "directory> target=<name> makes one."
-        )
+    require(path.is_file(), f"{key}={folder.name}: {folder} holds no export with a manifest: run scripts/export.py.")
     again = "export the run again with scripts/export.py"
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError("too large")
         manifest = json.loads(path.read_text())
         version = manifest["version"]
-        files = _described(manifest) if version == VERSION else {}
+        files = _files(manifest) if version == VERSION else {}
     except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise UserError(f"{path} can't be read as the manifest of an export: {again}.") from error
-    if version != VERSION:
-        raise UserError(f"{path} is of version {version}, this Lathe reads {VERSION}: {again}.")
-    if manifest["file"] not in files or not all(PLAIN.fullmatch(name) for name in files):
-        raise UserError(f"{path} names files that an export of target={manifest['target']} does not have: {again}.")
+    require(version == VERSION, f"{path} is of version {version}, this Lathe reads {VERSION}: {again}.")
+    own = manifest["file"] in files and all(PLAIN.fullmatch(name) for name in files)
+    require(own, f"{path} names files that an export of target={manifest['target']} does not have: {again}.")
     for name, (size, digest) in files.items():
         found = folder / name
-        if not found.is_file():
-            raise UserError(f"{found} is missing: {again}.")
-        if found.stat().st_size != size or sha256(found) != digest:
-            raise UserError(
-                f"{found} is not the file that was exported, its SHA-256 differs from the manifest's: {again}."
-            )
+        require(found.is_file(), f"{found} is missing: {again}.")
+        same = found.stat().st_size == size and sha256(found) == digest
+        message = f"{found} is not the file that was exported, its SHA-256 differs from the manifest's: {again}."
+        require(same, message)
     return dict(manifest)
 
 
-def _described(manifest: dict[str, Any]) -> dict[str, tuple[int, str]]:
+def _files(manifest: dict[str, Any]) -> dict[str, tuple[int, str]]:
     """Return size and SHA-256 of each file; check the other entries that readers need.
 
     Raises:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lathe.errors import UserError
+from lathe.errors import require
 
 ANY = "any"
 LARGEST = 4096  # pixels of a fixed side; larger images need "any", or scaling by the client
@@ -72,13 +72,10 @@ def check_input_size(given: Any, size: tuple[int, int]) -> tuple[int, int] | str
         return ANY
     sides = [given, given] if isinstance(given, int) else given
     pair = isinstance(sides, (list, tuple)) and len(sides) == 2
-    if not pair or not all(
-        isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= LARGEST for side in sides
-    ):
-        raise UserError(
-            f"target.input_size={given}: give [height, width] in pixels, up to {LARGEST} each, any, or null for the "
-            "net's own size."
-        )
+    require(
+        pair and all(type(side) is int and 1 <= side <= LARGEST for side in sides),
+        f"target.input_size={given}: give [height, width] in pixels, up to {LARGEST} each, any, or null.",
+    )
     height, width = sides
     return height, width
 

@@ -112,8 +112,8 @@ class Target(Form):
 
 def export_to(target: str, net: nn.Module, example: Tensor, folder: Path, **options: Any) -> Path:
     """Export `net` to `target` with these options, below `folder`, and return the file."""
-    module = export.get(target)
-    missing = module.available(**options)
+    module = export.get(target, **options)
+    missing = module.available()
     if missing is not None:
         raise UserError(missing)
     path = folder / target / f"model{module.suffix}"
@@ -121,7 +121,7 @@ def export_to(target: str, net: nn.Module, example: Tensor, folder: Path, **opti
     quiet = logging.root.manager.disable
     logging.disable(max(quiet, logging.INFO))  # exporters log every pass over the graph
     try:
-        module.export(copy.deepcopy(net), example, path, **options)
+        module.export(copy.deepcopy(net), example, path)
     finally:
         logging.disable(quiet)
     return path

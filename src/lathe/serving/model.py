@@ -76,7 +76,7 @@ def load(run: str, target: str, checkpoint: str, threads: int, device: str | Non
         return open_bundle(_folder(Path(run), target), threads, device=device)
     import torch
 
-    from lathe.export.calls import on_arrays
+    from lathe.export.torch_runner import on_arrays
     from lathe.runs.export_model import open_export_model
 
     torch.set_num_threads(threads)

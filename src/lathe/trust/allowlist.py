@@ -56,7 +56,7 @@ SCHEMA = {
     "data": r"lathe\.data\.\w+DataModule",
     "data part": r"lathe\.data\.(?!\w+DataModule$)[A-Z]\w*",
     "callback": r"lathe\.callbacks\.[A-Z]\w*",
-    "strategy": r"lathe\.strategies\.([A-Z]\w*|auto)|lathe\.legacy\.[A-Z]\w*",
+    "strategy": r"lathe\.strategies\.([A-Z]\w*|auto)|lathe\.contrib\.[A-Z]\w*",
     "logger": r"lathe\.loggers\.\w+",
 }
 # Layers and losses of torch.nn. Not Module itself, and not DataParallel, which is a strategy.

@@ -32,7 +32,7 @@ DEFS: Json = {
     "defaults": {"type": "array", "description": "Hydra's list: the files that this one builds on"},
 }
 OUR_ROOTS = ("lathe", "lightning", "torch", "hydra")
-ROOMS = ("callbacks", "data", "nets", "tasks", "optim", "strategies", "loggers", "legacy")
+ROOMS = ("callbacks", "data", "nets", "tasks", "optim", "strategies", "loggers", "contrib")
 # arguments that a run supplies, and no file sets
 GIVEN = {"net", "params", "optimizer", "scheduler", "total_steps", "run_dir"}
 
@@ -246,22 +246,17 @@ def _public(package: str) -> Iterator[tuple[str, Any]]:
 
 
 def _targets(folder: Path) -> dict[str, Json]:
-    """Return the options of each export target, from its `export` function; {} for a user's own."""
+    """Return the options of each export target, from its constructor; {} for a user's own."""
     from lathe.export import TARGETS, get
 
     found: dict[str, Json] = {}
     for name in TARGETS:
         if not (folder / "target" / f"{name}.yaml").exists():
             continue
-        if name in own_targets():  # checked by its own `export`
+        if name in own_targets():  # checked by its own constructor
             found[name] = {}
             continue
-        module = get(name)
-        schemas = parameter_schemas(module.export)
-        options = {key: value for key, value in schemas.items() if key not in ("net", "example", "path")}
-        if module.integers is None:  # it takes quantized nets and others
-            options["integers"] = {"type": ["boolean", "null"]}
-        tree = {key: in_file(value, ()) for key, value in options.items()}
+        tree = {key: in_file(value, ()) for key, value in parameter_schemas(type(get(name))).items()}
         found[name] = {"anyOf": [{"type": "object", "properties": tree, "additionalProperties": False}, NULL]}
     return found
 

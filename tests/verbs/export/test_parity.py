@@ -16,7 +16,8 @@ from lathe import trust
 from lathe.errors import UserError
 from lathe.runs.export_model import open_export_model
 from lathe.runs.rundir import RunDir
-from lathe.verbs.export import compare, parity, ship
+from lathe.verbs import export_parity as parity
+from lathe.verbs.export import ship
 
 pytestmark = pytest.mark.law6
 
@@ -117,14 +118,14 @@ def test_a_step_of_fewer_bits_is_larger(
     ready = open_export_model(mlp.path, integers=True)
     assert ready.activation_bits == 8
     monkeypatch.setattr(type(ready), "activation_bits", bits)
-    assert compare.tolerances(ready, "int8") == (pytest.approx(largest), 0.97)
+    assert parity.tolerances(ready, "int8") == (pytest.approx(largest), 0.97)
 
 
 def test_the_figure_that_is_judged(mlp: RunDir) -> None:
     ready = open_export_model(mlp.path)
 
     def told(trained: dict[str, float], found: dict[str, float], most: float | None = 0.02) -> dict[str, Any]:
-        return compare.drop_of(ready, {"trained": trained, "module": trained, "file": found}, most, "onnx")
+        return parity.metric_drop(ready, {"trained": trained, "module": trained, "file": found}, most, "onnx")
 
     assert told({"accuracy": 0.8, "loss": 1.0}, {"accuracy": 0.79, "loss": 9.0})["drop"] == pytest.approx(0.0125)
     assert told({"accuracy": 0.8}, {"accuracy": 0.9})["drop"] == pytest.approx(-0.125)

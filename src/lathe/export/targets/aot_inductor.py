@@ -4,74 +4,137 @@ torch runs them without the net's Python code. The code is for the instruction s
 for its GPU. Integers of a quantized net use oneDNN's kernels.
 """
 
+import json
 import logging
 import mmap
 import os
 import shutil
 import warnings
+import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lathe.compression.quantization.net import quantized_layers
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require
-from lathe.export import gpu, sums
-from lathe.export.calls import Array, on_arrays
-from lathe.export.deploy import copied, deployable
-from lathe.export.dialects import Inductor
+from lathe.export import Array, Target, export_target, first_line
 from lathe.export.files import readable, whole
 from lathe.export.inputs import dynamic_axes, stand_in
-from lathe.export.targets import aot_metadata
-from lathe.export.targets.onnx_graph import quiet
+from lathe.export.integer_layers import Affine, Inductor, copied, deployable, to_float
+from lathe.export.targets.onnx import quiet
+from lathe.export.torch_runner import DEVICES, describe_device, full_float32, is_missing, on_arrays
 from lathe.files import scratch
 
 log = logging.getLogger(__name__)
-suffix = ".pt2"
-computes = True
-integers: bool | None = None
 GRID = 65535  # blocks of a grid's second and third dimension
+LARGEST_SUM = 2**15 - 1  # of two products in the 16 bits of inexact kernels
 FLOATS = (
-    "device={} compiles floats alone, and what is asked for are integers, whose kernels are those of CPUs: add "
-    "target.aot_inductor.integers=false for floats of their values, or take target=tensorrt."
+    "device={} compiles floats alone: add target.aot_inductor.integers=false, or take target=tensorrt for integers."
 )
+# The metadata of a package, which C++ also reads: dtype of the input, minimum and maximum of each side, the number of
+# token ids (-1 for any); "1" if outputs need exact sums of integers; of a package for a GPU the device, and the compute
+# capability ("9.0") of its kernels.
+DTYPE, SMALLEST, LARGEST, VALUES = "input_dtype", "input_smallest", "input_largest", "input_values"
+EXACT, DEVICE, CAPABILITY = "exact_sums", "compiled_device", "compiled_capability"
+ANY = -1
 
 
-def available(device: str = "cpu", integers: bool | None = None) -> str | None:
-    """Return None, or the message that says what is missing to compile for `device`.
+@export_target("aot_inductor")
+class AotInductor(Target):
+    """A package for this machine's CPU or, with device=cuda, its GPU, for batches of any size.
 
-    `integers` are compiled only for CPUs. Loading needs only torch.
+    Token ids `[batch, time]` may have times up to the example's. Weights are constants in the layout of their kernels.
+    The process that runs the package sets the number of threads. Integer layers that this processor would not sum
+    exactly are computed in floats, with a warning in the log.
     """
-    if integers and device != "cpu":
-        return f"target.aot_inductor.{FLOATS.format(device)}"
-    if gpu.missing(gpu.DEVICES[device]):
-        return (
-            f"target.aot_inductor.device={device}: torch finds no GPU here to compile for: export on the machine that "
-            "is to run the file, or leave device=cpu."
-        )
-    if _compiler() is None:
-        return "no C++ compiler was found, which target=aot_inductor compiles with: install g++ or clang++, or set CXX."
-    if gpu.DEVICES[device].type == "cuda" and not _toolkit():
-        return (
-            f"target.aot_inductor.device={device}: no CUDA toolkit was found, whose headers the package is compiled "
-            "with: install that of torch's CUDA version, and set CUDA_HOME to its folder."
-        )
-    return None
 
+    suffix, is_program, has_gpu = ".pt2", True, True
 
-def _toolkit() -> bool:
-    from torch.utils import cpp_extension
+    @validated
+    def __init__(self, integers: bool | None = None, device: Literal["cpu", "cuda"] = "cpu") -> None:
+        self.integers, self.device = integers, device
 
-    return cpp_extension.CUDA_HOME is not None
+    def available(self) -> str | None:
+        """Return None, or the message that says what is missing to compile. Loading needs only torch."""
+        key, place = f"target.aot_inductor.device={self.device}", DEVICES[self.device]
+        if self.integers and self.device != "cpu":
+            return f"target.aot_inductor.{FLOATS.format(self.device)}"
+        if is_missing(place):
+            return (
+                f"{key}: torch finds no GPU here: export on the machine that is to run the file, or leave device=cpu."
+            )
+        if _compiler() is None:
+            return "target=aot_inductor found no C++ compiler: install g++ or clang++, or set CXX."
+        from torch.utils import cpp_extension
 
+        if place.type == "cuda" and cpp_extension.CUDA_HOME is None:
+            return f"{key}: no CUDA toolkit was found: install that of torch's CUDA version, and set CUDA_HOME."
+        return None
 
-def made_for(device: str = "cpu") -> dict[str, Any]:
-    """Return the manifest's entry for a package that was compiled for `device`; empty for the CPU."""
-    return {} if device == "cpu" else {"compiled_for": gpu.described(gpu.DEVICES[device])}
+    def machine(self) -> dict[str, Any]:
+        return {} if self.device == "cpu" else {"compiled_for": describe_device(DEVICES[self.device])}
+
+    def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
+        given, place = stand_in(example), DEVICES[self.device]
+        quantized = bool(quantized_layers(net))
+        if quantized and self.device != "cpu":
+            raise ArgumentError(FLOATS.format(self.device))
+        found, exact = _integer_net(net, given) if quantized else (copied(net), False)
+        with whole(path) as temporary, scratch() as folder, torch.no_grad(), _quiet():
+            from torch._inductor.package import package_aoti
+
+            there = given.to(place)
+            program = torch.export.export(found.to(place), (there,), dynamic_shapes=_axes(net, given, place.type))
+            metadata = _signature(program) | {EXACT: str(int(exact))}
+            if self.device != "cpu":
+                device = describe_device(place)
+                metadata[DEVICE] = device["device"]
+                metadata |= {CAPABILITY: device["compute_capability"]} if "compute_capability" in device else {}
+            files = _compiled(program, there, folder, metadata)
+            for file in folder.glob("*.so"):
+                _blank(file, Path(torch.__file__).parent, b"torch")
+                _blank(file, folder, b"model")
+            for name in map(str, files):
+                if name.endswith(".cpp"):  # it has local paths; torch 2.11 needs its name, not its content
+                    Path(name).write_bytes(b"")
+            package = folder / "model.pt2"  # the archive has a folder of this name
+            package_aoti(str(package), files)
+            shutil.copyfile(package, temporary)
+
+    def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
+        """Load a package as a function; several threads may call it, and calls run one at a time.
+
+        A package for a GPU runs on `device` (None: torch's current one), with copies to it and back. Compiled code does
+        not check dtype and shape, and an unknown token id ends the process, so the function checks both and raises
+        UserError.
+        """
+        from torch._inductor import aoti_load_package
+
+        path = readable(path)
+        place = placed(path, read_metadata(path), device)
+        index = -1 if place is None or place.index is None else place.index  # -1: torch's current device
+        try:
+            package = aoti_load_package(str(path), device_index=index)
+        except Exception as error:  # a torn archive, code for another machine, or no place for temporary files
+            reason = first_line(error)
+            raise UserError(
+                f"{path} can't be loaded as a compiled package ({reason}): export it again, here."
+            ) from error
+        check = _input_check(path, package.get_metadata())
+        run = on_arrays(package, threads, place)
+
+        def forward(x: Array) -> Array:
+            check(x)
+            return run(x)
+
+        return forward
 
 
 def _compiler() -> str | None:
@@ -79,73 +142,42 @@ def _compiler() -> str | None:
     return next((name for name in names if name and shutil.which(name)), None)
 
 
-@validated
-def export(net: nn.Module, example: Tensor, path: str | Path, device: Literal["cpu", "cuda"] = "cpu") -> None:
-    """Compile the net for this machine's CPU or, with device=cuda, its GPU, for batches of any size.
+@cache
+def sums_are_exact() -> bool:
+    """Return whether oneDNN's kernels sum products of 8-bit integers exactly on this processor.
 
-    Token ids `[batch, time]` may have times up to the example's. Weights are constants in the layout of their kernels.
-    The process that runs the package sets the number of threads. Integer layers that this processor would not sum
-    exactly are computed in floats, with a warning in the log.
-
-    Raises:
-        UserError: the compiler or GPU is missing, the compiler fails, or a quantized net has no ranges yet or is for a
-            GPU.
+    On x86 without VNNI, they add pairs of products in 16 bits, which saturate. This is measured, because the
+    processor's name does not determine its kernels (oneDNN's developer guide, "Nuances of int8 computations").
     """
-    sentence = available(device)
-    if sentence:
-        raise UserError(sentence)
-    if Path(path).suffix != suffix:
-        raise UserError(f"{path} is no name for a compiled package: end it with {suffix}.")
-    quantized = bool(quantized_layers(net))
-    if quantized and device != "cpu":
-        raise ArgumentError(FLOATS.format(device))
-    given, place = stand_in(example), gpu.DEVICES[device]
-    found, exact = _of_integers(net, given) if quantized else (copied(net), False)
-    with whole(path) as temporary, scratch() as folder, torch.no_grad(), _quiet():
-        from torch._inductor.package import package_aoti
-
-        axes, there = _axes(net, given, place.type), given.to(place)
-        program = torch.export.export(found.to(place), (there,), dynamic_shapes=axes)
-        says = {**aot_metadata.signature(program), aot_metadata.EXACT: str(int(exact)), **_holds_for(device)}
-        files = _compiled(program, there, folder, says)
-        for file in folder.glob("*.so"):
-            _blank(file, Path(torch.__file__).parent, b"torch")
-            _blank(file, folder, b"model")
-        for name in map(str, files):
-            if name.endswith(".cpp"):  # it has local paths; torch 2.11 needs its name, not its content
-                Path(name).write_bytes(b"")
-        package = folder / f"model{suffix}"  # the archive has a folder of this name
-        package_aoti(str(package), files)
-        shutil.copyfile(package, temporary)
+    if not torch.backends.mkldnn.is_available():
+        return True  # there are no such kernels
+    outputs, inputs = 8, 64
+    ops = torch.ops.onednn
+    x, weight = torch.full((1, inputs), 255, dtype=torch.uint8), torch.full((outputs, inputs), 127, dtype=torch.int8)
+    scales, zeros = torch.ones(outputs), torch.zeros(outputs, dtype=torch.int64)
+    packed = ops.qlinear_prepack(weight, [1, inputs])
+    found: Tensor = ops.qlinear_pointwise(x, 1.0, 0, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], "")
+    return bool((found == 255 * 127 * inputs).all())
 
 
-def _holds_for(device: str) -> dict[str, str]:
-    """Return the metadata of a package that runs only on a GPU."""
-    if device == "cpu":
-        return {}
-    found = gpu.described(gpu.DEVICES[device])
-    more = {aot_metadata.CAPABILITY: found["compute_capability"]} if "compute_capability" in found else {}
-    return {aot_metadata.DEVICE: found["device"], **more}
-
-
-def _of_integers(net: nn.Module, given: Tensor) -> tuple[nn.Module, bool]:
+def _integer_net(net: nn.Module, given: Tensor) -> tuple[nn.Module, bool]:
     """Return the net with integer layers, and whether its outputs need exact sums of integers."""
-    dialect = Inductor()
-    found = deployable(net, given, dialect)
-    layers = {name: layer for name, layer in found.named_modules() if getattr(layer, "source", None) is not None}
-    for layer in layers.values():
-        dialect.prepare(layer)
-    floats = [name for name, layer in layers.items() if layer.scale is None]
+    found, exact = deployable(net, given, Inductor()), sums_are_exact()
+    layers = [layer for layer in found.modules() if getattr(layer, "source", None) is not None]
+    floats = []
+    for layer in layers:
+        top = layer.source.top if isinstance(layer.source, Affine) else 255
+        if not exact and layer.scale.dim() == 1 and 2 * top * int(layer.integers.abs().max()) > LARGEST_SUM:  # type: ignore[operator]
+            to_float(layer)
+            floats.append(layer)
     if floats:
         log.warning(
-            "this processor (x86 without VNNI) sums products of 8-bit integers inexactly, so %d of %d quantized layers "
-            "(%s first) are stored and summed as floats, with the values of their integers: export on a processor with "
-            "VNNI for code of integers.",
+            "this processor (x86 without VNNI) sums products of 8-bit integers inexactly: %d of %d quantized layers "
+            "are stored and summed as floats; export on a processor with VNNI for code of integers.",
             len(floats),
             len(layers),
-            floats[0],
         )
-    return found, len(floats) < len(layers) and sums.exact()
+    return found, len(floats) < len(layers) and exact
 
 
 def _axes(net: nn.Module, given: Tensor, kind: str) -> tuple[dict[int, Any]]:
@@ -166,7 +198,6 @@ def _compiled(
 ) -> list[Any]:
     """Return the files of a package in `folder`."""
     from torch._inductor import aot_compile, config
-    from torch._inductor.exc import CppCompileError, InductorError
 
     from lathe.export.targets.prepack import PackConvolutions
 
@@ -179,22 +210,11 @@ def _compiled(
         "aot_inductor.output_path": str(folder),
         "aot_inductor.metadata": dict(metadata),
     }
-    if hasattr(
-        config.aot_inductor, "enable_line_tables"
-    ):  # paths of sources, which newer torch puts into the machine code
+    if hasattr(config.aot_inductor, "enable_line_tables"):  # newer torch puts paths of sources into the machine code
         settings["aot_inductor.enable_line_tables"] = False
-    try:
-        # parts of inductor read freezing from the config, not from the options
-        with config.patch(settings), gpu.full_float32() if given.device.type == "cuda" else nullcontext():
-            files = aot_compile(program.module(), (given,), options=settings)
-    except (CppCompileError, InductorError) as error:
-        cause = getattr(error, "inner_exception", error)
-        if not isinstance(cause, CppCompileError):
-            raise
-        lines = [line for line in str(cause).splitlines() if "error" in line.lower()] or ["without a word"]
-        raise UserError(
-            f"the C++ compiler {_compiler()} failed ({lines[-1].strip()[:200]}): try another one with CXX."
-        ) from error
+    # parts of inductor read freezing from the config, not from the options
+    with config.patch(settings), full_float32() if given.device.type == "cuda" else nullcontext():
+        files = aot_compile(program.module(), (given,), options=settings)
     assert isinstance(files, list)
     return files
 
@@ -217,36 +237,86 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def load(path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
-    """Load a package as a function from the net's input, `[batch, ...]`, to its output.
+def _signature(program: torch.export.ExportedProgram) -> dict[str, str]:
+    """Return the program's input as metadata of a package."""
+    name = program.graph_signature.user_inputs[0]
+    entry = next(node for node in program.graph.nodes if node.name == name)
+    value = entry.meta["val"]
+    smallest, largest = [], []
+    for side in value.shape:
+        if isinstance(side, int):
+            low = high = side
+        else:
+            bounds = program.range_constraints[side.node.expr]
+            low, high = int(bounds.lower), ANY if bounds.upper >= 2**31 else int(bounds.upper)
+        smallest.append(low)
+        largest.append(high)
+    tables = [node.args[0].meta["val"] for node in entry.users if node.target == torch.ops.aten.embedding.default]
+    lists = {SMALLEST: smallest, LARGEST: largest, VALUES: [min(map(len, tables), default=ANY)]}
+    dtype = str(value.dtype).rpartition(".")[2]
+    return {DTYPE: dtype, **{key: " ".join(map(str, found)) for key, found in lists.items()}}
 
-    Several threads may call it; calls run one at a time. A package for a GPU runs on `device`, such as `cuda:1` (None:
-    torch's current one), with copies to it and back.
 
-    Compiled code does not check dtype and shape, and an unknown token id ends the process, so the function checks both
-    and raises UserError.
-    """
-    from torch._inductor import aoti_load_package
-
-    path = readable(path, "path")
-    place = aot_metadata.placed(path, aot_metadata.written(path), device)
-    index = -1 if place is None or place.index is None else place.index  # -1: torch's current device
+def read_metadata(path: Path) -> dict[str, str]:
+    """Return the metadata in a package's file without loading code; {} if unreadable."""
     try:
-        package = aoti_load_package(str(path), device_index=index)
-    except Exception as error:  # a torn archive, or code for another machine
-        folder = os.environ.get("TMPDIR", "/tmp")  # noqa: S108 (as torch's C++ has it, which unpacks the archive there)
-        require(
-            os.access(folder, os.W_OK | os.X_OK),
-            f"{path} can't be loaded: the folder for temporary files, {folder}, can't be used; TMPDIR names another.",
-        )
-        raise UserError(
-            f"{path} can't be loaded as a compiled package ({type(error).__name__}): export the run again, here."
-        ) from error
-    takes = aot_metadata.Takes(path, package.get_metadata())
-    run = on_arrays(package, threads, place)
+        with zipfile.ZipFile(path) as archive:
+            name = next(name for name in archive.namelist() if name.endswith("_metadata.json"))
+            return dict(json.loads(archive.read(name)))
+    except (OSError, zipfile.BadZipFile, StopIteration, ValueError, TypeError):
+        return {}
 
-    def forward(x: Array) -> Array:
-        takes.check(x)
-        return run(x)
 
-    return forward
+def placed(path: Path, metadata: Mapping[str, str], asked: str | None) -> torch.device | None:
+    """Return the GPU for a package's inputs, `asked` if given; None for a package for CPUs."""
+    kind, option = metadata.get(DEVICE), "export the run again with target.aot_inductor.device="
+    if kind is None:
+        require(asked is None, f"{path} was compiled for CPUs, not for {asked}: {option}cuda.")
+        return None
+    device = torch.device(asked or kind)
+    require(
+        not is_missing(device),
+        f"{path} was compiled for a GPU ({device}), and torch finds none here: open it there, or {option}cpu.",
+    )
+    own, here = metadata.get(CAPABILITY), describe_device(device).get("compute_capability")
+    require(
+        own == here,
+        f"{path} was compiled for a GPU of compute capability {own}, and this one has {here}: export the run again, "
+        "here.",
+    )
+    return device
+
+
+def _input_check(path: Path, metadata: Mapping[str, str]) -> Callable[[Array], None]:
+    """Return a check of inputs, which raises UserError; raise it for a package that this machine can't run."""
+    again = "export the run again, here"
+    known = {DTYPE, SMALLEST, LARGEST, VALUES} <= set(metadata)
+    require(known, f"{path} does not say what it takes, so Lathe did not make it: {again}.")
+    has = {
+        "AVX512": torch.backends.cpu.get_cpu_capability() == "AVX512",
+        "AVX512_VNNI": torch.cpu._is_vnni_supported(),
+        "AMX_TILE": torch.cpu._is_amx_tile_supported(),
+    }
+    lacking = next((name for name in metadata.get("AOTI_CPU_ISA", "").split() if not has.get(name, True)), None)
+    require(not lacking, f"{path} was compiled for a CPU with {lacking}, which this one lacks: {again}.")
+    require(
+        metadata.get(EXACT) != "1" or sums_are_exact(),
+        f"{path} was compiled for a CPU that sums products of 8-bit integers exactly (VNNI), unlike this one: {again}.",
+    )
+    dtype, values = np.dtype(metadata[DTYPE]), int(metadata[VALUES])
+    smallest, largest = ([int(word) for word in metadata[key].split()] for key in (SMALLEST, LARGEST))
+    sides = list(zip(smallest, largest, strict=True))
+
+    def check(x: Array) -> None:
+        fits = x.dtype == dtype and x.ndim == len(sides)
+        if not fits or not all(
+            a <= side and (side <= b or b == ANY) for side, (a, b) in zip(x.shape, sides, strict=True)
+        ):
+            text = ", ".join(
+                str(low) if low == high else f"{low} to {'any' if high == ANY else high}" for low, high in sides
+            )
+            raise UserError(f"{path.name} takes {dtype} of shape [{text}], not {x.dtype} of shape {list(x.shape)}.")
+        if values != ANY and not 0 <= x.min() <= x.max() < values:
+            raise UserError(f"{path.name} takes token ids from 0 to {values - 1}, not from {x.min()} to {x.max()}.")
+
+    return check

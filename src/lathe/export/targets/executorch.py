@@ -1,173 +1,383 @@
 """ExecuTorch programs (.pte) for phones and small devices, with XNNPACK's float32 and 8-bit kernels.
 
 Integers are the weights and ranges of training. A layer whose result is quantized next is computed fully in integers;
-any other quantizes each row of its input again and returns floats (`lathe.export.targets.xnnpack_graph`).
+any other quantizes each row of its input again and returns floats.
 """
 
+import logging
+import operator
+import os
+import sys
+import tempfile
+import threading
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from lathe.compression.quantization.net import quantized_layers
 from lathe.config.types import Count
 from lathe.config.validation import validated
-from lathe.errors import UserError, uninstalled
-from lathe.export.bounded import Array, bounded_axes, check_bounds, in_parts, largest
-from lathe.export.deploy import copied, deployable
-from lathe.export.dialects import Xnnpack, to_float
+from lathe.errors import UserError, require, uninstalled
+from lathe.export import Array, Target, export_target
 from lathe.export.files import readable, whole
-from lathe.export.inputs import stand_in
-from lathe.export.targets.executorch_program import POOL, Program, quiet, without_native_notes
-from lathe.export.targets.xnnpack_graph import Delegated, delegated, round_rows, share_roundings, without_kernel
+from lathe.export.inputs import bounded_axes, check_bounds, in_parts, stand_in
+from lathe.export.integer_layers import Affine, Dialect, copied, deployable, to_float
 
-suffix = ".pte"
-computes = True
-integers: bool | None = None
 MOST_MEMORY = 2**31  # bytes that a program may reserve when it is loaded
 DTYPES = {0: "uint8", 4: "int64", 6: "float32"}  # by ExecuTorch's number of each
+GEMMS = ("aten.conv2d.default", "aten.linear.default")  # in torch's graph
+# printed by ExecuTorch's runtime on every processor that is not a phone's
+NATIVE_NOTES = (b"[cpuinfo_utils.cpp", b"[threadpool.cpp")
+LOWERED_GEMMS = ("aten.convolution.default", "aten.linear.default", "aten.addmm.default", "aten.mm.default")
 
 
-def available() -> str | None:
-    """Return None, or the message that says what to install."""
-    return uninstalled("export", "executorch")
-
-
-@validated
-def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: Count = 64) -> None:
-    """Write one file with its weights, for batches of up to `max_batch_size`.
+@export_target("executorch")
+class Executorch(Target):
+    """One file with its weights, for batches of up to `max_batch_size`.
 
     Sequences may have up to the example's length. Loading reserves memory for the largest input. Layers without an
     integer kernel of XNNPACK are stored as floats, with the values of their integers: those with float activations,
     those with grouped scales, and convolutions that read one channel each with a float result.
-
-    Raises:
-        UserError: the net takes images of any size, a quantized net has no ranges yet or no layer that XNNPACK computes
-            in integers, or too much memory would be reserved.
     """
-    sentence = available()
-    if sentence:
-        raise UserError(sentence)
-    check_bounds(net, "executorch")
-    given, quantized = largest(example, max_batch_size), bool(quantized_layers(net))
-    with whole(path) as temporary, torch.no_grad(), quiet():
-        import_module("executorch.kernels.quantized")  # registers operators for roundings that XNNPACK does not take
-        program = _integer_program(net, given) if quantized else _traced(net, copied(net), given)
-        lowered, found = _lowered(program)
-        _judge(found, quantized)
-        made = lowered.to_executorch()
-        _check_memory(made, given)
-        with open(temporary, "wb") as file:
-            made.write_to_file(file)
+
+    suffix = ".pte"
+
+    @validated
+    def __init__(self, integers: bool | None = None, max_batch_size: Count = 64) -> None:
+        self.integers, self.max_batch_size = integers, max_batch_size
+
+    def available(self) -> str | None:
+        return uninstalled("export", "executorch")
+
+    def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
+        check_bounds(net, "executorch")
+        given, quantized = stand_in(example, self.max_batch_size), bool(quantized_layers(net))
+        with whole(path) as temporary, torch.no_grad(), quiet():
+            import_module(
+                "executorch.kernels.quantized"
+            )  # registers operators for roundings that XNNPACK does not take
+            program = _integer_program(net, given) if quantized else _traced(net, copied(net), given)
+            lowered, found = _lowered(program)
+            _check_layers(found, quantized)
+            made = lowered.to_executorch()
+            _check_memory(made, given)
+            with open(temporary, "wb") as file:
+                made.write_to_file(file)
+
+    def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
+        """Load a program as a function; larger batches run in parts.
+
+        `threads` is the size of XNNPACK's pool, which the whole process shares: calls wait for each other, and if
+        functions of different `threads` alternate, each change reloads their files. None leaves the pool unchanged,
+        initially one thread for each core. The function raises UserError for an input that does not fit the file.
+        """
+        path = readable(path)
+        program = Program(path, threads)
+        try:
+            with POOL.lock, quiet(), _without_native_notes():
+                meta = program.ready().metadata.input_tensor_meta(0)
+        except (RuntimeError, ValueError) as error:
+            raise UserError(
+                f"{path} can't be read as an ExecuTorch program ({str(error)[:200]}): export the run again."
+            ) from error
+        limits, dtype = tuple(meta.sizes()), DTYPES[meta.dtype()]
+
+        def forward(x: Array) -> Array:
+            sequences = dtype == "int64"
+            fits = x.ndim == len(limits) and (x.shape[1] <= limits[1] if sequences else x.shape[1:] == limits[1:])
+            if not fits or not x.size or x.dtype != dtype:
+                takes = ("up to " if sequences else "") + ", ".join(map(str, limits[1:]))
+                raise UserError(f"{path} takes {dtype} of shape [batch, {takes}], not {x.dtype} of {list(x.shape)}.")
+            return in_parts(program, x, limits[0])
+
+        return forward
+
+
+class Xnnpack(Dialect):
+    """PT2E's operators in the patterns that ExecuTorch's partitioner for XNNPACK takes.
+
+    Activations are signed, zero points are stored, and biases are float; XNNPACK converts these to 32-bit integers.
+    `zeros` are the zero points of one layer's weights, made before tracing: the partitioner takes only constants.
+    """
+
+    integer_bias = True  # for the scales: with them, the bias fits into XNNPACK's 32 bits
+    lowest, dtype = -128, torch.int8
+
+    def __init__(self, zeros: Tensor | None = None) -> None:
+        super().__init__()
+        self.zeros = zeros
+
+    def rounded(self, x: Tensor, affine: Affine) -> Tensor:
+        if affine.top < 255:  # XNNPACK saturates at the ends of int8, whatever the arguments say
+            x = x.clamp(-affine.scale * affine.zero_point, affine.scale * (affine.top - affine.zero_point))
+        arguments = (affine.scale, affine.zero_point - 128, -128, 127, torch.int8)
+        q = self.ops.quantize_per_tensor.default(x, *arguments)
+        out: Tensor = self.ops.dequantize_per_tensor.default(q, *arguments)
+        return out
+
+    def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
+        if integers.is_floating_point():
+            return integers
+        out: Tensor = self.ops.dequantize_per_channel.default(integers, scale, self.zeros, 0, -127, 127, torch.int8)
+        return out
 
 
 def _traced(net: nn.Module, found: nn.Module, given: Tensor) -> ExportedProgram:
     for name, module in list(found.named_modules()):
-        if isinstance(
-            module, nn.Dropout
-        ):  # dropout is a copy in ExecuTorch's graph, which separates a layer from the rounding of its result
+        # dropout is a copy in ExecuTorch's graph, which separates a layer from the rounding of its result
+        if isinstance(module, nn.Dropout):
             found.set_submodule(name, nn.Identity().eval())
     return torch.export.export(found, (given,), dynamic_shapes=bounded_axes(net, given))
 
 
 def _integer_program(net: nn.Module, given: Tensor) -> ExportedProgram:
-    dialect = Xnnpack()
-    found = deployable(net, stand_in(given), dialect)
+    found = deployable(net, stand_in(given), Xnnpack())
     for layer in found.modules():
         if hasattr(layer, "integers") and not isinstance(layer, nn.Embedding):
-            dialect.prepare(layer)
+            _prepare(layer)
     program = _traced(net, found, given)
-    share_roundings(program)
-    lacking = without_kernel(program)
+    _share_roundings(program)
+    lacking = _without_kernel(program)
     if lacking:
         for name in lacking:
             to_float(found.get_submodule(name))
         program = _traced(net, found, given)
-        share_roundings(program)
-    round_rows(program)
+        _share_roundings(program)
+    _round_rows(program)
     return program
 
 
+def _prepare(layer: Any) -> None:
+    """Make biases float, and weights without an XNNPACK kernel: grouped scales or float activations."""
+    if layer.offset_scale is not None:
+        layer.offset, layer.offset_scale = (layer.offset.double() * layer.offset_scale.double()).float(), None
+    if layer.source is None or layer.scale.dim() == 2:
+        to_float(layer)
+    else:
+        layer.dialect = Xnnpack(torch.zeros(len(layer.scale), dtype=torch.int64))
+
+
+def _share_roundings(program: ExportedProgram) -> None:
+    """Merge equal roundings of a tensor: XNNPACK's integer layers need a result with one reader."""
+    graph = program.graph_module.graph
+    seen: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        if _is(node, "quantize_per_tensor.default"):
+            first = seen.setdefault(node.args, node)
+            if first is not node:
+                node.replace_all_uses_with(first)
+                graph.erase_node(node)
+    program.graph_module.recompile()
+
+
+def _without_kernel(program: ExportedProgram) -> list[str]:
+    """Return names of convolutions without a kernel: one input channel each and a float result."""
+    convolutions = [node for node in _integer_gemms(program) if _is(node, "conv2d.default") and not _rounded_next(node)]
+    stacks = [node.meta["nn_module_stack"] for node in convolutions if node.args[1].meta["val"].shape[1] == 1]  # type: ignore[union-attr]
+    return [list(stack.values())[-1][0] for stack in stacks]
+
+
+def _round_rows(program: ExportedProgram) -> None:
+    """Give layers with a float result the pattern of XNNPACK's kernels with float results.
+
+    These round each row of their input again, to 256 values between its minimum and maximum, which are as fine as the
+    layer's range or finer.
+    """
+    ops, graph = torch.ops.quantized_decomposed, program.graph_module.graph
+
+    def call(target: Any, *arguments: Any) -> fx.Node:
+        node = graph.call_function(target, arguments)
+        node.meta["val"] = target(*fx.node.map_arg(arguments, lambda argument: argument.meta["val"]))
+        return node
+
+    for node in _integer_gemms(program):
+        read: Any = node.args[0]
+        if _rounded_next(node) or _is(read, "dequantize_per_tensor.tensor"):
+            continue
+        with graph.inserting_before(node):
+            found = call(ops.choose_qparams.tensor, read, -128, 127, torch.finfo(torch.float32).tiny, torch.int8)
+            arguments = (call(operator.getitem, found, 0), call(operator.getitem, found, 1), -128, 127, torch.int8)
+            q = call(ops.quantize_per_tensor.tensor, read, *arguments)
+            node.update_arg(0, call(ops.dequantize_per_tensor.tensor, q, *arguments))
+    program.graph_module.recompile()
+
+
+@dataclass
+class Delegated:
+    """Counts of convolutions and linear layers in XNNPACK, and the names of those that it does not take."""
+
+    integers: int = 0
+    floats: int = 0
+    left: list[str] = field(default_factory=list)
+
+
 def _lowered(program: ExportedProgram) -> tuple[Any, Delegated]:
+    """Partition a program for XNNPACK, and count its layers."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner  # type: ignore[import-untyped,import-not-found,unused-ignore]
     from executorch.exir import to_edge_transform_and_lower  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    from executorch.exir.lowered_backend_module import get_lowered_submodules  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
-    return lowered, delegated(lowered.exported_program())
+    module = lowered.exported_program().graph_module
+    found = Delegated(left=[node.name for node in module.graph.nodes if _name(node) in LOWERED_GEMMS])
+    for _, part, _ in get_lowered_submodules(module):
+        for node in part.original_module.graph.nodes:
+            if _name(node) in LOWERED_GEMMS:
+                integers = any("dequantize_per_channel" in _name(read) for read in node.all_input_nodes)
+                found.integers += integers
+                found.floats += not integers
+    return lowered, found
 
 
-def _judge(found: Delegated, quantized: bool) -> None:
+def _integer_gemms(program: ExportedProgram) -> list[fx.Node]:
+    nodes = program.graph_module.graph.nodes
+    return [node for node in nodes if _name(node) in GEMMS and _is(node.args[1], "dequantize_per_channel.default")]
+
+
+def _rounded_next(node: fx.Node) -> bool:
+    """Return whether the only reader of the result, or of its ReLU, is one rounding to a static range."""
+    users = list(node.users)
+    if len(users) == 1 and _is(users[0], "relu.default"):
+        users = list(users[0].users)
+    return len(users) == 1 and _is(users[0], "quantize_per_tensor.default")
+
+
+def _is(node: Any, name: str) -> bool:
+    return isinstance(node, fx.Node) and _name(node).endswith(f".{name}")
+
+
+def _name(node: fx.Node) -> str:
+    """Return an operator's name, such as `aten.linear.default`, for torch's operators and ExecuTorch's."""
+    if node.op != "call_function":
+        return ""
+    return str(node.target if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", ""))
+
+
+def _check_layers(found: Delegated, quantized: bool) -> None:
     """Raise UserError if no layer would run as requested; warn of layers in slow portable kernels."""
-    if quantized and not found.integers:
-        raise UserError(
-            "XNNPACK would compute no layer of this net in integers, such as where weights alone are quantized: export "
-            "it as floats with target.executorch.integers=false, or quantize activations too."
-        )
-    if not quantized and not found.floats:
-        raise UserError(
-            "XNNPACK would compute no layer of this net, which has no convolution or linear layer that it knows: "
-            "choose another target."
-        )
+    kind = "in integers: quantize activations too, or set target.executorch.integers=false"
+    fix = kind if quantized else "at all: choose another target"
+    require(
+        found.integers + (0 if quantized else found.floats) > 0, f"XNNPACK would compute no layer of this net {fix}."
+    )
     if found.left:
-        warnings.warn(
-            f"XNNPACK does not take {len(found.left)} layers of this net, which ExecuTorch's slow portable kernels "
-            f"compute: {', '.join(found.left)}.",
-            stacklevel=3,
-        )
+        names = ", ".join(found.left)
+        warnings.warn(f"ExecuTorch's slow portable kernels compute what XNNPACK does not take: {names}.", stacklevel=3)
 
 
 def _check_memory(made: Any, given: Tensor) -> None:
     """Raise UserError if the largest batch needs too much memory, or memory was planned for another."""
-    plan = made.executorch_program.execution_plan[0]
+    plan, key = made.executorch_program.execution_plan[0], f"target.executorch.max_batch_size={len(given)}"
     planned = tuple(plan.values[plan.inputs[0]].val.sizes)
-    if planned != tuple(given.shape):  # ExecuTorch narrows bounds by its assumptions about the example
-        raise UserError(
-            f"target.executorch.max_batch_size={len(given)}: ExecuTorch plans memory for {list(planned)} instead of "
-            f"{list(given.shape)}: choose another one."
-        )
+    require(  # ExecuTorch narrows bounds by its assumptions about the example
+        planned == tuple(given.shape),
+        f"{key}: ExecuTorch plans memory for {list(planned)} instead of {list(given.shape)}: choose another one.",
+    )
     reserved = sum(plan.non_const_buffer_sizes)
-    if reserved > MOST_MEMORY:
-        raise UserError(
-            f"target.executorch.max_batch_size={len(given)} reserves {reserved / 2**30:.1f} GiB whenever the file is "
-            "loaded: choose a smaller one."
-        )
+    require(
+        reserved <= MOST_MEMORY,
+        f"{key} reserves {reserved / 2**30:.1f} GiB whenever the file is loaded: choose a smaller one.",
+    )
 
 
-def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
-    """Load a program as a function of the net's input, `[batch, ...]`; larger batches run in parts.
+class Pool:
+    """XNNPACK's thread pool, which all programs of a process share.
 
-    `threads` is the size of XNNPACK's pool, which the whole process shares: calls wait for each other, and if functions
-    of different `threads` alternate, each change reloads their files. None leaves the pool unchanged, initially one
-    thread for each core. The function raises UserError for an input that does not fit the file.
+    A program keeps a reference to the pool that it was loaded with, and would use it after it is freed: so all are
+    unloaded before the pool changes, and reloaded at their next call.
     """
-    sentence = available()
-    if sentence:
-        raise UserError(sentence)
-    path = readable(path, "path")
-    program = Program(path, threads)
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.programs: weakref.WeakSet[Program] = weakref.WeakSet()
+
+    def resize(self, threads: int) -> None:
+        from executorch.extension.pybindings import portable_lib  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+        if portable_lib._threadpool_get_thread_count() != threads:
+            for program in self.programs:
+                program.method = program.program = None
+            with _without_native_notes():
+                portable_lib._unsafe_reset_threadpool(threads)
+
+
+POOL = Pool()
+
+
+class Program:
+    """The method `forward` of a file. The content is kept for reloading, because the file may be replaced."""
+
+    def __init__(self, path: Path, threads: int | None) -> None:
+        self.content, self.threads = path.read_bytes(), threads
+        self.program: Any = None
+        self.method: Any = None
+        POOL.programs.add(self)
+
+    def ready(self) -> Any:
+        """Return the loaded method, on the requested number of threads."""
+        if self.threads is not None:
+            POOL.resize(self.threads)
+        if self.method is None:
+            from executorch.runtime import Runtime  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+            self.program = Runtime.get().load_program(self.content)
+            self.method = self.program.load_method("forward")
+        return self.method
+
+    def __call__(self, x: Array) -> Array:
+        with POOL.lock:
+            (out,) = self.ready().execute((torch.from_numpy(np.require(x, requirements=["C", "W"])),))
+        found: Array = out.numpy()
+        return found
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide messages of ExecuTorch's imports and passes about the packages that they use."""
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(
+            logging.ERROR
+        )  # libraries of other processors that can't be loaded, enumerations registered twice
     try:
-        with POOL.lock, quiet(), without_native_notes():
-            meta = program.ready().metadata.input_tensor_meta(0)
-    except (RuntimeError, ValueError) as error:
-        raise UserError(
-            f"{path} can't be read as an ExecuTorch program ({str(error)[:200]}): export the run again."
-        ) from error
-    limits, dtype = tuple(meta.sizes()), DTYPES[meta.dtype()]
+        with warnings.catch_warnings():
+            for message in (
+                ".*treespec, LeafSpec.*",
+                r"`torch\.jit\.\w+` is deprecated",
+                r"(read|open)_(text|binary) is deprecated",
+                "This API is experimental",
+            ):
+                warnings.filterwarnings("ignore", message=message)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
-    def forward(x: Array) -> Array:
-        sequences = dtype == "int64"
-        fits = x.ndim == len(limits) and (x.shape[1] <= limits[1] if sequences else x.shape[1:] == limits[1:])
-        if not fits or not x.size or x.dtype != dtype:
-            takes = ("up to " if sequences else "") + ", ".join(map(str, limits[1:]))
-            raise UserError(
-                f"{path} takes {dtype} of shape [batch, {takes}] and nothing empty: {x.dtype} of shape "
-                f"{list(x.shape)} does not fit."
-            )
-        return in_parts(program, x, limits[0])
 
-    return forward
+@contextmanager
+def _without_native_notes() -> Iterator[None]:
+    """Buffer the process's stderr, then print it without the lines of `NATIVE_NOTES`."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as buffer:
+        own = os.dup(2)
+        os.dup2(buffer.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
+            buffer.seek(0)
+            for line in buffer:
+                if not line.startswith(NATIVE_NOTES):
+                    os.write(2, line)

@@ -1,4 +1,4 @@
-"""Checks that a .pt2 archive of `torch.export.save` holds only data.
+"""Opens .pt2 archives of `torch.export.save` that hold only data. Archives of target=torchserve hold this file.
 
 `torch.export.load` unpickles objects, evaluates sizes as Python expressions and resolves any name that a graph calls:
 an untrusted archive can run code. Files of target=torch_export need only the operators of a net, so everything else is
@@ -9,6 +9,7 @@ import ast
 import io
 import json
 import re
+import warnings
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,22 +34,20 @@ FUNCTIONS = re.compile(
     r"|true|false|floor|ceiling|FloorDiv|ModularIndexing|Where|PythonMod|CleanDiv|(Ceil|Floor|Trunc|Round)ToInt|CeilDiv|[LR]Shift"
     r"|PowByNatural|FloatPow|(Float|Int)TrueDiv|TruncToFloat|RoundDecimal|ToFloat|Identity"
 )
-ARITHMETIC = (
-    ast.Expression,
-    ast.Call,
-    ast.keyword,
-    ast.BinOp,
-    ast.UnaryOp,
-    ast.Compare,
-    ast.operator,
-    ast.unaryop,
-    ast.cmpop,
-    ast.Load,
-)
+OPERATIONS = (ast.BinOp, ast.UnaryOp, ast.Compare, ast.operator, ast.unaryop, ast.cmpop)
+ARITHMETIC = (ast.Expression, ast.Call, ast.keyword, ast.Load, *OPERATIONS)
 
 
-def checked(path: Path) -> io.BytesIO:
-    """Check an archive and copy its entries; in a crafted file, torch's reader may find others."""
+def open_program(path: Path, device: str | None = None) -> Any:
+    """Check an archive, and load its program as a module on the CPU or the GPU `device`.
+
+    torch reads a copy of the entries that were checked: in a crafted file, its reader may find others. Raises
+    ValueError for an archive with more than data, or torch's own error.
+    """
+    import torch
+    import torch.ao.quantization.fx._decomposed  # registers the operators of integers
+    from torch.export.passes import move_to_device_pass
+
     found = io.BytesIO()
     with path.open("rb") as file:
         check(file)
@@ -56,7 +55,14 @@ def checked(path: Path) -> io.BytesIO:
             for name in source.namelist():
                 copy.writestr(zipfile.ZipInfo(name), source.read(name))
     found.seek(0)
-    return found
+    with warnings.catch_warnings():
+        # the weights' memory is read-only, and nothing writes to it
+        warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+        warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*", category=FutureWarning)
+        program = torch.export.load(found)
+        if device is not None:
+            program = move_to_device_pass(program, device)
+        return program.module(check_guards=False)  # guards are Python code; sizes are checked without them
 
 
 def check(path: Path | BinaryIO) -> None:

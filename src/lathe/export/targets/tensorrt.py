@@ -19,129 +19,187 @@ from torch import Tensor, nn
 from lathe.compression.quantization.net import quantized_layers
 from lathe.config.types import Count
 from lathe.config.validation import validated
-from lathe.errors import ArgumentError, UserError
-from lathe.export.bounded import Array, bounded_axes, check_bounds, in_parts, largest
-from lathe.export.deploy import IntegerEmbedding, copied, deployable
-from lathe.export.dialects import Symmetric, scaled
+from lathe.errors import ArgumentError, UserError, require
+from lathe.export import Array, Target, export_target, get
 from lathe.export.files import readable, whole
-from lathe.export.inputs import stand_in
+from lathe.export.inputs import bounded_axes, check_bounds, has_tokens, in_parts, stand_in
+from lathe.export.integer_layers import DYNAMIC, Affine, IntegerEmbedding, copied, deployable, scaled, to_float
 from lathe.export.preprocess import Shipped
-from lathe.export.targets.onnx_graph import available as onnx_available
-from lathe.export.targets.onnx_graph import write
+from lathe.export.targets.onnx import OnnxDialect, operator, write
 from lathe.files import scratch
 
-suffix = ".engine"
-computes = True
-integers: bool | None = None
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-def available() -> str | None:
-    """Return None, or the message that says what is missing."""
-    if importlib.util.find_spec("tensorrt") is None:
-        return (
-            "tensorrt can't be imported, which target=tensorrt builds and runs with: pip install tensorrt, on a "
-            "machine with an NVIDIA GPU."
-        )
-    if not torch.cuda.is_available():
-        return (
-            "torch finds no NVIDIA GPU, for which target=tensorrt builds: export on the machine that is to run the "
-            "file."
-        )
-    return None
-
-
-@validated
-def export(
-    net: nn.Module,
-    example: Tensor,
-    path: str | Path,
-    through: Literal["auto", "torch_tensorrt", "onnx"] = "auto",
-    half: bool = False,
-    max_batch_size: Count = 64,
-    typical_batch_size: Count | None = None,
-    workspace: Count | None = None,
-) -> None:
-    """Build an engine for batches of up to `max_batch_size`, fastest at `typical_batch_size`.
+@export_target("tensorrt")
+class TensorRT(Target):
+    """An engine for batches of up to `max_batch_size`, fastest at `typical_batch_size`.
 
     `typical_batch_size` is the largest by default. Sequences may have up to the example's length. through=auto is
     torch_tensorrt if that is installed and the net is float, else onnx. With `half`, everything after the preprocessing
     is float16. `workspace` is the number of bytes that kernels may use (None: TensorRT's limit). A quantized net gets
-    symmetric ranges (`lathe.export.dialects.Symmetric`).
-
-    Raises:
-        UserError: options conflict, or TensorRT can't build the net.
+    symmetric ranges (`Symmetric`).
     """
-    quantized = bool(quantized_layers(net))
-    check_bounds(net, "tensorrt")
-    if typical_batch_size is not None and typical_batch_size > max_batch_size:
-        raise ArgumentError(
-            f"typical_batch_size={typical_batch_size} is above max_batch_size={max_batch_size}: lower it."
+
+    suffix, is_program, has_gpu = ".engine", True, True
+
+    @validated
+    def __init__(
+        self,
+        integers: bool | None = None,
+        through: Literal["auto", "torch_tensorrt", "onnx"] = "auto",
+        half: bool = False,
+        max_batch_size: Count = 64,
+        typical_batch_size: Count | None = None,
+        workspace: Count | None = None,
+    ) -> None:
+        typical = typical_batch_size or max_batch_size
+        if typical > max_batch_size:
+            raise ArgumentError(f"typical_batch_size={typical} is above max_batch_size={max_batch_size}: lower it.")
+        self.integers, self.through, self.half, self.workspace = integers, through, half, workspace
+        self.max_batch_size, self.typical_batch_size = max_batch_size, typical
+
+    def available(self) -> str | None:
+        if importlib.util.find_spec("tensorrt") is None:
+            return "target=tensorrt: tensorrt can't be imported: pip install tensorrt, on a machine with an NVIDIA GPU."
+        if not torch.cuda.is_available():
+            return "target=tensorrt: torch finds no NVIDIA GPU here: export on the machine that is to run the file."
+        return None
+
+    def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
+        check_bounds(net, "tensorrt")
+        way = self.builder(bool(quantized_layers(net)))
+        missing = self.available() or (get("onnx").available() if way == "onnx" else None)
+        require(missing is None, str(missing))
+        shapes = self.profile(example)
+        with whole(path) as temporary, torch.no_grad():
+            found = prepared(net, example, self.half)
+            if way == "onnx":
+                with scratch() as folder:
+                    write(found, example, folder / "net.onnx")
+                    plan = built((folder / "net.onnx").read_bytes(), shapes, self.workspace)
+            else:
+                plan = compiled(found, net, stand_in(example, self.max_batch_size), shapes, self.workspace)
+            temporary.write_bytes(plan)
+
+    def builder(self, quantized: bool) -> str:
+        """Return the builder to use, "torch_tensorrt" or "onnx"."""
+        installed = importlib.util.find_spec("torch_tensorrt") is not None
+        auto = "torch_tensorrt" if installed and not quantized else "onnx"
+        way = auto if self.through == "auto" else self.through
+        key = "target.tensorrt.through=torch_tensorrt"
+        require(
+            not quantized or not self.half,
+            "target.tensorrt.half=true does not fit a quantized net: leave it out, or set integers=false.",
         )
-    way = chosen(through, quantized, half)
-    sentence = available() or (onnx_available() if way == "onnx" else None)
-    if sentence:
-        raise UserError(sentence)
-    shapes = profile(example, max_batch_size, typical_batch_size)
-    with whole(path) as temporary, torch.no_grad():
-        if way == "onnx":
-            with scratch() as folder:
-                graph = folder / "net.onnx"
-                write(prepared(net, example, half), example, graph)
-                plan = built(graph.read_bytes(), shapes, workspace)
-        else:
-            plan = compiled(prepared(net, example, half), net, largest(example, max_batch_size), shapes, workspace)
-        temporary.write_bytes(plan)
+        require(way == "onnx" or not quantized, f"{key} takes no quantized net: use through=onnx.")
+        require(way == "onnx" or installed, f"{key}: pip install torch-tensorrt, or use through=onnx.")
+        return way
+
+    def profile(self, example: Tensor) -> Shapes:
+        """Return the smallest, typical and largest input shape; batch and time of token ids differ."""
+        rest = tuple(example.shape[1:])
+        least = (1,) if has_tokens(example) else rest
+        return (1, *least), (self.typical_batch_size, *rest), (self.max_batch_size, *rest)
+
+    def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
+        """Load an engine as a function of the net's input, `[batch, ...]`; larger batches run in parts.
+
+        It runs on torch's current GPU, one call after the other; `device`, such as `cuda:1`, becomes the current one.
+        `threads` has no effect. The function raises UserError for an input that does not fit the engine.
+        """
+        import tensorrt  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+        if device is not None:
+            torch.cuda.set_device(device)
+        path = readable(path)
+        runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.ERROR))
+        engine = runtime.deserialize_cuda_engine(path.read_bytes())
+        if engine is None:
+            version = tensorrt.__version__
+            raise UserError(f"{path} is no engine of TensorRT {version} for this GPU: export the run again, here.")
+        context = engine.create_execution_context()
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        (source,) = (name for name in names if engine.get_tensor_mode(name) == tensorrt.TensorIOMode.INPUT)
+        (result,) = (name for name in names if name != source)
+        least, _, most = (tuple(shape) for shape in engine.get_tensor_profile_shape(source, 0))
+        dtype = np.dtype(tensorrt.nptype(engine.get_tensor_dtype(source)))
+
+        def run(x: Array) -> Array:
+            given = torch.from_numpy(np.require(x, requirements=["C", "W"])).cuda()
+            context.set_input_shape(source, tuple(given.shape))
+            out = torch.empty(tuple(context.get_tensor_shape(result)), dtype=torch.float32, device="cuda")
+            context.set_tensor_address(source, given.data_ptr())
+            context.set_tensor_address(result, out.data_ptr())
+            stream = torch.cuda.Stream()
+            stream.wait_stream(torch.cuda.current_stream())  # it copies the input
+            if not context.execute_async_v3(stream.cuda_stream):
+                raise RuntimeError(f"TensorRT could not run {path}")
+            stream.synchronize()
+            found: Array = out.cpu().numpy()
+            return found
+
+        def forward(x: Array) -> Array:
+            sides = zip(least[1:], x.shape[1:], most[1:], strict=False)
+            fits = x.ndim == len(most) and x.size > 0 and all(low <= side <= high for low, side, high in sides)
+            takes = f"{dtype} of shapes from {list(least)} to {list(most)}"
+            require(fits and x.dtype == dtype, f"{path} takes {takes}, not {x.dtype} of shape {list(x.shape)}.")
+            return in_parts(run, x, most[0])
+
+        return forward
 
 
-def chosen(through: str, quantized: bool, half: bool) -> str:
-    """Return the builder to use, "torch_tensorrt" or "onnx"."""
-    if quantized and half:
-        raise UserError(
-            "target.tensorrt.half=true does not fit a quantized net, whose integers stand for float32: leave one of "
-            "them out (as floats: target.tensorrt.integers=false)."
-        )
-    installed = importlib.util.find_spec("torch_tensorrt") is not None
-    if through == "torch_tensorrt" and quantized:
-        raise UserError("target.tensorrt.through=torch_tensorrt takes no quantized net: use through=onnx.")
-    if through == "torch_tensorrt" and not installed:
-        raise UserError(
-            "torch_tensorrt can't be imported, which target.tensorrt.through=torch_tensorrt needs: pip install "
-            "torch-tensorrt, or use through=onnx."
-        )
-    if through == "auto":
-        return "torch_tensorrt" if installed and not quantized else "onnx"
-    return through
+class Symmetric(OnnxDialect):
+    """ONNX's operators for TensorRT: signed activations with zero point 0, float biases.
 
+    A range of 8 bits, `lowest..highest`, becomes `-largest..largest`, with `largest` the greater of their magnitudes:
+    nonnegative activations, such as those after a ReLU, have half as many values. Ranges of fewer bits are kept.
+    Dynamic ranges are not supported.
+    """
 
-def profile(example: Tensor, max_batch_size: int, typical_batch_size: int | None) -> Shapes:
-    """Return the smallest, typical and largest input shape; batch and time of token ids differ."""
-    rest = tuple(example.shape[1:])
-    least = (1,) if not example.is_floating_point() and example.dim() == 2 else rest
-    return (1, *least), (typical_batch_size or max_batch_size, *rest), (max_batch_size, *rest)
+    integer_bias = False
+
+    def rounded(self, x: Tensor, affine: Affine) -> Tensor:
+        below, above = affine.zero_point, affine.top - affine.zero_point
+        step = affine.scale * max(below, above, 127) / 127  # not finer than before: integers below 128 are unchanged
+        if affine.top < 255:  # QuantizeLinear saturates at the ends of int8
+            x = x.clamp(-affine.scale * below, affine.scale * above)
+        scale, zero = torch.tensor(step), torch.tensor(0, dtype=torch.int8)
+        q = operator("QuantizeLinear", (x, scale, zero), torch.int8, x.shape)
+        return operator("DequantizeLinear", (q, scale, zero), torch.float32, x.shape)
+
+    def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
+        return integers if integers.is_floating_point() else super().dequantized(integers, scale)
 
 
 def prepared(net: nn.Module, example: Tensor, half: bool) -> nn.Module:
-    """Return a copy of the net for tracing, with float16 or integers in its graph."""
+    """Return a copy of the net for tracing, with float16 or integers in its graph.
+
+    Weights are stored as floats if TensorRT has no integer kernel: for float activations or grouped scales.
+    """
     if not quantized_layers(net):
         found = copied(net)
         return Half(found) if half else found
-    dialect = Symmetric()
-    found = deployable(net, stand_in(example), dialect)
+    found = deployable(net, stand_in(example), Symmetric())
     rounded = 0
     for name, layer in list(found.named_modules()):
         if isinstance(layer, IntegerEmbedding):  # TensorRT looks up no integers
-            found.set_submodule(
-                name, nn.Embedding.from_pretrained(scaled(layer.integers, layer.scale).view(layer.full)).eval()
-            )
+            weight = scaled(layer.integers, layer.scale).view(layer.full)
+            found.set_submodule(name, nn.Embedding.from_pretrained(weight).eval())
         elif hasattr(layer, "integers"):
-            dialect.prepare(layer)
-            rounded += layer.scale is not None
-    if not rounded:
-        raise UserError(
-            "TensorRT would compute no layer of this net in integers, such as where weights alone are quantized: "
-            "export it as floats with target.tensorrt.integers=false, or quantize activations too."
-        )
+            require(
+                layer.source != DYNAMIC,
+                "target=tensorrt has no dynamic ranges of activations: quantize with static ranges.",
+            )
+            if layer.source is None or layer.scale.dim() == 2:
+                to_float(layer)
+            else:
+                rounded += 1
+    require(
+        rounded > 0,
+        "TensorRT would compute no layer of this net in integers: quantize activations too, or set "
+        "target.tensorrt.integers=false.",
+    )
     return found
 
 
@@ -178,10 +236,7 @@ def built(graph: bytes, shapes: Shapes, workspace: int | None) -> bytes:
     ranges.set_shape(network.get_input(0).name, *shapes)
     config.add_optimization_profile(ranges)
     plan = builder.build_serialized_network(network, config)
-    if plan is None:
-        raise UserError(
-            "TensorRT built no engine for this net, for the reasons that it printed above: choose another target."
-        )
+    require(plan is not None, "TensorRT built no engine, for the reasons that it printed above: choose another target.")
     return bytes(plan)
 
 
@@ -200,59 +255,3 @@ def compiled(found: nn.Module, net: nn.Module, given: Tensor, shapes: Shapes, wo
         settings["use_explicit_typing"] = True
     plan: bytes = make(program, arg_inputs=inputs, **settings)
     return plan
-
-
-def load(path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
-    """Load an engine as a function of the net's input, `[batch, ...]`; larger batches run in parts.
-
-    It runs on torch's current GPU, one call after the other; `device`, such as `cuda:1`, becomes the current one.
-    `threads` has no effect. The function raises UserError for an input that does not fit the engine.
-    """
-    sentence = available()
-    if sentence:
-        raise UserError(sentence)
-    import tensorrt
-
-    if device is not None:
-        torch.cuda.set_device(device)
-    path = readable(path, "path")
-    runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.ERROR))
-    engine = runtime.deserialize_cuda_engine(path.read_bytes())
-    if engine is None:
-        raise UserError(
-            f"{path} can't be loaded as an engine of TensorRT {tensorrt.__version__} on this GPU: export the run "
-            "again, here."
-        )
-    context = engine.create_execution_context()
-    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-    (source,) = (name for name in names if engine.get_tensor_mode(name) == tensorrt.TensorIOMode.INPUT)
-    (result,) = (name for name in names if name != source)
-    least, _, most = (tuple(shape) for shape in engine.get_tensor_profile_shape(source, 0))
-    dtype = np.dtype(tensorrt.nptype(engine.get_tensor_dtype(source)))
-
-    def run(x: Array) -> Array:
-        given = torch.from_numpy(np.require(x, requirements=["C", "W"])).cuda()
-        context.set_input_shape(source, tuple(given.shape))
-        out = torch.empty(tuple(context.get_tensor_shape(result)), dtype=torch.float32, device="cuda")
-        context.set_tensor_address(source, given.data_ptr())
-        context.set_tensor_address(result, out.data_ptr())
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())  # it copies the input
-        if not context.execute_async_v3(stream.cuda_stream):
-            raise RuntimeError(f"TensorRT could not run {path}")
-        stream.synchronize()
-        found: Array = out.cpu().numpy()
-        return found
-
-    def forward(x: Array) -> Array:
-        fits = x.ndim == len(most) and all(
-            low <= size <= high for low, size, high in zip(least[1:], x.shape[1:], most[1:], strict=True)
-        )
-        if not fits or not x.size or x.dtype != dtype:
-            raise UserError(
-                f"{path} takes {dtype} of shapes from {list(least)} to {list(most)}: {x.dtype} of shape "
-                f"{list(x.shape)} does not fit."
-            )
-        return in_parts(run, x, most[0])
-
-    return forward

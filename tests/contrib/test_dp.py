@@ -9,8 +9,8 @@ from support.runs import config
 from torch import Tensor, nn
 
 from lathe.config.validate import check
+from lathe.contrib.dp import DP
 from lathe.errors import UserError, refuse
-from lathe.legacy.dp import DP
 
 
 class Doubled(nn.Module):

@@ -18,8 +18,8 @@ from support.ranks import on_ranks
 from support.runs import ROOT, SMALL, column, new_run, runs, weights
 from torch import Tensor, nn
 
+from lathe.contrib.horovod import Horovod
 from lathe.errors import UserError
-from lathe.legacy.horovod import Horovod
 
 HERE = importlib.util.find_spec("horovod") is not None
 HOROVODRUN = shutil.which("horovodrun", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")

@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lathe.export.calls import on_arrays
-from lathe.export.gpu import full_float32
+from lathe.export.torch_runner import full_float32, on_arrays
 
 CPU = torch.device("cpu")  # in place of a GPU
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.torchserve_archives import NAMES, PIXELS, archived, encoded, pictures, same, shipped
 
-from lathe.legacy import torchserve_handler as handler
+from lathe.contrib import torchserve_handler as handler
 from lathe.nets import GPT
 
 pytest.importorskip("model_archiver")

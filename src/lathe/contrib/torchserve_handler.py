@@ -5,7 +5,6 @@ torch, numpy and pillow, and onnxruntime for an ONNX payload, but not Lathe. Tor
 be answered gets its own status and message, and the others of its batch their answers.
 """
 
-import importlib
 import json
 import logging
 import re
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from lathe.export.calls import on_arrays
-from lathe.export.targets.pt2_archive import checked
+from lathe.export.targets.pt2_archive import open_program
+from lathe.export.torch_runner import on_arrays, prepared
 from lathe.serving.answers import answer
 from lathe.serving.decode import BINARY, JSON, NPY, BadRequest, Limits, decode
 
@@ -82,11 +81,7 @@ class Model:
 
     def logits(self, inputs: Array) -> Array:
         """Return logits `[n, ..., classes]` of uint8 pixels or token ids `[n, ...]`."""
-        preprocess = self.facts["preprocess"]
-        if preprocess is not None and not preprocess["in_graph"]:
-            mean, std = (np.asarray(preprocess[name], dtype=np.float64)[:, None, None] for name in ("mean", "std"))
-            inputs = inputs.astype(np.float32) * (1 / (255 * std)).astype(np.float32) + (-mean / std).astype(np.float32)
-        return self.run(inputs)
+        return self.run(prepared(self.facts, inputs))
 
     def answers(self, requests: Sequence[tuple[Array, bool]]) -> list[dict[str, Any] | None]:
         """Return answers to requests of one shape; if they fail, try each; None for those that fail again."""
@@ -111,7 +106,7 @@ def open_payload(kind: str, path: Path, threads: int | None) -> Callable[[Array]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or 0
         if not torch.cpu._is_vnni_supported():
-            options.add_session_config_entry("session.x64quantprecision", "1")  # lathe.export.targets.onnx_graph.EXACT
+            options.add_session_config_entry("session.x64quantprecision", "1")  # lathe.export.targets.onnx.EXACT
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         return lambda x: np.asarray(session.run(["output"], {"input": x})[0])
     net: Any
@@ -119,19 +114,10 @@ def open_payload(kind: str, path: Path, threads: int | None) -> Callable[[Array]
         net = torch._inductor.aoti_load_package(str(path))
     elif kind == "torchscript":
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", message=r"`torch\.jit\.load` is deprecated"
-            )  # the target's docs mention it
+            warnings.filterwarnings("ignore", message=r"`torch\.jit\.load` is deprecated")  # the docs mention it
             net = torch.jit.load(str(path), map_location="cpu")
     else:
-        importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers the operators of integers
-        archive = checked(path)
-        with warnings.catch_warnings():
-            # the weights' memory is read-only, and nothing writes to it
-            warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
-            net = torch.export.load(archive).module(
-                check_guards=False
-            )  # guards are Python code; sizes are checked without them
+        net = open_program(path)
     return on_arrays(net, threads)
 
 
@@ -153,10 +139,10 @@ def handle(data: list[dict[str, Any]] | None, context: Any) -> list[bytes] | Non
             samples, single = model.decoded(request.get(name, b""), content_type(context, index, name))
             groups[samples.shape[1:]].append((index, (samples, single)))
         except BadRequest as refused:
-            found[index] = told(context, index, refused.status, refused.sentence)
+            found[index] = failed(context, index, refused.status, refused.sentence)
     for members in groups.values():
         for (index, _), result in zip(members, model.answers([request for _, request in members]), strict=True):
-            found[index] = result or told(
+            found[index] = result or failed(
                 context, index, 500, "The net could not compute an answer: see the server's log."
             )
     for index in range(len(data)):
@@ -173,7 +159,7 @@ def content_type(context: Any, index: int, name: str) -> str:
     return next((str(value) for key, value in headers.items() if key.lower() == "content-type"), "")
 
 
-def told(context: Any, index: int, status: int, sentence: str) -> dict[str, Any]:
+def failed(context: Any, index: int, status: int, sentence: str) -> dict[str, Any]:
     """Set the status of a request that failed; return its answer."""
     context.set_response_status(code=status, phrase="", idx=index)
     return {"error": sentence, "code": status}

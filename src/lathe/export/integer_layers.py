@@ -1,24 +1,110 @@
-"""Converts a quantized net for tracing: integer weights, constant ranges, BatchNorm folded."""
+"""Convert a quantized net for tracing: integer weights, constant ranges, BatchNorm folded.
+
+`deployable` writes the integer layers in the operators of a back end, its `Dialect`: PT2E's here, ONNX's in
+`lathe.export.targets.onnx`.
+"""
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from lathe.compression.quantization.equalize import followers
 from lathe.compression.quantization.fake_quant import FakeQuantize
 from lathe.compression.quantization.layers import QuantAdd
 from lathe.compression.quantization.lsq import TINY
 from lathe.compression.quantization.net import integer_weight, quantized_layers, strip
-from lathe.errors import UserError
-from lathe.export.dialects import Affine, Dialect
-from lathe.export.fold import factors, norms_after
+from lathe.errors import require
 
 # The bias and the sum of products share 32 bits: this leaves as much for the sum.
 LARGEST_BIAS = 2.0**30
 SMALLEST_SCALE = 1e-20
 DYNAMIC = "dynamic"
+NOT_ROUNDED = "{} is not rounded yet: finish the run, or calibrate the net, before it is exported as integers."
+
+
+@dataclass(frozen=True)
+class Affine:
+    """Integers 0..top with the values `scale * (integer - zero_point)`."""
+
+    scale: float
+    zero_point: int
+    top: int
+
+
+class Dialect:
+    """PT2E's operators for tracing integer layers; other back ends override them."""
+
+    integer_bias = False  # whether a layer with known input scale gets an int32 bias
+    one_channel = True  # whether convolutions of one channel are correct; otherwise a channel of zeros is added
+    lowest, dtype = 0, torch.uint8  # of activations
+
+    def __init__(self) -> None:
+        import torch.ao.quantization.fx._decomposed  # registers them
+
+        self.ops = torch.ops.quantized_decomposed
+
+    def rounded(self, x: Tensor, affine: Affine) -> Tensor:
+        """Round x to the values of `affine`, as float32."""
+        arguments = (affine.scale, affine.zero_point, 0, 255, torch.uint8)
+        q = self.ops.quantize_per_tensor.default(x, *arguments)
+        if affine.top < 255:  # inductor's fused kernels saturate at 255, whatever the arguments say
+            q = q.clamp(max=affine.top)
+        out: Tensor = self.ops.dequantize_per_tensor.default(q, *arguments)
+        return out
+
+    def rounded_dynamically(self, x: Tensor) -> Tensor:
+        """Round x to 256 values between its minimum and maximum."""
+        bounds, least = (self.lowest, self.lowest + 255), torch.finfo(torch.float32).tiny
+        arguments = (*self.ops.choose_qparams.tensor(x, *bounds, least, self.dtype), *bounds, self.dtype)
+        q = self.ops.quantize_per_tensor.tensor(x, *arguments)
+        out: Tensor = self.ops.dequantize_per_tensor.tensor(q, *arguments)
+        return out
+
+    def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
+        """Multiply int8 or int32 `[out, ...]` by a scale `[out]`, or `[out, groups]` with groups along axis 1.
+
+        Weights that `to_float` made floats stay as they are.
+        """
+        if integers.is_floating_point():
+            return integers
+        if scale.dim() == 2:
+            return scaled(integers, scale)
+        zeros = torch.zeros(len(scale), dtype=torch.int64)
+        out: Tensor = self.ops.dequantize_per_channel.default(integers, scale, zeros, 0, -127, 127, torch.int8)
+        return out
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the linear layer of x `[..., in]`, weight `[out, in]` and bias `[out]`."""
+        return F.linear(x, weight, bias)
+
+    def dynamic_linear(self, x: Tensor, integers: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the linear layer of x `[..., in]`, rounded dynamically to 8 bits, with int8 `[out, in]`."""
+        return F.linear(self.rounded_dynamically(x), self.dequantized(integers, scale), bias)
+
+
+class Inductor(Dialect):
+    """PT2E's operators as inductor lowers them to oneDNN's integer kernels in a frozen graph."""
+
+    # inductor assumes that the output of its integer kernel is contiguous if one channel makes the layout of the input
+    # ambiguous, but it is not
+    one_channel = False
+
+
+def scaled(integers: Tensor, scale: Tensor) -> Tensor:
+    """Return the values of integers `[out, ...]` with a scale `[out]` or `[out, groups]`, as floats."""
+    if scale.dim() == 2:
+        return (integers.unflatten(1, (scale.shape[1], -1)).float() * scale[:, :, None]).flatten(1, 2)
+    return integers.float() * scale.view(-1, *[1] * (integers.dim() - 1))
+
+
+def to_float(layer: Any) -> None:
+    """Replace a layer's integer weights by their float values."""
+    layer.integers, layer.scale = scaled(layer.integers, layer.scale).view(layer.full), None
 
 
 class _Integers(nn.Module):
@@ -30,10 +116,6 @@ class _Integers(nn.Module):
     scale: Tensor
     offset: Tensor | None  # the bias: float32, or int32 in units of offset_scale
     offset_scale: Tensor | None
-
-    def read(self, x: Tensor) -> Tensor:
-        return _read(x, self.source, self.dialect)
-
     full: tuple[int, ...]  # shape of the weight
 
     @property
@@ -54,7 +136,7 @@ class IntegerConv2d(_Integers, nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if self.full[1] > self.in_channels // self.groups:  # a channel of zeros was added
             x = F.pad(x, (0, 0, 0, 0, 0, 1))
-        return self._conv_forward(self.read(x), self.weights, self.offsets)
+        return self._conv_forward(_read(x, self.source, self.dialect), self.weights, self.offsets)
 
 
 class IntegerLinear(_Integers, nn.Linear):
@@ -63,7 +145,7 @@ class IntegerLinear(_Integers, nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         if self.source == DYNAMIC:
             return self.dialect.dynamic_linear(x, self.integers, self.scale, self.offset)
-        return self.dialect.linear(self.read(x), self.weights, self.offsets)
+        return self.dialect.linear(_read(x, self.source, self.dialect), self.weights, self.offsets)
 
 
 class IntegerEmbedding(_Integers, nn.Embedding):
@@ -72,9 +154,8 @@ class IntegerEmbedding(_Integers, nn.Embedding):
     def forward(self, x: Tensor) -> Tensor:
         rows = F.embedding(x, self.integers).float()
         if self.scale.dim() == 2:
-            return (rows.unflatten(-1, (self.scale.shape[1], -1)) * F.embedding(x, self.scale).unsqueeze(-1)).flatten(
-                -2
-            )
+            groups = rows.unflatten(-1, (self.scale.shape[1], -1))
+            return (groups * F.embedding(x, self.scale).unsqueeze(-1)).flatten(-2)
         return rows * F.embedding(x, self.scale.unsqueeze(1))
 
 
@@ -102,11 +183,6 @@ def _read(x: Tensor, source: Affine | str | None, dialect: Dialect) -> Tensor:
     return x if source is None else dialect.rounded_dynamically(x)
 
 
-def is_quantized(net: nn.Module) -> bool:
-    """Return whether `net` has layers that can be exported as integers."""
-    return bool(quantized_layers(net))
-
-
 def deployable(net: nn.Module, example: Tensor, dialect: Dialect) -> nn.Module:
     """Return a copy of `net` for tracing, with its quantized layers written in `dialect`.
 
@@ -114,13 +190,9 @@ def deployable(net: nn.Module, example: Tensor, dialect: Dialect) -> nn.Module:
     BatchNorms go into the integers, their magnitudes into the scales.
     """
     names = list(quantized_layers(net))
-    if not names:
-        raise UserError(
-            "the net has no quantized layer: train it with compression=qat, or run scripts/compress.py with "
-            "compression=ptq_static, and export that run."
-        )
+    require(bool(names), "the net has no quantized layer: train with compression=qat, or run scripts/compress.py.")
     found = copied(net)
-    norms = norms_after(copied(net, floats=True), example)
+    norms = followers(copied(net, floats=True), example)
     twins: dict[int, Any] = {}  # by the id of the weight, which layers may share, such as a tied head
     for name in names:
         layer: Any = found.get_submodule(name)
@@ -130,10 +202,12 @@ def deployable(net: nn.Module, example: Tensor, dialect: Dialect) -> nn.Module:
             del layer._modules["input_quantizer"], layer._modules["other_quantizer"]
             layer.__dict__.update(first=sources[0], second=sources[1], dialect=dialect)
             continue
-        weight, norm = id(layer.weight), norms.get(name)
-        _convert(name, layer, dialect, found.get_submodule(norm) if norm else None)
-        if norm:
-            found.set_submodule(norm, nn.Identity().eval())
+        weight, norm = id(layer.weight), found.get_submodule(norms[name]) if name in norms else None
+        if norm is not None and norm.running_mean is None:  # it normalizes by the batch
+            norm = None
+        _convert(name, layer, dialect, norm)
+        if norm is not None:
+            found.set_submodule(norms[name], nn.Identity().eval())
         twin = twins.setdefault(weight, layer)
         if torch.equal(twin.integers, layer.integers) and torch.equal(twin.scale, layer.scale):
             layer.integers, layer.scale = twin.integers, twin.scale
@@ -150,15 +224,12 @@ def _source(quantizer: FakeQuantize | None, name: str) -> Affine | str | None:
     """Return how a layer quantizes its input: a range, "dynamic", or None."""
     if quantizer is None:
         return None
-    if not quantizer.is_enabled:
-        raise UserError(
-            f"{name} is not rounded yet: finish the run, or calibrate the net, before it is exported as integers."
-        )
+    require(quantizer.is_enabled, NOT_ROUNDED.format(name))
     if quantizer.follows:
-        if quantizer.bits != 8:
-            raise UserError(
-                f"{name} has {quantizer.bits} bits for dynamic ranges, which no back end has: take 8, or static ranges."
-            )
+        bits = quantizer.bits
+        require(
+            bits == 8, f"{name} has {bits} bits for dynamic ranges, which no back end has: take 8, or static ranges."
+        )
         return DYNAMIC
     scale = quantizer.scale.detach().float().clamp_min(TINY)
     return Affine(float(scale), int(quantizer.zero_point.round()), quantizer.high)
@@ -167,10 +238,8 @@ def _source(quantizer: FakeQuantize | None, name: str) -> Affine | str | None:
 def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) -> None:
     """Convert a quantized layer to an integer layer in place."""
     source = _source(getattr(layer, "input_quantizer", None), name)
-    if layer.weight_quantizer is None or not layer.weight_quantizer.is_enabled:
-        raise UserError(
-            f"{name} is not rounded yet: finish the run, or calibrate the net, before it is exported as integers."
-        )
+    rounded = layer.weight_quantizer is not None and layer.weight_quantizer.is_enabled
+    require(rounded, NOT_ROUNDED.format(name))
     integers, scale = integer_weight(layer)
     full, out = tuple(integers.shape), integers.shape[0]
     scale = scale.double().clamp_min(TINY)
@@ -184,22 +253,16 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) ->
     scale = scale.clamp_min(SMALLEST_SCALE)
     offset_scale = None
     if bias is not None and isinstance(source, Affine) and dialect.integer_bias and scale.dim() == 1:
-        finer = (
-            127 // layer.weight_quantizer.high
-        )  # store whole multiples of integers with few bits: the bias is rounded to units of the scale
+        # store whole multiples of integers with few bits: the bias is rounded to units of the scale
+        finer = 127 // layer.weight_quantizer.high
         integers, scale = integers * finer, scale / finer
         integers, scale = _widened(integers, scale, bias.abs() / (source.scale * LARGEST_BIAS))
         offset_scale = scale * source.scale
         bias = torch.round(bias / offset_scale).to(torch.int32)
     elif bias is not None:
         bias = bias.float()
-    if (
-        not dialect.one_channel
-        and isinstance(layer, nn.Conv2d)
-        and layer.in_channels == 1
-        and source is not None
-        and scale.dim() == 1
-    ):
+    one_channel = isinstance(layer, nn.Conv2d) and layer.in_channels == 1
+    if one_channel and not dialect.one_channel and source is not None and scale.dim() == 1:
         integers = F.pad(integers, (0, 0, 0, 0, 0, 1))
         full = tuple(integers.shape)
     if scale.dim() == 2:  # groups lie along the flattened input
@@ -224,3 +287,15 @@ def _widened(integers: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Te
     wide = torch.maximum(scale, least)
     ratio = (scale / wide).view(-1, *[1] * (integers.dim() - 1))
     return torch.where(ratio < 1, torch.round(integers * ratio), integers).to(torch.int8), wide
+
+
+def factors(norm: nn.Module, out: int) -> tuple[Tensor, Tensor]:
+    """Return (g, b), each `[out]` in float64, such that an eval-mode BatchNorm is `y = g x + b`."""
+    assert isinstance(norm, _BatchNorm)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    mean, variance = norm.running_mean.double(), norm.running_var.double()
+    weight = torch.ones(out, dtype=torch.float64) if norm.weight is None else norm.weight.detach().double()
+    bias = torch.zeros(out, dtype=torch.float64) if norm.bias is None else norm.bias.detach().double()
+    g = weight / torch.sqrt(variance + norm.eps)
+    return g, bias - g * mean

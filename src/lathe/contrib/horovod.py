@@ -13,7 +13,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 
 COMMAND = "horovodrun -np 2 --gloo python train.py strategy=horovod trainer.devices=2"
 
@@ -33,16 +33,12 @@ class Horovod(DDPStrategy):
     def __init__(self) -> None:
         if importlib.util.find_spec("horovod") is None:
             raise UserError("strategy=horovod needs Horovod: build it with bash scripts/install_horovod.sh.")
-        if "HOROVOD_RANK" not in os.environ:
-            raise UserError(f"strategy=horovod is started by horovodrun: {COMMAND}")
-        if os.environ["HOROVOD_RANK"] != os.environ.get(
-            "RANK"
-        ):  # another launcher, started by horovodrun, has started ranks
-            raise UserError(f"strategy=horovod takes its ranks from horovodrun and from no launcher besides: {COMMAND}")
+        if "HOROVOD_RANK" not in os.environ or os.environ["HOROVOD_RANK"] != os.environ.get("RANK"):
+            raise UserError(f"strategy=horovod takes its ranks from horovodrun and no other launcher: {COMMAND}")
         super().__init__()
         self._hooks: list[RemovableHandle] = []
         self._parameters: list[nn.Parameter] = []
-        self._travelling: list[_Travelling] = []
+        self._pending: list[tuple[Tensor, Tensor, Any]] = []  # gradient, contiguous copy, handle
         self._sent: set[int] = set()
         self._accumulates = False
 
@@ -54,11 +50,8 @@ class Horovod(DDPStrategy):
 
         if not hvd.is_initialized():
             hvd.init()
-        if (hvd.rank(), hvd.size()) != (self.global_rank, self.world_size):
-            raise UserError(
-                f"horovodrun calls this process rank {hvd.rank()} of {hvd.size()} and the Trainer {self.global_rank} "
-                f"of {self.world_size}: give each host the same number of slots."
-            )
+        ranks = (hvd.rank(), hvd.size()) == (self.global_rank, self.world_size)
+        require(ranks, "Horovod and the Trainer count ranks differently: give each host the same number of slots.")
 
     # -- gradients
 
@@ -80,20 +73,24 @@ class Horovod(DDPStrategy):
             self._accumulates = False
 
     def pre_backward(self, closure_loss: Tensor) -> None:
-        self._travelling, self._sent = [], set()
+        self._pending, self._sent = [], set()
 
     def _ready(self, index: int, parameter: Tensor) -> None:
         if not self._accumulates:
             self._send(index, parameter)
 
     def _send(self, index: int, parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        if parameter.grad.is_sparse:
-            raise UserError(
-                "strategy=horovod does not average sparse gradients: make the embedding with sparse=False, or use ddp."
-            )
+        import horovod.torch as hvd
+
+        gradient = parameter.grad
+        assert gradient is not None
+        require(
+            not gradient.is_sparse, "strategy=horovod does not average sparse gradients: set sparse=False, or use ddp."
+        )
         self._sent.add(index)
-        self._travelling.append(_Travelling(parameter.grad, f"gradient.{index}"))
+        sent = gradient.contiguous()  # Horovod takes no others
+        handle = hvd.allreduce_async_(sent, name=f"gradient.{index}", op=hvd.Average)
+        self._pending.append((gradient, sent, handle))
 
     def post_backward(self, closure_loss: Tensor) -> None:
         """Wait for the averages, before the gradients are clipped."""
@@ -105,16 +102,19 @@ class Horovod(DDPStrategy):
                 self._send(index, parameter)
         used = torch.zeros(len(self._parameters), dtype=torch.int32)
         used[list(self._sent)] = 1
-        torch.distributed.all_reduce(
-            used
-        )  # raises after launch.timeout if a rank is missing; Horovod would wait forever
+        # raises after launch.timeout if a rank is missing; Horovod would wait forever
+        torch.distributed.all_reduce(used)
         for index in used.nonzero().flatten().tolist():
             if index not in self._sent:
                 self._parameters[index].grad = torch.zeros_like(self._parameters[index])
                 self._send(index, self._parameters[index])
-        for gradient in self._travelling:
-            gradient.arrive()
-        self._travelling = []
+        import horovod.torch as hvd
+
+        for gradient, sent, handle in self._pending:
+            hvd.synchronize(handle)
+            if sent is not gradient:
+                gradient.copy_(sent)
+        self._pending = []
 
     # -- buffers
 
@@ -130,20 +130,3 @@ class Horovod(DDPStrategy):
             hook.remove()
         self._hooks = []
         super().teardown()
-
-
-class _Travelling:
-    """A pending all-reduce of a gradient; Horovod takes only contiguous tensors."""
-
-    def __init__(self, gradient: Tensor, name: str) -> None:
-        import horovod.torch as hvd
-
-        self.gradient, self.sent = gradient, gradient.contiguous()
-        self.handle: Any = hvd.allreduce_async_(self.sent, name=name, op=hvd.Average)
-
-    def arrive(self) -> None:
-        import horovod.torch as hvd
-
-        hvd.synchronize(self.handle)
-        if self.sent is not self.gradient:
-            self.gradient.copy_(self.sent)

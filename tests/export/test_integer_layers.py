@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from lathe.compression.quantization.net import LayerPlan, integer_weight, quantize, quantized_layers
 from lathe.errors import UserError
-from lathe.export.deploy import deployable
-from lathe.export.dialects import Inductor, Onnx
+from lathe.export.integer_layers import Inductor, deployable, factors
+from lathe.export.targets.onnx import OnnxDialect
 
 Make = Callable[[], nn.Module]
 Quantized = Callable[..., nn.Module]
@@ -51,14 +51,14 @@ def test_inductor_gets_a_second_channel_of_zeros(quantized: Quantized) -> None:
     assert [tuple(found[index].integers.shape) for index in (0, 2)] == [(4, 2, 3, 3), (4, 1, 3, 3)]
     assert found[0].integers[:, 1].count_nonzero() == 0
     torch.testing.assert_close(run(found, x), run(net, x), rtol=1e-5, atol=1e-5)
-    assert tuple(deployable(net, x[:2], Onnx())[0].integers.shape) == (4, 1, 3, 3)
+    assert tuple(deployable(net, x[:2], OnnxDialect())[0].integers.shape) == (4, 1, 3, 3)
 
 
 def test_the_net_stays_as_it_is_and_no_norm_is_left(make_resnet: Make, images: Tensor, quantized: Quantized) -> None:
     net = quantized(make_resnet(), images).train()
     before = {name: (type(module), module.training) for name, module in net.named_modules()}
     values = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    found = deployable(net, images[:2], Onnx())
+    found = deployable(net, images[:2], OnnxDialect())
     assert {name: (type(module), module.training) for name, module in net.named_modules()} == before
     assert all(torch.equal(values[name], tensor) for name, tensor in net.state_dict().items())
     assert not any(isinstance(module, nn.BatchNorm2d) for module in found.modules())
@@ -72,7 +72,7 @@ def test_integers_are_those_of_training(make_resnet: Make, images: Tensor, quant
         net.blocks[0].conv1.weight[:, 1] = 0  # masked
         net.blocks[0].conv2.weight[3] = 0  # a pruned channel: only its bias is left
     quantized(net, images)
-    found = deployable(net, images[:2], Onnx())
+    found = deployable(net, images[:2], OnnxDialect())
     for name, layer in quantized_layers(net).items():
         if not hasattr(layer, "weight"):
             continue
@@ -93,7 +93,7 @@ def test_integers_are_those_of_training(make_resnet: Make, images: Tensor, quant
 
 def test_few_bits_are_stored_as_whole_multiples(make_mlp: Make, images: Tensor, quantized: Quantized) -> None:
     net = quantized(make_mlp(), images, LayerPlan(weight_bits=4))
-    found = deployable(net, images[:2], Onnx())
+    found = deployable(net, images[:2], OnnxDialect())
     integers, scale = integer_weight(net.head)
     assert torch.equal(found.head.integers, integers * 18)  # 127 // 7
     torch.testing.assert_close(found.head.scale, scale / 18)
@@ -106,7 +106,7 @@ def test_a_bias_that_dwarfs_its_weights_fits_32_bits(make_mlp: Make, images: Ten
         net.head.weight[1] = 0
         net.head.bias[:2] = 3.0
     quantized(net, images)
-    head = deployable(net, images[:2], Onnx()).head
+    head = deployable(net, images[:2], OnnxDialect()).head
     back = head.offset.double() * head.offset_scale
     torch.testing.assert_close(back[:2], torch.tensor([3.0, 3.0], dtype=torch.float64), rtol=1e-5, atol=0)
     assert (head.integers[:2] == 0).all()
@@ -115,10 +115,10 @@ def test_a_bias_that_dwarfs_its_weights_fits_32_bits(make_mlp: Make, images: Ten
 def test_a_net_that_is_not_quantized_is_refused(make_mlp: Make, images: Tensor) -> None:
     net = make_mlp()
     with pytest.raises(UserError, match="the net has no quantized layer"):
-        deployable(net, images[:2], Onnx())
+        deployable(net, images[:2], OnnxDialect())
     quantize(net, images[:2])
     with pytest.raises(UserError, match=r"stem\.linear is not rounded yet"):
-        deployable(net, images[:2], Onnx())
+        deployable(net, images[:2], OnnxDialect())
 
 
 def test_inductor_gets_a_second_channel_of_zeros_for_a_single_one(quantized: Quantized) -> None:
@@ -130,4 +130,14 @@ def test_inductor_gets_a_second_channel_of_zeros_for_a_single_one(quantized: Qua
     assert [tuple(found[index].integers.shape) for index in (0, 2)] == [(4, 2, 3, 3), (4, 1, 3, 3)]
     assert found[0].integers[:, 1].count_nonzero() == 0
     torch.testing.assert_close(run(found, x), run(net, x), rtol=1e-5, atol=1e-5)
-    assert tuple(deployable(net, x[:2], Onnx())[0].integers.shape) == (4, 1, 3, 3)
+    assert tuple(deployable(net, x[:2], OnnxDialect())[0].integers.shape) == (4, 1, 3, 3)
+
+
+def test_factors_are_the_norm() -> None:
+    for affine in (True, False):
+        norm = nn.BatchNorm2d(4, affine=affine)
+        norm.running_mean = torch.tensor([0.5, -1.0, 2.0, 0.0])
+        norm.running_var = torch.tensor([0.1, 2.0, 1.0, 4.0])
+        x = torch.randn(2, 4, 3, 3)
+        g, b = factors(norm.eval(), 4)
+        torch.testing.assert_close(x * g.float().view(-1, 1, 1) + b.float().view(-1, 1, 1), norm(x))

@@ -53,7 +53,7 @@ def test_a_residual_net_with_each_option(
     make_resnet: Make, tmp_path: Path, method: str, freeze: bool, fuse: bool
 ) -> None:
     net = shipped(make_resnet())
-    target.export(net, pixels(2), tmp_path / "net.pt", method=method, freeze=freeze, fuse=fuse)
+    get("torchscript", method=method, freeze=freeze, fuse=fuse).export(net, pixels(2), tmp_path / "net.pt")
     answers(tmp_path / "net.pt", net, [pixels(batch) for batch in (1, 2, 7, 3, 5, 4)])
     module = torch.jit.load(str(tmp_path / "net.pt"))
     assert ("batch_norm" in str(module.inlined_graph)) is not freeze
@@ -68,7 +68,7 @@ def test_a_vision_transformer(tmp_path: Path, pool: str) -> None:
     target.export(net, pixels(1), tmp_path / "net.pt")
     answers(tmp_path / "net.pt", net, [pixels(1), pixels(5)])
     with pytest.raises(UserError, match="method=script: ViT has Python code that TorchScript lacks"):
-        target.export(net, pixels(1), tmp_path / "script.pt", method="script")
+        get("torchscript", method="script").export(net, pixels(1), tmp_path / "script.pt")
     assert not (tmp_path / "script.pt").exists()
 
 
@@ -82,9 +82,9 @@ def test_token_ids_of_any_length(tmp_path: Path) -> None:
 def test_where_onednn_fuses_wrongly_nothing_is_fused(make_resnet: Make, tmp_path: Path) -> None:
     """Scaling divides by a tensor of one number, for which oneDNN returns other values or an error."""
     net = shipped(make_resnet(), "any")
-    with pytest.warns(UserWarning, match="oneDNN can't fuse this net rightly, so its file runs without it"):
-        target.export(net, pixels(2), tmp_path / "net.pt")
-    answers(tmp_path / "net.pt", net, [pixels(1, 9, 30), pixels(2, 16, 16), pixels(3, 40, 16)])
+    target.export(net, pixels(2), tmp_path / "net.pt")
+    with pytest.warns(UserWarning, match="oneDNN can't fuse this net for inputs of shape .*, which run without it"):
+        answers(tmp_path / "net.pt", net, [pixels(1, 9, 30), pixels(2, 16, 16), pixels(3, 40, 16)])
 
 
 def test_a_quantized_net_ships_the_floats_that_its_integers_stand_for(
@@ -97,18 +97,6 @@ def test_a_quantized_net_ships_the_floats_that_its_integers_stand_for(
         want = shipped(net)(pixels(64)).numpy()
     assert np.abs(got - want).max() < 0.2 * want.std()
     assert "FakeQuantize" not in str(torch.jit.load(str(tmp_path / "net.pt")).graph)
-
-
-def test_the_file_holds_nothing_of_this_machine_or_of_the_data(
-    make_resnet: Make, images: Tensor, tmp_path: Path
-) -> None:
-    path = tmp_path / "net.pt"
-    for method in ("trace", "script"):
-        target.export(make_resnet(), images, path, method=method)
-        content = path.read_bytes()
-        assert images[0].numpy().tobytes()[:64] not in content
-        for text in (str(Path.home()), str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "debug_pkl"):
-            assert text.encode() not in content
 
 
 @pytest.mark.slow
@@ -127,18 +115,9 @@ def test_torch_alone_reads_the_file(make_resnet: Make, images: Tensor, tmp_path:
         np.testing.assert_allclose(np.load(tmp_path / "y.npy"), net(images).numpy(), atol=1e-5)
 
 
-def test_a_trace_that_would_compute_something_else_and_a_torn_file_are_refused(
-    make_mlp: Make, images: Tensor, tmp_path: Path
-) -> None:
-    class Sized(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return torch.cat([x.mean((1, 2, 3)), torch.zeros(len(x))]) if len(x) else x
-
+def test_a_torn_file_is_refused(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
     path = tmp_path / "net.pt"
-    with pytest.raises(UserError, match=r"would not compute the net for an input of shape \[1, 3, 16, 16\]"):
-        target.export(Sized(), images, path)
-    assert not list(tmp_path.iterdir())
-    target.export(make_mlp(), images, path, fuse=False)
+    target.export(make_mlp(), images, path)
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(UserError, match="can't be read as TorchScript"):
         target.load(path)

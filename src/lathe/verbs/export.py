@@ -1,0 +1,200 @@
+"""Export a run: load it, write each target's file, compare it in a fresh process, and keep it only if it passes."""
+
+import json
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from lathe import export, measure
+from lathe.errors import UserError, require, under
+from lathe.export import manifest as manifests
+from lathe.export.files import fresh_folder
+from lathe.runs.export_model import ExportModel, open_export_model
+from lathe.runs.export_staleness import KEY, checkpoint_hash
+from lathe.runs.inference import check_input_spec
+from lathe.runs.rundir import RunDir, open_run
+from lathe.training.trainer_setup import configure_logging
+from lathe.verbs.export_parity import compared
+
+# keys of the group that apply to every target
+SHARED = ("preprocess", "input_size", "split", "samples", "tolerance", "agreement", "max_drop")
+
+
+def ship(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Export the requested run to each target, into the run's exports/<target>; return the parity reports.
+
+    After a failure the other targets are still exported; then UserError is raised.
+    """
+    configure_logging()
+    run, request, devices = RunDir(cfg["paths"]["run_dir"]), cfg["request"], cfg["trainer"]["devices"]
+    shared = request["target"]
+    targets = targets_of(shared)
+    check_input_spec(run.config, request["run"])
+    run.checkpoint(request["checkpoint"], "checkpoint")
+    require(
+        shared["preprocess"] or shared["input_size"] is None,
+        f"target.input_size={shared['input_size']} needs target.preprocess=true: leave one of them out.",
+    )
+    require(devices in (1, "auto"), f"trainer.devices={devices}: a run is exported in one process; leave it 1.")
+    reports: dict[str, Any] = {}
+    failed: list[UserError] = []
+    for name, options in targets.items():
+        try:
+            reports[name] = export_to(name, options, run.path, request)
+        except UserError as error:
+            failed.append(error)
+    print_table(reports, run.path)
+    if failed:
+        raise UserError(" ".join(map(str, failed))) from failed[0]
+    return reports
+
+
+def targets_of(group: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the targets of a resolved `target` group, with their options."""
+    found = {name: dict(node) for name, node in group.items() if name not in SHARED and node is not None}
+    require(bool(found), f"target is empty: choose one of {', '.join(export.TARGETS)}.")
+    return found
+
+
+def export_to(name: str, options: Mapping[str, Any], run: Path, request: Mapping[str, Any]) -> dict[str, Any]:
+    """Export a run to one target, and return its parity report."""
+    began, shared, path = time.monotonic(), request["target"], run / "exports" / name
+    ready = ready_for(
+        name,
+        options,
+        run,
+        checkpoint=request["checkpoint"],
+        preprocess=shared["preprocess"],
+        input_size=shared["input_size"],
+        eval_batch_size=request["batch_size"],
+        data_folder=request["data"]["folder"],
+    )
+    target = get_target(name, options)
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), fresh_folder(path) as folder:
+        facts = make(ready, name, options, folder)
+        seconds = time.monotonic() - began
+        report = compared(run, ready, folder, name, options, shared)
+        report |= {"export_seconds": seconds, "seconds": time.monotonic() - began, "versions": measure.versions()}
+        (folder / "parity.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+        manifests.write(folder, facts, files_in(folder))
+        target.complete(folder)
+        manifests.write(folder, facts, files_in(folder))
+    target.publish(path)
+    return report
+
+
+def get_target(name: str, options: Mapping[str, Any]) -> export.Target:
+    """Return a target with its options; messages about them begin with their keys."""
+    with under(f"target.{name}"):
+        return export.get(name, **options)
+
+
+def ready_for(
+    name: str,
+    options: Mapping[str, Any],
+    run: Path,
+    *,
+    checkpoint: str = "best",
+    preprocess: bool = True,
+    input_size: Any = None,
+    eval_batch_size: int | None = None,
+    data_folder: str | None = None,
+) -> ExportModel:
+    """Build the module that target `name` exports: integer or float, with preprocessing."""
+    target = get_target(name, options)
+    missing = target.available()
+    require(missing is None, str(missing))
+    path = open_run(run, "run").checkpoint(checkpoint, "checkpoint")
+    digest = checkpoint_hash(path)  # before it is read: training may replace the file in between
+    ready = open_export_model(
+        run,
+        checkpoint=checkpoint,
+        preprocess=preprocess and target.computes,
+        input_size=input_size if target.computes else None,
+        integers=target.integers,
+        eval_batch_size=eval_batch_size,
+        data_folder=data_folder,
+    )
+    ready.facts[KEY] = digest
+    return ready
+
+
+def make(ready: ExportModel, name: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Write the file of target `name` and its manifest into `folder`, and return the manifest's entries."""
+    target = get_target(name, options)
+    facts = {
+        "target": name,
+        "file": f"model{target.suffix}",
+        **ready.facts,
+        "options": dict(options),
+        "exported": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": measure.versions(),
+        **target.machine(),
+    }
+    target.facts, target.config = facts, ready.cfg["model"].get("net")
+    try:
+        with silent(), under(f"target.{name}"):
+            target.export(ready.net, ready.example, folder / facts["file"])
+    except (UserError, OSError):
+        raise
+    except Exception as error:  # any error of a tracer or a compiler
+        raise UserError(
+            f"target={name} can't take this net ({type(error).__name__}: {export.first_line(error)}): choose another "
+            "target; HYDRA_FULL_ERROR=1 shows where."
+        ) from error
+    manifests.write(folder, facts, files_in(folder))
+    return facts
+
+
+def files_in(folder: Path) -> list[str]:
+    """Return the names of an export's files, without its manifest."""
+    return sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != manifests.NAME)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Disable logging up to INFO: exporters log every pass over a graph."""
+    was = logging.root.manager.disable
+    logging.disable(max(was, logging.INFO))
+    try:
+        yield
+    finally:
+        logging.disable(was)
+
+
+def print_table(reports: Mapping[str, Any], run: Path) -> None:
+    """Print a line for each target, within 80 columns.
+
+    `differ by` is the largest difference of a logit as a share of the largest logit.
+    """
+    if not reports:
+        return
+    first = next(iter(reports.values()))
+    title = f"Exports: {first['metric']} on {first['samples']} held-out samples ({first['split']})"
+    if first["held_out"] is None:
+        title = "Exports: compared on noise only"
+    table = Table(title=title, title_justify="left")
+    for column in ("target", "in", "run", "file", "equal\npredictions", "logits\ndiffer by"):
+        table.add_column(column, justify="left" if column in ("target", "in") else "right")
+    for name, report in reports.items():
+        metric, figures = report["metric"], report["figures"]
+        values = [figures[which][metric] for which in ("trained", "file")] if figures else []
+        metrics = ["inf" if value is None else f"{value:.4f}" for value in values] or ["-", "-"]
+        difference = report["held_out"] or report["odd_inputs"]
+        equal = "-" if difference["agreement"] is None else f"{difference['agreement']:.2%}"
+        table.add_row(name, report["arithmetic"], *metrics, equal, f"{difference['relative']:.1e}")
+    console = Console()
+    console.print(table)
+    changed = [name for name, report in reports.items() if (f := report["figures"]) and f["trained"] != f["module"]]
+    if changed:
+        note = "the export changed the net (calibration, input size): equal predictions compare the file with that net"
+        console.print(f"{', '.join(changed)}: {note}.", highlight=False)
+    for name in reports:
+        console.print(f"{run / 'exports' / name}", soft_wrap=True, highlight=False)

@@ -1,0 +1,317 @@
+"""The parity report of an export: its file, run in a fresh process, against the module, on held-out and odd inputs."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.nn.functional import interpolate, pad
+
+from lathe.data.order import IGNORE
+from lathe.errors import UserError, require
+from lathe.files import scratch
+from lathe.measure import AgreementMeter
+from lathe.runs.export_model import ExportModel, make_preprocess
+from lathe.runs.inference import score
+
+PROBE = "lathe.verbs.export_probe"
+LOGITS = 2**25  # at most, of the held-out data (128 MiB): a limit for large vocabularies
+BYTES = 2**26  # at most, of one batch: images of another size may be large
+INPUTS = 2**30  # bytes of all held-out inputs, at most: they are in memory and in the temporary folder
+BATCHES = (1, 2, 3, 7, 16, 33)  # batch sizes, in addition to that of the data
+STEP = 1e-3  # of a pixel: division by 255 and std in float32 may differ so much from multiplication by the inverse
+SECONDS = 600  # timeout of the fresh process
+
+# Largest difference of a logit as a share of the largest logit, and least share of equal predictions, by arithmetic.
+# Measured on nets of 8 to 56 layers: 3e-6 in float32 (order of summation); in integers 2e-2, or 5e-2 after channel
+# pruning, since rounded biases move some activations by one step.
+TOLERANCES = {"float32": (5e-5, 0.999), "float16": (2e-2, 0.99), "int8": (0.1, 0.97)}
+WIDEST = 0.5  # for few bits, whose large steps leave mainly the predictions to compare
+
+
+def compared(
+    run: Path, ready: ExportModel, folder: Path, name: str, options: Mapping[str, Any], shared: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the parity report of target `name` in `folder`; `shared` are the keys common to all targets.
+
+    If the run's data can't be opened, a warning says that only noise is compared, and `held_out` and `figures` are
+    None. Raises UserError if the file is outside its tolerance.
+    """
+    held, odd = Held([], []), odd_inputs(ready)
+    try:
+        _ = ready.data
+    except UserError as error:
+        rank_zero_warn(f"target={name}: the file is compared with the module on noise alone, without data: {error}")
+    else:
+        held = held_out(ready, shared["split"], shared["samples"])
+    arithmetic = arithmetic_of(ready, options)
+    largest, least = tolerances(ready, arithmetic)
+    largest = largest if shared["tolerance"] is None else shared["tolerance"]
+    least = least if shared["agreement"] is None else shared["agreement"]
+    job = {"folder": str(folder.absolute()), "run": str(run.absolute()), "threads": torch.get_num_threads()}
+    inputs, n, kind = [*held.inputs, *odd], len(held.inputs), ready.task.predicts
+    try:
+        references = reference_outputs(ready, inputs)
+        outputs = probe_outputs(job, inputs)
+        difference = differences(held.inputs, outputs[:n], references[:n], kind) if n else None
+        strange = differences(odd, outputs[n:], references[n:], kind)
+    except UserError as error:
+        raise UserError(f"target={name}: {error}, so nothing was exported.") from error
+    report = {
+        "target": name,
+        "split": shared["split"],
+        "samples": held.n,
+        "arithmetic": arithmetic,
+        "tolerance": largest,
+        "least_agreement": None if strange.agreement is None else least,
+        "held_out": difference and {**asdict(difference), "relative": difference.relative},
+        "odd_inputs": {**asdict(strange), "relative": strange.relative, "shapes": [list(x.shape) for x in odd]},
+    }
+    check_tolerances(report)
+    if difference is None:
+        report |= {"figures": None, "metric": None, "drop": None, "max_drop": None}
+    else:
+        report |= metric_drop(ready, metrics_of(ready, held, references[:n], outputs[:n]), shared["max_drop"], name)
+    return {**report, "fresh_process": True}
+
+
+def arithmetic_of(ready: ExportModel, options: Mapping[str, Any]) -> str:
+    """Return the arithmetic of the file; weight-only integers are dequantized to floats."""
+    if ready.activation_bits is not None:
+        return "int8"
+    return "float16" if options.get("half") else "float32"
+
+
+def tolerances(ready: ExportModel, arithmetic: str) -> tuple[float, float]:
+    """Return the largest difference and the least agreement; fewer than 8 bits have larger steps."""
+    largest, least = TOLERANCES[arithmetic]
+    if arithmetic == "int8" and ready.activation_bits is not None:
+        largest = min(largest * 255 / (2**ready.activation_bits - 1), WIDEST)
+    return largest, least
+
+
+def check_tolerances(report: Mapping[str, Any]) -> None:
+    """Raise UserError for a report outside its tolerance; a difference of nan always is."""
+    start, most, least = f"target={report['target']}:", report["tolerance"], report["least_agreement"]
+    for what in ("held_out", "odd_inputs"):
+        if report[what] is not None:
+            found = report[what]["relative"]
+            require(
+                found <= most,
+                f"{start} logits on {what.replace('_', '-')} data differ from the module's by {found:.2g} of the "
+                f"largest, above the tolerance of {most:g}, so nothing was exported; target.tolerance=<share> allows "
+                "more.",
+            )
+    agreement = report["held_out"] and report["held_out"]["agreement"]
+    require(
+        agreement is None or agreement >= least,  # None: values instead of classes, or no held-out data
+        f"{start} {agreement or 0:.4f} of the held-out predictions equal the module's, below {least}, so nothing was "
+        "exported; target.agreement=<share> allows less.",
+    )
+
+
+def metrics_of(ready: ExportModel, held: "Held", references: list[Tensor], outputs: list[Tensor]) -> dict[str, Any]:
+    """Return the held-out metrics of the run's own net, of the exported module, and of the file."""
+
+    def of(outputs: list[Tensor]) -> dict[str, float]:
+        following = iter(outputs)
+        return score(ready.task, lambda x: next(following), held.batches)
+
+    module = of(references)
+    same = ready.inner is ready.trained and ready.other_size is None
+    trained = module if same else score(ready.task, ready.trained, held.batches)
+    return {"trained": trained, "module": module, "file": of(outputs)}
+
+
+def metric_drop(
+    ready: ExportModel, metrics: Mapping[str, Mapping[str, float]], most: float | None, name: str
+) -> dict[str, Any]:
+    """Return the metrics, the one that is checked, and its relative drop from the run's net to the file.
+
+    The drop is the cost of calibration and of other arithmetic; it is checked unless the file has another input size.
+    """
+    metric = ready.task.monitor.rpartition("/")[2]
+    if metric == "loss" and "perplexity" in ready.task.computed:
+        metric = "perplexity"  # a loss may be nearly 0, which makes a relative drop meaningless
+    own, found = metrics["trained"][metric], metrics["file"][metric]
+    worse = found - own if metric in ready.task.minimised else own - found
+    drop = worse / abs(own) if own else worse
+    most = None if ready.other_size is not None else most
+    fix = "train with compression=qat, or raise it" if ready.facts["calibrated"] else "raise it"
+    require(
+        most is None or drop <= most,
+        f"target={name}: {metric} on held-out data is {found:.4f} and that of the run's own net {own:.4f}, worse by "
+        f"{drop:.2g} of it, above target.max_drop={most}, so nothing was exported: choose another target, {fix}.",
+    )
+    plain = {
+        which: {key: value if math.isfinite(value) else None for key, value in of.items()}
+        for which, of in metrics.items()
+    }
+    return {"figures": plain, "metric": metric, "drop": drop if math.isfinite(drop) else None, "max_drop": most}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Held-out batches of the data module, and their inputs as clients send them."""
+
+    batches: list[Any]
+    inputs: list[Tensor]
+
+    @property
+    def n(self) -> int:
+        return sum(len(x) for x in self.inputs)
+
+
+def held_out(ready: ExportModel, split: str, samples: int | None) -> Held:
+    """Return the first `samples` of a split, or as many as `LOGITS` and `INPUTS` allow.
+
+    Padding rows are left out, and images are scaled to the input size of the file.
+    """
+    held, logits, inputs = Held([], []), 0, 0
+    left = sys.maxsize if samples is None else samples
+    for batch in ready.data.eval_loader(split):
+        batch = _without_padding(tuple(batch))
+        for start in range(0, len(batch[0]), most_of(ready)):
+            part = _rows(batch, slice(start, start + min(most_of(ready), left)))
+            x = ready.inputs_of(part[0])
+            if x.dtype == torch.uint8:
+                own = make_preprocess(ready.cfg)
+                off = (own(x) - part[0]).abs()
+                require(
+                    bool((off <= STEP * own.scale).all()),
+                    f"target.preprocess=true: the data differ by {off.max():.2g} from (pixel / 255 - data.mean) / "
+                    "data.std. Set target.preprocess=false.",
+                )
+                if ready.other_size is not None:
+                    x = inside(x, ready.other_size)
+            held.batches.append(part)
+            held.inputs.append(x)
+            left, logits, inputs = left - len(x), logits + ready.logits_of(x), inputs + x.nbytes
+            if left == 0 or logits > LOGITS or inputs > INPUTS:
+                return held
+    return held
+
+
+def inside(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Return images of `size` with `x`, scaled, in the centre that `Preprocess` crops; borders repeat."""
+    ratio = min(side / own for side, own in zip(size, x.shape[2:], strict=True))
+    tall, wide = (min(side, max(1, round(own * ratio))) for side, own in zip(size, x.shape[2:], strict=True))
+    top, left = (size[0] - tall) // 2, (size[1] - wide) // 2
+    middle = interpolate(x.float(), size=(tall, wide), mode="bilinear", antialias=True).round().clamp(0, 255)
+    return pad(middle, (left, size[1] - wide - left, top, size[0] - tall - top), mode="replicate").to(torch.uint8)
+
+
+def _rows(batch: tuple[Any, ...], index: Any) -> tuple[Any, ...]:
+    return tuple(item[index] if torch.is_tensor(item) and item.dim() > 0 else item for item in batch)
+
+
+def _without_padding(batch: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the batch without rows whose targets are ignored."""
+    targets = batch[1] if len(batch) > 1 else None
+    if not torch.is_tensor(targets) or not targets.dim() or targets.is_floating_point():
+        return batch
+    if len(targets) != len(batch[0]):
+        return batch
+    counts = (targets != IGNORE).view(len(targets), -1).any(1)
+    return batch if counts.all() else _rows(batch, counts)
+
+
+def most_of(ready: ExportModel) -> int:
+    """Return the largest number of rows of a batch."""
+    return max(1, BYTES // ready.example[:1].numel())
+
+
+def odd_inputs(ready: ExportModel) -> list[Tensor]:
+    """Return noise and extreme values in batch sizes that were not traced, and in other lengths or sizes."""
+    draw = torch.Generator().manual_seed(0)
+    shape, given = ready.example.shape[1:], ready.facts["input"]
+    found = []
+    for number, batch in enumerate(size for size in BATCHES if size <= max(2, most_of(ready))):
+        if ready.example.dtype == torch.uint8:
+            sides = list(shape[1:])
+            if ready.takes_any_size:
+                sides = torch.randint(1, 4 * max(sides) + 1, (2,), generator=draw).tolist() if number else [1, 1]
+            found.append(torch.randint(0, 256, (batch, shape[0], *sides), generator=draw, dtype=torch.uint8))
+            if number < 2:
+                found.append(torch.full((batch, *shape), 255 * number, dtype=torch.uint8))
+        elif ready.example.is_floating_point():
+            found.append(torch.randn(batch, *shape, generator=draw))
+        else:
+            time = shape[0]
+            if given["shape"][1] == "time":
+                time = int(torch.randint(1, time + 1, (), generator=draw)) if number else 1
+            found.append(torch.randint(0, given["vocab_size"], (batch, time), generator=draw))
+    return found
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest difference of two sets of logits, and the largest logit of the reference (`scale`).
+
+    `agreement` is the share of equal predictions among `n`, None for values.
+    """
+
+    largest: float
+    scale: float
+    agreement: float | None
+    n: int
+
+    @property
+    def relative(self) -> float:
+        return self.largest / self.scale if self.scale else self.largest
+
+
+def differences(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], references: Sequence[Tensor], predicts: str = "classes"
+) -> Difference:
+    """Compare a file's outputs with the module's, `references`; a nan makes the difference nan.
+
+    Raises UserError if an output has another shape.
+    """
+    meter, scale = AgreementMeter(predicts), 0.0
+    for x, output, reference in zip(inputs, outputs, references, strict=True):
+        own, wanted = list(output.shape), list(reference.shape)
+        require(own == wanted, f"an input of shape {list(x.shape)} is answered with {own} instead of {wanted}")
+        meter.add(output, reference)
+        scale = max(scale, float(reference.abs().max()))
+    found = meter.result
+    return Difference(found.largest, scale, found.share, found.n)
+
+
+@torch.no_grad()
+def reference_outputs(ready: ExportModel, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the module's outputs; raise UserError for nan or inf."""
+    found = []
+    for x in inputs:
+        output = ready.net(x).float()
+        finite = bool(output.isfinite().all())
+        require(finite, f"the run's own net answers an input of shape {list(x.shape)} with nan or inf")
+        found.append(output)
+    return found
+
+
+def probe_outputs(job: Mapping[str, Any], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the outputs of `lathe.verbs.export_probe` in a fresh process; raise UserError if it fails."""
+    with scratch() as folder:
+        (folder / "job.json").write_text(json.dumps(job))
+        for number, x in enumerate(inputs):
+            np.save(folder / f"in_{number}.npy", x.numpy())
+        _run([sys.executable, "-m", PROBE, str(folder)])
+        return [torch.from_numpy(np.load(folder / f"out_{number}.npy")).float() for number in range(len(inputs))]
+
+
+def _run(words: list[str]) -> None:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)  # our own module  # noqa: S603
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"a fresh process did not answer within {SECONDS} seconds") from error
+    lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+    require(not done.returncode, f"a fresh process could not run the file ({lines[-1][:300].rstrip('.')})")

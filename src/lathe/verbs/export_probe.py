@@ -1,0 +1,46 @@
+"""Run an export in a process of its own: `python -m lathe.verbs.export_probe <job folder>`.
+
+The folder holds job.json, `{"folder": <of the export>, "run": <run directory>, "threads": <number or null>}`, and
+in_0.npy, in_1.npy, ...; out_0.npy, ... are written next to them. Only a file of weights needs the run, whose net it is
+loaded into.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lathe import export
+from lathe.errors import UserError
+from lathe.export import manifest as manifests
+from lathe.export.bundle import open_bundle
+
+
+def main(job: Path) -> None:
+    """Compute the outputs of a job's inputs."""
+    wanted = json.loads((job / "job.json").read_text())
+    folder = Path(wanted["folder"])
+    manifest = manifests.read(folder)
+    target = export.get(manifest["target"])
+    run = open_bundle(folder, wanted["threads"]).run if target.computes else _restored(target, wanted, manifest["file"])
+    for number in range(len(list(job.glob("in_*.npy")))):
+        np.save(job / f"out_{number}.npy", np.asarray(run(np.load(job / f"in_{number}.npy"))))
+
+
+def _restored(target: export.Target, wanted: dict[str, Any], file: str) -> Any:
+    """Return the run's net with the weights of a file, as a function of arrays."""
+    from lathe.export.torch_runner import on_arrays
+    from lathe.runs.build import make_task
+    from lathe.runs.rundir import open_run
+
+    net = make_task(open_run(wanted["run"], "run").config, train=False).net
+    return on_arrays(target.restore(net, Path(wanted["folder"]) / file).eval())
+
+
+if __name__ == "__main__":
+    try:
+        main(Path(sys.argv[1]))
+    except UserError as error:
+        sys.exit(str(error))
