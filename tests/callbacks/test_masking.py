@@ -12,10 +12,9 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.methods.masking import Masking
-from lathe.callbacks.methods.pruning import Prune
-from lathe.callbacks.methods.pruning_patterns import PruneNM, PruneStructured
-from lathe.callbacks.methods.rigl import RigL
+from lathe.compression.pruning.callback import Prune, PruneNM, PruneStructured
+from lathe.compression.pruning.masking import Masking
+from lathe.compression.pruning.rewiring_callback import RigL
 from lathe.errors import UserError
 from lathe.strategies import precision_plugin
 

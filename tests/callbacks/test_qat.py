@@ -15,7 +15,7 @@ from support.ranks import on_ranks
 from support.strategy_fit import NETS, batches
 from torch import nn
 
-from lathe.callbacks.methods.qat import QAT
+from lathe.compression.quantization.callback import QAT
 from lathe.compression.quantization.net import describe, integer_weight, quantized_layers, quantizers
 from lathe.compression.quantization.ptq import quantize_static
 from lathe.errors import UserError

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from lathe.compression.masks import allocate as module
-from lathe.compression.masks.allocate import Option, allocate, quantized_bytes, sparse_bytes
+import lathe.compression.pruning.sensitivity as module
+from lathe.compression.pruning.sensitivity import Option, allocate, quantized_bytes, sparse_bytes
 
 
 def some_options(layers: int, seed: int) -> dict[str, list[Option]]:

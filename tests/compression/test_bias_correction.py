@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantization.bias_correction import channel_means, correct_bias, expected_outputs
-from lathe.compression.quantization.equalize import followers
+from lathe.compression.quantization.equalize import channel_means, correct_bias, expected_outputs, followers
 from lathe.nets import MLP, CifarResNet, ViT
 
 

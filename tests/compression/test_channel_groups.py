@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.compression.channels.groups import find_groups, layers
-from lathe.compression.channels.heads import head_groups
+from lathe.compression.channels.groups import find_groups, head_groups, layers
 from lathe.errors import UserError
 from lathe.nets import GPT, CifarResNet
 

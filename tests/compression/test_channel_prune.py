@@ -8,12 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.compression.channels import budget as channel_budget
-from lathe.compression.channels import prune_channels
-from lathe.compression.channels.budget import parameters
+from lathe.compression.channels import choice, prune_channels
+from lathe.compression.channels.choice import add_penalty, loss_change, parameters, scores
 from lathe.compression.channels.groups import find_groups
-from lathe.compression.channels.penalty import add_penalty
-from lathe.compression.channels.scores import loss_change, scores
 from lathe.config.types import ChannelImportance
 from lathe.errors import UserError
 from lathe.measure import count_flops
@@ -163,8 +160,6 @@ def test_each_importance_ranks_as_its_paper_does(net):
 
 
 def test_a_latency_budget_is_kept(monkeypatch):
-    monkeypatch.setattr(
-        channel_budget, "latency_share", lambda small, dense, example: parameters(small) / parameters(dense)
-    )
+    monkeypatch.setattr(choice, "latency_share", lambda small, dense, example: parameters(small) / parameters(dense))
     net = CifarResNet(depth=8, width=8)
     assert 0.45 < prune_channels(net, IMAGES, budget="latency", share=0.5, round_to=1)["parameters"] <= 0.5

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from lathe.compression.channels import slices
-from lathe.compression.channels.fade import silence
 from lathe.compression.channels.groups import find_groups
+from lathe.compression.channels.slices import silence
 from lathe.errors import UserError
 from lathe.nets import GPT, CifarResNet, ResNet, ViT, WideResNet
 

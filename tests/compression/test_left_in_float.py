@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantization.layer_plan import float_sentence, left_in_float
+from lathe.compression.quantization.layers import float_sentence, left_in_float
 from lathe.compression.quantization.net import quantize
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.masks.lottery import copy_state, rewind, round_sparsities
-from lathe.compression.masks.masks import apply_masks, magnitude_masks, make_masks, sparsity_of
-from lathe.compression.masks.parameters import head_of, maskable
+from lathe.compression.pruning.masks import apply_masks, head_of, magnitude_masks, make_masks, maskable, sparsity_of
+from lathe.compression.pruning.rewiring import copy_state, rewind, round_sparsities
 from lathe.errors import UserError
 from lathe.nets import GPT, CifarResNet, ViT
 

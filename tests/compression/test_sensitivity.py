@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.compression.masks.sensitivity import layers, round_to_nearest, scan
+from lathe.compression.pruning.sensitivity import layers, round_to_nearest, scan
 from lathe.errors import UserError
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lathe.compression.masks.sparsity_schedules import SparsitySchedule
+from lathe.compression.pruning.masks import SparsitySchedule
 
 
 def due(schedule: SparsitySchedule, steps: int = 60) -> list[int]:

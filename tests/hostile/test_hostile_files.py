@@ -14,7 +14,7 @@ import torch
 from support.hostile_runs import CANARY, copied, harmless
 from torch import nn
 
-from lathe.callbacks.methods.teachers import open_teacher
+from lathe.compression.distillation.teacher import open_teacher
 from lathe.data.archive import ARCHIVES, read_archive
 from lathe.data.shard_index import FORMAT, SPLITS, VERSION, read_index
 from lathe.data.shards import Shards

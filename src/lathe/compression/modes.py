@@ -1,9 +1,10 @@
 """Forward passes that do not change a net or its input."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -26,3 +27,10 @@ def evaluated(net: nn.Module, hooks: Iterable[RemovableHandle] = ()) -> Iterator
             hook.remove()
         for module, training in modes:
             module.training = training
+
+
+def uncompiled(net: nn.Module) -> AbstractContextManager[Any]:
+    """Run a compiled net as written within the context: hooks run, and other shapes do not recompile."""
+    # set_stance imports the compiler, which takes seconds
+    compiled = any(module._compiled_call_impl is not None for module in net.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()

@@ -7,9 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lathe.compression.quantization.fake_quant import FakeQuantize
+from lathe.compression.quantization.fake_quant import TINY, FakeQuantize
 from lathe.compression.quantization.layers import QuantAdd
-from lathe.compression.quantization.lsq import TINY
 from lathe.compression.quantization.net import integer_weight, quantized_layers, strip
 from lathe.errors import UserError
 from lathe.export.dialects import Affine, Dialect

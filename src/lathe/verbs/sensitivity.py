@@ -11,8 +11,19 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import nn
 
-from lathe.compression.masks.allocate import Allocation, Option, allocate, monotone, quantized_bytes, sparse_bytes
-from lathe.compression.masks.sensitivity import KINDS, Changed, Found, layers, scan
+from lathe.compression.pruning.sensitivity import (
+    KINDS,
+    Allocation,
+    Found,
+    Option,
+    allocate,
+    changed,
+    layers,
+    monotone,
+    quantized_bytes,
+    scan,
+    sparse_bytes,
+)
 from lathe.compression.quantization.layers import quantized_class
 from lathe.compression.structure import structure_of
 from lathe.data.transfer import train_batches
@@ -43,7 +54,7 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     chosen = layers(task.net, request["layers"])
     bench = _Bench(task, cfg, request)
     baseline = bench.score()
-    with Changed(task.net, {}, bench.inputs):  # with no layer changed: the reference of all changes
+    with changed(task.net, {}, bench.inputs):  # with no layer changed: the reference of all changes
         reference = bench.score()
     with Progress(transient=True, disable=not cfg["trainer"]["enable_progress_bar"]) as bar:
         tried = len(request["sparsities"]) + len(request["bits"])
@@ -189,7 +200,7 @@ def _cost(
 
 
 def _measure(bench: _Bench, kind: str, values: dict[str, float]) -> dict[str, float]:
-    with Changed(bench.net, {name: (kind, value) for name, value in values.items()}, bench.inputs):
+    with changed(bench.net, {name: (kind, value) for name, value in values.items()}, bench.inputs):
         return bench.score()
 
 

@@ -1,22 +1,19 @@
-"""Pruning during training: sparsity follows a schedule, then the net recovers with fixed masks."""
+"""Callbacks that prune during training: sparsity follows a schedule, then the net recovers with fixed masks."""
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from dataclasses import replace
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from pydantic import Field
 from torch import Tensor, nn
 
-from lathe.callbacks.methods.masking import Masking
-from lathe.callbacks.methods.samples import an_input
-from lathe.compression.masks import criteria
-from lathe.compression.masks.masks import check_options, divides
-from lathe.compression.masks.sparsity_schedules import SparsitySchedule
-from lathe.compression.modes import copy_input, evaluated
-from lathe.compression.trace import uncompiled
+from lathe.compression.callback import an_input
+from lathe.compression.modes import copy_input, evaluated, uncompiled
+from lathe.compression.pruning import criteria
+from lathe.compression.pruning.masking import Masking
+from lathe.compression.pruning.masks import Block, Granularity, Pattern, SparsitySchedule
 from lathe.config.types import (
     Count,
     Criterion,
@@ -46,8 +43,8 @@ class Prune(Masking):
     rest of the window is for recovery. Masked weights stay masked. Shapes do not change: zeros reduce the size only of
     a compressed file, and the time only with a sparse kernel.
 
-    `lathe.compression.masks.make_masks` describes `granularity`, `scope`, `norm`, `n`, `m` and `block`,
-    `lathe.compression.masks.criteria` the criteria, `Masking` the choice of layers. taylor adds up gradients between
+    `lathe.compression.pruning.Pattern` describes `granularity`, `scope`, `norm`, `n`, `m` and `block`,
+    `lathe.compression.pruning.criteria` the criteria, `Masking` the choice of layers. taylor adds up gradients between
     two updates, movement from the start; wanda measures, in eval mode, the last `batches` training batches before each
     update (the last micro-batch of each step). Layers that do not divide into groups or blocks stay dense, with a
     warning above a tenth of the weights; naming them in `layers` is an error.
@@ -59,7 +56,7 @@ class Prune(Masking):
     def __init__(
         self,
         sparsity: OpenShare = 0.8,
-        granularity: Literal["unstructured", "structured", "block", "n_m"] = "unstructured",
+        granularity: Granularity = "unstructured",
         scope: MaskScope = "global",
         criterion: Criterion = "magnitude",
         norm: Positive = 1.0,
@@ -71,7 +68,7 @@ class Prune(Masking):
         jumps: Count = 4,
         n: Count = 2,
         m: Count = 4,
-        block: Annotated[Sequence[Count], Field(min_length=2, max_length=2)] = (4, 1),
+        block: Block = (4, 1),
         batches: Count = 4,
         seed: Seed = 0,
         layers: SomeNames | None = None,
@@ -80,51 +77,36 @@ class Prune(Masking):
         head: bool = False,
     ) -> None:
         super().__init__(layers, exclude, types, head)
-        check_options(sparsity, granularity, scope, n, m, block)
+        self.pattern = Pattern(granularity, scope, norm if criterion == "magnitude" else None, n, m, tuple(block))
         if granularity == "n_m" and sparsity > 1 - n / m + 1e-9:
             raise ArgumentError(f"sparsity={sparsity} is more than {n} of {m} leaves: at most {1 - n / m:g}.")
         if criterion == "batchnorm" and granularity != "structured":
-            raise ArgumentError(
-                "criterion=batchnorm scores whole channels: set granularity=structured, or another criterion."
-            )
+            raise ArgumentError("criterion=batchnorm scores whole channels: set granularity=structured.")
         if start > end:
-            raise ArgumentError(f"start={start} and end={end} are no shares of the run in this order: use 0.1 and 0.6.")
-        SparsitySchedule(sparsity, initial_sparsity=initial_sparsity)
-        self.sparsity, self.granularity, self.scope, self.criterion, self.norm = (
-            sparsity,
-            granularity,
-            scope,
-            criterion,
-            norm,
-        )
-        self.kind, self.initial_sparsity, self.start, self.end = schedule, initial_sparsity, start, end
-        self.every_n_steps, self.jumps, self.batches, self.seed = every_n_steps, jumps, batches, seed
-        self.n, self.m, self.block = n, m, (int(block[0]), int(block[1]))
-        self.beside_removal = granularity in ("unstructured", "structured")  # removal would split groups and blocks
+            raise ArgumentError(f"start={start} is after end={end}. Use 0.1 and 0.6.")
+        self.curve = SparsitySchedule(sparsity, schedule, initial_sparsity, jumps=jumps)  # its steps are set later
         self.schedule: SparsitySchedule | None = None
+        self.sparsity, self.criterion, self.seed = sparsity, criterion, seed
+        self.start, self.end, self.every_n_steps, self.batches = start, end, every_n_steps, batches
+        self.beside_removal = granularity in ("unstructured", "structured")  # removal would split groups and blocks
         self._sums: dict[str, Tensor] = {}  # taylor and movement: this rank's part; wanda: squares of inputs
         self._restored: dict[str, Tensor] = {}
         self._batch: Any = None
-        self._told = self._begun = False
+        self._warned = self._begun = False
 
     def choose(self, net: nn.Module) -> dict[str, nn.Parameter]:
         found = super().choose(net)
-        fit = {name: p for name, p in found.items() if divides(p.shape, self.granularity, self.m, self.block)}
+        fit = {name: p for name, p in found.items() if self.pattern.divides(p.shape)}
         left = {name: p.numel() for name, p in found.items() if name not in fit}
-        what = (
-            f"groups of {self.m} inputs"
-            if self.granularity == "n_m"
-            else f"blocks of {self.block[0]} x {self.block[1]}"
-        )
         if left and self.layers is not None:
             raise UserError(
-                f"compression.{self.name}.layers: {next(iter(left))} does not divide into {what}: name it in exclude."
+                f"{self.key}.layers: {next(iter(left))} does not divide into {self.pattern.pieces}: name it in exclude."
             )
-        if fit and not self._told and sum(left.values()) > 0.1 * sum(p.numel() for p in found.values()):
-            self._told = True
+        if fit and not self._warned and sum(left.values()) > 0.1 * sum(p.numel() for p in found.values()):
+            self._warned = True
             rank_zero_warn(
-                f"compression.{self.name} leaves {', '.join(left)} dense, which do not divide into {what}: name them "
-                "in exclude to say so."
+                f"{self.key} leaves {', '.join(left)} dense, which do not divide into {self.pattern.pieces}: name them "
+                "in exclude."
             )
         if self.criterion == "batchnorm" and fit:
             criteria.batchnorms(net, fit)
@@ -149,17 +131,7 @@ class Prune(Masking):
         assert self.schedule is not None
         target = self.schedule.at(step)
         if target > 0:
-            masks = self.make(
-                self.scores(net, step),
-                target,
-                granularity=self.granularity,
-                scope=self.scope,
-                norm=self.norm if self.criterion == "magnitude" else None,
-                n=self.n,
-                m=self.m,
-                block=self.block,
-            )
-            self.set_masks(masks)
+            self.set_masks(self.make(self.scores(net, step), target, **vars(self.pattern)))
         if self.criterion == "wanda":
             self._sums = {}
         elif self.criterion == "taylor":
@@ -180,20 +152,16 @@ class Prune(Masking):
         start = max(self.step_at(trainer, self.start), first)
         end = max(self.step_at(trainer, self.end), start)
         every = self.every_n_steps or max(1, (end - start) // 100)
-        self.schedule = SparsitySchedule(
-            self.sparsity,
-            self.kind,
-            self.initial_sparsity,
-            start,
-            end,
-            every,
-            self.jumps,
-        )
-        if self.schedule.last > self.total_steps(trainer):
-            raise UserError(
-                f"compression.{self.name} would end at step {self.schedule.last}, after the run: train for longer."
+        self.schedule = replace(self.curve, start=start, end=end, every_n_steps=every)
+        last = self.schedule.last
+        require(last <= self.total_steps(trainer), f"{self.key} would end at step {last}, after the run. Train longer.")
+        for other in self._removing:
+            choice = other.step_at(trainer, other.start)
+            require(
+                choice <= last,
+                f"{self.key} ends at step {last}, before channels are chosen at step {choice}. Raise {self.key}.end, "
+                "or lower compression.prune_channels.start.",
             )
-        self.follow_removal(trainer, self.schedule.last)
         super().on_train_start(trainer, pl_module)
         self._take_over()
 
@@ -231,11 +199,10 @@ class Prune(Masking):
         with criteria.input_squares(net, chosen) as seen, evaluated(net), torch.no_grad(), uncompiled(net):
             net(x)
         unseen = [name for name in chosen if name not in seen]
-        require(
-            not unseen,
-            f"compression.{self.name}.criterion=wanda: the net uses {''.join(unseen[:1])} without calling its layer. "
-            "Name the layer in exclude.",
-        )
+        if unseen:
+            raise UserError(
+                f"{self.key}.criterion=wanda: the net uses {unseen[0]} without calling its layer. Name it in exclude."
+            )
 
     def _add_gradients(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         assert self.schedule is not None
@@ -245,7 +212,7 @@ class Prune(Masking):
             self._sums = {name: torch.zeros_like(local(p), dtype=torch.float32) for name, p in self.parameters.items()}
         weights = {name: local(parameter) for name, parameter in self.parameters.items()}
         gradients = {name: None if p.grad is None else local(p.grad) for name, p in self.parameters.items()}
-        (criteria.add_taylor if self.criterion == "taylor" else criteria.add_movement)(self._sums, weights, gradients)
+        criteria.add_gradients(self._sums, weights, gradients, self.criterion)  # type: ignore[arg-type]
 
     def _wanted(self, step: int) -> bool:
         """Return whether an update is due within `batches` steps from `step` on."""
@@ -290,3 +257,52 @@ class Prune(Masking):
         super().load_state_dict(state_dict)
         self._begun = True
         self._restored = dict(state_dict["sums"])
+
+
+class PruneStructured(Prune):
+    """Prune rows: output channels of convolutions, output features of linear layers."""
+
+    name = "prune_structured"
+    fixed_parameters = ("granularity", "n", "m", "block")
+
+    @validated
+    def __init__(
+        self,
+        sparsity: OpenShare = 0.5,
+        scope: MaskScope = "layer",
+        criterion: Criterion = "magnitude",
+        norm: Positive = 2.0,
+        schedule: SparsityCurve = "cubic",
+        initial_sparsity: ShareBelowOne = 0.0,
+        start: Share = 0.1,
+        end: Share = 0.6,
+        every_n_steps: Count | None = None,
+        **options: Any,
+    ) -> None:
+        shared: dict[str, Any] = {
+            "schedule": schedule,
+            "initial_sparsity": initial_sparsity,
+            "start": start,
+            "end": end,
+        }
+        super().__init__(
+            sparsity, "structured", scope, criterion, norm, every_n_steps=every_n_steps, **shared, **options
+        )
+
+
+class PruneNM(Prune):
+    """Prune to N:M sparsity: at most `n` of `m` consecutive inputs are kept; sparsity is 1 - n / m."""
+
+    name = "prune_nm"
+    fixed_parameters = ("sparsity", "granularity", "norm", "block")
+
+    @validated
+    def __init__(
+        self,
+        n: Count = 2,
+        m: Count = 4,
+        criterion: Criterion = "magnitude",
+        **options: Any,
+    ) -> None:
+        Pattern(n=n, m=m)  # validates them
+        super().__init__(1 - n / m, "n_m", criterion=criterion, n=n, m=m, **options)

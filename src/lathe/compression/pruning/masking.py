@@ -1,4 +1,4 @@
-"""Base class of methods that mask weights."""
+"""The base class of callbacks that mask weights."""
 
 import math
 import zlib
@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.methods.base import Compression, compressions
 from lathe.callbacks.skippable_hooks import SkippableHooks
+from lathe.compression.callback import Compression, compressions
 from lathe.compression.channels.slices import staying
-from lathe.compression.masks.masks import Masks, make_masks
-from lathe.compression.masks.parameters import HEAD_RULE, maskable, weights_of
+from lathe.compression.pruning.masks import HEAD_RULE, Masks, make_masks, maskable, weights_of
 from lathe.config.types import LayerTypes
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.measure.processes import everyones, processes
 from lathe.measure.shards import is_sharded, local, parameters_of, part_of
 
@@ -50,68 +49,56 @@ class Masking(SkippableHooks, Compression):
     ) -> None:
         self.layers, self.exclude, self.head = layers, exclude or [], head
         self.types: LayerTypes = types or ("linear", "conv")
+        self.key = f"compression.{self.name}"  # in messages
         self.masks: Masks = {}
         self.parameters: dict[str, Tensor] = {}
         self.updates = 0
         self._step = -1  # the last optimizer step that was processed; -1 before training
-        self._owners: list[Tensor] = []  # masked parameters, this rank's local tensors, and masks as numbers
-        self._live: list[Tensor] = []
+        self._live: list[Tensor] = []  # this rank's part of the masked parameters, and of their masks as numbers
         self._factors: list[Tensor] = []
         self._optimizers: list[Optimizer] = []
         self._averages: list[EMA] = []
         self._handles: list[Any] = []
-        self._others: list[Compression] = []  # methods that remove parts of parameters after training
+        self._removing: list[Any] = []  # methods that remove parts of parameters after training
         self._shapes: dict[str, tuple[int, ...]] = {}  # of all parameters, before sharding
         self._chosen: list[str] = []  # maskable parameters
 
     def choose(self, net: nn.Module) -> dict[str, nn.Parameter]:
         """Return the maskable parameters, by name."""
-        return maskable(net, self.layers, self.exclude, self.types, self.head, prefix=f"compression.{self.name}")
+        return maskable(net, self.layers, self.exclude, self.types, self.head, prefix=self.key)
 
     def check(self, net: nn.Module) -> None:
         self.choose(net)
 
-    def warn_if_few(self, net: nn.Module, chosen: dict[str, nn.Parameter]) -> None:
-        """Warn if less than half of the requested weights are masked."""
+    def chosen_or_raise(self, net: nn.Module) -> dict[str, nn.Parameter]:
+        """Return `choose(net)`; raise UserError if it is empty, warn if it is less than half of the weights."""
+        chosen = self.choose(net)
+        require(bool(chosen), f"{self.key} finds nothing to mask: {HEAD_RULE}")
         weights = {name: p.numel() for name, p in weights_of(net, self.layers, self.exclude).items()}
         left = sorted(weights.keys() - chosen.keys(), key=lambda name: (-weights[name], name))
         share = 1 - sum(weights[name] for name in left) / max(sum(weights.values()), 1)
         if share < 0.5 and {"linear", "conv"} & set(self.types):
             rank_zero_warn(
-                f"compression.{self.name} masks only {share:.1%} of the weights: {left[0]} stays dense. List in layers "
-                "what to mask."
+                f"{self.key} masks only {share:.1%} of the weights: {left[0]} stays dense. See {self.key}.layers."
             )
+        return chosen
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         """Act before the first optimizer step (0) and after each (from 1), once masks are applied."""
 
-    def make(self, scores: dict[str, Tensor], sparsity: float, **options: Any) -> Masks:
+    def make(self, scores: dict[str, Tensor], sparsity: float, **pattern: Any) -> Masks:
         """Return `make_masks` of the weights that remain after training; the others keep their masks."""
         leaving = self._leaving()
         if not leaving:
-            return make_masks(scores, sparsity, previous=self.masks, **options)
+            return make_masks(scores, sparsity, previous=self.masks, **pattern)
         left = {name: staying(score.shape, leaving.get(name, {})) for name, score in scores.items()}
         previous = {name: mask[left[name]] for name, mask in self.masks.items()}
-        made = make_masks(
-            {name: score[left[name]] for name, score in scores.items()}, sparsity, previous=previous, **options
-        )
-        masks = {}
-        for name, mask in made.items():
-            masks[name] = (
-                self.masks[name].clone() if name in self.masks else torch.ones_like(scores[name], dtype=torch.bool)
-            )
+        remaining = {name: score[left[name]] for name, score in scores.items()}
+        masks = {name: torch.ones_like(score, dtype=torch.bool) for name, score in scores.items()}
+        masks |= {name: mask.clone() for name, mask in self.masks.items()}
+        for name, mask in make_masks(remaining, sparsity, previous=previous, **pattern).items():
             masks[name][left[name]] = mask
         return masks
-
-    def follow_removal(self, trainer: Trainer, last: int) -> None:
-        """Raise UserError if channels are chosen after the last update, which then could not exclude them."""
-        for other in self._others:
-            choice = other.step_at(trainer, other.start)  # type: ignore[attr-defined]
-            if choice > last:
-                raise UserError(
-                    f"compression.{self.name} ends at step {last} and channels that go are chosen at step {choice}: "
-                    f"raise compression.{self.name}.end, or lower compression.prune_channels.start."
-                )
 
     def set_masks(self, masks: Masks, momentum: bool = False) -> None:
         """Set masks (full shape, True: kept) and apply them; a collective that broadcasts rank 0's masks.
@@ -119,13 +106,19 @@ class Masking(SkippableHooks, Compression):
         `momentum` also zeroes the optimizer's state of weights that were or become masked.
         """
         before = self.masks
-        self.masks = _from_process_0(
-            {name: mask.bool().to(self.parameters[name].device) for name, mask in masks.items()}
-        )
+        self.masks = {name: mask.bool().to(self.parameters[name].device) for name, mask in masks.items()}
+        if processes() > 1:
+            for mask in self.masks.values():
+                torch.distributed.broadcast(mask.view(torch.uint8), src=0)
         self.updates += 1
         self._bind_masks()
-        if momentum:
-            self._clear_momentum(before)
+        for name, mask in self.masks.items() if momentum else ():
+            owner, kept = self.parameters[name], mask & before[name] if name in before else mask
+            for optimizer in self._optimizers:
+                for value in optimizer.state.get(owner, {}).values():
+                    if isinstance(value, Tensor) and value.shape == owner.shape:
+                        with torch.no_grad():
+                            local(value).mul_(part_of(kept.to(value.dtype), value if is_sharded(value) else owner))
         for average in self._averages:
             average.mask(self.masks)
 
@@ -141,19 +134,15 @@ class Masking(SkippableHooks, Compression):
         if stage != "fit":
             return
         net = pl_module.get_submodule("net")
-        chosen = self.choose(net)
-        if not chosen:
-            raise UserError(f"compression.{self.name} finds nothing to mask: {HEAD_RULE}")
-        self.warn_if_few(net, chosen)
-        self._chosen = list(chosen)
+        self._chosen = list(self.chosen_or_raise(net))
         # without LSQ's scales, which only a resumed run's net has already
         self._shapes = {name: tuple(p.shape) for name, p in net.named_parameters() if "_quantizer." not in name}
-        self._others = [method for method in compressions(trainer) if method.removes_late]
-        if self._others and not self.beside_removal:
-            raise UserError(
-                f"compression.{self.name} lays its masks on channels that go after training, and would ship others "
-                "than it was asked for: use compression.prune_channels.mode=one_shot, or two runs."
-            )
+        self._removing = [method for method in compressions(trainer) if method.removes_late]
+        require(
+            self.beside_removal or not self._removing,
+            f"{self.key} would mask channels that are removed after training. Use "
+            "compression.prune_channels.mode=one_shot, or two runs.",
+        )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         net = pl_module.get_submodule("net")
@@ -162,13 +151,17 @@ class Masking(SkippableHooks, Compression):
         self._averages = [callback for callback in trainer.callbacks if isinstance(callback, EMA)]  # type: ignore[attr-defined]
         self._optimizers = list(trainer.optimizers)
         self._handles = [optimizer.register_step_post_hook(lambda *_: self.apply()) for optimizer in self._optimizers]
-        if self.masks:
-            self._install()
-        if self._step < 0:
-            self._step = trainer.global_step
-            self.on_step(trainer, pl_module, self._step)
-        elif trainer.global_step > self._step:
-            # the checkpoint was written between an optimizer step and its update
+        if self.masks:  # restored, and the net is sharded and on its device by now
+            for name, mask in self.masks.items():
+                if name not in self.parameters or mask.shape != self.parameters[name].shape:
+                    raise UserError(
+                        f"{self.key}: the checkpoint masks {name} in another shape or not at all. Keep the layers of "
+                        "its run."
+                    )
+            self.masks = {name: mask.to(self.parameters[name].device) for name, mask in self.masks.items()}
+            self._bind_masks()
+        # the checkpoint may have been written between an optimizer step and its update
+        if self._step < 0 or trainer.global_step > self._step:
             self._step = trainer.global_step
             self.on_step(trainer, pl_module, self._step)
 
@@ -183,8 +176,7 @@ class Masking(SkippableHooks, Compression):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.ready(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
             rank_zero_warn(
-                f"compression.{self.name}: training ended at step {trainer.global_step}, before "
-                f"compression.{self.name}.end, at sparsity "
+                f"{self.key}: training ended at step {trainer.global_step}, before {self.key}.end, at sparsity "
                 f"{self.report()[f'{self.name}/sparsity']:.3f}: let it run to its end."
             )
 
@@ -192,7 +184,7 @@ class Masking(SkippableHooks, Compression):
         for handle in self._handles:
             handle.remove()
         self._handles, self._optimizers, self._averages = [], [], []
-        self.parameters, self._owners, self._live, self._factors = {}, [], [], []
+        self.parameters, self._live, self._factors = {}, [], []
 
     def report(self) -> dict[str, float]:
         leaving = self._leaving()
@@ -200,92 +192,41 @@ class Masking(SkippableHooks, Compression):
             name: math.prod(size - len(leaving.get(name, {}).get(dim, ())) for dim, size in enumerate(shape))
             for name, shape in self._shapes.items()
         }
-        masks = {
-            name: mask[staying(mask.shape, leaving[name])] if name in leaving else mask
-            for name, mask in self.masks.items()
-        }
-        zeros = sum(int((~mask).sum()) for mask in masks.values())
+        zeros = 0
+        for name, mask in self.masks.items():
+            zeros += int((~(mask[staying(mask.shape, leaving[name])] if name in leaving else mask)).sum())
         return {
             f"{self.name}/sparsity": zeros / max(sum(counts[name] for name in self._chosen), 1),
             f"{self.name}/sparsity_net": zeros / max(sum(counts.values()), 1),
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; a collective, which asserts that all ranks have the same masks."""
-        self._assert_same()
-        return {
-            "masks": {name: mask.cpu() for name, mask in self.masks.items()},
-            "updates": self.updates,
-            "step": self._step,
-        }
+        """Return the state; a collective, which verifies that all ranks have the same masks."""
+        if processes() > 1 and len(set(everyones(checksum(self.masks)))) > 1:
+            raise RuntimeError(f"{self.key}: ranks have different masks.")
+        masks = {name: mask.cpu() for name, mask in self.masks.items()}
+        return {"masks": masks, "updates": self.updates, "step": self._step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.masks = {name: mask.bool() for name, mask in state_dict["masks"].items()}
         self.updates, self._step = state_dict["updates"], state_dict["step"]
 
     def _leaving(self) -> dict[str, dict[int, set[int]]]:
-        found: dict[str, dict[int, set[int]]] = {}
-        for other in self._others:
-            found |= other.leaving()
-        return found
-
-    def _install(self) -> None:
-        """Install restored masks, once the net is sharded and on its device."""
-        strange = [
-            name
-            for name, mask in self.masks.items()
-            if name not in self.parameters or mask.shape != self.parameters[name].shape
-        ]
-        if strange:
-            raise UserError(
-                f"compression.{self.name}: the checkpoint masks {strange[0]}, which this run does not mask in that "
-                "shape: keep the layers of the run that wrote it."
-            )
-        self.masks = {name: mask.to(self.parameters[name].device) for name, mask in self.masks.items()}
-        self._bind_masks()
+        return {name: places for method in self._removing for name, places in method.leaving().items()}
 
     def _bind_masks(self) -> None:
-        self._owners = [self.parameters[name] for name in self.masks]
-        self._live = [local(owner) for owner in self._owners]
+        owners = [self.parameters[name] for name in self.masks]
+        self._live = [local(owner) for owner in owners]
         self._factors = [
-            part_of(mask.to(owner.dtype), owner) for mask, owner in zip(self.masks.values(), self._owners, strict=True)
+            part_of(mask.to(owner.dtype), owner) for mask, owner in zip(self.masks.values(), owners, strict=True)
         ]
         self.apply()
-
-    def _clear_momentum(self, before: Masks) -> None:
-        for name, owner in zip(self.masks, self._owners, strict=True):
-            kept = self.masks[name] & before[name] if name in before else self.masks[name]
-            for optimizer in self._optimizers:
-                for value in optimizer.state.get(owner, {}).values():
-                    if isinstance(value, Tensor) and value.shape == owner.shape:
-                        with torch.no_grad():
-                            local(value).mul_(part_of(kept.to(value.dtype), value if is_sharded(value) else owner))
-
-    def _assert_same(self) -> None:
-        if processes() < 2 or not self.masks:
-            return
-        everyone = everyones(checksum(self.masks))
-        if any(other != everyone[0] for other in everyone):
-            raise UserError(
-                f"compression.{self.name}: the processes hold different masks ({everyone}): report this with your "
-                "configuration."
-            )
 
 
 def checksum(masks: Masks) -> int:
     """Return the CRC-32 of names and bits of masks."""
     total = 0
     for name, mask in masks.items():
-        total = zlib.crc32(
-            mask.cpu().contiguous().view(torch.uint8).numpy().tobytes(), zlib.crc32(name.encode(), total)
-        )
+        bits = mask.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        total = zlib.crc32(bits, zlib.crc32(name.encode(), total))
     return total
-
-
-def _from_process_0(masks: Masks) -> Masks:
-    """Broadcast rank 0's masks; names and shapes are the same on all ranks."""
-    if processes() < 2:
-        return masks
-    for mask in masks.values():
-        torch.distributed.broadcast(mask.view(torch.uint8), src=0)
-    return masks
