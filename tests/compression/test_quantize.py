@@ -123,7 +123,7 @@ def test_the_description_rebuilds_the_net() -> None:
     apply_structure(other, structure_of(net))  # applying it twice changes nothing
     assert describe(copy.deepcopy(other)) == description
     assert describe(plain) == {}
-    with pytest.raises(UserError, match="quantized already"):
+    with pytest.raises(UserError, match="is quantized"):
         rebuild(other, description)
     with pytest.raises(UserError, match=r"quantized layer blocks\.2\.conv1, which Sequential lacks"):
         rebuild(nn.Sequential(), {"blocks.2.conv1": description["blocks.2.conv1"]})

@@ -142,14 +142,14 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
         old: Any = tuple(named[name].shape) if name in named else ()
         if len(old) != len(shape) or any(not 0 < size <= was for size, was in zip(shape, old, strict=True)):
             raise UserError(
-                f"The structure's {name} has shape {list(shape)}, and the net's {list(old)}: another net's."
+                f"The structure's {name} has shape {list(shape)}, and the net's {list(old)}: it is of another net."
             )
     for path, attributes in modules.items():  # before any change
         for attribute, value in attributes.items():
             old = getattr(net.get_submodule(path), attribute)
             if type(old) is not int or type(value) is not int or not 0 < value <= old:
                 raise UserError(
-                    f"The structure's {path}.{attribute} is {value!a}, and the net's {old!r:.60}: another net's."
+                    f"The structure's {path}.{attribute} is {value!a}, and the net's {old!r:.60}: it is of another net."
                 )
     new: dict[int, Tensor] = {}
     for name, shape in tensors.items():
