@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from lathe.callbacks.ema import EMA
-from lathe.compression.pruning.callback import Prune, PruneNM, PruneStructured
-from lathe.compression.pruning.masking import Masking
+from lathe.compression.pruning.callback import Masking, Prune, PruneNM, PruneStructured
 from lathe.compression.pruning.rewiring_callback import RigL
 from lathe.errors import UserError
 from lathe.strategies import precision_plugin

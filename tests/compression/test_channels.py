@@ -118,7 +118,7 @@ def test_another_net_is_refused():
     net, example = make("resnet")
     groups = find_groups(net, example)
     slices.remove(net, groups, {group.name: [0] for group in groups})
-    with pytest.raises(UserError, match="The structure.* of another net"):
+    with pytest.raises(UserError, match=r"The structure.* of another net"):
         slices.rebuild(make("vit")[0], slices.describe(net))
 
 

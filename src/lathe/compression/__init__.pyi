@@ -2,6 +2,7 @@ from .callback import Compression as Compression
 from .callback import compressions as compressions
 from .channels.callback import PruneChannels as PruneChannels
 from .distillation.callback import Distill as Distill
+from .modes import reestimate_batchnorm as reestimate_batchnorm
 from .pruning.callback import Prune as Prune
 from .pruning.callback import PruneNM as PruneNM
 from .pruning.callback import PruneStructured as PruneStructured

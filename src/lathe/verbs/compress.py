@@ -11,9 +11,9 @@ from rich.table import Table
 
 from lathe import files, receipt
 from lathe.compression import Prune, PruneChannels, quantization
-from lathe.compression.batchnorm import reestimate_batchnorm
 from lathe.compression.callback import inputs_of
 from lathe.compression.channels import prune_channels
+from lathe.compression.modes import reestimate_batchnorm
 from lathe.compression.pruning.masks import apply_masks, make_masks
 from lathe.config.compression_plan import methods
 from lathe.config.cross_checks import check_compression

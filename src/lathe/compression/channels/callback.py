@@ -14,12 +14,11 @@ from torch.optim import Optimizer
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.skippable_hooks import SkippableHooks
-from lathe.compression.batchnorm import reestimate_batchnorm
 from lathe.compression.callback import Compression, an_input, first_batches
 from lathe.compression.channels import slices
 from lathe.compression.channels.choice import Options, add_penalty, loss_change, shares, sizes, skeleton
 from lathe.compression.channels.groups import find_groups, require_packages
-from lathe.compression.modes import evaluated
+from lathe.compression.modes import evaluated, reestimate_batchnorm
 from lathe.config.types import ChannelBudget, ChannelImportance, Count, Name, OpenShare, Positive, Share
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require, under

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from lathe.callbacks.ema import EMA
-from lathe.compression.pruning.masking import Masking
+from lathe.compression.pruning.callback import Masking
 from lathe.compression.pruning.masks import Masks, make_masks
 from lathe.compression.pruning.rewiring import (
     copy_state,

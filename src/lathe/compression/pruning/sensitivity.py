@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lathe.compression.batchnorm import reestimate_batchnorm
+from lathe.compression.modes import reestimate_batchnorm
 from lathe.compression.pruning.masks import make_masks
 from lathe.errors import UserError, require
 

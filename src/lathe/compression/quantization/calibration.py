@@ -36,15 +36,14 @@ def calibrate(net: nn.Module, batches: Iterable[Any], method: Observer = "minmax
         was = extremes[id(q)]
         extremes[id(q)] = torch.minimum(was[0], low.cpu()), torch.maximum(was[1], high.cpu())
 
-    with evaluated(net):
-        if not _passes(net, data, watched, widen):
-            raise UserError("Calibration was given no batch: give at least one.")
-        if method != "minmax":
-            found = {id(q): Histogram(*(float(end) for end in extremes[id(q)])) for q in watched}
-            _passes(net, data, watched, lambda q, x: found[id(q)].add(x))
-            for q in watched:
-                low, high = found[id(q)].range(method, percentile, q.bits)
-                extremes[id(q)] = torch.tensor([low]), torch.tensor([high])
+    if not _passes(net, data, watched, widen):
+        raise UserError("Calibration was given no batch: give at least one.")
+    if method != "minmax":
+        found = {id(q): Histogram(*(float(end) for end in extremes[id(q)])) for q in watched}
+        _passes(net, data, watched, lambda q, x: found[id(q)].add(x))
+        for q in watched:
+            low, high = found[id(q)].range(method, percentile, q.bits)
+            extremes[id(q)] = torch.tensor([low]), torch.tensor([high])
     for q in watched:
         q.set_range(*extremes[id(q)])
         q.switch(observing=False)
@@ -56,21 +55,12 @@ def _passes(
     net: nn.Module, batches: Iterable[Any], watched: list[FakeQuantize], see: Callable[[FakeQuantize, Tensor], None]
 ) -> int:
     """Run the net over the batches and pass each quantizer's input to `see`; return the number of batches."""
-
-    def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-        assert isinstance(module, FakeQuantize)
-        see(module, args[0].detach())
-
-    handles = [q.register_forward_pre_hook(hook) for q in watched]
+    handles = [q.register_forward_pre_hook(lambda q, args: see(q, args[0].detach())) for q in watched]
     count = 0
-    try:
-        with torch.no_grad(), uncompiled(net):
-            for batch in batches:
-                net(batch[0] if isinstance(batch, tuple | list) else batch)
-                count += 1
-    finally:
-        for handle in handles:
-            handle.remove()
+    with evaluated(net, handles), torch.no_grad(), uncompiled(net):
+        for batch in batches:
+            net(batch[0] if isinstance(batch, tuple | list) else batch)
+            count += 1
     return count
 
 
