@@ -1,7 +1,7 @@
 """Ranges of activations: calibration before use, and moving averages during training."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lathe.compression.modes import evaluated, uncompiled
 from lathe.compression.quantization.fake_quant import FakeQuantize, affine
 from lathe.compression.quantization.layers import some_quantizers
-from lathe.errors import UserError
+from lathe.errors import require
 from lathe.measure.shards import whole
 
 Observer = Literal["minmax", "percentile", "entropy"]
@@ -24,6 +24,7 @@ def calibrate(net: nn.Module, batches: Iterable[Any], method: Observer = "minmax
     values, `entropy` the clipping of least KL divergence (Migacz 2017); the last two read the batches twice, and keep
     those of an iterator in memory.
     """
+    require(method in get_args(Observer), f"method={method}: choose one of {', '.join(get_args(Observer))}.")
     every = some_quantizers(net)
     watched = [q for q in every if not q.symmetric and not q.follows]
     data = batches if method == "minmax" or not hasattr(batches, "__next__") else list(batches)
@@ -36,8 +37,7 @@ def calibrate(net: nn.Module, batches: Iterable[Any], method: Observer = "minmax
         was = extremes[id(q)]
         extremes[id(q)] = torch.minimum(was[0], low.cpu()), torch.maximum(was[1], high.cpu())
 
-    if not _passes(net, data, watched, widen):
-        raise UserError("Calibration was given no batch: give at least one.")
+    require(_passes(net, data, watched, widen) > 0, "Calibration was given no batch: give at least one.")
     if method != "minmax":
         found = {id(q): Histogram(*(float(end) for end in extremes[id(q)])) for q in watched}
         _passes(net, data, watched, lambda q, x: found[id(q)].add(x))

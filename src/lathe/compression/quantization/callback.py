@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.compression.callback import Compression, inputs_of, source_of
 from lathe.compression.quantization.calibration import Observer, update_quantizers
-from lathe.compression.quantization.fake_quant import FakeQuantize
+from lathe.compression.quantization.fake_quant import FakeQuantize, TrainingObserver
 from lathe.compression.quantization.layers import (
     LayerPlan,
     Weighted,
@@ -80,7 +80,7 @@ class QAT(SkippableHooks, Compression):
         start: Share = 0.2,
         freeze_observers: Share | None = 0.8,
         freeze_batchnorm: Share | None = 0.8,
-        observer: Literal["minmax", "moving_average", "percentile"] = "moving_average",
+        observer: TrainingObserver = "moving_average",
         percentile: Percentile = 99.99,
     ) -> None:
         if freeze_observers is not None and freeze_observers < start:

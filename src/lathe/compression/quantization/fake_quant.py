@@ -1,10 +1,11 @@
 """Fake quantization of one tensor, with straight-through gradients and with learned step sizes (LSQ)."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+TrainingObserver = Literal["minmax", "moving_average", "percentile"]
 SAMPLE = 16384  # values of a batch for a percentile in training
 TINY = 1e-9  # smallest step size that back ends get
 
@@ -158,7 +159,8 @@ class FakeQuantize(nn.Module):
         super().__init__()
         self.bits, self.symmetric, self.axis, self.group_size = bits, symmetric, axis, group_size
         self.follows, self.lsq = follows, lsq
-        self.observer, self.percentile = "moving_average", 99.99
+        self.observer: TrainingObserver = "moving_average"
+        self.percentile = 99.99
         self.shared = False  # several layers read the same tensor through this quantizer
         self.high: int = 2 ** (bits - 1) - 1 if symmetric else 2**bits - 1
         self.low: int = -self.high if symmetric else 0

@@ -13,14 +13,14 @@ import copy
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Literal
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lathe.compression.modes import evaluated, uncompiled
 from lathe.compression.quantization.calibration import calibrate, update_quantizers
-from lathe.compression.quantization.fake_quant import FakeQuantize
+from lathe.compression.quantization.fake_quant import FakeQuantize, TrainingObserver
 from lathe.compression.quantization.layers import (
     LayerPlan,
     Overrides,
@@ -98,7 +98,7 @@ def quantize(
     default: LayerPlan | None = INT8,
     overrides: Overrides | None = None,
     *,
-    observer: Literal["minmax", "moving_average", "percentile"] = "moving_average",
+    observer: TrainingObserver = "moving_average",
     percentile: float = 99.99,
     key: str = "overrides",
 ) -> list[str]:
@@ -113,6 +113,9 @@ def quantize(
         UserError: the net is quantized already, a pattern matches no layer that can be quantized, or no layer is left.
     """
     require(not quantized_layers(net), f"{type(net).__name__} is quantized already: start from its float weights.")
+    require(
+        observer in get_args(TrainingObserver), f"observer={observer}: choose {', '.join(get_args(TrainingObserver))}."
+    )
     plans = choose(net, default, overrides or {}, key)
     traced = Trace(net, example, plans)
     plans = {name: plan for name, plan in plans.items() if name in traced.called}
