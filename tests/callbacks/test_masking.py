@@ -168,9 +168,7 @@ def test_a_method_that_masks_less_than_half_of_the_weights_warns(tiny: SimpleNam
 def test_a_checkpoint_of_other_layers_is_refused(tiny: SimpleNamespace, tmp_path: Path) -> None:
     tiny.trainer(At(2), Watch(tmp_path, 3)).fit(tiny.Task(), tiny.Loader())
     trainer = tiny.trainer(At(2, exclude=["0"], head=True), Watch())
-    with pytest.raises(
-        UserError, match=r"compression\.at: the checkpoint masks 0\.weight, which this run does not mask"
-    ):
+    with pytest.raises(UserError, match=r"compression\.at: the checkpoint masks 0\.weight"):
         trainer.fit(tiny.Task(), tiny.Loader(), ckpt_path=str(tmp_path / "step=3.ckpt"))
 
 
