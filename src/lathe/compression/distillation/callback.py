@@ -106,7 +106,7 @@ class Distill(Compression):
             raise ArgumentError(
                 f"cache={cache} keeps logits alone, and {'+'.join(self.methods)} needs layers: set cache=0."
             )
-        losses = {
+        losses: dict[str, Callable[..., Tensor]] = {
             "kd": partial(kd, temperature=temperature),
             "dkd": partial(dkd, temperature=temperature, target_weight=target_weight, other_weight=other_weight),
             "dist": partial(dist, temperature=temperature, between_weight=between_weight, within_weight=within_weight),
@@ -115,7 +115,7 @@ class Distill(Compression):
             "rkd": partial(rkd, distance_weight=distance_weight, angle_weight=angle_weight),
             "crd": partial(crd, temperature=crd_temperature),
         }
-        self.losses: dict[str, Callable[..., Tensor]] = {name: losses[name] for name in self.methods}
+        self.losses = {name: losses[name] for name in self.methods}
         self.crd_features, self.crd_queue = crd_features, crd_queue
         self.layers = student_layers, teacher_layers
         self.teachers = Teachers(teacher, teacher_weights, ema_decay, cache)
