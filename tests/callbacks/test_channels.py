@@ -13,9 +13,9 @@ from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.methods.channels import PruneChannels
-from lathe.callbacks.methods.pruning import Prune
 from lathe.compression.channels import slices
+from lathe.compression.channels.callback import PruneChannels
+from lathe.compression.pruning.callback import Prune
 from lathe.compression.structure import apply_structure, structure_of
 from lathe.errors import UserError
 

@@ -108,7 +108,7 @@ def test_a_cache_answers_what_came_before(tmp_path: Path, teacher: Path) -> None
     plain = run_of(tmp_path / "plain", *MLP, *distilled(teacher))
     cached = run_of(tmp_path / "cached", *MLP, *distilled(teacher, "cache=4"))
     assert column(cached, "train/loss") == pytest.approx(column(plain, "train/loss"), rel=1e-5)
-    with pytest.warns(UserWarning, match=r"cache: none of 2600 inputs came twice"):
+    with pytest.warns(UserWarning, match=r"cache answered no batch: none of 2600 inputs came twice"):
         run_of(
             tmp_path / "augmented",
             *MLP,

@@ -69,9 +69,9 @@ def test_spread_nets_are_taught_as_whole_ones(tmp_path: Path, strategy: str) -> 
     assert said["kd"] is None
     if strategy == "tensor":
         assert said["rkd"] is not None
-        assert "gives 8 channels where the whole net has 16" in said["rkd"]
+        assert "which rkd can't compare" in said["rkd"]
     else:
         assert said["rkd"] is None
     assert said["fitnets"] is not None
-    assert "trains connectors beside the net" in said["fitnets"]
+    assert "trains connectors" in said["fitnets"]
     assert (said["ema"] is None) == (strategy != "deepspeed_3")

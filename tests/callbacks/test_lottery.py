@@ -10,9 +10,9 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.methods.lottery import Lottery
 from lathe.callbacks.rng_state import ExactResume
-from lathe.compression.masks import make_masks
+from lathe.compression.pruning import make_masks
+from lathe.compression.pruning.rewiring_callback import Lottery
 from lathe.optim.schedules import cosine
 
 

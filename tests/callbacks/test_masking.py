@@ -12,10 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.methods.masking import Masking
-from lathe.callbacks.methods.pruning import Prune
-from lathe.callbacks.methods.pruning_patterns import PruneNM, PruneStructured
-from lathe.callbacks.methods.rigl import RigL
+from lathe.compression.pruning.callback import Masking, Prune, PruneNM, PruneStructured
+from lathe.compression.pruning.rewiring_callback import RigL
 from lathe.errors import UserError
 from lathe.strategies import precision_plugin
 
@@ -170,9 +168,7 @@ def test_a_method_that_masks_less_than_half_of_the_weights_warns(tiny: SimpleNam
 def test_a_checkpoint_of_other_layers_is_refused(tiny: SimpleNamespace, tmp_path: Path) -> None:
     tiny.trainer(At(2), Watch(tmp_path, 3)).fit(tiny.Task(), tiny.Loader())
     trainer = tiny.trainer(At(2, exclude=["0"], head=True), Watch())
-    with pytest.raises(
-        UserError, match=r"compression\.at: the checkpoint masks 0\.weight, which this run does not mask"
-    ):
+    with pytest.raises(UserError, match=r"compression\.at: the checkpoint masks 0\.weight"):
         trainer.fit(tiny.Task(), tiny.Loader(), ckpt_path=str(tmp_path / "step=3.ckpt"))
 
 

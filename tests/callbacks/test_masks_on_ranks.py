@@ -11,9 +11,8 @@ from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from torch import Tensor, nn
 
-from lathe.callbacks.methods.lottery import Lottery
-from lathe.callbacks.methods.rigl import RigL
 from lathe.callbacks.rng_state import ExactResume
+from lathe.compression.pruning.rewiring_callback import Lottery, RigL
 from lathe.optim.schedules import cosine
 
 pytestmark = pytest.mark.law3

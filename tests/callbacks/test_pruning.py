@@ -8,10 +8,9 @@ from lightning.pytorch import Callback
 from support.prune_fit import WEIGHTS, Task, Watch, fit
 from torch import Tensor, nn
 
-from lathe.callbacks.methods.pruning import Prune
-from lathe.callbacks.methods.pruning_patterns import PruneStructured
-from lathe.compression.masks import make_masks
-from lathe.compression.masks.sparsity_schedules import SparsitySchedule
+from lathe.compression.pruning import make_masks
+from lathe.compression.pruning.callback import Prune, PruneStructured
+from lathe.compression.pruning.masks import SparsitySchedule
 from lathe.errors import UserError
 from lathe.trainer import Trainer
 

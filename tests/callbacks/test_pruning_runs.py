@@ -12,7 +12,7 @@ from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.methods.pruning import Prune
+from lathe.compression.pruning.callback import Prune
 from lathe.nets import ViT
 from lathe.trainer import Trainer
 

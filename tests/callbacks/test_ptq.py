@@ -12,7 +12,7 @@ from support.runs import SMALL, new_run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lathe.callbacks.methods.ptq import PTQDynamic, PTQStatic, WeightOnly
+from lathe.compression.quantization.callback import PTQDynamic, PTQStatic, WeightOnly
 from lathe.compression.quantization.net import integer_weight, quantized_layers
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet

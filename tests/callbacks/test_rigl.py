@@ -9,9 +9,9 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from lathe.callbacks.methods.rigl import RigL
 from lathe.callbacks.rng_state import ExactResume
-from lathe.compression.masks.rigl import cosine_fraction, erdos_renyi_kernel, exchange
+from lathe.compression.pruning.rewiring import cosine_fraction, erdos_renyi_kernel, exchange
+from lathe.compression.pruning.rewiring_callback import RigL
 
 NAMES = ["0.weight", "3.weight"]
 

@@ -2,8 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.compression.batchnorm import reestimate_batchnorm
-from lathe.compression.modes import evaluated
+from lathe.compression.modes import evaluated, reestimate_batchnorm
 
 
 def net() -> nn.Sequential:

@@ -8,6 +8,7 @@ import torch
 from support.quantization import X, resnet, seeded
 from torch import nn
 
+from lathe.compression.quantization.calibration import Histogram, affine
 from lathe.compression.quantization.layers import QuantAdd
 from lathe.compression.quantization.net import (
     LayerPlan,
@@ -19,7 +20,6 @@ from lathe.compression.quantization.net import (
     set_enabled,
     update_ranges,
 )
-from lathe.compression.quantization.observers import Histogram, affine
 
 __all__ = ["seeded"]  # a fixture
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.compression.masks import criteria, make_masks, maskable
+from lathe.compression.pruning import criteria, make_masks, maskable
 from lathe.errors import UserError
 from lathe.nets import CifarResNet
 
@@ -27,9 +27,9 @@ def test_taylor_and_movement_add_up_products() -> None:
     )
     taylor, movement = {"a": torch.zeros(3)}, {"a": torch.zeros(3)}
     for gradient in gradients:
-        criteria.add_taylor(taylor, {"a": weight}, {"a": gradient})
-        criteria.add_movement(movement, {"a": weight}, {"a": gradient})
-    criteria.add_taylor(taylor, {"a": weight}, {"a": None})
+        criteria.add_gradients(taylor, {"a": weight}, {"a": gradient}, "taylor")
+        criteria.add_gradients(movement, {"a": weight}, {"a": gradient}, "movement")
+    criteria.add_gradients(taylor, {"a": weight}, {"a": None}, "taylor")
     assert taylor["a"].tolist() == [1.5, 4.0, 3.0]
     assert movement["a"].tolist() == [-1.5, 0.0, 3.0]  # the first two move towards zero
 

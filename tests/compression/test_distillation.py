@@ -6,8 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lathe.compression.distillation import dist, dkd, kd
-from lathe.compression.distillation.features import attention, attention_map, hint
-from lathe.compression.distillation.relations import Projections, Queue, crd, rkd
+from lathe.compression.distillation.losses import Projections, Queue, attention, attention_map, crd, hint, rkd
 
 
 def some(rows: int = 6, classes: int = 5, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
-from lathe.compression.quantization import observers, ranges
+from lathe.compression.quantization.calibration import update_quantizers
 from lathe.compression.quantization.fake_quant import FakeQuantize
 
 
@@ -95,7 +95,7 @@ def test_lsq_gradients_are_those_of_the_paper() -> None:
     with torch.no_grad():
         q.growth.fill_(-0.1)
     assert q.scale.item() == 0.5
-    ranges.update([q])
+    update_quantizers([q])
     assert q.scale.item() == pytest.approx(0.5 * math.exp(-0.1))
 
 
@@ -125,35 +125,35 @@ def test_ranges_are_made_of_a_whole_step() -> None:
     for extreme in (1.0, 3.0):  # two accumulated batches, the second computed twice
         q(torch.tensor([-extreme, 0.0]))
         q(torch.tensor([-extreme, 0.0]))
-    ranges.update([q])
+    update_quantizers([q])
     assert (q.minimum.item(), q.maximum.item(), int(q.updates)) == (-3, 0, 1)
     q(torch.tensor([-1.0, 2.0]))
-    ranges.update([q])
+    update_quantizers([q])
     assert (q.minimum.item(), q.maximum.item()) == (-2, 1)  # the mean of two
     assert q.scale.item() == pytest.approx(3 / 255)
     before = copy.deepcopy(q.state_dict())
-    ranges.update([q])  # nothing was seen
+    update_quantizers([q])  # nothing was seen
     q(torch.tensor([torch.inf]))
-    ranges.update([q])
+    update_quantizers([q])
     q.eval()
     q(torch.tensor([100.0]))
-    ranges.update([q])
+    update_quantizers([q])
     q.train()
     q.switch(observing=False)
     q(torch.tensor([100.0]))
-    ranges.update([q])
+    update_quantizers([q])
     before["observing"] = torch.tensor(0, dtype=torch.uint8)
     assert all(torch.equal(value, before[name]) for name, value in q.state_dict().items())
 
 
 def test_observers_differ_in_what_they_remember() -> None:
     spans = {}
-    for observer in observers.OBSERVERS:
+    for observer in ("minmax", "moving_average", "percentile"):
         q = FakeQuantize(8, symmetric=False)
         q.observer, q.percentile = observer, 99.0
         for scale in (4.0, 1.0):
             q(scale * torch.linspace(-1, 1, 1001))
-            ranges.update([q])
+            update_quantizers([q])
         spans[observer] = q.maximum.item()
     assert spans == {"minmax": 4.0, "moving_average": 2.5, "percentile": pytest.approx(0.98 * 2.5, abs=1e-3)}
 
@@ -207,7 +207,7 @@ def test_compiled_layers_have_one_graph_and_the_same_values() -> None:
         x = (torch.randn(6, 3) * (step + 1)).requires_grad_()
         for each, call in ((q, q), (compiled, graph)):
             call(x).square().sum().backward()
-            ranges.update([each])
+            update_quantizers([each])
             if step == 2:
                 each.switch(enabled=True)
     assert counter.frame_count == 2  # before and after rounding began

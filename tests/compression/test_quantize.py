@@ -1,4 +1,4 @@
-"""The quantized net computes what its integers do, and is rebuilt from its plain description."""
+"""Quantized nets: shared quantizers, integers, the description, and layers that stay in float."""
 
 import copy
 import json
@@ -14,6 +14,8 @@ from lathe.compression.quantization.layers import (
     QuantConv2d,
     QuantEmbedding,
     QuantLinear,
+    float_sentence,
+    left_in_float,
     roles_of,
     to_plain,
     to_quantized,
@@ -123,7 +125,7 @@ def test_the_description_rebuilds_the_net() -> None:
     apply_structure(other, structure_of(net))  # applying it twice changes nothing
     assert describe(copy.deepcopy(other)) == description
     assert describe(plain) == {}
-    with pytest.raises(UserError, match="quantized already"):
+    with pytest.raises(UserError, match="is quantized"):
         rebuild(other, description)
     with pytest.raises(UserError, match=r"quantized layer blocks\.2\.conv1, which Sequential lacks"):
         rebuild(nn.Sequential(), {"blocks.2.conv1": description["blocks.2.conv1"]})
@@ -214,3 +216,34 @@ def test_layers_without_quantizers_compute_what_they_did() -> None:
     before = layer(x)
     to_quantized(layer)
     assert torch.equal(layer(x), before)
+
+
+class Mixed(nn.Module):
+    """A one-dimensional convolution, which can't be quantized, and two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.zeros(1, 4, 100))
+        self.conv = nn.Conv1d(4, 4, 3, padding=1)  # 48 weights
+        self.up = nn.Linear(8, 4)  # 32
+        self.head = nn.Linear(16, 5)  # 80
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.up(self.conv(x)).flatten(1))
+        return out
+
+
+class Batches:
+    def train_dataloader(self) -> list[tuple[Tensor, Tensor]]:
+        return [(torch.randn(8, 4, 8, generator=torch.Generator().manual_seed(0)), torch.zeros(8))]
+
+
+def test_share_and_names() -> None:
+    net = Mixed()
+    quantize(net, torch.randn(2, 4, 8), overrides={"head": None})
+    assert left_in_float(net) == (128 / 160, ["head.weight", "conv.weight"])
+    assert left_in_float(net, ["head"]) == (48 / 160, ["conv.weight"])
+    assert left_in_float(net, ["head", "conv"])[0] == 0
+    sentence = float_sentence(net, "compression.qat", {"head": None})
+    assert sentence is not None
+    assert sentence.startswith("compression.qat leaves 30.0% of the weights in float, such as conv.weight: ")

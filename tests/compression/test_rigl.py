@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lathe.compression.masks.rigl import cosine_fraction, erdos_renyi_kernel, exchange, random_masks, uniform
+from lathe.compression.pruning.rewiring import cosine_fraction, erdos_renyi_kernel, exchange, random_masks, uniform
 
 SHAPES = {"conv1": (16, 3, 3, 3), "conv2": (16, 16, 3, 3), "conv3": (64, 64, 3, 3), "head": (10, 64)}
 

@@ -12,15 +12,13 @@ from support.quiet import quiet_trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lathe.callbacks.methods.distill_layers import Capture
-from lathe.callbacks.methods.distill_teachers import Teachers
-from lathe.callbacks.methods.pruning import Prune
-from lathe.callbacks.methods.teachers import frozen
 from lathe.callbacks.nan_guard import NanGuard
-from lathe.compression.batchnorm import reestimate_batchnorm
-from lathe.compression.channels.prune import prune_channels
-from lathe.compression.masks.sensitivity import scan
-from lathe.compression.modes import evaluated
+from lathe.compression.channels.choice import prune_channels
+from lathe.compression.distillation.callback import Capture
+from lathe.compression.distillation.teacher import Teachers, frozen
+from lathe.compression.modes import evaluated, reestimate_batchnorm
+from lathe.compression.pruning.callback import Prune
+from lathe.compression.pruning.sensitivity import scan
 from lathe.compression.quantization.ptq import quantize_static
 from lathe.errors import UserError
 from lathe.nets.recompute import apply

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 
-from lathe.callbacks.methods.pruning import Prune
+from lathe.compression.pruning.callback import Prune
 from lathe.trainer import Trainer
 from support.quiet import quiet_trainer
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lathe.callbacks import ExactResume
-from lathe.callbacks.methods.qat import QAT
+from lathe.compression.quantization.callback import QAT
 from lathe.compression.quantization.net import quantizers
 from lathe.compression.structure import apply_structure
 from lathe.nets import recompute

@@ -11,8 +11,8 @@ from support.runs import SMALL, config, new_run, rows, weights
 
 import lathe.receipt
 from lathe import trust
-from lathe.callbacks.methods.pruning import Prune
-from lathe.callbacks.methods.qat import QAT
+from lathe.compression.pruning.callback import Prune
+from lathe.compression.quantization.callback import QAT
 from lathe.errors import UserError
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.runs import config, new_run
 
-from lathe.compression.masks.sensitivity import round_to_nearest
+from lathe.compression.pruning.sensitivity import round_to_nearest
 from lathe.errors import UserError
 from lathe.runs import inference
 from lathe.training.train import train

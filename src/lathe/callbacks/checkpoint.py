@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO, AtomicCheckpointIO
 from lathe.callbacks.loop_state import ends, stop_is_due, validation_follows
-from lathe.callbacks.methods.base import compressions
+from lathe.compression.callback import compressions
 from lathe.config.types import Count, Name
 from lathe.config.validation import validated
 from lathe.data.steps import reached, steps_before

@@ -1,10 +1,13 @@
-"""Forward passes that do not change a net or its input."""
+"""Forward passes that do not change a net or its input, and those that re-estimate BatchNorm's statistics."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 
@@ -26,3 +29,40 @@ def evaluated(net: nn.Module, hooks: Iterable[RemovableHandle] = ()) -> Iterator
             hook.remove()
         for module, training in modes:
             module.training = training
+
+
+def uncompiled(net: nn.Module) -> AbstractContextManager[Any]:
+    """Run a compiled net as written within the context: hooks run, and other shapes do not recompile."""
+    # set_stance imports the compiler, which takes seconds
+    compiled = any(module._compiled_call_impl is not None for module in net.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
+def reestimate_batchnorm(net: nn.Module, batches: Iterable[Tensor], limit: int | None = 15) -> int:
+    """Set the running statistics of each BatchNorm to their averages over `batches`, in place.
+
+    At most `limit` batches (None: all) of the net's input, `[batch, ...]` on the net's device, are read, and none
+    without a BatchNorm. All other modules run in eval mode; modes are restored. Returns the number of batches. As in
+    Izmailov et al. 2018, arXiv:1803.05407 (`torch.optim.swa_utils.update_bn`); Li et al. 2020, arXiv:2007.02491, show
+    how much of a pruned net's accuracy it recovers without training.
+    """
+    norms = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
+    if not norms:
+        return 0
+    momenta = {norm: norm.momentum for norm in norms}
+    count = 0
+    try:
+        with evaluated(net), torch.no_grad():
+            for norm in norms:
+                norm.train()
+                norm.momentum = None  # cumulative average
+            for batch in islice(batches, limit):
+                if count == 0:
+                    for norm in norms:
+                        norm.reset_running_stats()
+                net(batch)
+                count += 1
+    finally:
+        for norm, momentum in momenta.items():
+            norm.momentum = momentum
+    return count

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lathe.compression.quantization.equalize import followers
-from lathe.compression.quantization.fake_quant import FakeQuantize
+from lathe.compression.quantization.fake_quant import TINY, FakeQuantize
 from lathe.compression.quantization.layers import QuantAdd
-from lathe.compression.quantization.lsq import TINY
 from lathe.compression.quantization.net import integer_weight, quantized_layers, strip
 from lathe.errors import require
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lathe.callbacks.methods.ptq import inputs_of
+from lathe.compression.callback import inputs_of
 from lathe.compression.quantization.net import describe, quantized_layers, strip
 from lathe.compression.quantization.ptq import quantize_static
 from lathe.config.resolve import set_data_folder

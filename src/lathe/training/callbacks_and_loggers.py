@@ -17,7 +17,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 import lathe.callbacks
-from lathe.callbacks import Compression, ExactResume, TrialReport
+from lathe.callbacks import ExactResume, TrialReport
+from lathe.compression import Compression
 from lathe.config.compression_plan import methods, windows
 from lathe.config.schema import canonical
 from lathe.errors import UserError, require

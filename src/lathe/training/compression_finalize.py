@@ -6,7 +6,8 @@ from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lathe.callbacks import AtomicCheckpointIO, Compression
+from lathe.callbacks import AtomicCheckpointIO
+from lathe.compression import Compression
 from lathe.compression.structure import structure_of
 from lathe.config.compression_plan import methods
 from lathe.runs import inference

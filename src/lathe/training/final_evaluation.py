@@ -6,8 +6,9 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
-from lathe.callbacks import Checkpoint, Compression, numbers
+from lathe.callbacks import Checkpoint, numbers
 from lathe.callbacks.ownership import is_based_on_lathe
+from lathe.compression import Compression
 from lathe.config.metric_split import split_of
 from lathe.config.sweep_direction import lower_is_better
 from lathe.errors import did_you_mean

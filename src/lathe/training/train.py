@@ -10,7 +10,8 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from lathe.callbacks import Compression, TrialReport, WallTime, skip_empty_hooks
+from lathe.callbacks import TrialReport, WallTime, skip_empty_hooks
+from lathe.compression import Compression
 from lathe.compression.structure import apply_structure
 from lathe.config.resolve import flatten
 from lathe.loggers import ended_on_error, log_page, log_result, run_log

@@ -18,7 +18,8 @@ from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
-from lathe.callbacks import AtomicCheckpointIO, Compression
+from lathe.callbacks import AtomicCheckpointIO
+from lathe.compression import Compression
 from lathe.data.prefetch import tell_no_effect
 from lathe.errors import UserError, under
 from lathe.nets import recompute

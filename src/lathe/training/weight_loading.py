@@ -108,7 +108,7 @@ def _check_trainer_state(cfg: dict[str, Any], state: dict[str, Any], path: Path)
 
 def warn_lost_compression(cfg: dict[str, Any], net: nn.Module, key: str) -> None:
     """Warn if training would undo the compression of the initial net, which comes from `key`."""
-    from lathe.compression.masks.parameters import zero_share
+    from lathe.compression.pruning.masks import zero_share
 
     kinds = {node["kind"] for node in methods(cfg.get("compression") or {}).values()}
     zeros = math.ceil(zero_share(net) * 1e4) / 1e4  # rounded up, so that masks of this share keep every zero

@@ -3,7 +3,6 @@
 import copy
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,11 @@ from rich.console import Console
 from rich.table import Table
 
 from lathe import files, receipt
-from lathe.callbacks.methods.ptq import inputs_of
-from lathe.compression import quantization
-from lathe.compression.batchnorm import reestimate_batchnorm
-from lathe.compression.channels.prune import prune_channels
-from lathe.compression.masks.masks import apply_masks, make_masks
-from lathe.compression.masks.parameters import HEAD_RULE
+from lathe.compression import Prune, PruneChannels, quantization
+from lathe.compression.callback import inputs_of
+from lathe.compression.channels import prune_channels
+from lathe.compression.modes import reestimate_batchnorm
+from lathe.compression.pruning.masks import apply_masks, make_masks
 from lathe.config.compression_plan import methods
 from lathe.config.cross_checks import check_compression
 from lathe.config.resolve import set_data_folder
@@ -32,6 +30,8 @@ from lathe.training.trainer_setup import configure_logging
 
 Metrics = dict[str, float]
 BATCHES = 15  # training batches for the new BatchNorm statistics
+# methods that train, but can also act on a trained net in one step
+ONE_SHOT = ("prune_channels", "prune", "prune_structured", "prune_nm")
 
 
 def compress(cfg: dict[str, Any]) -> dict[str, Any]:
@@ -45,11 +45,16 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     request, source = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     check_request(cfg)
-    steps = make_steps(request["compression"])
+    steps = make_methods({"compression": request["compression"]})
     compression_finalize.warn_missing_onnx(request["compression"])
     task, config = inference.open_run_net(source.path, "run", request["checkpoint"])
     state = read_checkpoint(source.checkpoint(request["checkpoint"], "checkpoint"))
-    refuse_quantized(task.net, request)
+    names = ",".join(methods(request["compression"]))
+    require(
+        not quantization.describe(task.net),
+        f"run={request['run']} is quantized already, compression={names} would act on rounded weights: name the run "
+        "that it was made from.",
+    )
     if request["batch_size"] is not None:
         config["data"]["eval_batch_size"] = request["batch_size"]
     set_data_folder(config, request["data"]["folder"])
@@ -65,10 +70,11 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     before = metrics()
     reports: Metrics = {}
     for method in steps:
-        method(task.net, datamodule)
-        reports |= method.report()
+        reports |= act_once(method, task.net, datamodule)
     after = metrics()
-    earlier = source.result if source.complete else _so_far(state, config)
+    steps_done = int(state.get("global_step", 0))  # of a run that has not ended
+    unended = {"best_step": steps_done, "steps": steps_done, "seed": config["seed"]}
+    earlier = source.result if source.complete else unended
     monitor = str(earlier.get("monitor") or task.monitor)
     result: dict[str, Any] = {
         **{key: earlier[key] for key in ("best_step", "epochs", "steps", "seed") if key in earlier},
@@ -99,12 +105,6 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _so_far(state: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
-    """Return the keys of result.json that are known for a checkpoint of an unfinished run."""
-    steps = int(state.get("global_step", 0))
-    return {"best_step": steps, "steps": steps, "seed": config["seed"]}
-
-
 def check_request(cfg: dict[str, Any]) -> None:
     """Raise UserError for an invalid request, before weights or data are read."""
     request = cfg["request"]
@@ -112,9 +112,8 @@ def check_request(cfg: dict[str, Any]) -> None:
     require(bool(nodes), "compression=none leaves the run as it is: name a method, such as compression=ptq_static.")
     check_compression({"compression": request["compression"], "strategy": {}})
     for name, node in nodes.items():
-        able = node["kind"] == "after" or name in ONE_SHOT
         require(
-            able,
+            node["kind"] == "after" or name in ONE_SHOT,
             f"compression={name} has to train: use python train.py ckpt_path={source} compression={name}, with the "
             "model and data of that run.",
         )
@@ -128,79 +127,34 @@ def check_request(cfg: dict[str, Any]) -> None:
     require(devices in (1, "auto"), f"trainer.devices={devices}: a run is compressed in one process; leave it 1.")
 
 
-def refuse_quantized(net: Any, request: dict[str, Any]) -> None:
-    """Raise UserError for a net with integer weights: methods would act on rounded weights."""
-    names = ",".join(methods(request["compression"]))
-    done = bool(quantization.describe(net))
-    require(
-        not done,
-        f"run={request['run']} is quantized already, compression={names} would act on rounded weights: name the run "
-        "that it was made from.",
-    )
+def act_once(method: Any, net: Any, datamodule: Any) -> Metrics:
+    """Apply a method in one step to a trained net, in place, and return its metrics."""
+    if isinstance(method, Prune):
+        return prune_once(method, net, datamodule)
+    if isinstance(method, PruneChannels):
+        return remove_channels_once(method, net, datamodule)
+    method.finalise(net, datamodule)
+    return method.report()
 
 
-class Step:
-    """A method that acts once on a net and its data, and its report."""
-
-    def __init__(self, act: Callable[[Any, Any], Any], report: Callable[[], Metrics]) -> None:
-        self.act, self.report = act, report
-
-    def __call__(self, net: Any, datamodule: Any) -> None:
-        self.act(net, datamodule)
-
-
-def make_steps(group: dict[str, Any]) -> list[Step]:
-    """Build the methods of a `compression` group as steps, in their order."""
-    steps = []
-    made = make_methods({"compression": group})
-    for (name, node), method in zip(methods(group).items(), made, strict=True):
-        if node["kind"] == "after":
-            steps.append(Step(method.finalise, method.report))
-        else:
-            reports: Metrics = {}
-
-            def act(
-                net: Any, datamodule: Any, name: str = name, method: Any = method, reports: Metrics = reports
-            ) -> None:
-                reports.update(ONE_SHOT[name](method, net, datamodule))
-
-            steps.append(Step(act, lambda reports=reports: reports))  # type: ignore[misc]
-    return steps
-
-
-def prune_once(method: Any, net: Any, datamodule: Any) -> Metrics:
+def prune_once(method: Prune, net: Any, datamodule: Any) -> Metrics:
     """Mask the weights at the final sparsity in one step, and re-estimate the BatchNorm statistics."""
-    key = f"compression.{method.name}"
     require(
         method.criterion in ("magnitude", "random", "batchnorm"),
-        f"{key}.criterion={method.criterion} watches training: choose magnitude, random or batchnorm here, or prune "
-        "in train.py.",
+        f"{method.key}.criterion={method.criterion} watches training: choose magnitude, random or batchnorm here.",
     )
-    chosen = method.choose(net)
-    require(bool(chosen), f"{key} finds nothing to mask: {HEAD_RULE}")
-    method.warn_if_few(net, chosen)
-    method.parameters = chosen
-    masks = make_masks(
-        method.scores(net, 0),
-        method.sparsity,
-        granularity=method.granularity,
-        scope=method.scope,
-        norm=method.norm if method.criterion == "magnitude" else None,
-        n=method.n,
-        m=method.m,
-        block=method.block,
-    )
-    apply_masks(net, masks)
-    method.parameters = {}
+    method.parameters = dict(method.chosen_or_raise(net))
+    weights = list(method.parameters.values())
+    apply_masks(net, make_masks(method.scores(net, 0), method.sparsity, **vars(method.pattern)))
     reestimate_batchnorm(net, inputs_of(datamodule, BATCHES))
-    zeros = sum(int((parameter == 0).sum()) for parameter in chosen.values())
+    zeros = sum(int((weight == 0).sum()) for weight in weights)
     return {
-        f"{method.name}/sparsity": zeros / sum(parameter.numel() for parameter in chosen.values()),
+        f"{method.name}/sparsity": zeros / sum(weight.numel() for weight in weights),
         f"{method.name}/sparsity_net": zeros / sum(parameter.numel() for parameter in net.parameters()),
     }
 
 
-def remove_channels_once(method: Any, net: Any, datamodule: Any) -> Metrics:
+def remove_channels_once(method: PruneChannels, net: Any, datamodule: Any) -> Metrics:
     """Remove channels down to the budget in one step, and re-estimate the BatchNorm statistics."""
     require(
         method.options.importance != "taylor",
@@ -210,15 +164,6 @@ def remove_channels_once(method: Any, net: Any, datamodule: Any) -> Metrics:
     shares = prune_channels(net, example, seed=getattr(datamodule, "seed", 0), **vars(method.options))
     reestimate_batchnorm(net, inputs_of(datamodule, BATCHES))
     return {f"prune_channels/{name}_share": share for name, share in shares.items()}
-
-
-# methods that train, but can also act on a trained net in one step
-ONE_SHOT: dict[str, Callable[[Any, Any, Any], Metrics]] = {
-    "prune_channels": remove_channels_once,
-    "prune": prune_once,
-    "prune_structured": prune_once,
-    "prune_nm": prune_once,
-}
 
 
 def _home(source: RunDir) -> Path:

@@ -32,7 +32,7 @@ DEFS: Json = {
     "defaults": {"type": "array", "description": "Hydra's list: the files that this one builds on"},
 }
 OUR_ROOTS = ("lathe", "lightning", "torch", "hydra")
-ROOMS = ("callbacks", "data", "nets", "tasks", "optim", "strategies", "loggers", "contrib")
+ROOMS = ("callbacks", "compression", "data", "nets", "tasks", "optim", "strategies", "loggers", "contrib")
 # arguments that a run supplies, and no file sets
 GIVEN = {"net", "params", "optimizer", "scheduler", "total_steps", "run_dir"}
 

@@ -11,8 +11,18 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import nn
 
-from lathe.compression.masks.allocate import Allocation, Option, allocate, monotone, quantized_bytes, sparse_bytes
-from lathe.compression.masks.sensitivity import KINDS, Changed, layers, scan
+from lathe.compression.pruning.sensitivity import (
+    KINDS,
+    Allocation,
+    Option,
+    allocate,
+    changed,
+    layers,
+    monotone,
+    quantized_bytes,
+    scan,
+    sparse_bytes,
+)
 from lathe.compression.quantization.layers import quantized_class
 from lathe.compression.structure import structure_of
 from lathe.data.transfer import train_batches
@@ -116,7 +126,7 @@ class _Bench:
 
     def score_changed(self, kind: str, values: dict[str, float]) -> dict[str, float]:
         """Return the metrics with these layers changed, and batch statistics estimated again."""
-        with Changed(self.net, {name: (kind, value) for name, value in values.items()}, self.inputs):
+        with changed(self.net, {name: (kind, value) for name, value in values.items()}, self.inputs):
             return self.score()
 
 

@@ -1,5 +1,6 @@
+from .choice import add_penalty as add_penalty
+from .choice import prune_channels as prune_channels
 from .groups import find_groups as find_groups
-from .prune import prune_channels as prune_channels
 from .slices import Group as Group
 from .slices import Slice as Slice
 from .slices import describe as describe

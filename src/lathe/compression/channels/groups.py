@@ -1,4 +1,4 @@
-"""Dependent channels of a net, found by torch-pruning's graph, as plain names and positions."""
+"""Removable units of a net, as plain names and positions: attention heads, and channels by torch-pruning's graph."""
 
 import copy
 import warnings
@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from lathe.compression.channels.fade import silence
-from lathe.compression.channels.heads import PROJECTIONS, attentions, head_groups
-from lathe.compression.channels.slices import Group, Slice, remove
+from lathe.compression.channels.slices import Group, Slice, remove, silence
 from lathe.compression.modes import copy_input
 from lathe.errors import ArgumentError, UserError, uninstalled
+
+PROJECTIONS = ("q", "k", "v")
 
 
 def require_packages() -> None:
@@ -48,7 +48,7 @@ def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) ->
     for pattern in exclude:
         if not any(fnmatchcase(name, pattern) for name, _ in net.named_modules() if name):
             raise ArgumentError(
-                f"exclude={pattern} matches no layer of the net: write a name such as {_some_name(found)} or a pattern."
+                f"exclude={pattern} matches no layer of the net; units are of {found[0].name if found else 'none'}, ..."
             )
     found = _tied(twin, found)
     groups = [
@@ -89,10 +89,6 @@ def _tied(net: nn.Module, groups: list[Group]) -> list[Group]:
 def layers(group: Group) -> list[str]:
     """Return the layers whose outputs are a group's units, and the group's own name."""
     return list(dict.fromkeys([group.name, *(part.module for part in group.slices if part.role == "out")]))
-
-
-def _some_name(groups: list[Group]) -> str:
-    return groups[0].name if groups else "blocks.0.conv1"
 
 
 def _dependencies(net: nn.Module, example: Tensor) -> list[Group]:
@@ -152,34 +148,27 @@ def _positions(idxs: list[int], roots: list[int], units: int) -> Tensor | None:
 def _parts(
     module: nn.Module, name: str, index: Tensor, out: bool
 ) -> tuple[list[Slice], list[tuple[str, str, int]]] | None:
-    width = index.shape[1]
+    """Return slices and sizes of a layer that makes the units (`out`) or reads them; None for grouped channels."""
+    tensors: list[tuple[str, int, Literal["out", "in", "state"]]] = [("weight", 0, "out"), ("bias", 0, "out")]
+    counts = ["num_features"]
     if isinstance(module, _BatchNorm):
-        tensors = [(key, "out") for key in ("weight", "bias")] + [
-            (key, "state") for key in ("running_mean", "running_var")
-        ]
-        return (
-            [Slice(name, key, 0, index, role) for key, role in tensors if getattr(module, key) is not None],  # type: ignore[arg-type]
-            [(name, "num_features", width)],
-        )
-    if isinstance(module, nn.Linear):
-        sizes = [(name, "out_features" if out else "in_features", width)]
-        return _matrix(module, name, index, out, transposed=False), sizes
-    assert isinstance(module, _ConvNd)
-    if module.groups > 1:
+        tensors += [("running_mean", 0, "state"), ("running_var", 0, "state")]
+    elif isinstance(module, _ConvNd) and module.groups > 1:
         if not module.groups == module.in_channels == module.out_channels:
             return None
-        return _matrix(module, name, index, True, False), [
-            (name, key, width) for key in ("out_channels", "in_channels", "groups")
-        ]
-    transposed = isinstance(module, _ConvTransposeNd)
-    return _matrix(module, name, index, out, transposed), [(name, "out_channels" if out else "in_channels", width)]
-
-
-def _matrix(module: nn.Module, name: str, index: Tensor, out: bool, transposed: bool) -> list[Slice]:
-    if not out:
-        return [Slice(name, "weight", 0 if transposed else 1, index, "in")]
-    weight = Slice(name, "weight", 1 if transposed else 0, index, "out")
-    return [weight] if module.bias is None else [weight, Slice(name, "bias", 0, index, "out")]
+        counts = ["out_channels", "in_channels", "groups"]
+    else:
+        transposed, kind = (
+            isinstance(module, _ConvTransposeNd),
+            "features" if isinstance(module, nn.Linear) else "channels",
+        )
+        if out:
+            tensors[0] = ("weight", int(transposed), "out")
+        else:
+            tensors = [("weight", 1 - int(transposed), "in")]
+        counts = [f"{'out' if out else 'in'}_{kind}"]
+    slices = [Slice(name, key, dim, index, role) for key, dim, role in tensors if getattr(module, key) is not None]
+    return slices, [(name, count, index.shape[1]) for count in counts]
 
 
 def _scatter(net: nn.Module) -> None:
@@ -231,3 +220,38 @@ def _unfollowed(net: nn.Module, reason: str) -> UserError:
         f"How {type(net).__name__} joins its channels can't be followed ({reason}): list the layers at fault under "
         "exclude, or choose another method, such as prune."
     )
+
+
+def attentions(net: nn.Module) -> dict[str, nn.Module]:
+    """Return modules with Linears q, k, v, out and `head_dim`, as `lathe.nets.attention.Attention`."""
+    return {
+        name: module
+        for name, module in net.named_modules()
+        if isinstance(getattr(module, "head_dim", None), int)
+        and all(isinstance(getattr(module, part, None), nn.Linear) for part in (*PROJECTIONS, "out"))
+    }
+
+
+def head_groups(net: nn.Module) -> list[Group]:
+    """Return a group of heads for each attention (Michel et al. 2019, arXiv:1905.10650).
+
+    The residual stream keeps its width: a norm averages over it, so that removing a part always has an effect.
+    """
+    return [_heads(name, module) for name, module in attentions(net).items()]
+
+
+def _heads(name: str, attention: nn.Module) -> Group:
+    head_dim = int(attention.head_dim)  # type: ignore[arg-type]
+    width = attention.get_submodule("out").in_features
+    index = torch.arange(int(width)).view(-1, head_dim)  # type: ignore[arg-type]
+    prefix = f"{name}." if name else ""
+    slices, sizes = [], []
+    for part in PROJECTIONS:
+        path, layer = prefix + part, attention.get_submodule(part)
+        slices.append(Slice(path, "weight", 0, index, "out"))
+        if isinstance(layer.bias, Tensor):
+            slices.append(Slice(path, "bias", 0, index, "out"))
+        sizes.append((path, "out_features", head_dim))
+    slices.append(Slice(prefix + "out", "weight", 1, index, "in"))
+    sizes.append((prefix + "out", "in_features", head_dim))
+    return Group(name, "heads", len(index), tuple(slices), tuple(sizes))

@@ -1,5 +1,6 @@
 """Removal of channels, heads and hidden units from a net, and the resulting shapes as plain data."""
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -75,7 +76,36 @@ def remove(net: nn.Module, groups: Iterable[Group], chosen: Mapping[str, Sequenc
     for (path, attribute), count in sizes.items():
         module = net.get_submodule(path)
         setattr(module, attribute, getattr(module, attribute) - count)
-    _note(net, list(dropped), list(sizes))
+    if dropped:
+        noted = net.__dict__.setdefault(_KEY, {"tensors": {}, "modules": {}})
+        noted["tensors"] |= {name: list(_tensor(net, name).shape) for name in dropped}
+        for path, attribute in sizes:
+            noted["modules"].setdefault(path, {})[attribute] = getattr(net.get_submodule(path), attribute)
+
+
+def fading(groups: Sequence[Group], chosen: Mapping[str, Sequence[int]], net: nn.Module) -> dict[str, Tensor]:
+    """Return masks, True where a weight makes the output of a unit in `chosen`, by parameter name.
+
+    A unit's output is zero if all of these are: rows and bias of each convolution that writes its channel, and the
+    BatchNorms' weight and bias, whatever their running statistics.
+    """
+    parameters = dict(net.named_parameters())
+    masks: dict[str, Tensor] = {}
+    for group in groups:
+        units = list(chosen.get(group.name, ()))
+        for part in group.slices if units else ():
+            if part.role == "out":
+                mask = masks.setdefault(part.name, torch.zeros(parameters[part.name].shape, dtype=torch.bool))
+                mask.index_fill_(part.dim, part.index[units].flatten(), True)
+    return masks
+
+
+def silence(net: nn.Module, groups: Sequence[Group], chosen: Mapping[str, Sequence[int]]) -> None:
+    """Zero the weights that make the output of the chosen units, in place."""
+    parameters = dict(net.named_parameters())
+    with torch.no_grad():
+        for name, mask in fading(groups, chosen, net).items():
+            parameters[name].masked_fill_(mask.to(parameters[name].device), 0.0)
 
 
 def positions(groups: Iterable[Group], chosen: Mapping[str, Sequence[int]]) -> dict[str, dict[int, set[int]]]:
@@ -97,12 +127,7 @@ def staying(shape: Sequence[int], dims: Mapping[int, Iterable[int]]) -> tuple[Te
 
 def describe(net: nn.Module) -> dict[str, Any]:
     """Return the shapes that removal has changed, as plain data; empty if none."""
-    found: dict[str, Any] = net.__dict__.get(_KEY, {})
-    return {kind: {name: _plain(value) for name, value in items.items()} for kind, items in found.items()}
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, list) else dict(value)
+    return copy.deepcopy(net.__dict__.get(_KEY, {}))
 
 
 def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
@@ -114,20 +139,17 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
     tensors, modules = description["tensors"], description["modules"]
     named = {**dict(net.named_parameters(remove_duplicate=False)), **dict(net.named_buffers(remove_duplicate=False))}
     for name, shape in tensors.items():
-        fits = name in named and named[name].dim() == len(shape)
-        if not fits or any(not 0 < new <= old for new, old in zip(shape, named[name].shape, strict=True)):
-            has = f"of shape {list(named[name].shape)}" if name in named else "nowhere"
+        old: Any = tuple(named[name].shape) if name in named else ()
+        if len(old) != len(shape) or any(not 0 < size <= was for size, was in zip(shape, old, strict=True)):
             raise UserError(
-                f"The structure holds {name} with shape {list(shape)}, which the net has {has}: it is that of "
-                "another net."
+                f"The structure's {name} has shape {list(shape)}, and the net's {list(old)}: it is of another net."
             )
     for path, attributes in modules.items():  # before any change
         for attribute, value in attributes.items():
             old = getattr(net.get_submodule(path), attribute)
             if type(old) is not int or type(value) is not int or not 0 < value <= old:
                 raise UserError(
-                    f"The structure holds {attribute}={value!a} for {path}, which is {old!r:.60}: it is that of "
-                    "another net."
+                    f"The structure's {path}.{attribute} is {value!a}, and the net's {old!r:.60}: it is of another net."
                 )
     new: dict[int, Tensor] = {}
     for name, shape in tensors.items():
@@ -140,21 +162,7 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
     for path, attributes in modules.items():
         for attribute, value in attributes.items():
             setattr(net.get_submodule(path), attribute, value)
-    net.__dict__[_KEY] = {
-        "tensors": {name: list(shape) for name, shape in tensors.items()},
-        "modules": {path: dict(values) for path, values in modules.items()},
-    }
-
-
-def _note(net: nn.Module, names: list[str], sizes: list[tuple[str, str]]) -> None:
-    """Record the present shapes of changed tensors, in addition to earlier ones."""
-    if not names:
-        return
-    noted = net.__dict__.setdefault(_KEY, {"tensors": {}, "modules": {}})
-    for name in names:
-        noted["tensors"][name] = list(_tensor(net, name).shape)
-    for path, attribute in sizes:
-        noted["modules"].setdefault(path, {})[attribute] = getattr(net.get_submodule(path), attribute)
+    net.__dict__[_KEY] = copy.deepcopy(description)
 
 
 def _tensor(net: nn.Module, name: str) -> Tensor:

@@ -1,4 +1,5 @@
 from .calibration import calibrate as calibrate
+from .layers import LayerPlan as LayerPlan
 from .layers import quantized_layers as quantized_layers
 from .net import describe as describe
 from .net import freeze_observers as freeze_observers
@@ -10,4 +11,4 @@ from .net import strip as strip
 from .net import update_ranges as update_ranges
 from .ptq import quantize_dynamic as quantize_dynamic
 from .ptq import quantize_static as quantize_static
-from .weight_only import quantize_weights as quantize_weights
+from .ptq import quantize_weights as quantize_weights

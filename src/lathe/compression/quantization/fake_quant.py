@@ -1,12 +1,30 @@
-"""Fake quantization of one tensor, with straight-through gradients."""
+"""Fake quantization of one tensor, with straight-through gradients and with learned step sizes (LSQ)."""
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantization import observers
-from lathe.compression.quantization.lsq import LearnedStep, Untouched, first_step
+TrainingObserver = Literal["minmax", "moving_average", "percentile"]
+SAMPLE = 16384  # values of a batch for a percentile in training
+TINY = 1e-9  # smallest step size that back ends get
+
+
+def affine(low: Tensor, high: Tensor, levels: Tensor | int) -> tuple[Tensor, Tensor]:
+    """Return scale and zero point of integers 0 to `levels` for `low` <= 0 to `high` >= 0; zero is exact."""
+    width = high - low
+    scale = (width + (width == 0)) / levels
+    return scale, (-low / scale).round()
+
+
+def rounded(x: Tensor, scale: Tensor, zero_point: Tensor | None, low: int, high: int) -> Tensor:
+    """Round x; `scale` and `zero_point` broadcast with x, a zero point of None is symmetric."""
+    q = torch.div(x.float(), scale).round_()
+    if zero_point is None:
+        q.clamp_(low, high)
+    else:
+        q.add_(zero_point).clamp_(low, high).sub_(zero_point)
+    return q.mul_(scale).to(x.dtype)
 
 
 class StraightThrough(torch.autograd.Function):
@@ -36,14 +54,61 @@ class StraightThrough(torch.autograd.Function):
         return grad.to(x.dtype), None, None, None, None
 
 
-def rounded(x: Tensor, scale: Tensor, zero_point: Tensor | None, low: int, high: int) -> Tensor:
-    """Round x; `scale` and `zero_point` broadcast with x, a zero point of None is symmetric."""
-    q = torch.div(x.float(), scale).round_()
-    if zero_point is None:
-        q.clamp_(low, high)
-    else:
-        q.add_(zero_point).clamp_(low, high).sub_(zero_point)
-    return q.mul_(scale).to(x.dtype)
+class LearnedStep(torch.autograd.Function):
+    """Fake quantization with a trained scale (Esser et al. 2020, arXiv:1902.08153), in float32, cast to x's format.
+
+    `growth`, the logarithm of the scale, and `scale` broadcast with x; only `scale` is read. The gradient of x passes
+    inside the range and is zero outside. That of the scale is the sum of (rounded - exact) inside the range and of the
+    bound outside, times `factor`, in the paper 1 / sqrt(n * largest integer). That of `growth` is it over the scale: to
+    first order the paper's step under SGD, and the learning rate's share of the scale under Adam.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        growth: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None,
+        low: int,
+        high: int,
+        factor: float,
+    ) -> Tensor:
+        ctx.save_for_backward(x, scale, zero_point)
+        ctx.settings = low, high, factor, growth.dtype
+        return rounded(x, scale, zero_point, low, high)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None]:
+        x, scale, zero_point = ctx.saved_tensors
+        low, high, factor, kind = ctx.settings
+        grad = grads[0].float()
+        # Arithmetic instead of masks: on a CPU these kernels are vectorized, comparisons are not.
+        exact = torch.div(x.float(), scale)
+        if zero_point is not None:
+            exact.add_(zero_point)
+        nearest = exact.round().clamp_(low, high)
+        middle = (high + low) / 2
+        within = torch.ops.aten.threshold_backward(grad, (exact - middle).abs_().neg_(), -(high - low + 1) / 2)
+        # inside: nearest - exact; outside: the bound
+        slope = nearest if zero_point is None else nearest.sub_(zero_point)
+        slope.mul_(grad).sub_((exact if zero_point is None else exact.sub_(zero_point)).mul_(within))
+        dims = [i for i in range(slope.dim()) if scale.dim() != slope.dim() or scale.shape[i] == 1]
+        total = slope.sum(dims, keepdim=True) if scale.dim() == slope.dim() else slope.sum()
+        return within.to(x.dtype), (total.view_as(scale) * (factor / scale)).to(kind), None, None, None, None, None
+
+
+class Untouched(torch.autograd.Function):
+    """Identity with a zero gradient for an inactive scale: DDP waits for every parameter's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(scale)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return grads[0], torch.zeros_like(ctx.saved_tensors[0])
 
 
 class FakeQuantize(nn.Module):
@@ -67,8 +132,6 @@ class FakeQuantize(nn.Module):
 
     never_decayed: ClassVar[tuple[str, ...]] = ("growth",)  # parameters without weight decay
     scale: Tensor
-    growth: Tensor
-    first: Tensor
     zero_point: Tensor
     minimum: Tensor
     maximum: Tensor
@@ -77,6 +140,8 @@ class FakeQuantize(nn.Module):
     updates: Tensor
     enabled: Tensor
     observing: Tensor
+    growth: Tensor  # with lsq only
+    first: Tensor
 
     def __init__(
         self,
@@ -94,7 +159,8 @@ class FakeQuantize(nn.Module):
         super().__init__()
         self.bits, self.symmetric, self.axis, self.group_size = bits, symmetric, axis, group_size
         self.follows, self.lsq = follows, lsq
-        self.observer, self.percentile = "moving_average", 99.99
+        self.observer: TrainingObserver = "moving_average"
+        self.percentile = 99.99
         self.shared = False  # several layers read the same tensor through this quantizer
         self.high: int = 2 ** (bits - 1) - 1 if symmetric else 2**bits - 1
         self.low: int = -self.high if symmetric else 0
@@ -113,17 +179,6 @@ class FakeQuantize(nn.Module):
         self.register_buffer("enabled", torch.zeros((), dtype=torch.uint8, device=device))
         self.register_buffer("observing", torch.ones((), dtype=torch.uint8, device=device))
         self.is_enabled, self.is_observing = False, True
-
-    def extra_repr(self) -> str:
-        kind = "symmetric" if self.symmetric else "affine"
-        per = (
-            ""
-            if self.axis is None
-            else ", per channel"
-            if self.group_size is None
-            else f", groups of {self.group_size}"
-        )
-        return f"{self.bits} bits, {kind}{per}{', lsq' if self.lsq else ''}"
 
     def switch(self, *, enabled: bool | None = None, observing: bool | None = None) -> None:
         """Turn rounding or observing on or off, in the buffers too."""
@@ -176,7 +231,7 @@ class FakeQuantize(nn.Module):
         if self.symmetric:
             largest = torch.maximum(high, -low)
             return (largest + (largest == 0)) / self.high, torch.zeros_like(largest)
-        return observers.affine(low, high, self.high)
+        return affine(low, high, self.high)
 
     def set_range(self, low: Tensor, high: Tensor) -> None:
         """Fix the range, as calibration does: tensors of the scale's shape."""
@@ -189,13 +244,14 @@ class FakeQuantize(nn.Module):
             self.zero_point.copy_(zero_point)
 
     def set_first_step(self, weight: Tensor) -> None:
-        """Set LSQ's first step size from a weight."""
+        """Set LSQ's first step size from a weight: the paper's 2 * mean |w| / sqrt(largest integer), 1 for zeros."""
         with torch.no_grad():
             x = self.grouped(weight)
             dims = (
                 list(range(x.dim())) if self.axis is None else list(range(1 if self.group_size is None else 2, x.dim()))
             )
-            self._begin(first_step(x, self.high, dims).view_as(self.scale))
+            mean = x.detach().float().abs().mean(dims, keepdim=True)
+            self._begin(torch.where(mean > 0, 2 * mean / self.high**0.5, 1.0).view_as(self.scale))
 
     def restart(self) -> None:
         """Restart learned scales from `scale`: after an EMA has averaged both, `growth` differs from it."""
@@ -244,10 +300,23 @@ class FakeQuantize(nn.Module):
         out: Tensor = kept[2]
         return out
 
+    def batch_range(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the smallest and largest value of x, each of shape [1].
+
+        With observer=percentile, those of at most 16384 evenly spaced values within that share on each side.
+        """
+        if self.observer != "percentile":
+            low, high = torch.aminmax(x)
+            return low.view(1), high.view(1)
+        flat = x.detach().flatten()
+        flat = flat[:: max(1, flat.numel() // SAMPLE)].float().sort().values
+        drop = round((flat.numel() - 1) * (1 - self.percentile / 100))
+        return flat[drop].view(1), flat[flat.numel() - 1 - drop].view(1)
+
     def watch(self, x: Tensor) -> None:
         """Add x to the extremes of the current optimizer step."""
         with torch.no_grad():
-            low, high = observers.batch_range(x, self.observer, self.percentile)
+            low, high = self.batch_range(x)
             self.batch_minimum.copy_(torch.minimum(self.batch_minimum, low.float()))
             self.batch_maximum.copy_(torch.maximum(self.batch_maximum, high.float()))
 

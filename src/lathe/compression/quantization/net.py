@@ -10,19 +10,22 @@ integers, scale = integer_weight(net.get_submodule(names[0]))
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantization import observers, ranges
-from lathe.compression.quantization.calibration import calibrate
-from lathe.compression.quantization.fake_quant import FakeQuantize
-from lathe.compression.quantization.layer_plan import LayerPlan, choose
+from lathe.compression.modes import evaluated, uncompiled
+from lathe.compression.quantization.calibration import calibrate, update_quantizers
+from lathe.compression.quantization.fake_quant import FakeQuantize, TrainingObserver
 from lathe.compression.quantization.layers import (
+    LayerPlan,
+    Overrides,
     QuantAdd,
+    choose,
     quantized_class,
     quantized_layers,
     quantizers,
@@ -32,8 +35,7 @@ from lathe.compression.quantization.layers import (
     to_quantized,
     weighted,
 )
-from lathe.compression.trace import Slot, tensors_read
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 
 __all__ = [
     "LayerPlan",
@@ -53,15 +55,50 @@ __all__ = [
 ]
 
 INT8 = LayerPlan()
+Slot = tuple[str, str]  # a layer's name and its quantizer
+
+
+class Trace:
+    """Layers of a net that read the same tensor, and the extremes of their inputs, found in one forward pass.
+
+    `ranges` are extremes of each layer input, of shape [1], with zero.
+    """
+
+    def __init__(self, net: nn.Module, example: Any, names: Iterable[str]) -> None:
+        self.called: set[str] = set()
+        self.ranges: dict[Slot, tuple[Tensor, Tensor]] = {}
+        self._parents: dict[Hashable, Hashable] = {}
+        self._alive: list[Tensor] = []  # a freed tensor's id could be used again
+        handles = [net.get_submodule(name).register_forward_pre_hook(partial(self._see, name)) for name in names]
+        with evaluated(net, handles), torch.no_grad(), uncompiled(net):
+            net(example)
+
+    def group(self, item: Hashable) -> Hashable:
+        """Return a key that is equal for the slots of the same tensor, and for all calls of a layer."""
+        while item in self._parents and self._parents[item] != item:
+            item = self._parents[item]
+        return item
+
+    def _see(self, name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.called.add(name)
+        for role, x in zip(("input_quantizer", "other_quantizer"), inputs, strict=False):
+            if not isinstance(x, Tensor) or not x.is_floating_point():
+                continue
+            slot = (name, role)
+            self._alive.append(x)
+            self._parents[self.group(slot)] = self.group((id(x), x._version))  # an in-place ReLU changes the version
+            low, high = torch.aminmax(x.detach().float())
+            old = self.ranges.get(slot, (torch.zeros(1), torch.zeros(1)))
+            self.ranges[slot] = torch.minimum(old[0], low.cpu().view(1)), torch.maximum(old[1], high.cpu().view(1))
 
 
 def quantize(
     net: nn.Module,
     example: Any,
     default: LayerPlan | None = INT8,
-    overrides: dict[str, LayerPlan | None] | None = None,
+    overrides: Overrides | None = None,
     *,
-    observer: str = "moving_average",
+    observer: TrainingObserver = "moving_average",
     percentile: float = 99.99,
     key: str = "overrides",
 ) -> list[str]:
@@ -75,23 +112,23 @@ def quantize(
     Raises:
         UserError: the net is quantized already, a pattern matches no layer that can be quantized, or no layer is left.
     """
-    if quantized_layers(net):
-        raise UserError(f"{type(net).__name__} is quantized already: start from its float weights.")
-    if observer not in observers.OBSERVERS:
-        raise UserError(f"observer={observer!r} is unknown: take {', '.join(observers.OBSERVERS)}.")
+    require(not quantized_layers(net), f"{type(net).__name__} is quantized already: start from its float weights.")
+    require(
+        observer in get_args(TrainingObserver), f"observer={observer}: choose {', '.join(get_args(TrainingObserver))}."
+    )
     plans = choose(net, default, overrides or {}, key)
-    traced = tensors_read(net, example, {name: net.get_submodule(name) for name in plans})
-    plans = {name: plan for name, plan in plans.items() if traced.called(name)}
-    if not any(quantized_class(net.get_submodule(name)) is not QuantAdd for name in plans):
-        raise UserError(
-            f"No layer of {type(net).__name__} would be quantized: it has no convolution, linear layer or embedding "
-            f"that is called and not excluded; check {key} and exclude."
-        )
-    _swap(net, plans, _sharing(net, plans, traced.group))
+    traced = Trace(net, example, plans)
+    plans = {name: plan for name, plan in plans.items() if name in traced.called}
+    require(
+        any(quantized_class(net.get_submodule(name)) is not QuantAdd for name in plans),
+        f"No layer of {type(net).__name__} would be quantized: it calls no convolution, linear layer or embedding that "
+        f"is not excluded; check {key} and exclude.",
+    )
+    _swap(net, plans, _sharing(net, plans, traced))
     for q in quantizers(net):
         q.observer, q.percentile = observer, percentile
-    for slot, (low, high) in traced.ranges.items():
-        found = getattr(net.get_submodule(slot[0]), slot[1], None) if slot[0] in plans else None
+    for (name, role), (low, high) in traced.ranges.items():
+        found = getattr(net.get_submodule(name), role, None) if name in plans else None
         if isinstance(found, FakeQuantize) and not found.follows:
             found.set_range(torch.minimum(found.minimum, low), torch.maximum(found.maximum, high))
     for layer in weighted(net).values():
@@ -100,7 +137,7 @@ def quantize(
     return list(plans)
 
 
-def _sharing(net: nn.Module, plans: dict[str, LayerPlan], group: Callable[[Slot], Any]) -> dict[Slot, Slot]:
+def _sharing(net: nn.Module, plans: dict[str, LayerPlan], traced: Trace) -> dict[Slot, Slot]:
     """Return the first quantizer that each one equals, by layer and role."""
     firsts: dict[Any, Slot] = {}
     owners: dict[Slot, Slot] = {}
@@ -110,22 +147,17 @@ def _sharing(net: nn.Module, plans: dict[str, LayerPlan], group: Callable[[Slot]
             slot = (name, role)
             if role == "weight_quantizer":
                 marks: Any = ("weight", id(module.weight))
-                settings: Any = (plan.weight_bits, plan.per_channel, plan.lsq, plan.group_size)
-                if marks in firsts and _weight_settings(plans[firsts[marks][0]]) != settings:
-                    raise UserError(
-                        f"{name} and {firsts[marks][0]} share one weight and are to be quantized differently: give "
-                        "both the same bits."
-                    )
+                first = firsts.get(marks, slot)[0]
+                require(
+                    plans[first].of_weight == plan.of_weight,
+                    f"{name} and {first} share one weight: give both the same bits.",
+                )
             elif plan.reads == "none":
                 continue
             else:
-                marks = (group(slot), plan.activation_bits, plan.reads, plan.lsq)
+                marks = (traced.group(slot), plan.activation_bits, plan.reads, plan.lsq)
             owners[slot] = firsts.setdefault(marks, slot)
     return owners
-
-
-def _weight_settings(plan: LayerPlan) -> tuple[Any, ...]:
-    return plan.weight_bits, plan.per_channel, plan.lsq, plan.group_size
 
 
 def _swap(net: nn.Module, plans: dict[str, LayerPlan], owners: dict[Slot, Slot]) -> None:
@@ -152,9 +184,8 @@ def _make(module: nn.Module, role: str, plan: LayerPlan) -> FakeQuantize:
     if role != "weight_quantizer":
         assert plan.activation_bits is not None
         dynamic = plan.reads == "dynamic"
-        return FakeQuantize(
-            plan.activation_bits, symmetric=False, follows=dynamic, lsq=plan.lsq and not dynamic, device=device
-        )
+        lsq = plan.lsq and not dynamic
+        return FakeQuantize(plan.activation_bits, symmetric=False, follows=dynamic, lsq=lsq, device=device)
     assert isinstance(weight, Tensor)
     inner = weight[0].numel()
     groups = inner // plan.group_size if plan.group_size is not None and inner % plan.group_size == 0 else None
@@ -188,24 +219,23 @@ def describe(net: nn.Module) -> dict[str, Any]:
     return found
 
 
-def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
+def rebuild(net: nn.Module, description: Mapping[str, Any]) -> None:
     """Quantize a float `net` as `describe` returned, in place; ranges and flags come with the weights.
 
     Raises:
         UserError: the net has no such layers, or is quantized differently.
     """
-    if quantized_layers(net):
-        raise UserError(
-            f"{type(net).__name__} is quantized already, and otherwise than the checkpoint: start from its float "
-            "weights."
-        )
+    require(
+        not quantized_layers(net),
+        f"{type(net).__name__} is quantized, and not as the checkpoint is: start from its float weights.",
+    )
     modules = dict(net.named_modules())
     plans = {name: LayerPlan(**entry["plan"]) for name, entry in description.items()}
     for name in plans:
         if name not in modules or quantized_class(modules[name]) is None:
             raise UserError(
-                f"The checkpoint's net has a quantized layer {name}, which {type(net).__name__} lacks: choose the "
-                "model that it was trained with."
+                f"The checkpoint has a quantized layer {name}, which {type(net).__name__} lacks: choose the model of "
+                "its run."
             )
     owners: dict[Slot, Slot] = {}
     for name, entry in description.items():
@@ -221,19 +251,19 @@ def set_enabled(net: nn.Module, enabled: bool) -> None:
 
 def update_ranges(net: nn.Module) -> None:
     """Update the ranges from forward passes in training mode; call after each optimizer step."""
-    ranges.update(some_quantizers(net))
+    update_quantizers(some_quantizers(net))
 
 
-def freeze_observers(net: nn.Module, weights: bool = True) -> None:
-    """Fix the ranges of activations, and with `weights` those of weights; dynamic ones stay dynamic."""
-    layers = quantized_layers(net)
+def freeze_observers(net: nn.Module) -> None:
+    """Fix the ranges of weights and activations; dynamic ones stay dynamic."""
     some_quantizers(net)
-    for layer in layers.values():
+    for layer in quantized_layers(net).values():
         for role in roles_of(layer):
             q = getattr(layer, role)
-            if q is None or (role != "weight_quantizer" and q.follows) or (role == "weight_quantizer" and not weights):
+            is_weight = role == "weight_quantizer"
+            if q is None or (q.follows and not is_weight):
                 continue
-            if role == "weight_quantizer" and q.is_observing and not q.lsq:
+            if is_weight and q.is_observing and not q.lsq:
                 q.set_range(*q.extremes(layer.weight))
             q.switch(observing=False)
 
@@ -252,8 +282,7 @@ def integer_weight(layer: nn.Module) -> tuple[Tensor, Tensor]:
 
     A weight of exactly zero has the integer zero.
     """
-    q = getattr(layer, "weight_quantizer", None)
-    weight = getattr(layer, "weight", None)
+    q, weight = getattr(layer, "weight_quantizer", None), getattr(layer, "weight", None)
     assert isinstance(q, FakeQuantize)
     assert isinstance(weight, Tensor)
     with torch.no_grad():
@@ -270,6 +299,6 @@ def strip(net: nn.Module) -> nn.Module:
             done.add(id(layer.weight))
             with torch.no_grad():
                 layer.weight.copy_(layer.weight_quantizer.quantize(layer.weight))
-    for module in list(quantized_layers(plain).values()):
+    for module in quantized_layers(plain).values():
         to_plain(module)
     return plain

@@ -4,15 +4,16 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from lathe.compression.pruning.masks import CONV
 from lathe.errors import UserError
 
 Scores = dict[str, Tensor]
-_CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_BATCHNORM = nn.modules.batchnorm._BatchNorm
 
 
 def magnitude(parameters: Mapping[str, Tensor]) -> Scores:
@@ -60,7 +61,7 @@ def batchnorms(net: nn.Module, names: Iterable[str]) -> dict[str, str]:
     for name in names:
         after, norm = behind.get(name, ("", None))
         outputs = net.get_parameter(name).shape[0]
-        if not isinstance(norm, _BATCHNORM) or norm.num_features != outputs or not norm.affine:
+        if not isinstance(norm, _BatchNorm) or norm.num_features != outputs or not norm.affine:
             raise UserError(
                 f"criterion=batchnorm: no BatchNorm of {outputs} channels follows {name}: exclude it, or take "
                 "magnitude."
@@ -70,36 +71,26 @@ def batchnorms(net: nn.Module, names: Iterable[str]) -> dict[str, str]:
 
 
 @torch.no_grad()
-def add_taylor(
-    sums: Mapping[str, Tensor], weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]
+def add_gradients(
+    sums: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor | None],
+    criterion: Literal["taylor", "movement"],
 ) -> None:
-    """Add |w grad|, the first-order change of the loss without the weight, in place.
+    """Add a step's gradients to the scores, in place; call before an optimizer step.
 
-    Molchanov et al. 2017 and 2019, arXiv:1611.06440, arXiv:1906.10771. Call before an optimizer step, with its
-    gradients; values that are not finite count as 0.
+    - taylor: |w grad|, the first-order change of the loss without the weight (Molchanov et al. 2017 and 2019,
+      arXiv:1611.06440, arXiv:1906.10771).
+    - movement: -w grad, positive for a move away from zero (Sanh et al. 2020, arXiv:2005.07683). In the paper masked
+      weights continue to move; here they are zero and keep their last score.
+
+    Values that are not finite count as 0.
     """
-    _add_products(sums, weights, gradients, signed=False)
-
-
-@torch.no_grad()
-def add_movement(
-    sums: Mapping[str, Tensor], weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]
-) -> None:
-    """Add -w grad, in place: positive for a move away from zero (Sanh et al. 2020, arXiv:2005.07683).
-
-    In the paper masked weights continue to move; here they are zero and keep their last score.
-    """
-    _add_products(sums, weights, gradients, signed=True)
-
-
-def _add_products(
-    sums: Mapping[str, Tensor], weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None], signed: bool
-) -> None:
     found = {name: gradient for name in sums if (gradient := gradients[name]) is not None}
     if not found:
         return
     products = torch._foreach_mul([weights[name].float() for name in found], list(found.values()))
-    if signed:
+    if criterion == "movement":
         torch._foreach_neg_(products)
     else:
         torch._foreach_abs_(products)
@@ -131,28 +122,21 @@ def input_squares(net: nn.Module, names: Iterable[str]) -> Iterator[Scores]:
     squares: Scores = {}
     handles = []
     for name in names:
-        layer = net.get_submodule(name.rpartition(".")[0])
-        if not isinstance(layer, (nn.Linear, *_CONV)) or not name.endswith("weight"):
+        layer: Any = net.get_submodule(name.rpartition(".")[0])
+        if not isinstance(layer, (nn.Linear, *CONV)) or not name.endswith("weight"):
             raise UserError(
-                f"criterion=wanda: {name} multiplies no activations: keep to linear layers and convolutions."
+                f"criterion=wanda: {name} multiplies no activations. Choose linear layers and convolutions."
             )
-        handles.append(
-            layer.register_forward_pre_hook(
-                _adder(name, getattr(layer, "groups", 1), isinstance(layer, _CONV), squares)
-            )
-        )
+
+        def add(module: Any, inputs: tuple[Tensor, ...], name: str = name) -> None:
+            x = inputs[0].detach().float().square()
+            channel = 1 if isinstance(module, CONV) else x.dim() - 1
+            total = x.sum([dim for dim in range(x.dim()) if dim != channel]).reshape(getattr(module, "groups", 1), -1)
+            squares[name] = squares[name] + total if name in squares else total
+
+        handles.append(layer.register_forward_pre_hook(add))
     try:
         yield squares
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _adder(name: str, groups: int, channels_first: bool, squares: Scores):  # type: ignore[no-untyped-def]
-    def add(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        x = inputs[0].detach().float().square()
-        kept = 1 if channels_first else x.dim() - 1
-        total = x.sum([dim for dim in range(x.dim()) if dim != kept]).reshape(groups, -1)
-        squares[name] = squares[name] + total if name in squares else total
-
-    return add

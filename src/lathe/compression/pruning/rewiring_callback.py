@@ -1,7 +1,8 @@
-"""Lottery tickets within one run: train, prune, rewind, and train again."""
+"""Callbacks of sparse training: RigL and SET, and lottery tickets within one run."""
 
 import copy
 import itertools
+import math
 from typing import Annotated, Any, Literal
 
 import torch
@@ -11,14 +12,123 @@ from pydantic import Field
 from torch import Tensor
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.methods.masking import Masking
-from lathe.compression.masks.lottery import copy_state, rewind, round_sparsities
-from lathe.compression.masks.masks import make_masks
-from lathe.config.types import LayerTypes, Name, OpenShare, SomeNames, StepOrShare
+from lathe.compression.pruning.callback import Masking
+from lathe.compression.pruning.masks import Masks, make_masks
+from lathe.compression.pruning.rewiring import (
+    copy_state,
+    cosine_fraction,
+    erdos_renyi_kernel,
+    exchange,
+    magnitude_masks,
+    random_masks,
+    random_scores,
+    rewind,
+    round_sparsities,
+    uniform,
+)
+from lathe.config.types import Count, LayerTypes, Name, OpenShare, PositiveShare, Seed, SomeNames, StepOrShare
 from lathe.config.validation import validated
 from lathe.errors import UserError
 from lathe.measure.processes import processes
 from lathe.measure.shards import is_sharded, local, part_of, whole
+
+SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")  # of the dense gradient, and so valid while a weight is masked
+
+
+class RigL(Masking):
+    """RigL (Evci et al. 2020, arXiv:1911.11134), or SET with growth="random" (Mocanu et al. 2018).
+
+    From the window's first step a share `sparsity` of the maskable weights is masked, spread over layers by
+    `densities`. Every `every_n_steps` optimizer steps until `end`, a share of each layer's weights is dropped by
+    magnitude and as many grow where the last step's dense gradient is largest. The share falls from `fraction` to 0
+    along half a cosine. Grown weights start at zero, without momentum. A step whose gradient is not finite changes
+    nothing.
+
+    Args:
+        densities: "erk" keeps small layers denser (Erdos-Renyi-Kernel), "uniform" gives each layer the same sparsity.
+        growth: "gradient" (RigL) or "random" (SET), by (seed, step).
+        end: share of the window after which the masks are fixed.
+        initial: "random" masks, or by "magnitude" of trained weights (`ckpt_path`, a later stage).
+        layers, exclude, types, head: which weights, as in `Masking`.
+    """
+
+    name = "rigl"
+
+    @validated
+    def __init__(
+        self,
+        sparsity: OpenShare = 0.8,
+        densities: Literal["erk", "uniform"] = "erk",
+        growth: Literal["gradient", "random"] = "gradient",
+        fraction: OpenShare = 0.3,
+        every_n_steps: Count = 100,
+        end: PositiveShare = 0.75,
+        initial: Literal["random", "magnitude"] = "random",
+        seed: Seed = 0,
+        layers: SomeNames | None = None,
+        exclude: list[Name] | None = None,
+        types: LayerTypes | None = None,
+        head: bool = False,
+    ) -> None:
+        super().__init__(layers, exclude, types, head)
+        self.sparsity, self.densities, self.growth, self.initial = sparsity, densities, growth, initial
+        self.fraction, self.every_n_steps, self.end, self.seed = fraction, every_n_steps, end, seed
+
+    def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        start, end = self.step_at(trainer, 0.0), self.step_at(trainer, self.end)
+        if not self.masks:
+            if step >= start:
+                self.set_masks(self._first_masks(), momentum=True)
+        elif start < step < end and (step - start) % self.every_n_steps == 0:
+            self._exchange(step, cosine_fraction(step - start, end - start, self.fraction))
+
+    def ready(self, trainer: Trainer) -> bool:
+        return bool(self.masks)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.updates < 2:
+            rank_zero_warn(
+                f"{self.key}.every_n_steps={self.every_n_steps}: no weight was exchanged in {trainer.global_step} "
+                "optimizer steps. Lower it."
+            )
+
+    def _first_masks(self) -> Masks:
+        shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
+        densities = (erdos_renyi_kernel if self.densities == "erk" else uniform)(shapes, self.sparsity)
+        if self.initial == "random":
+            return random_masks(shapes, densities, self.seed)
+        return magnitude_masks({name: whole(parameter) for name, parameter in self.parameters.items()}, densities)
+
+    def _exchange(self, step: int, fraction: float) -> None:
+        growths = {}
+        for index, (name, parameter) in enumerate(self.parameters.items()):
+            if self.growth == "random":
+                growth = random_scores(parameter.shape, self.seed, step, index)
+            elif parameter.grad is None:
+                raise UserError(
+                    f"{self.key}.growth=gradient: {name} has no gradient after a step: it is frozen, or the strategy "
+                    "keeps none. Name it in exclude, or use growth=random."
+                )
+            else:
+                growth = whole(parameter.grad).abs().float()
+            if not math.isfinite(growth.sum().item()):
+                return
+            growths[name] = growth.to(parameter.device)
+        before = self.masks
+        self.set_masks(
+            {
+                name: exchange(whole(self.parameters[name]), before[name], growth, fraction)
+                for name, growth in growths.items()
+            }
+        )
+        with torch.no_grad():  # grown weights start without momentum
+            for name, parameter in self.parameters.items():
+                grown = self.masks[name] & ~before[name]
+                for optimizer in self._optimizers:
+                    state: dict[str, Any] = optimizer.state.get(parameter, {})
+                    for key, value in state.items():
+                        if isinstance(value, Tensor) and value.shape == parameter.shape and key not in SECOND_MOMENTS:
+                            local(value).masked_fill_(part_of(grown, parameter), 0.0)
 
 
 class Lottery(Masking):
@@ -55,9 +165,8 @@ class Lottery(Masking):
         self.sparsities = round_sparsities(sparsity, rounds)
         self.rounds, self.rewind, self.scope = rounds, rewind, scope
         self.round = 0  # the current round
-        self.saved: dict[
-            str, Tensor
-        ] = {}  # the state to rewind to, on the CPU; empty if not reached or no longer needed
+        # the state to rewind to, on the CPU; empty if not reached or no longer needed
+        self.saved: dict[str, Tensor] = {}
         self._schedules: list[tuple[Any, dict[str, Any], list[float]]] = []
 
     def begins(self, trainer: Trainer, number: int) -> int:
@@ -77,32 +186,25 @@ class Lottery(Masking):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # initial states: those of a checkpoint are restored later
-        self._schedules = [
-            (
-                scheduler,
-                copy.deepcopy(scheduler.state_dict()),
-                [group["lr"] for group in scheduler.optimizer.param_groups],
-            )
-            for scheduler in (config.scheduler for config in trainer.lr_scheduler_configs)
-        ]
+        self._schedules = []
+        for scheduler in (config.scheduler for config in trainer.lr_scheduler_configs):
+            rates = [group["lr"] for group in scheduler.optimizer.param_groups]
+            self._schedules.append((scheduler, copy.deepcopy(scheduler.state_dict()), rates))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
-            self._check_steps(trainer)
+            steps = [self.begins(trainer, number) for number in range(self.rounds + 1)]
+            if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
+                raise UserError(
+                    f"{self.key}.rounds={self.rounds} do not fit into {steps[-1] - steps[0]} optimizer steps: train "
+                    "longer."
+                )
+            if self.rewind_step(trainer) >= steps[1]:
+                raise UserError(
+                    f"{self.key}.rewind={self.rewind} is not below a round's {steps[1] - steps[0]} optimizer steps: "
+                    "lower it."
+                )
         super().on_train_start(trainer, pl_module)
-
-    def _check_steps(self, trainer: Trainer) -> None:
-        steps = [self.begins(trainer, number) for number in range(self.rounds + 1)]
-        if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
-            raise UserError(
-                f"compression.lottery.rounds={self.rounds} do not fit into {steps[-1] - steps[0]} optimizer steps: "
-                "train longer."
-            )
-        if self.rewind_step(trainer) >= steps[1]:
-            raise UserError(
-                f"compression.lottery.rewind={self.rewind} is not below a round's {steps[1] - steps[0]} optimizer "
-                "steps: lower it."
-            )
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         net = pl_module.get_submodule("net")
@@ -121,7 +223,7 @@ class Lottery(Masking):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.round < self.rounds - 1:
             rank_zero_warn(
-                f"compression.lottery: training ended in round {self.round + 1} of {self.rounds}, at sparsity "
+                f"{self.key}: training ended in round {self.round + 1} of {self.rounds}, at sparsity "
                 f"{self.sparsities[self.round]:.3f} instead of {self.sparsities[-1]:.3f}: let it run to its end."
             )
 

@@ -1,12 +1,16 @@
-"""Base class of compression methods."""
+"""The base class of compression callbacks, and the samples that they read outside the training loop."""
 
+from itertools import islice
 from typing import Any
 
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import Callback
-from torch import nn
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
 
+from lathe.data.base import ExactDataModule
+from lathe.data.order import EpochLoader
+from lathe.data.transfer import train_batches, val_batches
 from lathe.errors import UserError
+from lathe.measure.flops import net_input
 
 
 class Compression(Callback):
@@ -29,8 +33,7 @@ class Compression(Callback):
         steps = trainer.estimated_stepping_batches
         if steps == float("inf"):
             raise UserError(
-                "trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for compression to plan for: set one of "
-                "them."
+                "trainer.max_epochs=-1 and trainer.max_steps=-1: compression needs an end. Set one of them."
             )
         return int(steps)
 
@@ -61,3 +64,29 @@ def compressions(trainer: Trainer) -> list[Compression]:
     """Return the compression methods of a run."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
     return [callback for callback in callbacks if isinstance(callback, Compression)]
+
+
+def source_of(trainer: Trainer, pl_module: LightningModule) -> Any:
+    """Return what has the run's loaders: the data module, or the LightningModule."""
+    return getattr(trainer, "datamodule", None) or pl_module
+
+
+def an_input(trainer: Trainer, pl_module: LightningModule, samples: int) -> Tensor:
+    """Return the net's input for `samples` validation samples, on the trainer's device."""
+    return net_input(next(iter(val_batches(source_of(trainer, pl_module)))))[:samples]
+
+
+def inputs_of(datamodule: Any, batches: int) -> list[Tensor]:
+    """Return the inputs of the first `batches` training batches."""
+    return [net_input(batch) for batch in islice(train_batches(datamodule), batches)]
+
+
+def first_batches(trainer: Trainer, pl_module: LightningModule, count: int) -> list[Any]:
+    """Return training batches of epoch 0 on the trainer's device, and reset the train loader to its first batch."""
+    source = source_of(trainer, pl_module)
+    batches = list(islice(train_batches(source), count))
+    if isinstance(source, ExactDataModule):
+        source.setup("fit")
+    elif source is not pl_module and isinstance(loader := source.train_dataloader(), EpochLoader):
+        loader.load_state_dict({"epoch": 0, "batch": 0})
+    return batches

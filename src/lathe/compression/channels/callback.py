@@ -1,4 +1,4 @@
-"""Removal of channels, attention heads and hidden units."""
+"""The callback that removes channels, attention heads and hidden units."""
 
 import copy
 import hashlib
@@ -13,20 +13,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.methods.base import Compression
-from lathe.callbacks.methods.samples import an_input, first_batches, rewind
 from lathe.callbacks.skippable_hooks import SkippableHooks
-from lathe.compression.batchnorm import reestimate_batchnorm
-from lathe.compression.channels import budget, slices
-from lathe.compression.channels.fade import Fade, fading, silence
+from lathe.compression.callback import Compression, an_input, first_batches
+from lathe.compression.channels import slices
+from lathe.compression.channels.choice import Options, add_penalty, loss_change, shares, sizes, skeleton
 from lathe.compression.channels.groups import find_groups, require_packages
-from lathe.compression.channels.penalty import add_penalty
-from lathe.compression.channels.prune import Options, shares, sizes
-from lathe.compression.channels.scores import loss_change
-from lathe.compression.modes import evaluated
+from lathe.compression.modes import evaluated, reestimate_batchnorm
 from lathe.config.types import ChannelBudget, ChannelImportance, Count, Name, OpenShare, Positive, Share
 from lathe.config.validation import validated
-from lathe.errors import ArgumentError, UserError, under
+from lathe.errors import ArgumentError, UserError, require, under
 from lathe.measure.flops import net_input
 from lathe.measure.processes import everyones
 from lathe.measure.shards import local, parameters_of, part_of, whole
@@ -45,13 +40,15 @@ class PruneChannels(SkippableHooks, Compression):
 
     Args:
         budget, share, importance, scope, round_to, min_channels, exclude: see
-            `lathe.compression.channels.prune.Options`.
+            `lathe.compression.channels.choice.Options`.
         mode: `gradual` or `one_shot`.
         start, end: shares of the window at which fading begins and ends.
         regularise: `group_norm`, `group_lasso`, `bn_scale`, or null: penalty on weak units up to `start`.
         strength: of the penalty, added to gradients.
         latency_batch: samples in the batch that latency is measured with.
     """
+
+    every_step = ("on_before_optimizer_step", "on_train_batch_end")
 
     @validated
     def __init__(
@@ -71,7 +68,6 @@ class PruneChannels(SkippableHooks, Compression):
         latency_batch: Count = 32,
     ) -> None:
         require_packages()  # raises before data are loaded
-        self.options = Options(budget, share, importance, scope, round_to, min_channels, tuple(exclude))
         gradual = mode == "gradual"
         if start > end:
             raise ArgumentError(f"start={start} lies behind end={end}: fade later.")
@@ -79,6 +75,7 @@ class PruneChannels(SkippableHooks, Compression):
             raise ArgumentError(f"regularise={regularise} acts before channels are chosen: use mode=gradual.")
         if gradual and importance == "taylor" and start == 0:
             raise ArgumentError("importance=taylor reads gradients before channels are chosen: set start above 0.")
+        self.options = Options(budget, share, importance, scope, round_to, min_channels, tuple(exclude))
         self.mode, self.start, self.end, self.regularise, self.strength = mode, start, end, regularise, strength
         self.latency_batch, self.removes_late = latency_batch, gradual
         self._reset()
@@ -92,20 +89,30 @@ class PruneChannels(SkippableHooks, Compression):
         self._groups: list[slices.Group] = []
         # the dense net, without values unless its time counts
         self._dense: tuple[nn.Module, Tensor] | None = None
-        self._fade: Fade | None = None
-        self._stays: dict[str, Tensor] = {}  # by parameter name, True where weights do not fade
+        # by parameter name, True where weights do not fade; this rank's weights, and ones where they fade
+        self._stays: dict[str, Tensor] = {}
+        self._fading: tuple[list[Tensor], list[Tensor]] = ([], [])
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
         self._reset()
         net = pl_module.get_submodule("net")
-        self._refuse(trainer)
-        if self.mode == "one_shot" and self.window[0] != 0:
-            raise UserError(
-                f"{KEY}.mode=one_shot acts before the first step: give it the first of compression.stages, or use "
-                "mode=gradual."
-            )
+        strategy: Any = trainer.strategy
+        # Lightning's own strategies have no `reshapes`
+        reshapes = getattr(strategy, "reshapes", hasattr(strategy, "deepspeed_engine"))
+        require(
+            not reshapes or getattr(strategy, "keeps_parameters", False),
+            f"{KEY} can't reach the weights under strategy {type(strategy).__name__}: use strategy=ddp, fsdp or auto.",
+        )
+        require(
+            not reshapes or self.regularise is None,
+            f"{KEY}.regularise={self.regularise} needs whole weights in each process: use strategy=ddp, or null.",
+        )
+        require(
+            self.mode == "gradual" or self.window[0] == 0,
+            f"{KEY}.mode=one_shot acts before the first step: list it first in compression.stages, or use gradual.",
+        )
         if self.mode == "one_shot" and slices.describe(net):  # a resumed run: the net already has its structure
             return
         example = an_input(trainer, pl_module, self.latency_batch)
@@ -116,46 +123,26 @@ class PruneChannels(SkippableHooks, Compression):
         elif self.options.budget == "latency":
             self._dense = copy.deepcopy(net), example
         else:
-            self._dense = budget.skeleton(net, example)
+            self._dense = skeleton(net, example)
 
-    def _refuse(self, trainer: Trainer) -> None:
-        """Raise UserError if ranks do not hold weights under the net's own names (pipeline, deepspeed)."""
-        strategy: Any = trainer.strategy
-        # Lightning's own strategies have no `reshapes`
-        reshapes = getattr(strategy, "reshapes", hasattr(strategy, "deepspeed_engine"))
-        if reshapes and not getattr(strategy, "keeps_parameters", False):
-            name = type(strategy).__name__
-            raise UserError(
-                f"{KEY} can't reach weights that strategy {name} cuts its own way: use strategy=ddp, fsdp or auto."
-            )
-        if reshapes and self.regularise is not None:
-            raise UserError(
-                f"{KEY}.regularise={self.regularise} needs whole weights in each process: use strategy=ddp, or null."
-            )
-
-    def _remove_now(self, trainer: Trainer, pl_module: LightningModule, net: nn.Module, example: Tensor) -> None:
+    def _remove_now(self, trainer: Trainer, pl_module: Any, net: nn.Module, example: Tensor) -> None:
         home, device = next(net.parameters()).device, trainer.strategy.root_device
         net.to(device)
         if self.options.importance == "taylor":
-            self._measure_sensitivity(trainer, pl_module, net)
+            with evaluated(net):
+                for batch in first_batches(trainer, pl_module, BATCHES):
+                    loss = torch.stack(list(pl_module.losses(net(net_input(batch)), batch).values())).sum()
+                    loss.backward()
+                    self._add_sensitivity(net)
+                    net.zero_grad(set_to_none=True)
         self._dense = net, example
         self._choose(trainer, net)
         slices.remove(net, self._groups, self.chosen or {})
-        reestimate_batchnorm(net, (net_input(batch) for batch in first_batches(trainer, pl_module, BATCHES)), BATCHES)
-        rewind(trainer)
+        reestimate_batchnorm(net, map(net_input, first_batches(trainer, pl_module, BATCHES)), BATCHES)
         if trainer.world_size > 1:
             for buffer in net.buffers():
                 torch.distributed.broadcast(buffer, src=0)
         net.to(home)
-
-    def _measure_sensitivity(self, trainer: Trainer, pl_module: Any, net: nn.Module) -> None:
-        with evaluated(net):
-            for batch in first_batches(trainer, pl_module, BATCHES):
-                loss = torch.stack(list(pl_module.losses(net(net_input(batch)), batch).values())).sum()
-                loss.backward()
-                self._add_sensitivity(net)
-                net.zero_grad(set_to_none=True)
-            rewind(trainer)
 
     def _choose(self, trainer: Trainer, net: nn.Module) -> None:
         """Choose the units on rank 0 and broadcast them."""
@@ -173,10 +160,7 @@ class PruneChannels(SkippableHooks, Compression):
                 self.shares = shares(sizes(dense, example), sizes(small, example))
             except UserError as error:
                 message = str(error)
-        told: list[Any] = [self.chosen, self.shares, message]
-        if trainer.world_size > 1:
-            torch.distributed.broadcast_object_list(told, src=0)
-        self.chosen, self.shares, message = told
+        self.chosen, self.shares, message = trainer.strategy.broadcast((self.chosen, self.shares, message))
         if message is not None:
             raise UserError(message)
         self._dense, self._sensitivity = None, {}
@@ -191,20 +175,16 @@ class PruneChannels(SkippableHooks, Compression):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # under fsdp a checkpoint is restored after on_fit_start
-        twice = self.mode == "one_shot" and self.chosen is None
-        if twice:
-            raise UserError(
-                f"{KEY}.mode=one_shot finds a net that has lost channels before: use mode=gradual to remove more."
-            )
+        require(
+            self.mode == "gradual" or self.chosen is not None,
+            f"{KEY}.mode=one_shot finds a net that has lost channels before: use mode=gradual to remove more.",
+        )
         if self.mode == "gradual" and self.chosen is not None:  # resumed
             self._bind(pl_module.get_submodule("net"))
         self._begin, self._end = self.step_at(trainer, self.start), self.step_at(trainer, self.end)
         self._first = self.step_at(trainer, 0.0)
         # a resumed run's checkpoint may have been written between an optimizer step and this callback
-        if self.mode == "gradual" and trainer.global_step > self._step:
-            self._act(trainer, pl_module, trainer.global_step)
-
-    every_step = ("on_before_optimizer_step", "on_train_batch_end")
+        self._act(trainer, pl_module)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if self.mode == "one_shot" or self.chosen is not None:
@@ -218,11 +198,13 @@ class PruneChannels(SkippableHooks, Compression):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self.mode == "gradual" and trainer.global_step > self._step:  # not while gradients accumulate
-            self._act(trainer, pl_module, trainer.global_step)
+        self._act(trainer, pl_module)
 
-    def _act(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
-        """Act after optimizer step `step`, counted from 1; 0 is before the first."""
+    def _act(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Act after an optimizer step, counted from 1, or before the first one (0)."""
+        step = trainer.global_step
+        if self.mode == "one_shot" or step <= self._step:  # gradients accumulate
+            return
         self._step = step
         if step < self._begin:
             return
@@ -232,8 +214,11 @@ class PruneChannels(SkippableHooks, Compression):
             self._bind(net)
         before = self.factor
         self.factor = max(self._end - step, 0) / max(self._end - self._begin, 1)
-        assert self._fade is not None
-        self._fade.scale(self.factor / before if before else 0.0)
+        weights, fading = self._fading
+        if weights:
+            with torch.no_grad():
+                factors = torch._foreach_mul(fading, (self.factor / before if before else 0.0) - 1.0)
+                torch._foreach_mul_(weights, torch._foreach_add(factors, 1.0))
         if before > self.factor == 0.0:
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, EMA):  # faded units are zero in the average too
@@ -241,13 +226,13 @@ class PruneChannels(SkippableHooks, Compression):
 
     def _bind(self, net: nn.Module) -> None:
         """Find the weights that fade."""
-        assert self.chosen is not None
         named = parameters_of(net)
-        masks = {name: mask.to(named[name].device) for name, mask in fading(self._groups, self.chosen, net).items()}
+        masks = slices.fading(self._groups, self.chosen or {}, net)
+        masks = {name: mask.to(named[name].device) for name, mask in masks.items()}
         self._stays = {name: ~mask for name, mask in masks.items()}
-        self._fade = Fade(
-            [local(named[name]) for name in masks], [part_of(mask, named[name]) for name, mask in masks.items()]
-        )
+        weights = [local(named[name]) for name in masks]
+        parts = [part_of(mask, named[name]) for name, mask in masks.items()]
+        self._fading = weights, [part.to(weight.dtype) for part, weight in zip(parts, weights, strict=True)]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         removed = [self.chosen, self.factor, slices.describe(pl_module.get_submodule("net"))]
@@ -264,7 +249,7 @@ class PruneChannels(SkippableHooks, Compression):
             rank_zero_warn(f"{KEY}: training ended before {KEY}.end={self.end}, so no channel was removed.")
             self.chosen = None
             return False
-        silence(net, self._groups, self.chosen)  # an average of weights is not exactly zero there
+        slices.silence(net, self._groups, self.chosen)  # an average of weights is not exactly zero there
         slices.remove(net, self._groups, self.chosen)
         return True
 

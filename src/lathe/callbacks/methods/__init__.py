@@ -1,1 +1,0 @@
-"""Compression methods as callbacks, which schedule the algorithms of `lathe.compression`."""

@@ -1,0 +1,535 @@
+"""Callbacks that mask weights: the base class, and pruning along a schedule with recovery under fixed masks."""
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lathe.callbacks.ema import EMA
+from lathe.callbacks.skippable_hooks import SkippableHooks
+from lathe.compression.callback import Compression, an_input, compressions
+from lathe.compression.channels.slices import staying
+from lathe.compression.modes import copy_input, evaluated, uncompiled
+from lathe.compression.pruning import criteria
+from lathe.compression.pruning.masks import (
+    HEAD_RULE,
+    Block,
+    Granularity,
+    Masks,
+    Pattern,
+    SparsitySchedule,
+    make_masks,
+    maskable,
+    weights_of,
+)
+from lathe.config.types import (
+    Count,
+    Criterion,
+    LayerTypes,
+    MaskScope,
+    Name,
+    OpenShare,
+    Positive,
+    Seed,
+    Share,
+    ShareBelowOne,
+    SomeNames,
+    SparsityCurve,
+)
+from lathe.config.validation import validated
+from lathe.errors import ArgumentError, UserError, require
+from lathe.measure.flops import net_input
+from lathe.measure.processes import everyones, processes
+from lathe.measure.shards import is_sharded, joined, local, parameters_of, part_of, whole
+
+GRADIENT_CRITERIA = ("taylor", "movement")
+
+
+class Masking(SkippableHooks, Compression):
+    """Keep masked weights exactly zero: in the net, in checkpoints and in EMA's average.
+
+    A subclass overrides `on_step`, reads `parameters` (of the net, by name; they may be DTensors) and calls
+    `set_masks`. Masks are not part of the modules: parameters keep their names, and an optimizer step changes masked
+    weights before they are zeroed again, so that their gradients and momentum exist for regrowth. If channels are
+    removed after training (`prune_channels` with mode=gradual), sparsity is that of the remaining weights; a method
+    supports that if `beside_removal` is True.
+
+    Args:
+        layers, exclude: shell patterns of module names, such as `blocks.*.conv1`; None takes every layer of `types`.
+        types: linear, conv, embedding, norm, bias.
+        head: mask the layer that makes the logits too.
+    """
+
+    name = "masking"
+    beside_removal = False
+
+    def __init__(
+        self,
+        layers: Sequence[str] | None = None,
+        exclude: list[str] | None = None,
+        types: LayerTypes | None = None,
+        head: bool = False,
+    ) -> None:
+        self.layers, self.exclude, self.head = layers, exclude or [], head
+        self.types: LayerTypes = types or ("linear", "conv")
+        self.key = f"compression.{self.name}"  # in messages
+        self.masks: Masks = {}
+        self.parameters: dict[str, Tensor] = {}
+        self.updates = 0
+        self._step = -1  # the last optimizer step that was processed; -1 before training
+        self._live: list[Tensor] = []  # this rank's part of the masked parameters, and of their masks as numbers
+        self._factors: list[Tensor] = []
+        self._optimizers: list[Optimizer] = []
+        self._averages: list[EMA] = []
+        self._handles: list[Any] = []
+        self._removing: list[Any] = []  # methods that remove parts of parameters after training
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of all parameters, before sharding
+        self._chosen: list[str] = []  # maskable parameters
+
+    def choose(self, net: nn.Module) -> dict[str, nn.Parameter]:
+        """Return the maskable parameters, by name."""
+        return maskable(net, self.layers, self.exclude, self.types, self.head, prefix=self.key)
+
+    def check(self, net: nn.Module) -> None:
+        self.choose(net)
+
+    def chosen_or_raise(self, net: nn.Module) -> dict[str, nn.Parameter]:
+        """Return `choose(net)`; raise UserError if it is empty, warn if it is less than half of the weights."""
+        chosen = self.choose(net)
+        require(bool(chosen), f"{self.key} finds nothing to mask: {HEAD_RULE}")
+        weights = {name: p.numel() for name, p in weights_of(net, self.layers, self.exclude).items()}
+        left = sorted(weights.keys() - chosen.keys(), key=lambda name: (-weights[name], name))
+        share = 1 - sum(weights[name] for name in left) / max(sum(weights.values()), 1)
+        if share < 0.5 and {"linear", "conv"} & set(self.types):
+            rank_zero_warn(
+                f"{self.key} masks only {share:.1%} of the weights: {left[0]} stays dense. See {self.key}.layers."
+            )
+        return chosen
+
+    def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        """Act before the first optimizer step (0) and after each (from 1), once masks are applied."""
+
+    def make(self, scores: dict[str, Tensor], sparsity: float, **pattern: Any) -> Masks:
+        """Return `make_masks` of the weights that remain after training; the others keep their masks."""
+        leaving = self._leaving()
+        if not leaving:
+            return make_masks(scores, sparsity, previous=self.masks, **pattern)
+        left = {name: staying(score.shape, leaving.get(name, {})) for name, score in scores.items()}
+        previous = {name: mask[left[name]] for name, mask in self.masks.items()}
+        remaining = {name: score[left[name]] for name, score in scores.items()}
+        masks = {name: torch.ones_like(score, dtype=torch.bool) for name, score in scores.items()}
+        masks |= {name: mask.clone() for name, mask in self.masks.items()}
+        for name, mask in make_masks(remaining, sparsity, previous=previous, **pattern).items():
+            masks[name][left[name]] = mask
+        return masks
+
+    def set_masks(self, masks: Masks, momentum: bool = False) -> None:
+        """Set masks (full shape, True: kept) and apply them; a collective that broadcasts rank 0's masks.
+
+        `momentum` also zeroes the optimizer's state of weights that were or become masked.
+        """
+        before = self.masks
+        self.masks = {name: mask.bool().to(self.parameters[name].device) for name, mask in masks.items()}
+        if processes() > 1:
+            for mask in self.masks.values():
+                torch.distributed.broadcast(mask.view(torch.uint8), src=0)
+        self.updates += 1
+        self._bind_masks()
+        for name, mask in self.masks.items() if momentum else ():
+            owner, kept = self.parameters[name], mask & before[name] if name in before else mask
+            for optimizer in self._optimizers:
+                for value in optimizer.state.get(owner, {}).values():
+                    if isinstance(value, Tensor) and value.shape == owner.shape:
+                        with torch.no_grad():
+                            local(value).mul_(part_of(kept.to(value.dtype), value if is_sharded(value) else owner))
+        for average in self._averages:
+            average.mask(self.masks)
+
+    def apply(self) -> None:
+        """Zero the masked weights in place."""
+        if self._live:
+            with torch.no_grad():
+                torch._foreach_mul_(self._live, self._factors)
+                # -0.0 becomes 0.0: random signs of zeros do not compress
+                torch._foreach_add_(self._live, 0.0)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        net = pl_module.get_submodule("net")
+        self._chosen = list(self.chosen_or_raise(net))
+        # without LSQ's scales, which only a resumed run's net has already
+        self._shapes = {name: tuple(p.shape) for name, p in net.named_parameters() if "_quantizer." not in name}
+        self._removing = [method for method in compressions(trainer) if method.removes_late]
+        require(
+            self.beside_removal or not self._removing,
+            f"{self.key} would mask channels that are removed after training. Use "
+            "compression.prune_channels.mode=one_shot, or two runs.",
+        )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        net = pl_module.get_submodule("net")
+        spread = parameters_of(net)
+        self.parameters = {name: spread[name] for name in self.choose(net)}
+        self._averages = [callback for callback in trainer.callbacks if isinstance(callback, EMA)]  # type: ignore[attr-defined]
+        self._optimizers = list(trainer.optimizers)
+        self._handles = [optimizer.register_step_post_hook(lambda *_: self.apply()) for optimizer in self._optimizers]
+        if self.masks:  # restored, and the net is sharded and on its device by now
+            for name, mask in self.masks.items():
+                if name not in self.parameters or mask.shape != self.parameters[name].shape:
+                    raise UserError(
+                        f"{self.key}: the checkpoint masks {name} in another shape or not at all. Keep the layers of "
+                        "its run."
+                    )
+            self.masks = {name: mask.to(self.parameters[name].device) for name, mask in self.masks.items()}
+            self._bind_masks()
+        # the checkpoint may have been written between an optimizer step and its update
+        if self._step < 0 or trainer.global_step > self._step:
+            self._step = trainer.global_step
+            self.on_step(trainer, pl_module, self._step)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step > self._step:  # not while gradients accumulate
+            self._step = step
+            self.on_step(trainer, pl_module, step)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.ready(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
+            rank_zero_warn(
+                f"{self.key}: training ended at step {trainer.global_step}, before {self.key}.end, at sparsity "
+                f"{self.report()[f'{self.name}/sparsity']:.3f}: let it run to its end."
+            )
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._optimizers, self._averages = [], [], []
+        self.parameters, self._live, self._factors = {}, [], []
+
+    def report(self) -> dict[str, float]:
+        leaving = self._leaving()
+        counts = {
+            name: math.prod(size - len(leaving.get(name, {}).get(dim, ())) for dim, size in enumerate(shape))
+            for name, shape in self._shapes.items()
+        }
+        zeros = 0
+        for name, mask in self.masks.items():
+            zeros += int((~(mask[staying(mask.shape, leaving[name])] if name in leaving else mask)).sum())
+        return {
+            f"{self.name}/sparsity": zeros / max(sum(counts[name] for name in self._chosen), 1),
+            f"{self.name}/sparsity_net": zeros / max(sum(counts.values()), 1),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state; a collective, which verifies that all ranks have the same masks."""
+        if processes() > 1 and len(set(everyones(checksum(self.masks)))) > 1:
+            raise RuntimeError(f"{self.key}: ranks have different masks.")
+        masks = {name: mask.cpu() for name, mask in self.masks.items()}
+        return {"masks": masks, "updates": self.updates, "step": self._step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.masks = {name: mask.bool() for name, mask in state_dict["masks"].items()}
+        self.updates, self._step = state_dict["updates"], state_dict["step"]
+
+    def _leaving(self) -> dict[str, dict[int, set[int]]]:
+        return {name: places for method in self._removing for name, places in method.leaving().items()}
+
+    def _bind_masks(self) -> None:
+        owners = [self.parameters[name] for name in self.masks]
+        self._live = [local(owner) for owner in owners]
+        self._factors = [
+            part_of(mask.to(owner.dtype), owner) for mask, owner in zip(self.masks.values(), owners, strict=True)
+        ]
+        self.apply()
+
+
+def checksum(masks: Masks) -> int:
+    """Return the CRC-32 of names and bits of masks."""
+    total = 0
+    for name, mask in masks.items():
+        bits = mask.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        total = zlib.crc32(bits, zlib.crc32(name.encode(), total))
+    return total
+
+
+class Prune(Masking):
+    """Mask the weights of the lowest scores until `sparsity` of the maskable weights is zero.
+
+    Sparsity is absolute at each optimizer step (`SparsitySchedule`), from `start` to `end`, shares of the window; the
+    rest of the window is for recovery. Masked weights stay masked. Shapes do not change: zeros reduce the size only of
+    a compressed file, and the time only with a sparse kernel.
+
+    `lathe.compression.pruning.Pattern` describes `granularity`, `scope`, `norm`, `n`, `m` and `block`,
+    `lathe.compression.pruning.criteria` the criteria, `Masking` the choice of layers. taylor adds up gradients between
+    two updates, movement from the start; wanda measures, in eval mode, the last `batches` training batches before each
+    update (the last micro-batch of each step). Layers that do not divide into groups or blocks stay dense, with a
+    warning above a tenth of the weights; naming them in `layers` is an error.
+    """
+
+    name = "prune"
+
+    @validated
+    def __init__(
+        self,
+        sparsity: OpenShare = 0.8,
+        granularity: Granularity = "unstructured",
+        scope: MaskScope = "global",
+        criterion: Criterion = "magnitude",
+        norm: Positive = 1.0,
+        schedule: SparsityCurve = "cubic",
+        initial_sparsity: ShareBelowOne = 0.0,
+        start: Share = 0.1,
+        end: Share = 0.6,
+        every_n_steps: Count | None = None,
+        jumps: Count = 4,
+        n: Count = 2,
+        m: Count = 4,
+        block: Block = (4, 1),
+        batches: Count = 4,
+        seed: Seed = 0,
+        layers: SomeNames | None = None,
+        exclude: list[Name] | None = None,
+        types: LayerTypes | None = None,
+        head: bool = False,
+    ) -> None:
+        super().__init__(layers, exclude, types, head)
+        self.pattern = Pattern(granularity, scope, norm if criterion == "magnitude" else None, n, m, tuple(block))
+        if granularity == "n_m" and sparsity > 1 - n / m + 1e-9:
+            raise ArgumentError(f"sparsity={sparsity} is more than {n} of {m} leaves: at most {1 - n / m:g}.")
+        if criterion == "batchnorm" and granularity != "structured":
+            raise ArgumentError("criterion=batchnorm scores whole channels: set granularity=structured.")
+        if start > end:
+            raise ArgumentError(f"start={start} is after end={end}. Use 0.1 and 0.6.")
+        self.curve = SparsitySchedule(sparsity, schedule, initial_sparsity, jumps=jumps)  # its steps are set later
+        self.schedule: SparsitySchedule | None = None
+        self.sparsity, self.criterion, self.seed = sparsity, criterion, seed
+        self.start, self.end, self.every_n_steps, self.batches = start, end, every_n_steps, batches
+        self.beside_removal = granularity in ("unstructured", "structured")  # removal would split groups and blocks
+        self._sums: dict[str, Tensor] = {}  # taylor and movement: this rank's part; wanda: squares of inputs
+        self._restored: dict[str, Tensor] = {}
+        self._batch: Any = None
+        self._warned = self._begun = False
+
+    def choose(self, net: nn.Module) -> dict[str, nn.Parameter]:
+        found = super().choose(net)
+        fit = {name: p for name, p in found.items() if self.pattern.divides(p.shape)}
+        left = {name: p.numel() for name, p in found.items() if name not in fit}
+        if left and self.layers is not None:
+            raise UserError(
+                f"{self.key}.layers: {next(iter(left))} does not divide into {self.pattern.pieces}: name it in exclude."
+            )
+        if fit and not self._warned and sum(left.values()) > 0.1 * sum(p.numel() for p in found.values()):
+            self._warned = True
+            rank_zero_warn(
+                f"{self.key} leaves {', '.join(left)} dense, which do not divide into {self.pattern.pieces}: name them "
+                "in exclude."
+            )
+        if self.criterion == "batchnorm" and fit:
+            criteria.batchnorms(net, fit)
+        return fit
+
+    def scores(self, net: nn.Module, step: int) -> dict[str, Tensor]:
+        """Return the score of each weight after optimizer step `step`, by name, as full tensors."""
+        weights = {name: whole(parameter) for name, parameter in self.parameters.items()}
+        if self.criterion == "random":
+            return criteria.random(weights, self.seed, step)
+        if self.criterion == "batchnorm":
+            gammas = {name: whole(net.get_parameter(name)) for name in set(criteria.batchnorms(net, weights).values())}
+            return criteria.batchnorm_scale(net, weights, gammas)
+        if self.criterion == "wanda":
+            return criteria.wanda(weights, self._sums)
+        if self.criterion in GRADIENT_CRITERIA:
+            return self._gathered()
+        return criteria.magnitude(weights)
+
+    def update(self, net: nn.Module, step: int) -> None:
+        """Set masks of the schedule's sparsity at optimizer step `step`."""
+        assert self.schedule is not None
+        target = self.schedule.at(step)
+        if target > 0:
+            self.set_masks(self.make(self.scores(net, step), target, **vars(self.pattern)))
+        if self.criterion == "wanda":
+            self._sums = {}
+        elif self.criterion == "taylor":
+            torch._foreach_zero_(list(self._sums.values()))
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            # only if needed: each hook costs a call per step
+            self._begun = False
+            if self.criterion == "wanda":
+                self._check_wanda(trainer, pl_module)
+            if self.criterion in GRADIENT_CRITERIA:
+                self.on_before_optimizer_step = self._add_gradients  # type: ignore[method-assign]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        first = int(self.criterion in (*GRADIENT_CRITERIA, "wanda"))  # these have no scores before the first step
+        start = max(self.step_at(trainer, self.start), first)
+        end = max(self.step_at(trainer, self.end), start)
+        every = self.every_n_steps or max(1, (end - start) // 100)
+        self.schedule = replace(self.curve, start=start, end=end, every_n_steps=every)
+        last = self.schedule.last
+        require(last <= self.total_steps(trainer), f"{self.key} would end at step {last}, after the run. Train longer.")
+        for other in self._removing:
+            choice = other.step_at(trainer, other.start)
+            require(
+                choice <= last,
+                f"{self.key} ends at step {last}, before channels are chosen at step {choice}. Raise {self.key}.end, "
+                "or lower compression.prune_channels.start.",
+            )
+        super().on_train_start(trainer, pl_module)
+        self._take_over()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._batch = batch
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self._batch = None
+
+    def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        assert self.schedule is not None
+        self._take_over()
+        net = pl_module.get_submodule("net")
+        if self.criterion == "wanda" and self._batch is not None and self._wanted(step):
+            self._measure(net, trainer)
+        # a run that resumes from a checkpoint without masks may be past its start
+        late = not self._begun and self.updates == 0 and step > self.schedule.start
+        self._begun = True
+        if self.schedule.due(step) or (late and self.criterion not in (*GRADIENT_CRITERIA, "wanda")):
+            self.update(net, step)
+
+    def ready(self, trainer: Trainer) -> bool:
+        return self.schedule is not None and self._step >= self.schedule.last
+
+    def _check_wanda(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Copy the net's input, measured after the step; raise UserError if a layer is not called."""
+        net = pl_module.get_submodule("net")
+        self._handles.append(net.register_forward_pre_hook(copy_input))
+        try:
+            x = an_input(trainer, pl_module, 2).to(next(net.parameters()).device)
+        except MisconfigurationException:  # no validation data
+            return
+        chosen = self.choose(net)
+        with criteria.input_squares(net, chosen) as seen, evaluated(net), torch.no_grad(), uncompiled(net):
+            net(x)
+        unseen = [name for name in chosen if name not in seen]
+        if unseen:
+            raise UserError(
+                f"{self.key}.criterion=wanda: the net uses {unseen[0]} without calling its layer. Name it in exclude."
+            )
+
+    def _add_gradients(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        assert self.schedule is not None
+        if trainer.global_step >= self.schedule.last:
+            return
+        if not self._sums:
+            self._sums = {name: torch.zeros_like(local(p), dtype=torch.float32) for name, p in self.parameters.items()}
+        weights = {name: local(parameter) for name, parameter in self.parameters.items()}
+        gradients = {name: None if p.grad is None else local(p.grad) for name, p in self.parameters.items()}
+        criteria.add_gradients(self._sums, weights, gradients, self.criterion)  # type: ignore[arg-type]
+
+    def _wanted(self, step: int) -> bool:
+        """Return whether an update is due within `batches` steps from `step` on."""
+        assert self.schedule is not None
+        return any(self.schedule.due(later) for later in range(step, step + self.batches))
+
+    def _measure(self, net: nn.Module, trainer: Trainer) -> None:
+        with (
+            evaluated(net),
+            torch.no_grad(),
+            trainer.precision_plugin.forward_context(),
+            torch.compiler.set_stance("force_eager"),
+            criteria.input_squares(net, self.parameters) as squares,
+        ):
+            net(net_input(self._batch))
+        for module in net.modules():
+            reshard: Any = getattr(module, "reshard", None)
+            if reshard is not None:  # fsdp: a root that stays gathered would not get new masks
+                reshard()
+        for name, total in squares.items():
+            square = whole(total)  # under tensor parallelism each rank has a part of the features
+            if trainer.world_size > 1:
+                torch.distributed.all_reduce(square)
+            self._sums[name] = self._sums[name] + square if name in self._sums else square
+
+    def _gathered(self) -> dict[str, Tensor]:
+        return {name: whole(joined(part, self.parameters[name])) for name, part in self._sums.items()}
+
+    def _take_over(self) -> None:
+        """Install restored sums, once the net is sharded and on its device."""
+        for name, value in self._restored.items():
+            owner = self.parameters[name]
+            value = value.to(owner.device)
+            self._sums[name] = value if self.criterion == "wanda" else part_of(value, owner).clone()
+        self._restored = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        sums = self._sums if self.criterion == "wanda" else self._gathered()
+        return super().state_dict() | {"sums": {name: value.cpu() for name, value in sums.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._begun = True
+        self._restored = dict(state_dict["sums"])
+
+
+class PruneStructured(Prune):
+    """Prune rows: output channels of convolutions, output features of linear layers."""
+
+    name = "prune_structured"
+    fixed_parameters = ("granularity", "n", "m", "block")
+
+    @validated
+    def __init__(
+        self,
+        sparsity: OpenShare = 0.5,
+        scope: MaskScope = "layer",
+        criterion: Criterion = "magnitude",
+        norm: Positive = 2.0,
+        schedule: SparsityCurve = "cubic",
+        initial_sparsity: ShareBelowOne = 0.0,
+        start: Share = 0.1,
+        end: Share = 0.6,
+        every_n_steps: Count | None = None,
+        **options: Any,
+    ) -> None:
+        shared: dict[str, Any] = {
+            "schedule": schedule,
+            "initial_sparsity": initial_sparsity,
+            "start": start,
+            "end": end,
+        }
+        super().__init__(
+            sparsity, "structured", scope, criterion, norm, every_n_steps=every_n_steps, **shared, **options
+        )
+
+
+class PruneNM(Prune):
+    """Prune to N:M sparsity: at most `n` of `m` consecutive inputs are kept; sparsity is 1 - n / m."""
+
+    name = "prune_nm"
+    fixed_parameters = ("sparsity", "granularity", "norm", "block")
+
+    @validated
+    def __init__(
+        self,
+        n: Count = 2,
+        m: Count = 4,
+        criterion: Criterion = "magnitude",
+        **options: Any,
+    ) -> None:
+        Pattern(n=n, m=m)  # validates them
+        super().__init__(1 - n / m, "n_m", criterion=criterion, n=n, m=m, **options)

@@ -1,0 +1,410 @@
+"""Callbacks of quantization: during training (QAT), and after it, of the best weights (PTQ)."""
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lathe.callbacks.skippable_hooks import SkippableHooks
+from lathe.compression.callback import Compression, inputs_of, source_of
+from lathe.compression.quantization.calibration import Observer, update_quantizers
+from lathe.compression.quantization.fake_quant import FakeQuantize, TrainingObserver
+from lathe.compression.quantization.layers import (
+    LayerPlan,
+    Weighted,
+    choose,
+    float_sentence,
+    quantized_layers,
+    quantizers,
+    weighted,
+)
+from lathe.compression.quantization.net import Trace, quantize, reopen
+from lathe.compression.quantization.ptq import (
+    Quantized,
+    linear_only,
+    overrides_of,
+    quantize_dynamic,
+    quantize_static,
+    quantize_weights,
+    require_float,
+)
+from lathe.config.types import Bits, Count, Name, Share
+from lathe.config.validation import validated
+from lathe.data.transfer import val_batches
+from lathe.errors import ArgumentError, UserError
+from lathe.measure.flops import net_input
+from lathe.measure.shards import whole
+
+EXAMPLES = 64  # samples of the trace of layers and a first range
+RECOMPILATIONS = 64  # compiled graphs per function, which rounding, observing and frozen statistics change once each
+LayerBits = Mapping[str, Bits | None]  # bits of weights by pattern of layer names; None: float
+Percentile = Annotated[float, Field(gt=50, le=100)]
+
+
+class QAT(SkippableHooks, Compression):
+    """Fake quantization of convolutions, linear layers, embeddings and residual sums.
+
+    Jacob et al. 2018, arXiv:1712.05877. Layers change their class before the optimizer is built; parameters keep their
+    names. Ranges of activations are observed from the run's first step on; rounding begins at `start`, in validation
+    and checkpoints too, and an earlier epoch is never the best one. All state is in buffers of the net.
+
+    Args:
+        bits, activation_bits: of weights and activations, 2 to 8; None leaves activations in float.
+        per_channel: a scale for each output channel of a weight, else one for the tensor.
+        lsq: train scales from `start` on (learned step size, Esser et al. 2020, arXiv:1902.08153).
+        layer_bits: {pattern of layer names: bits of the weights, or None for float}; the last match counts.
+        exclude: patterns of layer names that stay in float.
+        start, freeze_observers, freeze_batchnorm: shares of the window at which rounding begins, ranges of activations
+            are fixed, and BatchNorm switches to its running statistics and freezes them; None (not `start`): never.
+        observer: minmax (the widest so far), moving_average (of each step's extremes) or percentile (moving average of
+            percentiles).
+        percentile: share of values within the range, in percent, for observer=percentile.
+    """
+
+    @validated
+    def __init__(
+        self,
+        bits: Bits = 8,
+        activation_bits: Bits | None = 8,
+        per_channel: bool = True,
+        lsq: bool = False,
+        layer_bits: LayerBits | None = None,
+        exclude: Sequence[Name] | None = None,
+        start: Share = 0.2,
+        freeze_observers: Share | None = 0.8,
+        freeze_batchnorm: Share | None = 0.8,
+        observer: TrainingObserver = "moving_average",
+        percentile: Percentile = 99.99,
+    ) -> None:
+        if freeze_observers is not None and freeze_observers < start:
+            raise ArgumentError(f"freeze_observers={freeze_observers} lies before start={start}: freeze later.")
+        self.plan = LayerPlan(weight_bits=bits, activation_bits=activation_bits, per_channel=per_channel, lsq=lsq)
+        self.overrides = overrides_of(self.plan, layer_bits, exclude)
+        self.start, self.freeze_observers, self.freeze_batchnorm = start, freeze_observers, freeze_batchnorm
+        self.observer, self.percentile = observer, percentile
+        self._quantizers: list[FakeQuantize] = []
+        self._layers: dict[str, nn.Module] = {}
+        self._weighted: dict[str, Weighted] = {}
+        self._norms: list[nn.Module] = []
+        self._parameters = 0
+        self._steps: dict[str, float] = {}
+        self._step = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        net = pl_module.get_submodule("net")
+        key = "compression.qat.layer_bits"
+        self._layers = quantized_layers(net)
+        if not self._layers:
+            quantize(net, _example(trainer, pl_module, net), self.plan, self.overrides, key=key)
+            self._layers = quantized_layers(net)
+            if trainer.world_size > 1:  # each rank has read different samples
+                observed = [q for q in quantizers(net) if not q.follows]
+                ranges = trainer.strategy.broadcast([(q.minimum.tolist(), q.maximum.tolist()) for q in observed])
+                for q, (low, high) in zip(observed, ranges, strict=True):
+                    q.set_range(torch.tensor(low), torch.tensor(high))
+            sentence = float_sentence(net, "compression.qat", self.overrides)
+            if sentence is not None:
+                rank_zero_warn(sentence)
+        elif not self._agrees(trainer, pl_module, net, key):
+            raise UserError(
+                "compression.qat: the net is quantized already, in another way: start from its float weights."
+            )
+        self._quantizers = quantizers(net)
+        self._weighted = weighted(net)
+        self._parameters = sum(parameter.numel() for parameter in net.parameters())
+        for q in self._quantizers:
+            q.observer, q.percentile = self.observer, self.percentile
+        if any(module._compiled_call_impl is not None for module in net.modules()):
+            import torch._dynamo.config as dynamo
+
+            dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILATIONS)
+            # torch 2.13's compiler instantiates each autograd function, and warns of that itself
+            warnings.filterwarnings("ignore", message=".*should not be instantiated", category=DeprecationWarning)
+
+    def _agrees(self, trainer: Trainer, pl_module: LightningModule, net: nn.Module, key: str) -> bool:
+        """Return whether a quantized net has the bits and float layers of these options."""
+        plans = choose(net, self.plan, self.overrides, key)
+        if any(layer.__dict__["plan"] != plans.get(name) for name, layer in self._layers.items()):
+            return False
+        left = [name for name in plans if name not in self._layers]  # correct for layers that the net does not call
+        return not left or not Trace(net, _example(trainer, pl_module, net), left).called
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        scales = {id(q.growth) for q in self._quantizers if q.lsq}
+        decayed = [
+            group for optimizer in trainer.optimizers for group in optimizer.param_groups if group.get("weight_decay")
+        ]
+        if any(id(parameter) in scales for group in decayed for parameter in group["params"]):
+            rank_zero_warn(
+                "compression.qat.lsq=true: weight decay shrinks the learned step sizes. Put parameters named "
+                "*_quantizer.growth in a group without it."
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # synchronized BatchNorm layers have replaced plain ones since setup
+        self._norms = [module for module in pl_module.get_submodule("net").modules() if isinstance(module, _BatchNorm)]
+        for q in self._quantizers:
+            q.sync()  # a strategy may have written the buffers directly
+        if trainer.global_step == 0:
+            reopen(pl_module.get_submodule("net"))  # the run may start from a net with fixed ranges
+        shares = {"start": self.start, "observers": self.freeze_observers, "batchnorm": self.freeze_batchnorm}
+        self._steps = {
+            name: math.inf if share is None else self.step_at(trainer, share) for name, share in shares.items()
+        }
+        self._step = trainer.global_step
+        self._apply(self._step)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._freeze_norms(trainer.global_step)  # train() has unfrozen them
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        step = trainer.global_step
+        if step > self._step:  # not while gradients accumulate
+            self._step = step
+            update_quantizers(self._quantizers, _over_ranks if trainer.world_size > 1 else None)
+            self._apply(step)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.world_size > 1:
+            self._check_ranks()
+        if self._quantizers and not self.ready(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
+            rank_zero_warn(
+                f"compression.qat: training ended at step {trainer.global_step}, before rounding began at step "
+                f"{self._steps['start']}. Lower compression.qat.start, or train longer."
+            )
+
+    def _apply(self, step: int) -> None:
+        """Switch quantizers and BatchNorm to their state after optimizer step `step`."""
+        if step >= self._steps["start"] and not all(q.is_enabled for q in self._quantizers):
+            self._first_steps()
+            for q in self._quantizers:
+                q.switch(enabled=True, observing=False if q.lsq else None)
+        if step >= self._steps["observers"]:
+            for q in self._quantizers:
+                if not q.follows and q.is_observing:
+                    q.switch(observing=False)
+        self._freeze_norms(step)
+
+    def _freeze_norms(self, step: int) -> None:
+        if step >= self._steps["batchnorm"]:
+            for norm in self._norms:
+                norm.eval()
+
+    def _first_steps(self) -> None:
+        """Initialize LSQ's scales from the observed ranges and the weights' mean."""
+        weights = {id(layer.weight_quantizer): layer.weight for layer in self._weighted.values()}
+        for q in self._quantizers:
+            if q.lsq and q.follows:
+                q.set_first_step(whole(weights[id(q)]))
+            elif q.lsq:
+                q.set_range(q.minimum, q.maximum)
+
+    def _check_ranks(self) -> None:
+        """Raise RuntimeError if ranges differ between ranks."""
+        values = [t.float().flatten() for q in self._quantizers for t in (q.minimum, q.maximum, q.scale, q.zero_point)]
+        mine = torch.cat(values)
+        both = torch.stack([mine, -mine])
+        torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX)
+        if not torch.equal(both[0], -both[1]):
+            raise RuntimeError("The ranges of quantized activations differ between ranks.")
+
+    def ready(self, trainer: Trainer) -> bool:
+        return bool(self._quantizers) and all(q.is_enabled for q in self._quantizers)
+
+    def report(self) -> dict[str, float]:
+        """Return `qat/layers`, without sums, and `qat/bits`, the mean over all parameters with 32 for float."""
+        weights = {id(layer.weight): layer for layer in self._weighted.values()}
+        saved = sum(layer.weight.numel() * (32 - layer.__dict__["plan"].weight_bits) for layer in weights.values())
+        return {"qat/layers": float(len(self._weighted)), "qat/bits": 32 - saved / max(self._parameters, 1)}
+
+
+def _example(trainer: Trainer, pl_module: LightningModule, net: nn.Module) -> Tensor:
+    """Return the inputs of up to 64 validation samples, on the net's device."""
+    batches = val_batches(source_of(trainer, pl_module), next(net.parameters()).device)
+    return net_input(next(iter(batches)))[:EXAMPLES]
+
+
+def _over_ranks(values: Tensor) -> None:
+    torch.distributed.all_reduce(values, torch.distributed.ReduceOp.MAX)
+
+
+class AfterTraining(Compression):
+    """Base class: layers, bits and report. `name` is the method's key in the configuration."""
+
+    name = ""
+    batches = 1
+
+    def __init__(self, plan: LayerPlan, layer_bits: LayerBits | None, exclude: Sequence[str] | None) -> None:
+        self.plan, self.overrides = plan, overrides_of(plan, layer_bits, exclude)
+        self.key = f"compression.{self.name}"  # in messages
+        self._counts: dict[str, int] = {}
+
+    def check(self, net: nn.Module) -> None:
+        require_float(net)
+        self.check_layers(net)
+
+    def check_layers(self, net: nn.Module) -> None:
+        """Raise UserError for options that don't fit the net."""
+        choose(net, self.plan, self.overrides, self.key)
+
+    def finalise(self, net: nn.Module, datamodule: Any) -> bool:
+        done = self.act(net, inputs_of(datamodule, self.batches))
+        corrected = sum(len(done.corrected.get(kind, ())) for kind in ("bias", "batchnorm"))
+        self._counts = {"layers": len(done.layers), "pairs": len(done.pairs), "corrected": corrected}
+        self.warn_of_float(net, done.layers)
+        left = done.corrected.get("uncorrected", [])
+        if left and len(left) >= corrected:  # no warning for a few layers, such as a head without a bias
+            rank_zero_warn(
+                f"{self.key}.bias_correction=true: {len(left)} of {len(left) + corrected} layers, such as {left[0]}, "
+                "have neither a bias nor a BatchNorm of their own, so their means stay shifted."
+            )
+        return True
+
+    def warn_of_float(self, net: nn.Module, layers: Sequence[str]) -> None:
+        """Warn of weights that are still float, unless they were excluded."""
+        sentence = float_sentence(net, self.key, self.overrides)
+        if sentence is not None:
+            rank_zero_warn(sentence)
+
+    def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
+        """Quantize `net` in place; `batches` are training inputs."""
+        raise NotImplementedError
+
+    def report(self) -> dict[str, float]:
+        return {f"{self.name}/{what}": float(count) for what, count in self._counts.items() if count}
+
+
+class PTQStatic(AfterTraining):
+    """Static integers for weights and activations, calibrated on the first `batches` training batches.
+
+    `equalize` balances channels across layers first, `bias_correction` restores each layer's mean outputs at the end
+    (both Nagel et al. 2019); `observer` and `percentile` choose the activations' ranges. By pattern of layer names,
+    `layer_bits` sets the bits of weights (None: float); layers in `exclude` stay in float.
+    """
+
+    name = "ptq_static"
+
+    @validated
+    def __init__(
+        self,
+        batches: Count = 16,
+        observer: Observer = "minmax",
+        percentile: Percentile = 99.99,
+        weight_bits: Bits = 8,
+        activation_bits: Bits = 8,
+        per_channel: bool = True,
+        equalize: bool = False,
+        bias_correction: bool = True,
+        layer_bits: LayerBits | None = None,
+        exclude: Sequence[Name] | None = None,
+    ) -> None:
+        super().__init__(LayerPlan(weight_bits, activation_bits, per_channel), layer_bits, exclude)
+        self.batches = batches
+        self.options: dict[str, Any] = {"observer": observer, "percentile": percentile, "equalization": equalize}
+        self.options["bias_correction"] = bias_correction
+
+    def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
+        done = quantize_static(net, batches, self.plan, self.overrides, key=self.key, **self.options)
+        if self.options["equalization"] and not done.pairs:
+            rank_zero_warn(
+                f"{self.key}.equalize=true found no two layers with only BatchNorm, ReLU or pooling between them: "
+                "leave it false."
+            )
+        return done
+
+
+class PTQDynamic(AfterTraining):
+    """Integer weights of linear layers, whose inputs are rounded in each batch's range; no calibration.
+
+    Convolutions stay in float, as no runtime is faster with them; a warning reports a small quantized share. The
+    options are those of `PTQStatic`.
+    """
+
+    name = "ptq_dynamic"
+
+    @validated
+    def __init__(
+        self,
+        weight_bits: Bits = 8,
+        activation_bits: Bits = 8,
+        per_channel: bool = True,
+        layer_bits: LayerBits | None = None,
+        exclude: Sequence[Name] | None = None,
+    ) -> None:
+        plan = LayerPlan(weight_bits, activation_bits, per_channel, activation="dynamic")
+        super().__init__(plan, layer_bits, exclude)
+
+    def check_layers(self, net: nn.Module) -> None:
+        linear_only(net, self.overrides, self.key)
+
+    def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
+        return quantize_dynamic(net, batches[0], self.plan, self.overrides, key=self.key)
+
+    def warn_of_float(self, net: nn.Module, layers: Sequence[str]) -> None:
+        inside = {id(p): p.numel() for name in layers for p in net.get_submodule(name).parameters(recurse=False)}
+        share = sum(inside.values()) / max(sum(p.numel() for p in net.parameters()), 1)
+        if share < 0.5:
+            rank_zero_warn(
+                f"{self.key} quantizes linear layers alone, which hold {share:.1%} of this net's parameters. Use "
+                "compression=ptq_static for convolutions too."
+            )
+
+
+class WeightOnly(AfterTraining):
+    """Integer weights of linear layers, convolutions and embeddings; the net computes in float.
+
+    `group_size` consecutive weights along the input dimension share a scale; None is one scale per output channel.
+    `bias_correction` restores each layer's mean outputs on `batches` training batches. The other options are those of
+    `PTQStatic`.
+    """
+
+    name = "weight_only"
+
+    @validated
+    def __init__(
+        self,
+        weight_bits: Bits = 8,
+        group_size: Annotated[int, Field(ge=2)] | None = None,
+        bias_correction: bool = True,
+        batches: Count = 16,
+        layer_bits: LayerBits | None = None,
+        exclude: Sequence[Name] | None = None,
+    ) -> None:
+        plan = LayerPlan(weight_bits, activation_bits=None, activation="none", group_size=group_size)
+        super().__init__(plan, layer_bits, exclude)
+        self.batches, self.bias_correction = batches, bias_correction
+
+    def check_layers(self, net: nn.Module) -> None:
+        self.ungrouped(net, list(choose(net, self.plan, self.overrides, self.key)))
+
+    def ungrouped(self, net: nn.Module, layers: Sequence[str]) -> list[str]:
+        """Return the layers whose weights per output do not divide into groups; raise UserError if all are."""
+        size = self.plan.group_size
+        if size is None:
+            return []
+        left = [name for name in layers if net.get_submodule(name).weight[0].numel() % size]  # type: ignore[index]
+        if len(left) == len(layers):
+            raise UserError(f"{self.key}.group_size={size}: it divides the inputs of no layer; give another, or null.")
+        return left
+
+    def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
+        correct = self.bias_correction
+        done = quantize_weights(net, batches, self.plan, self.overrides, bias_correction=correct, key=self.key)
+        left = self.ungrouped(net, done.layers)
+        if left:
+            rank_zero_warn(
+                f"{self.key}.group_size={self.plan.group_size} does not divide the inputs of {len(left)} layers, such "
+                f"as {left[0]}: these have one scale for each output channel."
+            )
+        return done
