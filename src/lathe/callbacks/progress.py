@@ -17,14 +17,14 @@ from lathe.config.types import Count
 from lathe.config.validation import validated
 from lathe.measure.shards import local
 
-BAR, METRICS = 8, 3  # minimum width of the bar itself, and most metrics in its line
+BAR = 8  # minimum width of the bar itself
 OTHERS = 43  # columns of that line without metrics: epoch, bar, batches and time left
 
 
 class Progress(RichProgressBar):
     """Lightning's rich bar, drawn a few times a second, and a row for each finished epoch.
 
-    The bar shows the epoch (counted from 1), batches, the time left in the epoch, the last training loss, and two more
+    The bar shows the epoch (counted from 1), batches, the time left in the epoch, the last training loss, and more
     metrics if they fit; the loss is read only then, as reading waits for a GPU. If the output is not a terminal, only
     rows are printed, without control codes. A row has the epoch's seconds, `train/loss` over all batches and ranks if
     the task logs it, and the newest validation metrics: all of them in a file, as many as fit into one line on a
@@ -34,14 +34,17 @@ class Progress(RichProgressBar):
         refresh_rate: draws per second.
         leave: keep one finished bar per epoch on the screen.
         plain: rows without a bar; None: if standard output is not a terminal.
+        max_metrics: most metrics beside the bar, if they fit into its line.
     """
 
     acts_in_final_test = True
 
     @validated
-    def __init__(self, refresh_rate: Count = 5, leave: bool = False, plain: bool | None = None) -> None:
+    def __init__(
+        self, refresh_rate: Count = 5, leave: bool = False, plain: bool | None = None, max_metrics: Count = 3
+    ) -> None:
         super().__init__(refresh_rate=refresh_rate, leave=leave, theme=RichProgressBarTheme(metrics_format="#.3g"))
-        self.plain = plain
+        self.plain, self.max_metrics = plain, max_metrics
         self._rows = False
         self._due = 0.0
         self._outputs: Any = None
@@ -136,7 +139,9 @@ class Progress(RichProgressBar):
             return
         metrics = list(self.get_metrics(trainer, pl_module).items())
         texts = [f"{name}: {value:{self.theme.metrics_format}}" for name, value in metrics]
-        self._metric_component.update(dict(metrics[: min(METRICS, _fitting(texts, self._width() - OTHERS, 1))]))
+        self._metric_component.update(
+            dict(metrics[: min(self.max_metrics, _fitting(texts, self._width() - OTHERS, 1))])
+        )
 
     def _width(self) -> int:
         assert self._console is not None
