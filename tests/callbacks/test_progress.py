@@ -49,8 +49,8 @@ def screen() -> Iterator[io.StringIO]:
     rich.reconfigure()
 
 
-def bar_on(screen: io.StringIO) -> Progress:
-    bar = Progress(refresh_rate=2, plain=False)
+def bar_on(screen: io.StringIO, **options: Any) -> Progress:
+    bar = Progress(refresh_rate=2, plain=False, **options)
     bar._console_kwargs = {"file": screen, "force_terminal": True, "width": 80}
     return bar
 
@@ -67,6 +67,14 @@ def test_a_terminal_keeps_a_row_for_each_epoch(tiny: SimpleNamespace, screen: io
     assert all(re.fullmatch(pattern.format(epoch), row) for epoch, row in zip((1, 2, 3), rows, strict=True))
     bars = {line.split("━")[0].strip() for line in lines_of(screen) if line.startswith("Epoch ")}
     assert bars == {"Epoch 1/3", "Epoch 2/3", "Epoch 3/3"}
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_bar_has_at_most_so_many_metrics(tiny: SimpleNamespace, screen: io.StringIO, most: int) -> None:
+    bar = bar_on(screen, max_metrics=most)
+    tiny.trainer(bar, enable_progress_bar=True, max_epochs=2).fit(tiny.Task(), tiny.Loader())
+    counts = {line.count(": ") for line in lines_of(screen) if line.startswith("Epoch ")}
+    assert max(counts) == min(most, 2)  # the task has train/loss and val/accuracy
 
 
 def test_plain_overrules_the_terminal(
