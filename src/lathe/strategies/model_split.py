@@ -40,8 +40,8 @@ class ModelSplit(SingleDeviceStrategy):
         names = devices or [f"cuda:{index}" for index in range(torch.cuda.device_count())]
         require(
             len(names) >= 2,
-            f"strategy.devices=[{','.join(map(str, names))}] leaves nothing to split. Name two devices such as "
-            "[cpu:0,cpu:0], or use strategy=auto.",
+            f"strategy.devices={'null (every GPU)' if devices is None else list(devices)} is {len(names)} of two and more "
+            "devices: name them, such as [cpu:0,cpu:0], or use strategy=auto.",
         )
         found = [torch.device(str(name)) for name in names]
         self.devices = [torch.device("cpu") if device.type == "cpu" else device for device in found]
