@@ -41,8 +41,8 @@ class ModelSplit(SingleDeviceStrategy):
         given = "null (every GPU)" if devices is None else list(devices)
         require(
             len(names) >= 2,
-            f"strategy.devices={given} is {len(names)} of two and more devices: name them, such as [cpu:0,cpu:0], or use "
-            "strategy=auto.",
+            f"strategy.devices={given} is {len(names)} of two and more devices: name them, such as [cpu:0,cpu:0], or "
+            "use strategy=auto.",
         )
         found = [torch.device(str(name)) for name in names]
         self.devices = [torch.device("cpu") if device.type == "cpu" else device for device in found]
