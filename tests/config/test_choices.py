@@ -37,7 +37,7 @@ NOT_TRAINING = ("target", "hydra", "sweep")
 CHOICES = [choice for choice in OURS if choice.partition("=")[0] not in NOT_TRAINING]
 NO_KEYS = [choice for choice in OURS if choice.startswith(("hydra=", "sweep="))]  # of training
 FORMATS = [name for name in names("target") if name not in own_targets()]
-OWN = ("model=lightning", "task=lightning", "optimizer=none")  # a LightningModule has these for itself
+OWN = ("model=lightning", "task=lightning", "optimizer=none", "data=module")  # a LightningModule has these for itself
 NEEDS = {  # values that have no default, or that go with another part
     "callbacks=alerts": ["callbacks.alerts.throughput_drop=null"],
     "callbacks=whitening": ["model=airbench"],
@@ -79,7 +79,8 @@ def _composed(choice: str) -> dict[str, Any]:
     if choice in NEEDS:
         return config(choice, *NEEDS[choice])
     if choice in OWN:
-        return config("model=lightning", "model.net={_target_: support.own_lightning.LitNet}")
+        own = ["data=module", "test=false"] if choice == "data=module" else []
+        return config("model=lightning", "model.net={_target_: support.own_lightning.LitNet}", *own)
     if choice == "data=dataset":
         facts = ["data.num_classes=2", "data.channels=1", "data.image_size=4", "data.class_names=[a,b]"]
         return config(choice, "data.train={_target_: support.own_datasets.Pictures}", *facts)

@@ -1,15 +1,19 @@
 """LightningModules as users write them, without Lathe: correct ones and incorrect ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.utils.data import DataLoader, IterableDataset
 from torchmetrics.classification import MulticlassAccuracy
+
+from support.own_parts import Table
 
 # overrides of a short run
 QUICK = (
@@ -234,6 +238,34 @@ class Untested(LightningModule):
 class Loading(LitNet):
     def train_dataloader(self) -> Any:
         raise AssertionError
+
+
+class WithData(LitNet):
+    """Defines the loaders of `support.own_parts.Table` itself."""
+
+    def train_dataloader(self) -> Any:
+        return Table().train_dataloader()
+
+    def val_dataloader(self) -> Any:
+        return Table().val_dataloader()
+
+
+class Episodes(IterableDataset[Any]):
+    """Samples whose targets the net makes, as in reinforcement learning."""
+
+    def __init__(self, module: LightningModule) -> None:
+        self.module = module
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(32):
+            x = torch.randn(1, 4, 4)
+            with torch.no_grad():
+                yield x, self.module.net(x[None]).argmax()  # type: ignore[operator]
+
+
+class Playing(LitNet):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Episodes(self), 8)
 
 
 class Keeping(LitNet):

@@ -47,6 +47,24 @@ def result_of(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
     return train(cfg)
 
 
+def test_the_modules_own_loaders_train_as_those_of_a_data_module(tmp_path: Path) -> None:
+    words = "features: 16, classes: 2, width: 4"
+    own = new_run(tmp_path / "own", *QUICK, *BEST, net("WithData", words), "data=module", "test=false")
+    apart = table(tmp_path / "apart", "table", "test=false")
+    train(own)
+    train(apart)
+    losses = [column(directory(cfg), "train_loss_step") for cfg in (own, apart)]
+    assert losses[0] == losses[1] != []
+    assert [row["val_loss"] for row in rows(directory(own))] == [row["val_loss"] for row in rows(directory(apart))]
+
+
+@pytest.mark.filterwarnings("ignore:data. train_dataloader stays as it is")
+def test_a_module_makes_its_samples_with_its_own_net(tmp_path: Path) -> None:
+    words = ("data=module", "test=false", "callbacks.checkpoint.monitor=null", "trainer.limit_val_batches=0")
+    cfg = new_run(tmp_path, *QUICK, net("Playing", "features: 16, classes: 2, width: 4"), *words)
+    assert train(cfg)["steps"] == 8  # two epochs of 32 samples in batches of 8
+
+
 @pytest.mark.parametrize("data", ["digits", "own"])
 def test_two_processes_have_the_losses_of_one(tmp_path: Path, data: str) -> None:
     """Without dropout, which differs. Every sample of an evaluation counts once; filling rows do not count."""

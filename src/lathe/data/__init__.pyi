@@ -5,6 +5,7 @@ from .dataset import DatasetDataModule as DatasetDataModule
 from .digits import Digits as Digits
 from .documents import DocumentDataModule as DocumentDataModule
 from .fashion_mnist import FashionMnist as FashionMnist
+from .foreign import ModuleDataModule as ModuleDataModule
 from .image_folder import ImageFolder as ImageFolder
 from .loader import ResidentLoader as ResidentLoader
 from .loader import StreamLoader as StreamLoader

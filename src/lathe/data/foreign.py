@@ -30,6 +30,31 @@ HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_datal
 READS = ("__iter__", "__len__", "_get_iterator")  # a DataLoader that overrides one of them is left unchanged
 
 
+class ModuleDataModule(LightningDataModule):
+    """The loaders that the LightningModule itself defines: data=module.
+
+    For a loader that is made of the net, such as episodes in reinforcement learning. A hook that the module does not
+    define gives no batches.
+    """
+
+    def train_dataloader(self) -> Any:
+        return self._loader("train_dataloader")
+
+    def val_dataloader(self) -> Any:
+        return self._loader("val_dataloader")
+
+    def test_dataloader(self) -> Any:
+        return self._loader("test_dataloader")
+
+    def predict_dataloader(self) -> Any:
+        return self._loader("predict_dataloader")
+
+    def _loader(self, hook: str) -> Any:
+        assert self.trainer is not None
+        module = self.trainer.lightning_module
+        return getattr(module, hook)() if is_overridden(hook, module) else []
+
+
 def share(datamodule: Any, seed: int) -> None:
     """Make a plain data module's hooks return exact loaders; add `test_split` and `eval_loader`."""
     if isinstance(datamodule, ExactDataModule):

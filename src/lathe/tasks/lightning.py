@@ -87,8 +87,9 @@ class LightningTask(Task):
         name = name_of(self.driven)
         loader = next((hook for hook in LOADERS if is_overridden(hook, self.driven)), None)
         require(
-            loader is None,
-            f"data: {name}.{loader} is not used. Move it to a LightningDataModule, data={{_target_: mine.Data}}.",
+            loader is None or cfg["data"]["_target_"] == "lathe.data.ModuleDataModule",
+            f"data: {name}.{loader} is not used. Add data=module, or move it to a LightningDataModule, "
+            "data={_target_: mine.Data}.",
         )
         require(
             not cfg["test"] or is_overridden("test_step", self.driven),
