@@ -1,4 +1,4 @@
-"""Distinguish the user's callbacks from Lathe's and Lightning's."""
+"""Distinguish the user's callbacks from Lathe's and Lightning's, by module: a callback from anywhere is a user's."""
 
 from lightning.pytorch.callbacks import Callback
 

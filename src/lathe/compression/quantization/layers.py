@@ -98,7 +98,7 @@ def to_plain(module: nn.Module) -> None:
     for role in roles_of(module):
         del module._modules[role]
     module.__dict__.pop("plan", None)
-    module.__class__ = module.__dict__.pop("_plain_class")
+    module.__class__ = module.__dict__.pop("_plain_class")  # as before `to_quantized`
 
 
 def quantized_layers(net: nn.Module) -> dict[str, nn.Module]:
