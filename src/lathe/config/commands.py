@@ -310,7 +310,7 @@ class OnRunWithData(OnRun):
 
 
 class Target(TypedDict):
-    """Options of export targets by name: schema.py adds the parameters of their `export` functions."""
+    """Options of export targets by name: schema.py adds the parameters of their constructors."""
 
 
 class Evaluate(OnRunWithData):

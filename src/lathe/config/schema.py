@@ -159,7 +159,7 @@ def own_targets() -> dict[str, str]:
     found: dict[str, str] = {}
     packages = [folder for folder in sorted(SOURCE.iterdir()) if folder.name != "lathe"]
     for file in (file for folder in packages for file in sorted(folder.rglob("*.py"))):
-        names = re.findall(r'^@export_target\("(\w+)"\)', file.read_text(), re.MULTILINE)
+        names = re.findall(r"""^\s*@(?:[\w.]+\.)?export_target\(\s*["'](\w+)["']""", file.read_text(), re.MULTILINE)
         found |= dict.fromkeys(names, ".".join(file.relative_to(SOURCE).with_suffix("").parts))
     return found
 

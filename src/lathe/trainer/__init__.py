@@ -1,6 +1,6 @@
 """Lightning's Trainer with loops of our own: several optimizer steps per call, exact logging and exact resume.
 
-`trainer.py` installs the loops of `loops.py`; a step is in `optimizer_step.py`, several in `multi_step.py`.
+`trainer.py` has the Trainer and its loops, `multi_step.py` groups of steps; a single step is Lightning's.
 """
 
 import lazy_loader
