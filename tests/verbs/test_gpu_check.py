@@ -76,4 +76,4 @@ def test_lines_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     lines = json.loads((tmp_path / "here" / "results.json").read_text())["lines"]
     assert [line["outcome"] for line in lines] == ["works", "works", "refused"]
     assert lines[0]["said"].startswith("test loss")
-    assert lines[2]["said"].startswith("tensorrt can't be imported")
+    assert "tensorrt can't be imported" in lines[2]["said"]
