@@ -149,22 +149,3 @@ def test_token_ids_get_the_next_ones(tmp_path: Path, serve: Callable[..., Any]) 
     assert long[0] == 200
     assert wrong[0] == 422
     assert "0 to 31" in wrong[1]["error"]
-
-
-def test_a_failure_of_the_net_fails_only_its_request(
-    folder: Path, serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good, bad = pictures(1)[0], np.zeros((8, 8), np.uint8)
-    ((_, want),) = serve(folder, (good.tobytes(), ""))
-    assert handler.model is not None
-    run = handler.model.run
-
-    def fails(x: np.ndarray) -> np.ndarray:
-        if not x.reshape(len(x), -1).any(axis=1).all():
-            raise RuntimeError("out of memory")
-        return run(x)
-
-    monkeypatch.setattr(handler.model, "run", fails)
-    answers = serve(folder, (good.tobytes(), ""), (bad.tobytes(), ""), (good.tobytes(), ""))
-    assert all(status == 200 and same(answer, want) for status, answer in answers[::2])
-    assert answers[1] == (500, {"error": "The net could not compute an answer: see the server's log.", "code": 500})

@@ -160,12 +160,6 @@ def test_batch_sizes_that_do_not_fit_the_devices_name_both_keys() -> None:
     assert len(replica(0, 3).val_dataloader()) == 3  # 7 samples, 1 a rank at a time
 
 
-def test_replicas_get_their_part_of_a_batch() -> None:
-    one = [x for x, _ in module(augment=Augment(crop=1)).train_dataloader()]
-    two = [[x for x, _ in replica(r, 2, augment=Augment(crop=1)).train_dataloader()] for r in range(2)]
-    assert all(torch.equal(whole, torch.cat(parts)) for whole, *parts in zip(one, *two, strict=True))
-
-
 def test_global_random_state_does_not_change() -> None:
     before = torch.get_rng_state()
     for kind in ("resident", "workers"):

@@ -113,33 +113,3 @@ def test_an_epoch_is_whole_batches() -> None:
     assert [len(order) for order in orders] == [50] * 5
     assert sorted(torch.cat(orders[:4]).tolist()) == list(range(N))
     assert sorted(orders[4].tolist()) == list(range(150, N))
-
-
-def test_easy_samples_are_drawn_again_in_each_epoch() -> None:
-    selection, losses = begun(), torch.arange(N).float()
-    trained(selection, range(8), losses)
-    orders = trained(selection, range(8, 40), losses)
-    hard = set(range(N - 30, N))
-    easy = [set(order.tolist()) - hard for order in orders]
-    assert all(len(part) == 20 for part in easy)
-    assert len({frozenset(part) for part in easy}) == len(easy)
-    assert len(set.union(*easy)) > 160, "of 170, in 32 draws of 20"
-    assert not torch.equal(orders[0][:10].sort().values, orders[0].sort().values[-10:]), "the order is no ranking"
-
-
-def test_selection_resumes_within_an_epoch() -> None:
-    whole, losses = begun(), torch.arange(N).float().sin()
-    trained(whole, range(9), losses)
-    order = whole.order(0, 9)
-    whole.note(order[:20], losses[order[:20]] + 1)
-    state = whole.state()
-    rest = (order[20:], losses[order[20:]] + 2)
-    whole.note(*rest)
-    for begins in (0, 1, 2):  # a loader may be made before the checkpoint is read, behind it, or twice
-        again = begun() if begins == 0 else Selection(0.25, 0.6, 2)
-        again.restore(state)
-        for _ in range(begins):
-            again.begin(N, 1)
-        assert torch.equal(again.order(0, 9), order)
-        again.note(*rest)
-        assert torch.equal(again.order(0, 10), whole.order(0, 10))

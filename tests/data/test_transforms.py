@@ -205,31 +205,6 @@ def test_folded_normalisation_leaves_no_pixels_to_transform() -> None:
         module([Stripe()], normalize="folded")
 
 
-@KINDS
-@pytest.mark.parametrize("normalize", ["batch", "folded"])
-@pytest.mark.parametrize(
-    ("fields", "items"),
-    [
-        ({"crop": 2, "crop_fill": "reflect"}, [RandomCrop(2, "reflect")]),
-        ({"crop": 1, "flip": "random"}, [RandomFlip(), RandomCrop(1)]),
-        (
-            {"crop": 2, "flip": "alternating", "cutout": 3, "mixup": 0.4, "cutmix": 1.0},
-            [RandomCrop(2), RandomFlip("alternating"), Cutout(3), Mixup(0.4), CutMix(1.0)],
-        ),
-        ({"cutmix": 1.0}, CutMix(1.0)),
-        ({}, []),
-    ],
-)
-def test_fields_and_the_list_of_transforms_give_the_same_bits(
-    make: Make, kind: str, normalize: str, fields: dict[str, Any], items: Any
-) -> None:
-    form = {"normalize": normalize} if kind == "resident" else {}
-    old = make(kind, batch_size=10, augment=Augment(**fields), **form)
-    new = make(kind, batch_size=10, augment=items, **form)
-    for _ in range(2):
-        assert equal(list(old), list(new))
-
-
 def test_numbers_are_splitmix64() -> None:
     def mixed(x: int) -> int:
         x &= 2**64 - 1

@@ -121,18 +121,6 @@ def test_a_net_that_is_not_quantized_is_refused(make_mlp: Make, images: Tensor) 
         deployable(net, images[:2], OnnxDialect())
 
 
-def test_inductor_gets_a_second_channel_of_zeros_for_a_single_one(quantized: Quantized) -> None:
-    """Its integer kernel for one channel gives wrong answers; ONNX Runtime's is right and keeps what it has."""
-    torch.manual_seed(0)
-    x = torch.randn(8, 1, 6, 6)
-    net = quantized(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4)).eval(), x)
-    found = deployable(net, x[:2], Inductor())
-    assert [tuple(found[index].integers.shape) for index in (0, 2)] == [(4, 2, 3, 3), (4, 1, 3, 3)]
-    assert found[0].integers[:, 1].count_nonzero() == 0
-    torch.testing.assert_close(run(found, x), run(net, x), rtol=1e-5, atol=1e-5)
-    assert tuple(deployable(net, x[:2], OnnxDialect())[0].integers.shape) == (4, 1, 3, 3)
-
-
 def test_factors_are_the_norm() -> None:
     for affine in (True, False):
         norm = nn.BatchNorm2d(4, affine=affine)

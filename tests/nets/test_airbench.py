@@ -72,23 +72,3 @@ def test_logits_are_divided_by_the_width() -> None:
     x = torch.rand(2, 8, 3, 3)
     torch.testing.assert_close(net.leave(x), F.linear(x.amax((2, 3)), net.head.weight) / 8)
     assert net.head.weight.std().item() == pytest.approx(1)
-
-
-def test_test_time_views_are_averaged() -> None:
-    net = net_of().eval()
-    x = torch.rand(2, 3, 32, 32)
-    plain, mirrored = net(x), net(x.flip(-1))
-    padded = F.pad(x, (1, 1, 1, 1), mode="reflect")
-    moved = [net(v) for p in (padded[..., :32, :32], padded[..., 2:, 2:]) for v in (p, p.flip(-1))]
-    assert not torch.equal(plain, mirrored)
-    net.views = 2
-    torch.testing.assert_close(net(x), (plain + mirrored) / 2)
-    net.views = 6
-    torch.testing.assert_close(net(x), (plain + mirrored) / 4 + sum(moved) / 8)
-    net.train()
-    torch.manual_seed(0)
-    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    out = net(x)
-    net.load_state_dict(before, strict=False)
-    net.views = 1
-    torch.testing.assert_close(net(x), out)  # training sees each image once

@@ -71,16 +71,6 @@ def test_patches_that_do_not_divide_are_refused() -> None:
         tiny(patch_size=3)
 
 
-@pytest.mark.parametrize("pool", ["mean", "token"])
-def test_the_head_uses_the_chosen_pooling(pool: str) -> None:
-    net = tiny(pool=pool)
-    x = net.blocks(net.enter(torch.rand(3, 3, 8, 8)))
-    assert x.shape[1] == (16 if pool == "mean" else 17)
-    normed = F.layer_norm(x, (12,), eps=1e-6)
-    read = normed.mean(1) if pool == "mean" else normed[:, 0]
-    torch.testing.assert_close(net.leave(x), F.linear(read, net.head.weight, net.head.bias))
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
     net = tiny()
