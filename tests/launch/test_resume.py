@@ -68,7 +68,8 @@ def test_the_commands_of_a_run_contain_what_a_resume_changed(command: Command) -
         command(f"resume={run.path}", f"trainer.max_epochs={end}", "tags=[longer]")
     assert not {"trainer.max_epochs=40", f"resume={run.path}"} & set(run.overrides)
     assert all(
-        {"trainer.max_epochs=50", "tags=[longer]"} < set(shlex.split(line)) for line in proposals(run, run.config)[:2]
+        {"trainer.max_epochs=50", "tags=[longer]"} < set(shlex.split(line))
+        for line in proposals(run, run.config, run.result)[:2]
     )
 
 

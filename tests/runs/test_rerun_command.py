@@ -44,7 +44,7 @@ def test_the_printed_commands_open_the_run(words: tuple[str, ...], signed: bool,
     cfg = started(*words, tmp_path=tmp_path)
     run = RunDir(cfg["paths"]["run_dir"])
     run.save_config(cfg, signed)
-    commands = RunStart(run, cfg, 0, None).command, proposals(run, cfg)[0]
+    commands = RunStart(run, cfg, 0, None).command, proposals(run, cfg, {"val/loss": 0.5})[0]
     for command, key, verb in zip(commands, ("resume", "run"), ("train", "evaluate"), strict=True):
         trust.allow({})
         assert ("trusted=" in command) == (bool(words) and not signed)

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 from support.own_lightning import QUICK
-from support.runs import new_run
+from support.runs import new_run, rows
 from torch import nn
 
 import lathe
 from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir
-from lathe.tasks.checkpoint_types import check_checkpoint
+from lathe.tasks.checkpoint_types import check_checkpoint, without_numpy
 from lathe.training.train import train
 
 NET = "features: 16, classes: 2, width: 4"
@@ -60,6 +60,7 @@ def test_a_value_that_is_not_plain_is_told_at_the_first_write(tmp_path: Path, wr
         train(cfg)
     assert str(caught.value).startswith(f"checkpoint: {place} is a ")
     assert not list(Path(cfg["paths"]["run_dir"]).rglob("*.ckpt"))
+    assert (rows(Path(cfg["paths"]["run_dir"])) == []) == ("module" in writer)  # tried before the first step
 
 
 def test_numbers_of_numpy_are_written_as_numbers(tmp_path: Path) -> None:
@@ -115,6 +116,7 @@ def test_what_is_read_today_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
             3: {(1, "a"): 2},
         }
     )
+    assert without_numpy(own) is own
     check_checkpoint({"sharded": defaultdict(list, a=[1])}, mappings=True)  # a dict in the file
     monkeypatch.setattr(torch, "save", None)  # a usual checkpoint is not copied
     check_checkpoint({"state_dict": nn.Linear(1, 1).state_dict(), "loops": {"a": {1: [2, "b"]}}, "parts": (own, 1.5)})

@@ -26,7 +26,7 @@ def printed(result: dict[str, Any], cfg: dict[str, Any], best: bool = True) -> l
     console = Console(record=True, width=120, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
         print_summary(result, run, console)
-        print_next(run, proposals(run, cfg), console)
+        print_next(run, proposals(run, cfg, result), console)
         return console.export_text().splitlines()
 
 
@@ -52,6 +52,12 @@ def test_it_has_test_metrics_and_the_run_directory(tmp_path: Path, monkeypatch: 
         "seconds": "12.3",
     }
     assert f"Run directory: {Path(cfg['paths']['run_dir']).relative_to(tmp_path)}" in lines
+
+
+def test_a_run_without_a_validation_is_not_to_be_evaluated_on_it(tmp_path: Path) -> None:
+    for folder, result, proposed in (("a", RESULT, True), ("b", {"train/loss": 0.5, **TRAINED}, False)):
+        lines = commands(printed(result, new_run(tmp_path / folder, "model=mlp")))
+        assert any(line[1] == "scripts/evaluate.py" for line in lines) == proposed
 
 
 def test_it_has_the_measured_costs(tmp_path: Path) -> None:

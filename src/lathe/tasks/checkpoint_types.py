@@ -43,14 +43,18 @@ def check_checkpoint(checkpoint: Mapping[str, Any], mappings: bool = False) -> N
         )
 
 
-def without_numpy(tree: Any) -> Any:
-    """Return nested containers with NumPy's numbers as Python's; containers without any are returned as they are."""
+def without_numpy(tree: Any, inside: frozenset[int] = frozenset()) -> Any:
+    """Return nested containers with NumPy's numbers as Python's; containers without any are returned as they are.
+
+    `inside` has the ids of the containers around `tree`: a list may hold itself.
+    """
     if isinstance(tree, np.generic):
         return tree.item()
-    if type(tree) not in (dict, OrderedDict, list, tuple):
+    if type(tree) not in (dict, OrderedDict, list, tuple) or id(tree) in inside:
         return tree
+    inside |= {id(tree)}
     pairs = list(tree.items()) if isinstance(tree, dict) else list(enumerate(tree))
-    converted = [(name, without_numpy(value)) for name, value in pairs]
+    converted = [(name, without_numpy(value, inside)) for name, value in pairs]
     if all(new is old for (_, new), (_, old) in zip(converted, pairs, strict=True)):
         return tree
     found = type(tree)(converted if isinstance(tree, dict) else [value for _, value in converted])

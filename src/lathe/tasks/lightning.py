@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lathe.config.validation import validated
 from lathe.errors import UserError, require
 from lathe.tasks.base import Task
-from lathe.tasks.checkpoint_types import check_checkpoint, name_of, print_left_out, without_numpy
+from lathe.tasks.checkpoint_types import name_of, print_left_out
 from lathe.tasks.metric_sync import gather_logs, restore_logs, synchronise_module
 from lathe.tasks.scheduler import KEY, check_lengths, make_optimizers
 
@@ -128,6 +128,7 @@ class LogCheckpoint(Callback):
         self.parameters = set(parameters)
         self._restored: list[dict[str, Any]] = []
         self._attributes: dict[str, dict[str, Any]] = {}
+        self._tried = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         monitors = (getattr(callback, "monitor", None) for callback in trainer.callbacks)  # type: ignore[attr-defined]
@@ -165,11 +166,6 @@ class LogCheckpoint(Callback):
         self._restored, self._attributes = state.get("log", []), state.get("attributes", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if is_overridden("on_save_checkpoint", pl_module):  # a refusal now costs no epoch
-            saved: dict[str, Any] = {"state_dict": pl_module.state_dict(), "hyper_parameters": dict(pl_module.hparams)}
-            others = set(saved)
-            pl_module.on_save_checkpoint(saved)
-            check_checkpoint(without_numpy({name: value for name, value in saved.items() if name not in others}))
         for name, value in _own_attributes(trainer, pl_module).items():
             if name in self._attributes:
                 value.load_state_dict(self._attributes[name])
@@ -178,6 +174,12 @@ class LogCheckpoint(Callback):
         synchronise_module(trainer, pl_module)
         restored, self._restored = self._restored, []
         restore_logs(restored, trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Make a checkpoint once without writing it, so that a value that can't be written costs no epoch."""
+        if not self._tried and is_overridden("on_save_checkpoint", pl_module):
+            trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+        self._tried = True
 
 
 def _own_attributes(trainer: Trainer, module: LightningModule) -> dict[str, Any]:

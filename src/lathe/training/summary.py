@@ -1,7 +1,7 @@
 """Prints the short table at the end of a run, and the commands to try next."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -56,7 +56,7 @@ def print_next(run: RunDir, commands: list[str], console: Console | None = None)
         console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
-def _of_split(result: dict[str, Any], split: str) -> list[str]:
+def _of_split(result: Mapping[str, Any], split: str) -> list[str]:
     return sorted(name for name in result if split_of(name) == split)
 
 
@@ -79,14 +79,14 @@ def _format(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
 
-def proposals(run: RunDir, cfg: dict[str, Any]) -> list[str]:
-    """Return commands to try after `run`: evaluate, export if compressed, train with half the learning rate and with
-    other seeds, report, and open its loggers' files.
+def proposals(run: RunDir, cfg: dict[str, Any], result: Mapping[str, Any]) -> list[str]:
+    """Return commands to try after `run`: evaluate if its `result` has metrics of a validation, export if compressed,
+    train with half the learning rate and with other seeds, report, and open its loggers' files.
     """
     words = rerun_overrides(run.overrides if (run.path / "overrides.yaml").is_file() else [], flatten(cfg))
     shown = display_path(run.path)
     evaluate = ["python", script_path("scripts/evaluate.py"), *run_overrides("run", shown, cfg), "split=val"]
-    validated = not run.complete or _of_split(run.result, "val")
+    validated = _of_split(result, "val")
     found = [*([evaluate] if validated else []), *_exports(run, cfg)] if run.best.exists() else []
     rate = cfg["optimizer"].get("lr")
     if isinstance(rate, (int, float)):

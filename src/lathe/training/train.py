@@ -159,5 +159,5 @@ def finalize(
         is_compressed = any(isinstance(callback, Compression) for callback in callbacks)
         if is_compressed and pruned is None and cfg["compression"]["receipt"] != "none":
             write_receipt(run, cfg)
-        summary.print_next(run, summary.proposals(run, cfg))
+        summary.print_next(run, summary.proposals(run, cfg, result))
     return result
