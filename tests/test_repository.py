@@ -46,7 +46,7 @@ def test_no_file_names_a_path_of_one_machine() -> None:
     assert subprocess.run(words, cwd=ROOT, capture_output=True, text=True).stdout == ""
 
 
-def test_floors_import_only_floors_below() -> None:
+def test_layers_import_only_layers_below() -> None:
     run(sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()")
 
 

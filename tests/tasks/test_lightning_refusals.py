@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.runs import runs
+from support.runs import new_run, runs
 from tasks.test_lightning_module import QUICK, net, run
 from torch import nn
 
@@ -57,6 +57,11 @@ def test_a_mistake_costs_one_line(cli: Cli, mistake: str, tmp_path: Path) -> Non
     assert (code, len(lines)) == (1, 1), errors
     assert sentence in lines[0]
     assert runs(tmp_path / "logs") == []
+
+
+def test_a_module_without_a_loader_is_refused_as_data(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="LitNet has no train_dataloader"):
+        train(new_run(tmp_path, *QUICK, net(), "data=module", "test=false"))
 
 
 def test_a_monitor_that_nothing_logs_is_told_after_the_first_validation(tmp_path: Path) -> None:

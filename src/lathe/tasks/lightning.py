@@ -21,7 +21,6 @@ from lathe.tasks.metric_sync import gather_logs, restore_logs, synchronise_modul
 from lathe.tasks.scheduler import KEY, check_lengths, make_optimizers
 
 GRADIENTS = "gradients"  # in a checkpoint of a module with manual optimization, by the names of their parameters
-LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
 
 class LightningTask(Task):
@@ -85,12 +84,6 @@ class LightningTask(Task):
 
     def check_run(self, cfg: Mapping[str, Any]) -> None:
         name = name_of(self.driven)
-        loader = next((hook for hook in LOADERS if is_overridden(hook, self.driven)), None)
-        require(
-            loader is None or cfg["data"]["_target_"] == "lathe.data.ModuleDataModule",
-            f"data: {name}.{loader} is not used. Add data=module, or move it to a LightningDataModule, "
-            "data={_target_: mine.Data}.",
-        )
         require(
             not cfg["test"] or is_overridden("test_step", self.driven),
             f"test=true: {name} has no test_step. Write one, or add test=false.",

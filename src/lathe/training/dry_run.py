@@ -53,7 +53,7 @@ class DryRun:
         """Train with these callbacks, and return the Trainer."""
         cfg, task = self.cfg, self.task
         task.check_run(cfg)
-        check_loaders(cfg, self.data)
+        check_loaders(cfg, self.data, task.driven)
         to_double(task, cfg)
         frozen = [FrozenStatistics()] if cfg.get("freeze") else []
         bounds = StepBounds(cfg["find"]["steps"])

@@ -8,23 +8,33 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from lathe.config.schema import with_keys
+from lathe.data import ModuleDataModule
 from lathe.errors import UserError, require
 from lathe.training.monitor_checks import unreported_monitor
 
+LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
-def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule) -> None:
-    """Raise UserError before training if a data module lacks a loader, which Lightning notices when it needs it."""
-    name = f"data: {type(datamodule).__name__} has no"
-    require(is_overridden("train_dataloader", datamodule), f"{name} train_dataloader: write one.")
+
+def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule, module: LightningModule) -> None:
+    """Raise UserError before training if a loader is missing, which Lightning notices when it needs it, or not read."""
+    owner = module if isinstance(datamodule, ModuleDataModule) else datamodule
+    name = f"data: {type(owner).__name__} has no"
+    require(is_overridden("train_dataloader", owner), f"{name} train_dataloader: write one.")
     require(
-        not cfg["test"] or is_overridden("test_dataloader", datamodule),
+        not cfg["test"] or is_overridden("test_dataloader", owner),
         f"{name} test_dataloader: write one, or add test=false.",
+    )
+    unread = [hook for hook in LOADERS if owner is not module and is_overridden(hook, module)]
+    require(
+        not unread,
+        f"data: {type(module).__name__}.{unread[0] if unread else ''} is not used. Add data=module, or move it to a "
+        "LightningDataModule, data={_target_: mine.Data}.",
     )
 
 

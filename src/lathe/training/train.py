@@ -83,7 +83,7 @@ def load_last(run: RunDir, task: Task) -> dict[str, Any] | None:
 def check(cfg: dict[str, Any], data: LightningDataModule, task: Task, callbacks: list[Callback]) -> None:
     """Raise UserError if data, task and callbacks don't work together."""
     task.check_run(cfg)
-    check_loaders(cfg, data)
+    check_loaders(cfg, data, task.driven)
     check_metric_names(cfg, task, callbacks)
     task.check_facts(cfg["data"])
 
