@@ -52,7 +52,14 @@ def test_deaths_change_nothing(tmp_path: Path, interruption: Interruption, metho
 
 
 def test_a_pruned_and_quantized_run_after_a_death(tmp_path: Path, interruption: Interruption) -> None:
-    alone = compare(tmp_path, interruption, (20,), "compression=[prune,qat]", "compression.prune.sparsity=0.5")
+    alone = compare(
+        tmp_path,
+        interruption,
+        (20,),
+        "compression=[prune,qat]",
+        "compression.prune.sparsity=0.5",
+        "trainer.max_epochs=2",
+    )
     best = weights(alone, "best")
     zeros = sum(
         int((value == 0).sum()) for name, value in best.items() if name.endswith(("conv1.weight", "conv2.weight"))

@@ -55,7 +55,7 @@ def drawn(seed: object) -> tuple[tuple[str, ...], list[Deaths]]:
         f"trainer.steps_per_call={chance.choice(('1', 'null'))}",
         f"callbacks.checkpoint.every_n_train_steps={chance.choice(('null', '1', '2', '3'))}",
         f"callbacks.checkpoint.every_n_epochs={chance.choice((1, 1, 2))}",
-        f"trainer.log_every_n_steps={chance.choice((1, 1, 2, 3, 4, 7))}",
+        f"trainer.log_every_n_steps={chance.choice((1, 1, 2, 3, 4))}",
         "callbacks=[default,device_stats]",
         "callbacks.lr_monitor.log_momentum=true",
         f"callbacks.lr_monitor.logging_interval={chance.choice(('step', 'epoch'))}",

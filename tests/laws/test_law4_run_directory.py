@@ -20,7 +20,7 @@ from lathe.nets import CifarResNet
 OVERRIDES = (
     "model=resnet20",
     "model.net.width=6",
-    "model.net.depth=14",
+    "model.net.depth=8",
     "model.net.shortcut=zero_pad",
     "data.image_size=12",
     "data.source.split_seed=3",
@@ -28,7 +28,7 @@ OVERRIDES = (
     "optimizer=adamw",
     "precision=bf16-mixed",
     "callbacks=[default,ema]",
-    "trainer.max_epochs=3",
+    "trainer.max_epochs=2",
     *QUIET,
 )
 
@@ -72,7 +72,7 @@ def test_evaluate_on_two_processes_counts_the_same_samples(trained: Path, tmp_pa
 @pytest.mark.parametrize("name", ["best", "last"])
 def test_a_plain_net_opens_a_checkpoint(trained: Path, name: str) -> None:
     state = torch.load(trained / "checkpoints" / f"{name}.ckpt", weights_only=True)
-    net = CifarResNet(depth=14, width=6, shortcut="zero_pad", in_channels=1, num_classes=10)
+    net = CifarResNet(depth=8, width=6, shortcut="zero_pad", in_channels=1, num_classes=10)
     assert state["state_dict"].keys() == net.state_dict().keys()
     net.load_state_dict(state["state_dict"])  # strict
     images, labels = (torch.from_numpy(array) for array in Digits(image_size=12, split_seed=3).load().test.read())
