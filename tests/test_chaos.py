@@ -16,20 +16,15 @@ chaos = runpy.run_path(str(ROOT / "scripts" / "chaos.py"), run_name="chaos")
 
 
 @pytest.mark.slow
-def test_four_cases(tmp_path: Path) -> None:
+def test_two_cases(tmp_path: Path) -> None:
     command = [
         sys.executable,
         str(ROOT / "scripts" / "chaos.py"),
-        "--n",
-        "4",
-        "--variants",
-        "mlp,ema,async,qat",
-        "--seed",
-        "3",
+        *["--n", "2", "--variants", "async,qat", "--seed", "3"],
     ]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^seed 3: 4 of 4 equal after ([4-9]) deaths; torch ", done.stdout, flags=re.MULTILINE)
+    assert re.search(r"^seed 3: 2 of 2 equal after ([2-9]) deaths; torch ", done.stdout, flags=re.MULTILINE)
 
 
 def test_a_name_that_is_no_variant_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,18 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import SMALL, new_run
+from support.runs import QUIET, SMALL, new_run
 
 from lathe.training.train import train
 
 pytestmark = pytest.mark.law5
-
-QUIET = (
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
-    "compression.receipt=none",
-)
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +20,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def result(folder: Path, *overrides: str) -> dict[str, Any]:
-    cfg = new_run(folder, *QUIET, *overrides)
+    cfg = new_run(folder, *QUIET, "compression.receipt=none", *overrides)
     train(cfg)
     return dict(json.loads((Path(cfg["paths"]["run_dir"]) / "result.json").read_text()))
 

@@ -30,6 +30,7 @@ def test_style(command: str) -> None:
     run(sys.executable, "-m", "ruff", *command.split(), "--quiet", *OURS)
 
 
+@pytest.mark.slow
 def test_types_hold() -> None:
     """All checkouts share mypy's cache, one at a time."""
     kept = Path(os.environ["XDG_STATE_HOME"], "mypy")

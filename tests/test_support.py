@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,12 +76,3 @@ def test_what_is_kept_is_what_hydra_composes(name: str, words: list[str]) -> Non
             theirs, ours = compose(name, overrides=words), composing.compose(name, words)
         assert nodes(ours) == nodes(theirs)
         ours.trainer.accelerator = "changed"
-
-
-def test_the_longest_files_begin(pytestconfig: pytest.Config) -> None:
-    conftest: Any = next(found for found in pytestconfig.pluginmanager.get_plugins() if hasattr(found, "LONGEST"))
-    tests = ROOT / "tests"
-    assert [name for name in conftest.LONGEST if not (tests / name).is_file()] == []
-    items = [SimpleNamespace(path=tests / name) for name in ("test_wheel.py", "test_readme.py")]
-    conftest.pytest_collection_modifyitems(items)
-    assert [item.path.name for item in items] == ["test_readme.py", "test_wheel.py"]

@@ -9,7 +9,6 @@ import pytest
 import torch
 from support import commands
 from support.gpu import NO_GPU, Acceptance
-from support.gpu_bodies import BODIES, FEW
 
 HERE = Path(__file__).parent
 
@@ -31,10 +30,10 @@ def why_not(item: pytest.Item) -> str | None:
     """Return why a test can't run here, or None."""
     if not item.config.getoption("gpu_stand_in"):
         return None if gpu_is_here() else NO_GPU
-    body, _, case = f"{item.path.name}::{item.name}".removesuffix("]").partition("[")
-    if BODIES[body] is not None:
-        return f"no stand-in: {BODIES[body]}"
-    return None if case in FEW.get(body, {case}) else f"no stand-in for this case of {body}: other tests have it"
+    mark = item.get_closest_marker("stand_in")
+    if mark is None or (not mark.kwargs and item.callspec.id in mark.args):  # type: ignore[attr-defined]
+        return None
+    return f"no stand-in: {mark.kwargs.get('why', 'other tests have this case on a CPU')}"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,6 +7,9 @@ from support.gpu import CONVOLUTIONS, PLAIN, Acceptance, close
 BACKEND = {True: (), False: ("compile.backend=aot_eager",)}
 
 
+@pytest.mark.stand_in("")
+@pytest.mark.stand_in(why="inductor captures CUDA graphs on GPUs alone")
+@pytest.mark.stand_in("bf16-mixed")
 @pytest.mark.parametrize("words", ["", "compile.regional=true", "compile.dynamic=true", "compile.fullgraph=true"])
 def test_default(gpu: Acceptance, words: str) -> None:
     found = gpu.curve(*PLAIN, "compile=default", *words.split(), *BACKEND[gpu.real])

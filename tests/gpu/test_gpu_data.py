@@ -49,6 +49,8 @@ def test_resident_images_are_on_the_device(gpu: Acceptance) -> None:
     close(losses, gpu.reference(*PLAIN, "data.augment.crop=1", "data.augment.flip=random"), 1e-4)
 
 
+@pytest.mark.stand_in("true")
+@pytest.mark.stand_in("")
 @pytest.mark.parametrize("pinned", ["true", "false"])
 def test_workers_give_the_same_batches(gpu: Acceptance, pinned: str) -> None:
     resident, losses = watched(gpu)

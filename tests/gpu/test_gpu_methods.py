@@ -32,6 +32,7 @@ METHODS = {
 }
 
 
+@pytest.mark.stand_in("ema", "prune_channels", "ptq_static")
 @pytest.mark.parametrize("name", METHODS)
 def test_method(gpu: Acceptance, name: str) -> None:
     """Compare the losses, and a test of the run's final weights."""
@@ -63,6 +64,7 @@ def test_a_stack(gpu: Acceptance) -> None:
     assert len(quantized_layers(here.net)) >= 7
 
 
+@pytest.mark.stand_in(why="torch has 2:4 kernels for GPUs alone")
 def test_two_of_four_are_what_the_kernels_take(gpu: Acceptance, record_property: Any) -> None:
     """Linear layers pruned by prune_nm, in float16 through torch's 2:4 kernels; the speed is recorded."""
     run = gpu.train(*PLAIN, "model.net.width=512", *method("prune_nm", *NOW))

@@ -23,6 +23,7 @@ FORMATS = {
 }
 
 
+@pytest.mark.stand_in("16-mixed-convolutions", "64-true-plain", "bf16-mixed-plain")
 @pytest.mark.parametrize("net", ["plain", "convolutions"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_format(gpu: Acceptance, name: str, net: str) -> None:

@@ -123,6 +123,9 @@ def test_offloaded_activations_take_less_memory(
     assert not gpu.real or 0 < found["offload"] < found["none"]
 
 
+@pytest.mark.stand_in("precision=bf16-mixed")
+@pytest.mark.stand_in("fused-adamw")
+@pytest.mark.stand_in("lamb")
 @pytest.mark.parametrize("words", ["strategy=fsdp", "precision=bf16-mixed"])
 def test_offloaded_activations_with_others(gpu: Acceptance, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not gpu.real:

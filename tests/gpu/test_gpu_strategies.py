@@ -23,6 +23,9 @@ def need_two(gpu: Acceptance) -> None:
         pytest.skip("one GPU is visible, and this body takes two")
 
 
+@pytest.mark.stand_in("ddp", "fsdp strategy.cpu_offload=true")
+@pytest.mark.stand_in("deepspeed_3_offload")
+@pytest.mark.stand_in("ddp")
 @pytest.mark.parametrize("words", ["auto", "ddp", "fsdp", "fsdp strategy.cpu_offload=true", "tensor"])
 def test_one_device(gpu: Acceptance, words: str) -> None:
     close(gpu.curve(*PLAIN, *f"strategy={words}".split()), gpu.reference(*PLAIN), 1e-4)
@@ -39,6 +42,7 @@ def test_model_split(gpu: Acceptance) -> None:
     close(found, gpu.reference(*PLAIN), 1e-4)
 
 
+@pytest.mark.stand_in(why="torch's DataParallel drives GPUs alone")
 def test_dp(gpu: Acceptance) -> None:
     close(gpu.curve(*PLAIN, "strategy=dp", f"trainer.devices={gpu.count}"), gpu.reference(*PLAIN), 1e-4)
 

@@ -69,6 +69,8 @@ def test_onnx_on_the_cuda_provider(gpu: Acceptance, run: Run) -> None:
     np.testing.assert_allclose(found, wanted, atol=HELD * float(np.abs(wanted).max()))
 
 
+@pytest.mark.stand_in(why="TensorRT builds for NVIDIA's GPUs alone")
+@pytest.mark.stand_in("torch_export")
 @pytest.mark.parametrize("options", ["", "half=true", "through=torch_tensorrt"])
 def test_tensorrt(gpu: Acceptance, run: Run, options: str) -> None:
     sentence = export.get("tensorrt").available()
@@ -79,6 +81,7 @@ def test_tensorrt(gpu: Acceptance, run: Run, options: str) -> None:
     assert report["held_out"]["relative"] <= report["tolerance"]
 
 
+@pytest.mark.stand_in(why="TensorRT builds for NVIDIA's GPUs alone")
 def test_integers_in_tensorrt(gpu: Acceptance) -> None:
     sentence = export.get("tensorrt").available()
     if sentence:
@@ -139,6 +142,7 @@ def test_integers_of_aot_inductor_are_of_cpus(gpu: Acceptance, run: Run, capfd: 
     assert said.count("\n") == 0
 
 
+@pytest.mark.stand_in(why="a receipt has no rows of a stand-in")
 def test_a_receipt_times_what_is_compiled_for_the_device(gpu: Acceptance, run: Run) -> None:
     assert not gpu.script("receipt", f"run={run.dir}", "effort=full", f"trainer.accelerator={gpu.accelerator}")
     found = json.loads((run.dir / "receipt.json").read_text())
@@ -152,6 +156,7 @@ def test_inference_suite(gpu: Acceptance, run: Run, tmp_path: Path) -> None:
     assert "onnx" in (tmp_path / "results.md").read_text()
 
 
+@pytest.mark.stand_in(why="suite=gpu asks for a GPU")
 def test_gpu_suite(gpu: Acceptance, tmp_path: Path) -> None:
     """gpt2_small and resnet50 at their full sizes in every format, for a few steps."""
     words = ["strategies=[]", "rounds=1", "steps=3", "warmup=2", "timeout=120", f"output={tmp_path}"]
@@ -191,6 +196,7 @@ def test_workers_of_a_server_compute_on_devices(gpu: Acceptance, run: Run, targe
         np.testing.assert_allclose(found[0], wanted[index % 8], atol=HELD * float(np.abs(wanted).max()))
 
 
+@pytest.mark.stand_in(why="the real command looks for GPUs itself")
 def test_a_server_on_the_gpus(gpu: Acceptance, run: Run) -> None:
     with Served(run.dir, "target=module", "trainer.accelerator=gpu") as server:
         assert "on cuda:0" in server.ready

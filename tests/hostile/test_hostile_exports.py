@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.hostile_runs import CANARY, edit_json
+from support.hostile_runs import CANARY, OPEN, edit_json, said
 from torch import nn
 
 from lathe import trust
 from lathe.contrib.torchserve import sources
-from lathe.errors import UserError
 from lathe.export import get, manifest
 from lathe.export.bundle import open_bundle
 
@@ -26,7 +25,6 @@ CONTENT = {
     "input": {"dtype": "float32", "shape": ["batch", 4]},
     "output": {"shape": ["batch", 2]},
 }
-OPEN = b"cbuiltins\nopen\n(V" + CANARY.encode() + b"\nVw\ntR."  # a pickle that leaves the file
 Members = dict[str, bytes]
 
 
@@ -42,13 +40,9 @@ def bundle(folder: Path, target: str, data: bytes, made: bool = False) -> Path:
     return folder
 
 
-def said(folder: Path) -> str:
+def refused(folder: Path) -> str:
     """The one sentence that opening the export ends with."""
-    with pytest.raises(UserError) as caught:
-        open_bundle(folder)
-    assert "\n" not in str(caught.value)
-    assert not Path(CANARY).exists()
-    return str(caught.value)
+    return said(lambda: open_bundle(folder))
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +100,7 @@ PT2: dict[str, Callable[[Members], Any]] = {
 
 @pytest.mark.parametrize("attack", PT2)
 def test_pt2(attack: str, programs: dict[str, bytes], tmp_path: Path) -> None:
-    assert "export the run again" in said(
+    assert "export the run again" in refused(
         bundle(tmp_path, "torch_export", zipped(programs["torch_export"], PT2[attack]))
     )
 
@@ -137,7 +131,7 @@ def mar(change: Callable[[Members], Any]) -> bytes:
 @pytest.mark.parametrize("attack", MAR)
 def test_mar(attack: str, tmp_path: Path) -> None:
     trust.allow({"trusted": ["torchserve"]})  # even then
-    said(bundle(tmp_path, "torchserve", mar(MAR[attack])))
+    refused(bundle(tmp_path, "torchserve", mar(MAR[attack])))
 
 
 def header(text: bytes, data: bytes = b"", length: int | None = None) -> bytes:
@@ -168,10 +162,7 @@ SAFETENSORS: dict[str, bytes] = {
 def test_safetensors(attack: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(SAFETENSORS[attack])
-    with pytest.raises(UserError) as caught:
-        get("safetensors").restore(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), path)  # type: ignore[attr-defined]
-    assert "\n" not in str(caught.value)
-    assert not Path(CANARY).exists()
+    said(lambda: get("safetensors").restore(nn.Sequential(nn.Linear(4, 2), nn.ReLU()), path))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(
@@ -188,10 +179,7 @@ def test_weights(content: Any, tmp_path: Path) -> None:
         path.write_bytes(content)
     else:
         torch.save(content, path)
-    with pytest.raises(UserError) as caught:
-        get("weights").restore(nn.Sequential(nn.Linear(4, 2)), path)  # type: ignore[attr-defined]
-    assert "\n" not in str(caught.value)
-    assert not Path(CANARY).exists()
+    said(lambda: get("weights").restore(nn.Sequential(nn.Linear(4, 2)), path))  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("place", ["../secret.bin", "/etc/passwd", "link.bin"])
@@ -214,7 +202,7 @@ def test_onnx_reads_no_other_file(place: str, tmp_path: Path) -> None:
     folder = bundle(tmp_path, "onnx", model.SerializeToString())
     (folder / "folder").mkdir()
     (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
-    assert "can't be read as ONNX" in said(folder)
+    assert "can't be read as ONNX" in refused(folder)
 
 
 @pytest.mark.parametrize("target", ["aot_inductor", "tensorrt", "torchscript", "torchserve"])
@@ -223,13 +211,10 @@ def test_foreign_programs_are_not_loaded(target: str, tmp_path: Path, monkeypatc
     loaded: list[Path] = []
     monkeypatch.setattr(type(get(target)), "load", lambda self, path, *rest: loaded.append(path))
     folder = bundle(tmp_path, target, b"\x7fELF")
-    assert said(folder) == (
-        f"target={target}: {folder} is a program that you have not exported here, and loading it runs it; if you trust "
-        f"it, add trusted=[{target}] or --trust, or export the run again."
-    )
+    assert f"add trusted=[{target}] or --trust" in refused(folder)
     for change in ({"made": None}, {"made": ""}):
         edit_json(folder / "manifest.json", lambda content, change=change: content.update(change))
-        said(folder)
+        refused(folder)
     assert loaded == []
     trust.allow({"trusted": [target]})
     open_bundle(folder)
@@ -243,7 +228,7 @@ def test_foreign_programs_are_not_loaded(target: str, tmp_path: Path, monkeypatc
     mark = json.loads((own / "manifest.json").read_text())["made"]
     stranger = bundle(tmp_path, target, b"\x7fELF evil")
     edit_json(stranger / "manifest.json", lambda content: content.update(made=mark))
-    said(stranger)
+    refused(stranger)
 
 
 @pytest.mark.parametrize(
@@ -260,4 +245,4 @@ def test_foreign_programs_are_not_loaded(target: str, tmp_path: Path, monkeypatc
 def test_manifests(text: str, tmp_path: Path) -> None:
     folder = bundle(tmp_path, "onnx", b"x")
     (folder / "manifest.json").write_text(text)
-    said(folder)
+    refused(folder)

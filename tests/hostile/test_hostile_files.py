@@ -11,19 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.hostile_runs import CANARY, copied, harmless
+from support.hostile_runs import CANARY, OPEN, said
 from torch import nn
 
 from lathe.compression.distillation.teacher import open_teacher
 from lathe.data.cifar import ARCHIVES, read_archive
 from lathe.data.shards import FORMAT, SPLITS, VERSION, Shards, read_index
 from lathe.data.token_file import TokenFiles
-from lathe.errors import UserError
 from lathe.receipt import measured
 from lathe.runs.inference import open_run_net
 from lathe.runs.rundir import RunDir, open_run
-
-OPEN = b"cbuiltins\nopen\n(V" + CANARY.encode() + b"\nVw\ntR."  # a pickle that leaves the file
 
 
 class Evil:
@@ -31,28 +28,6 @@ class Evil:
 
     def __reduce__(self) -> Any:
         return open, (CANARY, "w")
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    return harmless(tmp_path_factory.mktemp("logs"))
-
-
-@pytest.fixture
-def foreign(good: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    monkeypatch.chdir(tmp_path)
-    return copied(good, tmp_path)
-
-
-def said(call: Callable[[], Any]) -> str:
-    """The one sentence that `call` ends with."""
-    with pytest.raises(UserError) as caught:
-        call()
-    words = str(caught.value)
-    assert "\n" not in words
-    assert len(words) < 1000
-    assert not Path(CANARY).exists()
-    return words
 
 
 def every(state: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

@@ -7,34 +7,12 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from support.hostile_runs import put
+from support.hostile_runs import HERE, NOWHERE, put
 
 from lathe.trust.allowlist import NET_PARTS, PLACES, findings, kinds_of
 from lathe.trust.user_packages import BASES
 
-KEYS = (
-    "model",
-    "model.net",
-    "model.net.block",
-    "model.init",
-    "optimizer",
-    "optimizer.kind",
-    "scheduler",
-    "trainer",
-    "strategy",
-    "data",
-    "data.source",
-    "data.augment",
-    "callbacks.x",
-    "callbacks.x.y",
-    "logger.x",
-    "compression.x",
-    "compression.x.teacher.net",
-    "seed",
-    "extra",
-    "trainer.plugins",
-    "request.run",
-)
+KEYS = (*HERE, *NOWHERE, "model", "model.init", "data", "data.augment", "callbacks.x.y", "request.run")
 
 
 def modules(draw: random.Random, packages: int) -> list[tuple[str, Path]]:

@@ -1,16 +1,14 @@
 """A foreign config.yaml builds only what is on the allow-list: gadgets at every key, through every command."""
 
-import runpy
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from support.hostile_runs import CANARY, NOWHERE, SECRET, TEXTS, gadgets, plant, put
-from support.runs import ROOT
+from support.commands import in_process
+from support.hostile_runs import CANARY, HERE, NOWHERE, SECRET, TEXTS, gadgets, plant, put
 
 from lathe.errors import UserError
 from lathe.runs.run_discovery import find_unfinished
@@ -18,20 +16,6 @@ from lathe.runs.rundir import RunDir, open_run
 from lathe.trust.allowlist import findings, kind_at
 
 Refusal = Callable[[RunDir], str]
-
-
-HERE = (
-    "model.net",
-    "task.loss",
-    "optimizer.kind",
-    "scheduler",
-    "trainer",
-    "strategy",
-    "data.source",
-    "callbacks.extra",
-    "logger.extra",
-    "compression.distill.teacher.net",
-)
 
 
 def test_an_unchanged_run_opens(foreign: RunDir) -> None:
@@ -129,14 +113,11 @@ def test_no_command_builds_what_a_foreign_run_names(
     script = "train.py" if verb in ("resume", "resume and more", "ckpt_path", "teacher") else f"scripts/{verb}.py"
     small = ["model=mlp", "trainer.accelerator=cpu", "trainer.max_epochs=1"] if verb in ("ckpt_path", "teacher") else []
     words = [word.format(run=foreign.path) for word in VERBS[verb]]
-    monkeypatch.setattr(sys, "argv", [str(ROOT / script), *small, *words])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setenv("LATHE_FULL_ERROR", "0")
     capfd.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_path(str(ROOT / script), run_name="__main__")
+    assert in_process(script, *small, *words) == 1
     errors = [line for line in capfd.readouterr().err.splitlines() if line.strip()]
-    assert stop.value.code == 1
     assert len(errors) == 1, errors
     assert errors[0].startswith("Error: ")
     assert "which a saved configuration may not build" in errors[0]
@@ -145,18 +126,13 @@ def test_no_command_builds_what_a_foreign_run_names(
     assert SECRET not in errors[0]
 
 
-def test_a_comparison_reads_and_builds_nothing(
-    foreign: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_comparison_reads_and_builds_nothing(foreign: RunDir, capfd: pytest.CaptureFixture[str]) -> None:
     other = foreign.path.with_name("other")
     shutil.copytree(foreign.path, other)
     planted = gadgets(Path(CANARY).absolute())
     plant(foreign, "data.source", planted["builtins.open"])
     plant(foreign, "model.net", planted["subprocess.Popen"])
-    monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts/runs.py"), f"compare=[{foreign.path},{other}]"])
-    with pytest.raises(SystemExit) as stop:
-        runpy.run_path(str(ROOT / "scripts/runs.py"), run_name="__main__")
-    assert stop.value.code == 0
+    assert in_process("scripts/runs.py", f"compare=[{foreign.path},{other}]") == 0
     told = capfd.readouterr()
     assert not told.err
     assert "subprocess.Popen" in told.out

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.commands import check, environment, run, start
+from support.commands import check, environment, start
 from support.runs import ROOT, SMALL, runs
 
 # A resolver with a new value in every process that composes, like a random sampler or a clock.
@@ -94,9 +94,3 @@ def test_torchrun_ranks_take_rank_0s_draw(tmp_path: Path) -> None:
     assert len(ranks) == 2
     assert ranks[0] == ranks[1]
     assert len(runs(tmp_path / "logs")) == 1
-
-
-@pytest.mark.slow
-def test_runs_started_in_the_same_second_have_their_own_directories(tmp_path: Path) -> None:
-    check(run("-m", "seed=1,2,3", *SMALL, "trainer.fast_dev_run=true", cwd=tmp_path))
-    assert len(runs(tmp_path / "logs")) == 3

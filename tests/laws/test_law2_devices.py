@@ -5,18 +5,35 @@ from pathlib import Path
 
 import pytest
 from support.commands import check, run
-from support.runs import SMALL, column, runs
+from support.runs import QUIET, SMALL, column, runs
 
 RESNET = (
     "model=resnet20",
     "model.net.width=4",
     "model.net.depth=8",
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
+    *QUIET,
     "trainer.max_epochs=2",
     "data.batch_size=100",
+    "optimizer.lr=0.01",
+    "data.augment.cutout=2",
 )
+LISTED = ("RandomResizedCrop", "RandomFlip", "TrivialAugmentWide", "RandomErasing")
+ITEMS = ",".join(f"{{_target_: lathe.data.{name}}}" for name in LISTED)
+# overrides, and the relative difference of losses
+CASES = {
+    "accumulated": (
+        (
+            *SMALL,
+            "data.eval_batch_size=33",
+            "trainer.gradient_clip_val=0.5",
+            "trainer.accumulate_grad_batches=2",
+        ),
+        1e-5,
+    ),
+    "batchnorm": (RESNET, 1e-5),  # its norm layers see the global batch
+    "mixed": ((*SMALL, "data.augment.mixup=0.4", "data.augment.cutmix=0.4"), 1e-5),
+    "listed": ((*SMALL, f"data.augment=[{ITEMS},{{_target_: lathe.data.Mixup, alpha: 0.4}}]"), 1e-5),
+}
 
 
 def _losses(log_dir: Path, *arguments: str) -> tuple[list[float], dict[str, float]]:
@@ -25,44 +42,20 @@ def _losses(log_dir: Path, *arguments: str) -> tuple[list[float], dict[str, floa
     return column(directory, "train/loss"), json.loads((directory / "result.json").read_text())
 
 
-def _compare(tmp_path: Path, *arguments: str, tolerance: float = 1e-5) -> None:
+@pytest.mark.parametrize(
+    "name", [name if name == "accumulated" else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
+)
+def test_two_processes_have_the_losses_of_one(tmp_path: Path, name: str) -> None:
+    arguments, tolerance = CASES[name]
     one, result_one = _losses(tmp_path / "one", *arguments)
     two, result_two = _losses(tmp_path / "two", *arguments, "strategy=ddp", "trainer.devices=2")
     assert len(one) == len(two) > 10
     assert two == pytest.approx(one, rel=tolerance)
-    for name in ("val/loss", "test/loss"):
-        assert result_two[name] == pytest.approx(result_one[name], rel=10 * tolerance)
+    for metric in ("val/loss", "test/loss"):
+        assert result_two[metric] == pytest.approx(result_one[metric], rel=10 * tolerance)
     # fractions of all samples: equal, unless one was counted twice or left out
-    for name in ("val/accuracy", "test/accuracy"):
-        assert result_two[name] == pytest.approx(result_one[name], abs=1e-7)
-
-
-def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
-    _compare(
-        tmp_path,
-        *SMALL,
-        "data.eval_batch_size=33",
-        "trainer.gradient_clip_val=0.5",
-        "trainer.accumulate_grad_batches=2",
-    )
-
-
-@pytest.mark.slow
-def test_batchnorm_nets_too(tmp_path: Path) -> None:
-    """The norm layers see the global batch: 1.4e-7 was measured over these 26 steps."""
-    _compare(tmp_path, *RESNET, "optimizer.lr=0.01", "data.augment.cutout=2")
-
-
-@pytest.mark.slow
-def test_mixing_partners_are_the_same(tmp_path: Path) -> None:
-    _compare(tmp_path, *SMALL, "data.augment.mixup=0.4", "data.augment.cutmix=0.4")
-
-
-@pytest.mark.slow
-def test_lists_of_transforms_are_the_same(tmp_path: Path) -> None:
-    items = ("RandomResizedCrop", "RandomFlip", "TrivialAugmentWide", "RandomErasing")
-    listed = ",".join(f"{{_target_: lathe.data.{name}}}" for name in items)
-    _compare(tmp_path, *SMALL, f"data.augment=[{listed},{{_target_: lathe.data.Mixup, alpha: 0.4}}]")
+    for metric in ("val/accuracy", "test/accuracy"):
+        assert result_two[metric] == pytest.approx(result_one[metric], abs=1e-7)
 
 
 @pytest.mark.slow

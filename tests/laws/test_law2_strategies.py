@@ -5,22 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import column, config
+import torch
+from support.runs import QUIET, SMALL, column, config, weights
 
 from lathe.launch.elastic import run_job
 from lathe.runs import rundir
 from lathe.verbs.evaluate import evaluate
 
-NETS = {
-    "mlp": ("model=mlp", "model.net.width=32", "model.net.depth=5"),
-    "resnet": ("model=resnet20", "model.net.width=4", "model.net.depth=14", "data.augment.cutout=2"),
-    "vit": ("model=vit_tiny", "model.net.width=32", "model.net.heads=4", "model.net.depth=4"),
-    "gpt": ("model=gpt_nano", "data=synthetic_tokens", "model.net.width=32", "model.net.depth=4"),
-}
-TRAIN = (
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
+STEPS = (
+    *QUIET,
     "optimizer.lr=0.05",
     "trainer.max_epochs=null",
     "trainer.max_steps=6",
@@ -33,40 +26,56 @@ TRAIN = (
     "trainer.gradient_clip_val=0.5",
     "trainer.accumulate_grad_batches=2",
 )
+SCORES = {"auroc": "AUROC", "f1_score": "F1Score", "calibration_error": "CalibrationError"}
+METRICS = ",".join(
+    f"{{_target_: torchmetrics.classification.Multiclass{name}, num_classes: 10}}" for name in SCORES.values()
+)
+CASES = {
+    "resnet": (*STEPS, "model=resnet20", "model.net.width=4", "model.net.depth=14", "data.augment.cutout=2"),
+    "vit": (*STEPS, "model=vit_tiny", "model.net.width=32", "model.net.heads=4", "model.net.depth=4"),
+    "gpt": (*STEPS, "model=gpt_nano", "data=synthetic_tokens", "model.net.width=32", "model.net.depth=4"),
+    # a user's torchmetrics, class weights and best epochs
+    "metrics": (
+        *(*SMALL, "model.net.width=32", "model.net.depth=4", "trainer.max_epochs=3", "data.batch_size=52"),
+        f"task.metrics=[accuracy,{METRICS}]",
+        *("task.class_weights=[1,2,3,4,5,5,4,3,2,1]", "task.label_smoothing=0.1"),
+        *("callbacks.checkpoint.monitor=val/auroc", "callbacks.checkpoint.save_top_k=2"),
+    ),
+}
+# tests/strategies compares an MLP under each of them, and every stage of DeepSpeed
 TWO = {
-    "ddp": list(NETS),
-    "fsdp": list(NETS),
-    "deepspeed_1": ["mlp", "gpt"],
-    "deepspeed_2": list(NETS),
-    "deepspeed_3": list(NETS),
-    "tensor": ["mlp", "vit", "gpt"],
-    "pipeline": list(NETS),
-    "3d": list(NETS),
+    "ddp": ["vit", "metrics"],
+    "fsdp": ["resnet", "gpt"],
+    "deepspeed_2": ["resnet", "gpt"],
+    "deepspeed_3": ["resnet", "gpt"],
+    "tensor": ["vit", "gpt"],
+    "pipeline": ["resnet", "gpt", "metrics"],
+    "3d": ["resnet", "gpt", "metrics"],
 }
 FOUR = {
-    "3d": [("strategy.data=2", "strategy.stages=2"), ("strategy.tensor=2", "strategy.stages=2", "strategy.data=1")],
-    "tensor": [("strategy.data=2", "strategy.tensor=2")],
-    "fsdp": [("strategy.replicas=2",)],
+    "3d": ("strategy.tensor=2", "strategy.stages=2", "strategy.data=1"),
+    "tensor": ("strategy.data=2", "strategy.tensor=2"),
+    "fsdp": ("strategy.replicas=2",),
 }
 
 
-def _train(folder: Path, processes: int, nets: list[str], *overrides: str) -> dict[str, Path]:
-    """Train all nets in one launch; return the run directories by net."""
+def _train(folder: Path, processes: int, names: list[str], *overrides: str) -> dict[str, Path]:
+    """Train all cases in one launch; return the run directories by case."""
     cases, directories = [], {}
-    for number, net in enumerate(nets):
-        cfg = config(*NETS[net], *TRAIN, *overrides, f"trainer.devices={processes}", f"paths.log_dir={folder}")
-        directories[net] = rundir.create(folder, cfg, []).path
+    for number, name in enumerate(names):
+        cfg = config(*CASES[name], *overrides, f"trainer.devices={processes}", f"paths.log_dir={folder}")
+        directories[name] = rundir.create(folder, cfg, []).path
         cases.append({**cfg, "case": number})
     notes = folder / "notes.jsonl"
-    run_job(
-        "lathe.verbs.support:run_cases",
-        {**cases[0], "cases": cases, "notes": str(notes)},
-        processes,
-        cases[0]["launch"],
-    )
+    whole = {**cases[0], "cases": cases, "notes": str(notes)}
+    run_job("lathe.verbs.support:run_cases", whole, processes, whole["launch"])
     lines = [json.loads(line) for line in notes.read_text().splitlines()]
-    assert [line["refused"] for line in lines if "refused" in line] == [None] * len(nets)
+    assert [line["refused"] for line in lines if "refused" in line] == [None] * len(names)
     return directories
+
+
+def _result(directory: Path) -> dict[str, Any]:
+    return dict(json.loads((directory / "result.json").read_text()))
 
 
 def _evaluate_alone(directory: Path) -> dict[str, float]:
@@ -78,20 +87,37 @@ def _evaluate_alone(directory: Path) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return _train(tmp_path_factory.mktemp("alone"), 1, list(NETS))
+    return _train(tmp_path_factory.mktemp("alone"), 1, list(CASES))
 
 
 def _compare(alone: dict[str, Path], spread: dict[str, Path]) -> None:
-    for net, directory in spread.items():
-        one, several = column(alone[net], "train/loss"), column(directory, "train/loss")
-        assert len(one) == 6, net
-        assert several == pytest.approx(one, rel=1e-5), net
-        result = json.loads((directory / "result.json").read_text())
-        for name, value in _evaluate_alone(directory).items():
-            assert value == pytest.approx(result[name], rel=1e-5), (net, name)
-        reference = json.loads((alone[net] / "result.json").read_text())
-        assert result["test/loss"] == pytest.approx(reference["test/loss"], rel=1e-4), net
-        assert result["parameters"] == reference["parameters"], net
+    for name, directory in spread.items():
+        one, several = column(alone[name], "train/loss"), column(directory, "train/loss")
+        assert len(one) >= 6, name
+        assert several == pytest.approx(one, rel=1e-4 if name == "metrics" else 1e-5), name
+        result, reference = _result(directory), _result(alone[name])
+        for metric, value in _evaluate_alone(directory).items():
+            assert value == pytest.approx(result[metric], rel=1e-5), (name, metric)
+        assert result["test/loss"] == pytest.approx(reference["test/loss"], rel=1e-4), name
+        assert result["parameters"] == reference["parameters"], name
+        if name == "metrics":
+            _compare_metrics(alone[name], directory)
+
+
+def _compare_metrics(one: Path, two: Path) -> None:
+    for name in ("accuracy", *SCORES):
+        for logged in (f"train/{name}_epoch", f"val/{name}"):
+            expected = column(one, logged)
+            assert len(expected) == 3
+            assert column(two, logged) == pytest.approx(expected, rel=1e-4), logged
+        assert _result(two)[f"test/{name}"] == pytest.approx(_result(one)[f"test/{name}"], rel=1e-4)
+    tops = [json.loads((run / "checkpoints" / "top.json").read_text()) for run in (one, two)]
+    assert [(row["name"], row["step"]) for row in tops[1]] == [(row["name"], row["step"]) for row in tops[0]]
+    assert len(list((two / "checkpoints").glob("epoch=*"))) == 2
+    best, second = (weights(two, row["name"]) for row in tops[1][:2])
+    assert all(torch.equal(best[name], value) for name, value in weights(two, "best").items())
+    for name, value in weights(one, tops[0][1]["name"]).items():
+        assert torch.allclose(second[name], value, atol=1e-5), name
 
 
 @pytest.mark.slow
@@ -101,10 +127,6 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path, alone: dict[str, P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "sizes"), [(strategy, sizes) for strategy, all_sizes in FOUR.items() for sizes in all_sizes]
-)
-def test_four_processes_have_the_losses_of_one(
-    tmp_path: Path, alone: dict[str, Path], strategy: str, sizes: tuple[str, ...]
-) -> None:
-    _compare(alone, _train(tmp_path, 4, ["gpt"], f"strategy={strategy}", *sizes))
+@pytest.mark.parametrize("strategy", FOUR)
+def test_four_processes_have_the_losses_of_one(tmp_path: Path, alone: dict[str, Path], strategy: str) -> None:
+    _compare(alone, _train(tmp_path, 4, ["gpt"], f"strategy={strategy}", *FOUR[strategy]))

@@ -5,19 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 from support.commands import check, run
-from support.interruptions import NEVER, Interrupted, Interruption, interruption, kill_when, same
-from support.runs import new_run, runs, weights
-
-import lathe.training.train
+from support.interruptions import Interruption, interruption, kill_when, same, train_through
+from support.runs import QUIET, new_run, runs, weights
 
 __all__ = ["interruption"]  # a fixture
 
 RESNET = ("model=resnet20", "model.net.width=4", "model.net.depth=8")
 SHORT = (
     *RESNET,
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
+    *QUIET,
     "trainer.max_epochs=3",
     "data.batch_size=100",
     "trainer.log_every_n_steps=1",
@@ -40,29 +36,30 @@ METHODS = {
 }
 
 
-def once(folder: Path, interruption: Interruption, step: int, *overrides: str) -> Path:
-    cfg = new_run(folder / str(step), *SHORT, *overrides)
-    interruption.hook, interruption.step = "on_train_batch_start", step
-    if step < NEVER:
-        with pytest.raises(Interrupted):
-            lathe.training.train.train(cfg)
-        interruption.step = NEVER
-    lathe.training.train.train(cfg)
-    return Path(cfg["paths"]["run_dir"])
+def compare(folder: Path, interruption: Interruption, steps: tuple[int, ...], *overrides: str) -> Path:
+    """Compare a run that dies at the start of each of `steps` with an uninterrupted one, and return the latter."""
+    alone = train_through(new_run(folder / "alone", *SHORT, *overrides), [], interruption)
+    deaths = [("on_train_batch_start", step) for step in steps]
+    same(alone, train_through(new_run(folder / "dies", *SHORT, *overrides), deaths, interruption))
+    assert interruption.hook == "", "each death has to happen, or the test shows nothing"
+    return alone
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_a_death_changes_nothing(tmp_path: Path, interruption: Interruption, method: str) -> None:
-    alone = once(tmp_path, interruption, NEVER, *METHODS[method])
-    for step in (7, 20, 34):
-        same(alone, once(tmp_path, interruption, step, *METHODS[method]))
+def test_deaths_change_nothing(tmp_path: Path, interruption: Interruption, method: str) -> None:
+    compare(tmp_path, interruption, (7, 20, 34), *METHODS[method])
 
 
 def test_a_pruned_and_quantized_run_after_a_death(tmp_path: Path, interruption: Interruption) -> None:
-    overrides = ("compression=[prune,qat]", "compression.prune.sparsity=0.5")
-    alone = once(tmp_path, interruption, NEVER, *overrides)
-    same(alone, once(tmp_path, interruption, 20, *overrides))
+    alone = compare(
+        tmp_path,
+        interruption,
+        (20,),
+        "compression=[prune,qat]",
+        "compression.prune.sparsity=0.5",
+        "trainer.max_epochs=2",
+    )
     best = weights(alone, "best")
     zeros = sum(
         int((value == 0).sum()) for name, value in best.items() if name.endswith(("conv1.weight", "conv2.weight"))
@@ -73,9 +70,8 @@ def test_a_pruned_and_quantized_run_after_a_death(tmp_path: Path, interruption: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["channels", "stacked"])  # prune and qat pass too, and are in the stack
-def test_kill_9_on_two_processes(tmp_path: Path, method: str) -> None:
-    overrides = (*SHORT, *METHODS[method], "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=6")
+def test_kill_9_on_two_processes(tmp_path: Path) -> None:
+    overrides = (*SHORT, *METHODS["stacked"], "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=6")
     check(run(*overrides, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
     (alone,) = runs(tmp_path / "alone")
     directory = kill_when(tmp_path / "killed", 30, *overrides, f"paths.log_dir={tmp_path / 'killed'}")

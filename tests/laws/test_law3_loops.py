@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import LambdaCallback
-from support.interruptions import QUICK, SEED, Interruption, equal, interruption, train_through
+from support.interruptions import QUICK, SEED, Interruption, equal, interruption, lines, same, train_through
+from support.ranks import on_ranks
 from support.runs import new_run
 
 import lathe.training.train
@@ -29,8 +30,16 @@ HOOKS = (
 Deaths = list[tuple[str, int]]
 
 
+RUN = tuple(word for word in QUICK if not word.startswith("callbacks.throughput"))
+LOGGED = (
+    ("callbacks.throughput=null",),
+    ("callbacks.throughput.skip_steps=1",),
+    ("callbacks.throughput.skip_steps=2", "callbacks.throughput.window=3"),
+)
+
+
 def drawn(seed: object) -> tuple[tuple[str, ...], list[Deaths]]:
-    """Draw the run's end, validations and checkpoints, and deaths, one right after the end of an epoch."""
+    """Draw the run's end, validations, checkpoints and logging, and deaths, one right after the end of an epoch."""
     chance = random.Random(f"{SEED} {seed}")
     accumulate, epochs = chance.choice((1, 1, 2, 3)), chance.choice((-1, 3, 9))
     each = -(-BATCHES // accumulate)
@@ -46,22 +55,27 @@ def drawn(seed: object) -> tuple[tuple[str, ...], list[Deaths]]:
         f"trainer.steps_per_call={chance.choice(('1', 'null'))}",
         f"callbacks.checkpoint.every_n_train_steps={chance.choice(('null', '1', '2', '3'))}",
         f"callbacks.checkpoint.every_n_epochs={chance.choice((1, 1, 2))}",
+        f"trainer.log_every_n_steps={chance.choice((1, 1, 2, 3, 4))}",
+        "callbacks=[default,device_stats]",
+        "callbacks.lr_monitor.log_momentum=true",
+        f"callbacks.lr_monitor.logging_interval={chance.choice(('step', 'epoch'))}",
+        *chance.choice(LOGGED),
     )
     anywhere = (chance.choice(HOOKS), chance.randrange(1, 2 * each))
     return options, [[("on_train_batch_start", each)], [anywhere, ("on_train_batch_start", 2 * each)]]
 
 
 # validations counted across epochs, without an upper limit of epochs: a resumed run added an epoch of one step
-ACROSS = tuple(
-    f"trainer.{word}"
-    for word in ("max_epochs=-1", "max_steps=18", "check_val_every_n_epoch=null", "val_check_interval=4")
+ACROSS = (
+    *("trainer.max_epochs=-1", "trainer.max_steps=18", "trainer.check_val_every_n_epoch=null"),
+    "trainer.val_check_interval=4",
 )
 AT_ENDS: list[Deaths] = [[("on_train_batch_start", 6)], [("on_train_batch_start", 7), ("on_train_epoch_end", 12)]]
 
 
 def hold(folder: Path, interruption: Interruption, options: tuple[str, ...], cases: list[Deaths]) -> None:
     def trained(name: str, deaths: Deaths) -> Path:
-        return train_through(new_run(folder / name, *QUICK, *options), deaths, interruption)
+        return train_through(new_run(folder / name, *RUN, *options), deaths, interruption)
 
     alone = trained("alone", [])
     for number, deaths in enumerate(cases):
@@ -80,13 +94,13 @@ def test_a_validation_amid_accumulation(tmp_path: Path, interruption: Interrupti
 
 
 def test_drawn_runs(tmp_path: Path, interruption: Interruption) -> None:
-    for case in range(3):
+    for case in range(5):
         hold(tmp_path / str(case), interruption, *drawn(case))
 
 
 @pytest.mark.slow
 def test_many_drawn_runs(tmp_path: Path, interruption: Interruption) -> None:
-    for case in range(3, 40):
+    for case in range(5, 40):
         hold(tmp_path / str(case), interruption, *drawn(case))
 
 
@@ -125,8 +139,9 @@ SIGNALLED = {
 def test_a_signal_within_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """A validation that is due after the step is completed before the run stops."""
     options = (
-        *QUICK,
+        *RUN,
         "trainer.max_epochs=2",
+        "callbacks.throughput.skip_steps=1",
         "data.eval_batch_size=100",  # so that a validation has several batches
         "callbacks=[default,early_stopping]",
         "callbacks.checkpoint.every_n_train_steps=3",
@@ -141,6 +156,34 @@ def test_a_signal_within_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_the_draws_reach_what_they_are_for() -> None:
     options = [drawn(case)[0] for case in range(40)]
-    for word in ("max_epochs=-1", "max_steps=-1", "check_val_every_n_epoch=null", "val_check_interval=0.5"):
-        assert any(f"trainer.{word}" in found for found in options), word
+    for word in (
+        "trainer.max_epochs=-1",
+        "trainer.max_steps=-1",
+        "trainer.check_val_every_n_epoch=null",
+        *sum(LOGGED, ()),
+    ):
+        assert any(word in found for found in options), word
     assert len(set(itertools.chain(*options))) > 20
+
+
+def _on_two(rank: int, cfgs: list[dict[str, Any]], deaths: list[Deaths]) -> None:
+    callback, make = Interruption(), lathe.training.train.make_callbacks
+    lathe.training.train.make_callbacks = lambda cfg, task: [*make(cfg, task), callback]
+    for cfg, moments in zip(cfgs, deaths, strict=True):
+        train_through(cfg, moments, callback)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("logged", LOGGED[1:])
+def test_two_ranks(tmp_path: Path, logged: tuple[str, ...]) -> None:
+    """With windows of one batch, whose lines all have the wait for the other rank, and of several."""
+    options = ("trainer.max_epochs=3", "callbacks=[default,device_stats]", *logged, "strategy=ddp", "trainer.devices=2")
+    # after the first step, a resumed run sees the first line first
+    deaths: list[Deaths] = [[], [("on_train_batch_start", 1)], [("on_validation_end", 6), ("on_train_batch_start", 9)]]
+    words = (*RUN, *options, "callbacks.checkpoint.every_n_train_steps=1")
+    cfgs = [new_run(tmp_path / str(case), *words) for case in range(len(deaths))]
+    on_ranks(_on_two, cfgs, deaths, timeout=180)
+    alone, *others = [Path(cfg["paths"]["run_dir"]) for cfg in cfgs]
+    assert any("throughput/grad_sync" in row for row in lines(alone).values())
+    for other in others:
+        same(alone, other)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from support.commands import check, run
-from support.runs import config, new_run
+from support.runs import QUIET, config, new_run
 
 import lathe.training.train
 from lathe.data import Digits
@@ -20,7 +20,7 @@ from lathe.nets import CifarResNet
 OVERRIDES = (
     "model=resnet20",
     "model.net.width=6",
-    "model.net.depth=14",
+    "model.net.depth=8",
     "model.net.shortcut=zero_pad",
     "data.image_size=12",
     "data.source.split_seed=3",
@@ -28,10 +28,8 @@ OVERRIDES = (
     "optimizer=adamw",
     "precision=bf16-mixed",
     "callbacks=[default,ema]",
-    "trainer.max_epochs=3",
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
+    "trainer.max_epochs=2",
+    *QUIET,
 )
 
 
@@ -46,17 +44,16 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return moved
 
 
+def evaluated(run_dir: Path, output: Path, *words: str) -> dict[str, float]:
+    """Return what the command writes."""
+    words = (f"run={run_dir}", *words, f"output={output}")
+    check(run(*words, script="scripts/evaluate.py", cwd=output.parent))
+    return dict(json.loads(output.read_text()))
+
+
 def test_evaluate_gives_the_figures_of_training(trained: Path, tmp_path: Path) -> None:
     for split in ("test", "val"):
-        done = run(
-            f"run={trained}",
-            f"split={split}",
-            f"output={tmp_path / split}.json",
-            script="scripts/evaluate.py",
-            cwd=tmp_path,
-        )
-        check(done)
-        metrics = json.loads((tmp_path / f"{split}.json").read_text())
+        metrics = evaluated(trained, tmp_path / f"{split}.json", f"split={split}")
         result = json.loads((trained / "result.json").read_text())
         assert metrics.keys() == {f"{split}/accuracy", f"{split}/loss"}
         for name, value in metrics.items():
@@ -65,18 +62,9 @@ def test_evaluate_gives_the_figures_of_training(trained: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_evaluate_on_two_processes_counts_the_same_samples(trained: Path, tmp_path: Path) -> None:
-    words = ("strategy=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "batch_size=50", "precision=32-true")
-    check(run(f"run={trained}", *words, f"output={tmp_path / 'two.json'}", script="scripts/evaluate.py", cwd=tmp_path))
-    check(
-        run(
-            f"run={trained}",
-            "precision=32-true",
-            f"output={tmp_path / 'one.json'}",
-            script="scripts/evaluate.py",
-            cwd=tmp_path,
-        )
-    )
-    two, one = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("two", "one"))
+    words = ("strategy=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "batch_size=50")
+    two = evaluated(trained, tmp_path / "two.json", *words, "precision=32-true")
+    one = evaluated(trained, tmp_path / "one.json", "precision=32-true")
     assert two["test/accuracy"] == pytest.approx(one["test/accuracy"], abs=1e-7)
     assert two["test/loss"] == pytest.approx(one["test/loss"], rel=1e-5)
 
@@ -84,7 +72,7 @@ def test_evaluate_on_two_processes_counts_the_same_samples(trained: Path, tmp_pa
 @pytest.mark.parametrize("name", ["best", "last"])
 def test_a_plain_net_opens_a_checkpoint(trained: Path, name: str) -> None:
     state = torch.load(trained / "checkpoints" / f"{name}.ckpt", weights_only=True)
-    net = CifarResNet(depth=14, width=6, shortcut="zero_pad", in_channels=1, num_classes=10)
+    net = CifarResNet(depth=8, width=6, shortcut="zero_pad", in_channels=1, num_classes=10)
     assert state["state_dict"].keys() == net.state_dict().keys()
     net.load_state_dict(state["state_dict"])  # strict
     images, labels = (torch.from_numpy(array) for array in Digits(image_size=12, split_seed=3).load().test.read())
@@ -113,9 +101,7 @@ def test_names_are_plain_under_every_choice(tmp_path: Path, overrides: tuple[str
         "trainer.max_epochs=1",
         "trainer.limit_train_batches=3",
         "test=false",
-        "trainer.accelerator=cpu",
-        "trainer.enable_progress_bar=false",
-        "trainer.enable_model_summary=false",
+        *QUIET,
         "trainer.log_every_n_steps=1",
     )
     check(run(*words, *overrides, cwd=tmp_path))
@@ -140,16 +126,8 @@ def test_predict_agrees_with_evaluate(trained: Path, tmp_path: Path) -> None:
 def test_raw_pixels_are_enough(trained: Path, tmp_path: Path) -> None:
     """Predictions take images of any size; the run scales and normalises them."""
     np.save(tmp_path / "raw.npy", (np.load(DIGITS)["images"][:50] * 255 / 16).round().astype(np.uint8))
-    check(
-        run(
-            f"run={trained}",
-            "input=raw.npy",
-            "output=out.csv",
-            "resize=true",
-            script="scripts/predict.py",
-            cwd=tmp_path,
-        )
-    )
+    words = (f"run={trained}", "input=raw.npy", "output=out.csv", "resize=true")
+    check(run(*words, script="scripts/predict.py", cwd=tmp_path))
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert len(lines) == 51
 

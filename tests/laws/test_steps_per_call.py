@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.interruptions import Interrupted, Interruption, interruption
+from support.interruptions import Interrupted, Interruption, interruption, same
 from support.ranks import on_ranks
-from support.runs import SMALL, new_run, rows, weights
+from support.runs import SMALL, new_run
 
 import lathe.training.train
 
@@ -36,23 +36,10 @@ def trained(folder: Path, *words: str) -> Path:
     return Path(cfg["paths"]["run_dir"])
 
 
-def lines(run: Path) -> list[dict[str, str]]:
-    """Return the lines without times."""
-    return [{key: value for key, value in row.items() if not key.startswith("throughput/")} for row in rows(run)]
-
-
-def same(left: Path, right: Path) -> None:
-    ours, theirs = weights(left), weights(right)
-    assert ours.keys() == theirs.keys()
-    assert all(ours[key].equal(theirs[key]) for key in ours)
-    assert lines(left) == lines(right)
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_same_run(recipe: str, tmp_path: Path) -> None:
     expected = trained(tmp_path / "one", *RECIPES[recipe], "trainer.steps_per_call=1")
-    for per_call in ("auto", "7"):
-        same(trained(tmp_path / per_call, *RECIPES[recipe], f"trainer.steps_per_call={per_call}"), expected)
+    same(trained(tmp_path / "auto", *RECIPES[recipe], "trainer.steps_per_call=auto"), expected)
 
 
 # one value of each key, or none, is drawn: what needs steps, and which
@@ -79,17 +66,7 @@ def test_drawn_runs_have_the_same_lines_at_the_same_steps(number: int, tmp_path:
     draw = random.Random(number)
     words = [f"{key}={draw.choice(values)}" for key, values in DRAWN.items() if draw.random() < 0.5]
     expected = trained(tmp_path / "one", *words, "trainer.steps_per_call=1")
-    for per_call in ("auto", "5"):
-        found = trained(tmp_path / per_call, *words, f"trainer.steps_per_call={per_call}")
-        same(found, expected)
-        assert measured(found) == measured(expected)
-
-
-def measured(run: Path) -> list[tuple[str, list[str]]]:
-    """Return the steps with throughput lines, and their columns."""
-    return [
-        (row["step"], sorted(key for key in row if key.startswith("throughput/") and row[key])) for row in rows(run)
-    ]
+    same(trained(tmp_path / "several", *words, f"trainer.steps_per_call={draw.choice(('auto', '5', '7'))}"), expected)
 
 
 @pytest.mark.parametrize(("before", "after"), [("auto", "1"), ("1", "7"), ("7", "auto")])

@@ -65,10 +65,15 @@ def losses(recipe: str, root: Path = ROOT) -> list[float]:
         done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{recipe}: exit code {done.returncode}\n{done.stderr[-2000:]}")
-        (table,) = Path(folder).glob("losses/2*/metrics.csv")
-        header, *rows = (line.split(",") for line in table.read_text().splitlines())
-        column = header.index("train/loss")
-        return [float(row[column]) for row in rows if row[column]]
+        return read(Path(folder))
+
+
+def read(log_dir: Path) -> list[float]:
+    """Return the loss of each step of the run in a folder."""
+    (table,) = log_dir.glob("losses/2*/metrics.csv")
+    header, *rows = (line.split(",") for line in table.read_text().splitlines())
+    column = header.index("train/loss")
+    return [float(row[column]) for row in rows if row[column]]
 
 
 def main() -> None:

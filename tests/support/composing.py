@@ -1,7 +1,7 @@
 """Caches Hydra's composition: the tests compose some two thousand times, a third of their time.
 
-Cached, while the files are unchanged: the result of a choice of groups, and parsed overrides and interpolations. Values
-are set on a copy, as Hydra does; errors are not cached. Commands in a new Python compose without the cache.
+Cached, while they are unchanged: files, and the result of a choice of groups. Values are set on a copy, as Hydra does;
+errors are not cached. Commands in a new Python compose without the cache.
 """
 
 import copy
@@ -14,47 +14,31 @@ from dataclasses import replace
 from typing import Any
 
 from hydra import compose as hydras_compose
-from hydra import version
 from hydra._internal import config_loader_impl as hydras
 from hydra._internal import defaults_list as defaults_lists
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides
 from hydra._internal.hydra import Hydra
-from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, QuotedString
-from hydra.core.plugins import Plugins
 from hydra.errors import ConfigCompositionException
-from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.config_source import ConfigResult
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, UnionNode, _utils, base
+from omegaconf import DictConfig, ListConfig, OmegaConf, UnionNode, base
 from omegaconf.errors import OmegaConfBaseException
 
 Loader = hydras.ConfigLoaderImpl
-Plugins.instance()  # imports the sources of files as classes that no import statement finds
-Files: Any = SourcesRegistry.instance().resolve("file")
-Packages: Any = SourcesRegistry.instance().resolve("pkg")
-_read_anew, _read_package_anew = Files.load_config, Packages.load_config
-_read: dict[Any, ConfigResult] = {}
 _map_anew = defaults_lists._create_interpolation_map
 _parents_anew = base.Box._re_parent
 _repository_anew, _load_anew = CachingConfigRepository.__init__, ConfigRepository.load_config
 _loaded: dict[Any, ConfigResult | None] = {}
-_override_anew = OverridesParser.parse_rule
-_value_anew = base.parse
-_value_once = functools.cache(_value_anew)
 _copies_anew = {kind: kind.__deepcopy__ for kind in (DictConfig, ListConfig)}
 _list_anew, _compose_anew = hydras.create_defaults_list, Loader._compose_config_from_defaults_list
 _lists: dict[Any, DefaultsList] = {}
 _seen: dict[tuple[Any, ...], int] = {}
 _composed: dict[int, tuple[DefaultsList, DictConfig]] = {}  # by the id of a list of files
-_overrides: dict[str, Override] = {}
 _trees: dict[int, tuple[DictConfig, Any]] = {}  # without `hydra`, with the list whose id it is
 _mode_anew, _modes = Hydra.get_mode, dict[Any, Any]()
-_version_anew, _version_once = version._get_version, functools.cache(version._get_version)
-
-
 _new = object.__new__
 _OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))), "configs")
 
@@ -102,16 +86,6 @@ def _repository_once(self: Any, delegate: Any) -> None:
     self.delegate, self.cache = copy.copy(delegate), {}
 
 
-def _override_once(self: Any, text: str, rule: str) -> Any:
-    """Cache an override with an immutable value."""
-    if rule == "override" and text in _overrides:
-        return replace(_overrides[text])
-    found = _override_anew(self, text, rule)
-    if rule == "override" and (found._value is None or type(found._value) in (str, int, float, bool, QuotedString)):
-        _overrides[text] = replace(found)
-    return found
-
-
 def _files(repo: IConfigRepository) -> tuple[Any, ...]:
     """Return the places of files, and the time at which each was changed."""
     found: list[Any] = []
@@ -146,25 +120,8 @@ def _of_ours(folder: str, changed: int) -> tuple[list[tuple[str, int]], list[str
     return [(entry.path, entry.stat().st_mtime_ns) for entry in there if entry.path not in inside], inside
 
 
-def _read_once(source: ConfigSource, config_path: str) -> ConfigResult:
-    path = os.path.realpath(os.path.join(source.path, source._normalize_file_name(config_path)))
-    if not os.path.isfile(path):
-        return _read_anew(source, config_path)  # type: ignore[no-any-return]
-    key = (path, source.path, source.provider, os.stat(path).st_mtime_ns)
-    if key not in _read:
-        _read[key] = _read_anew(source, config_path)
-    return _result(_read[key])
-
-
 def _result(kept: ConfigResult) -> ConfigResult:
     return replace(kept, header=dict(kept.header), config=copy.deepcopy(kept.config))
-
-
-def _read_package_once(source: ConfigSource, config_path: str) -> ConfigResult:
-    key = (source.path, source.provider, config_path)
-    if key not in _read:
-        _read[key] = _read_package_anew(source, config_path)
-    return _result(_read[key])
 
 
 def _load_once(self: Any, config_path: str) -> ConfigResult | None:
@@ -249,31 +206,23 @@ def compose(config_name: str, words: list[str]) -> DictConfig:
 
 def once() -> None:
     """Enable the cache in this process."""
-    Files.load_config, Packages.load_config = _read_once, _read_package_once
     defaults_lists._create_interpolation_map = _map_where_used  # type: ignore[assignment]
     hydras.create_defaults_list = _list_once
     Loader._compose_config_from_defaults_list = _compose_once  # type: ignore[method-assign]
     CachingConfigRepository.__init__ = _repository_once  # type: ignore[method-assign]
     ConfigRepository.load_config = _load_once  # type: ignore[method-assign]
-    OverridesParser.parse_rule = _override_once  # type: ignore[method-assign]
-    base.parse = _utils.parse = _value_once
     Hydra.get_mode = _mode_once  # type: ignore[method-assign]
-    version._get_version = _version_once
     for kind in _copies_anew:
         kind.__deepcopy__, kind._re_parent = _copied, _reparented  # type: ignore[method-assign]
 
 
 def anew() -> None:
     """Disable the cache."""
-    Files.load_config, Packages.load_config = _read_anew, _read_package_anew
     defaults_lists._create_interpolation_map = _map_anew
     hydras.create_defaults_list = _list_anew
     Loader._compose_config_from_defaults_list = _compose_anew  # type: ignore[method-assign]
     CachingConfigRepository.__init__ = _repository_anew  # type: ignore[method-assign]
     ConfigRepository.load_config = _load_anew  # type: ignore[method-assign]
-    OverridesParser.parse_rule = _override_anew  # type: ignore[method-assign]
-    base.parse = _utils.parse = _value_anew
     Hydra.get_mode = _mode_anew  # type: ignore[method-assign]
-    version._get_version = _version_anew
     for kind, copied in _copies_anew.items():
         kind.__deepcopy__, kind._re_parent = copied, _parents_anew  # type: ignore[method-assign]

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 import lathe.training.train
+from support import runs
 from support.runs import new_run
 
 QUIET = (
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
+    *runs.QUIET,
     "callbacks.throughput=null",
     "trainer.log_every_n_steps=1",
     "compression.receipt=none",

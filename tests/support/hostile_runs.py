@@ -7,8 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
+from lathe.errors import UserError
 from lathe.runs.build import make_task
 from lathe.runs.rundir import RunDir
 from lathe.training.compression_finalize import write_weights
@@ -16,6 +18,18 @@ from support.runs import SMALL, new_run
 
 SECRET = "hunter2-of-the-environment"
 CANARY = "canary"
+OPEN = b"cbuiltins\nopen\n(V" + CANARY.encode() + b"\nVw\ntR."  # a pickle that leaves the file
+
+
+def said(call: Callable[[], Any]) -> str:
+    """Return the one sentence that `call` ends with, having run nothing of a stranger's."""
+    with pytest.raises(UserError) as caught:
+        call()
+    words = str(caught.value)
+    assert "\n" not in words
+    assert len(words) < 1500
+    assert not Path(CANARY).exists()
+    return words
 
 
 def harmless(log_dir: Path, *overrides: str) -> RunDir:
@@ -97,19 +111,14 @@ TEXTS: dict[str, Callable[[str], str]] = {
     "secret": lambda text: text + "x: ${oc.env:LATHE_TEST_SECRET}\n",
     "name of a folder": lambda text: text.replace("name: train", "name: ../../outside"),
 }
-# Keys apart from the groups at which no component belongs.
+# Keys at which a component belongs, and keys apart from the groups at which none does.
+HERE = (
+    *("model.net", "task.loss", "optimizer.kind", "scheduler", "trainer", "strategy", "data.source"),
+    *("callbacks.extra", "logger.extra", "compression.distill.teacher.net"),
+)
 NOWHERE = (
-    "seed",
-    "extra",
-    "trainer.plugins",
-    "optimizer.lr",
-    "precision.name",
-    "launch",
-    "paths.data_dir",
-    "hydra.job",
-    "compression.distill.teacher.weights",
-    "logger.csv.extra",
-    "trusted",
+    *("seed", "extra", "trainer.plugins", "optimizer.lr", "precision.name", "launch", "paths.data_dir", "hydra.job"),
+    *("compression.distill.teacher.weights", "logger.csv.extra", "trusted"),
 )
 
 

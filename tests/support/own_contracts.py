@@ -10,21 +10,6 @@ from support.own_lightning import Both, LitNet
 from support.own_parts import Table
 
 
-class Several(LitNet):
-    """Validates and tests on several loaders, and logs its metrics with and without the loader's index."""
-
-    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        loss = self.losses(batch)
-        self.log("val_loss", loss)
-        self.log(f"named_{dataloader_idx}", loss, add_dataloader_idx=False)
-
-    def on_validation_epoch_end(self) -> None:
-        self.log("rounds", float(self.current_epoch))
-
-    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self.log("test_loss", self.losses(batch))
-
-
 class Uneven(Both):
     """Steps one optimizer with each batch and the other with every second one, and steps its schedules."""
 

@@ -136,14 +136,6 @@ class Waits(LitNet):
         return {"optimizer": optimizer, "lr_scheduler": {**schedule, **of}}
 
 
-class Groups(LitNet):
-    """Has a learning rate for the body, and a tenth of it for the head."""
-
-    def configure_optimizers(self) -> Any:
-        lr = self.hparams["lr"]
-        return SGD([{"params": self.net.parameters()}, {"params": self.head.parameters(), "lr": lr / 10}], lr=lr)
-
-
 class Both(LitNet):
     """Has two optimizers, which Lightning does not step automatically."""
 
@@ -212,18 +204,6 @@ class Late(LitNet):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.word = checkpoint["word"]
-
-
-class Broken(LitNet):
-    """Has a non-finite loss at its fourth step."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) / (0.0 if self.global_step == 3 else 1.0)
-
-
-class Skips(LitNet):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return super().training_step(batch, batch_idx) if batch_idx != 2 else None
 
 
 class Stepless(LightningModule):

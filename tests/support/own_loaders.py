@@ -1,10 +1,9 @@
 """LightningDataModules as users write them, with and without a batch size."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from support.own_datasets import Flow, pictures
 
@@ -38,39 +37,8 @@ class Optioned(Sized):
         super().__init__(**options)
 
 
-class Unsized(Sized):
-    """Takes no batch size."""
-
-    def __init__(self) -> None:
-        super().__init__(batch_size=16)
-
-
 class Streaming(Sized):
     """A DataLoader of an iterable dataset of unknown length."""
 
     def train_dataloader(self) -> Any:
         return DataLoader(Flow(len(self.data)), self.batch_size)
-
-
-class Nothing(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        return iter(())
-
-
-class Empty(Sized):
-    def train_dataloader(self) -> Any:
-        return DataLoader(Nothing(), self.batch_size)
-
-
-class Forever(IterableDataset[Any]):
-    """An endless stream of samples."""
-
-    def __iter__(self) -> Iterator[Any]:
-        x, y = pictures(2)
-        while True:
-            yield x[0], int(y[0])
-
-
-class Endless(Sized):
-    def train_dataloader(self) -> Any:
-        return DataLoader(Forever(), self.batch_size)

@@ -13,13 +13,12 @@ from lathe.runs import rundir
 from support.composing import compose
 
 ROOT = Path(__file__).parents[2]
+QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")
 SMALL = (
     "model=mlp",
     "model.net.width=16",
     "model.net.depth=1",
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
+    *QUIET,
     "trainer.max_epochs=2",
     "data.batch_size=64",
     "trainer.log_every_n_steps=5",
