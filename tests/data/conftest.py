@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from lathe.data.augment import Augment, Normalizer
-from lathe.data.cifar import ARCHIVES, Archive
 from lathe.data.loader import ImageLoader, ResidentLoader, StreamLoader
+from lathe.data.published import ARCHIVES, Archive
 from lathe.data.splits import Split
 
 EVERYTHING = Augment(crop=2, crop_fill="reflect", flip="alternating", cutout=3, mixup=0.4, cutmix=1.0)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lathe.data import Cifar
-from lathe.data.cifar import ARCHIVES, Archive, load_arrays
+from lathe.data.published import ARCHIVES, Archive, load_arrays
 from lathe.errors import UserError
 
 FORMS = pytest.mark.parametrize("form", ["binary", "python"])

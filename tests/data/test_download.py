@@ -20,46 +20,13 @@ def test_file_arrives_whole(serve: Callable, tmp_path: Path) -> None:
     server = serve(CONTENT)
     download(server.url + "file", tmp_path / "file", MD5, "by hand")
     assert (tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked == [None]
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize(
-    ("left", "knows_range", "asked"),
-    [
-        (CONTENT[:1000], True, ["bytes=1000-"]),
-        (CONTENT, True, [f"bytes={len(CONTENT)}-"]),
-        (b"x" * 1000, False, ["bytes=1000-"]),
-        (b"x" * 1000, True, ["bytes=1000-", None]),  # the partial file of another download
-    ],
-    ids=["a part", "all of it", "from a server without Range", "another file's"],
-)
-def test_what_an_earlier_run_left_is_continued_or_replaced(
-    serve: Callable, tmp_path: Path, left: bytes, knows_range: bool, asked: list[str | None]
-) -> None:
-    server = serve(CONTENT)
-    server.knows_range = knows_range
-    (tmp_path / "file.part").write_bytes(left)
-    download(server.url + "file", tmp_path / "file", MD5, "by hand")
-    assert (tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked[: len(asked)] == asked
 
 
 def test_wrong_hash_leaves_nothing(serve: Callable, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another hash than the published"):
         download(serve(CONTENT).url + "file", tmp_path / "file", "0" * 32, "by hand")
     assert not list(tmp_path.iterdir())
-
-
-def test_a_connection_that_breaks_is_continued_by_the_next_run(serve: Callable, tmp_path: Path) -> None:
-    server = serve(CONTENT)
-    server.break_after = 500_000
-    with pytest.raises(UserError, match=r"run again to continue at \d+ bytes"):
-        download(server.url + "file", tmp_path / "file", MD5, "by hand")
-    assert [p.name for p in tmp_path.iterdir()] == ["file.part"]
-    download(server.url + "file", tmp_path / "file", MD5, "by hand")
-    assert (tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked[1].startswith("bytes=")
 
 
 @pytest.mark.parametrize("status", [404, 503])

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from lathe.data.augment import Augment, Draws, crop_and_flip, cutout, draw
 from lathe.data.checks import form, using
-from lathe.data.random import Rng
-from lathe.data.seeded import watched
+from lathe.data.random import Rng, watched
 from lathe.data.transforms import Cutout, Field, RandomCrop, RandomFlip, Transform
 from lathe.errors import ArgumentError, UserError
 
