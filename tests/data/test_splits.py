@@ -1,14 +1,12 @@
 """Splits are disjoint, of the exact sizes, stratified, and fixed by their own seed."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from support.own_datasets import Pictures
-from support.runs import SMALL, config
+from support.runs import config
 from torch.utils.data import TensorDataset
 
 from lathe.data import DatasetDataModule, ImageDataModule
@@ -229,25 +227,3 @@ def test_what_load_raises_is_one_sentence_with_its_line() -> None:
     (sentence,) = refused(broken)
     assert sentence.startswith("data.source can't be loaded: FileNotFoundError: ")
     assert sentence.endswith(f"no such file.npy' ({__file__}:{line})")
-
-
-def test_a_training_with_wrong_content_leaves_no_run(
-    cli: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The user gets only this message."""
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "my_own_source.py").write_text(
-        "import numpy as np\n"
-        "from lathe.data import Split, Splits\n"
-        "class Wrong:\n"
-        "    num_classes = 10\n"
-        "    def prepare(self): pass\n"
-        "    def load(self):\n"
-        "        split = Split.whole(np.zeros((4, 1, 8, 8), np.uint8), np.full(4, 10))\n"
-        "        return Splits(split, split, split)\n"
-    )
-    code, errors = cli(*SMALL, "~data.source", "+data.source={_target_: my_own_source.Wrong}", "launch.timeout=60")
-    assert code == 1
-    assert "Traceback" not in errors
-    assert "the train split's labels go from 10 to 10" in errors
-    assert not list((tmp_path / "logs").glob("*/*/config.yaml"))

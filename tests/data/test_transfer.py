@@ -10,7 +10,6 @@ import pytest
 import torch
 from data.test_foreign import OWN
 from lightning.pytorch import LightningModule
-from suites.worker import _forward_ms
 from support.marked_data import ALL, HOOKS, SEEN, MarkedData
 from support.runs import ROOT, config
 
@@ -23,7 +22,6 @@ from lathe.receipt import measured
 from lathe.runs import rundir
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
-from lathe.training.trainer_setup import make_trainer
 
 WORDS = (*OWN, "model.net._target_=support.marked_data.Recording", "model.net.depth=2", "trainer.max_epochs=1")
 pytestmark = [
@@ -104,16 +102,6 @@ def test_a_command_sees_every_hook(
     monkeypatch.setattr(sys, "argv", [script, *options])
     with torch.compiler.set_stance("force_eager"), suppress(SystemExit):
         runpy.run_path(str(ROOT / "scripts" / f"{script}.py"), run_name="__main__")
-    assert set(SEEN) == {ALL}
-
-
-def test_a_benchmark_sees_every_hook(run: RunDir) -> None:
-    from lathe.runs.inference import open_run_net
-
-    task, cfg = open_run_net(run.path)
-    trainer = make_trainer(cfg, run.path, [])
-    trainer.strategy.connect(task)
-    _forward_ms(trainer, cfg, 1)
     assert set(SEEN) == {ALL}
 
 

@@ -44,6 +44,8 @@ def download(url: str, path: Path, expected: str, by_hand: str) -> None:
         try:
             _fetch(url, part)
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
             said = " ".join(str(getattr(error, "reason", None) or error).split())[:200]
             raise UserError(f"{url} cannot be fetched ({ascii(said)[1:-1]}): {by_hand}.") from error
         try:
