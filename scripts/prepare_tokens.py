@@ -17,7 +17,7 @@ def main(cfg: DictConfig) -> None:
     try:
         settings = resolve(cfg)
         check_command(cfg, settings)
-        from lathe.data.prepare_tokens import report  # imported late, since it imports torch
+        from lathe.data.token_file import report  # imported late, since it imports torch
 
         with raise_on_signal():
             report(settings)

@@ -13,7 +13,7 @@ from support.runs import ROOT, config
 
 from lathe.data import Augment
 from lathe.data.augment import draw
-from lathe.data.fashion_mnist import FILES
+from lathe.data.published import FILES
 from lathe.runs.build import make_data
 
 SMALL = (

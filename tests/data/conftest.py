@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from lathe.data.augment import Augment, Normalizer
-from lathe.data.cifar import ARCHIVES, Archive
 from lathe.data.loader import ImageLoader, ResidentLoader, StreamLoader
+from lathe.data.published import ARCHIVES, Archive
 from lathe.data.splits import Split
 
 EVERYTHING = Augment(crop=2, crop_fill="reflect", flip="alternating", cutout=3, mixup=0.4, cutmix=1.0)
@@ -119,12 +119,11 @@ def cifar_files(tmp_path: Path) -> Callable[..., tuple[Archive, dict[str, tuple[
 
 
 class Server:
-    """A real HTTP server of one file: it supports Range, can break off early, and records requests."""
+    """A real HTTP server of one file: it can break off early, and records requests."""
 
     def __init__(self, content: bytes) -> None:
         self.content = content
         self.break_after: int | None = None  # bytes after which the next answer ends
-        self.knows_range = True
         self.status, self.reason = 200, ""
         self.location = ""  # redirect target
         self.asked: list[str | None] = []
@@ -132,9 +131,7 @@ class Server:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                asked = self.headers.get("Range")
-                server.asked.append(asked)
-                start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and server.knows_range else 0
+                server.asked.append(self.headers.get("Range"))
                 if server.location:
                     self.send_response(302)
                     self.send_header("Location", server.location)
@@ -143,15 +140,11 @@ class Server:
                 if server.status != 200:
                     self.send_error(server.status, server.reason or None)
                     return
-                if start >= len(server.content):
-                    self.send_error(416)
-                    return
-                body = server.content[start:]
-                self.send_response(206 if asked and server.knows_range else 200)
-                self.send_header("Content-Length", str(len(body)))
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(server.content)))
                 self.end_headers()
                 stop, server.break_after = server.break_after, None
-                self.wfile.write(body[:stop])
+                self.wfile.write(server.content[:stop])
 
             def log_message(self, *args: object) -> None:
                 pass

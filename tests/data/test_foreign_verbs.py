@@ -123,7 +123,7 @@ def test_each_split_is_evaluated_in_whichever_stage_it_is_opened(verb: Call, run
 def test_verbs_that_need_facts_name_them(run: RunDir, verb: Call, script: str, words: list[str]) -> None:
     code, _, errors = verb(script, f"run={run.path}", *words)
     assert (code, errors.count("\n")) == (1, 1), errors
-    assert "its data declare neither channels, image_size, mean, std and num_classes" in errors
+    assert "its data declare neither channels, image_size, mean, std, num_classes" in errors
 
 
 def test_with_its_facts_it_ships_and_predicts(tmp_path: Path, verb: Call) -> None:

@@ -10,7 +10,6 @@ from data.test_transforms import LISTS, equal
 
 from lathe.data.augment import Augment
 from lathe.data.loader import ImageLoader, ResidentLoader
-from lathe.errors import UserError
 
 pytestmark = pytest.mark.law2
 
@@ -152,19 +151,6 @@ def test_unshuffled_training_keeps_the_stored_order(make: Make) -> None:
     reference = make(train=False, augment=None, batch_size=25)
     assert equal(list(loader), list(reference))
     assert equal(list(loader), list(reference))
-
-
-@pytest.mark.parametrize(
-    ("settings", "names"),
-    [
-        ({"batch_size": 9, "world_size": 2}, r"data\.batch_size=9.*trainer\.devices=2"),
-        ({"batch_size": 51}, r"data\.batch_size=51.*50 training samples"),
-        ({"batch_size": 1, "world_size": 2, "train": False}, r"data\.eval_batch_size=1.*trainer\.devices=2"),
-    ],
-)
-def test_batch_sizes_that_do_not_fit_are_refused(make: Make, settings: dict[str, object], names: str) -> None:
-    with pytest.raises(UserError, match=names):
-        make(**settings)
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 10, 16])

@@ -12,9 +12,9 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule
 from support.own_datasets import Drawing, Pictures, Stateful, padded
 
-from lathe.data import DatasetDataModule, prefetch
+from lathe.data import DatasetDataModule, transfer
 from lathe.data.augment import Augment
-from lathe.data.prefetch import go_ahead, one_ahead, tell_no_effect
+from lathe.data.transfer import go_ahead, one_ahead, tell_no_effect
 
 Make = Callable[..., Any]
 
@@ -125,7 +125,7 @@ def test_what_draws_where_the_run_draws_is_not_made_ahead() -> None:
 def test_auto_prefetches_single_batches_on_gpus(
     wanted: Any, device: str, chunk: int, ahead: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "SideStream", lambda device, moves: StandIn())
+    monkeypatch.setattr(transfer, "SideStream", lambda device, moves: StandIn())
     loader = SimpleNamespace(goes_ahead=True, chunk=chunk, side=None)
     trainer = SimpleNamespace(
         prefetch_to_device=wanted, lightning_module=LightningModule(), datamodule=LightningDataModule()

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from support.runs import config
 
-from lathe.data import prepare_tokens
-from lathe.data.prepare_tokens import Bytes, Document, HuggingFace, prepare, split_of
-from lathe.data.token_file import TokenFiles
+from lathe.data import token_file
+from lathe.data.token_file import Bytes, Document, HuggingFace, TokenFiles, prepare, split_of
 from lathe.errors import UserError
 
 SPLITS = ("train", "val", "test")
@@ -75,7 +74,7 @@ def test_pieces_change_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Files larger than one read, as for files larger than memory; also with a separator across pieces."""
     whole = prepare(settings(corpus))
     divided = prepare(settings(corpus, output="divided", separator="日本語 "))
-    monkeypatch.setattr(prepare_tokens, "PIECE", 7)
+    monkeypatch.setattr(token_file, "PIECE", 7)
     assert prepare(settings(corpus, output="again")) == whole
     assert prepare(settings(corpus, output="divided_again", separator="日本語 ")) == divided
     assert sum(facts["documents"] for facts in divided["splits"].values()) > 200
@@ -178,7 +177,7 @@ def test_a_hugging_face_tokenizer(corpus: Path, tokenizer: Path, monkeypatch: py
     assert sorted(decoded) == sorted(texts(corpus))
     assert sum(meta["splits"][name]["tokens"] for name in SPLITS) < meta["bytes"] / 2
     # pieces end at line ends: the text is the same, and here the ids too
-    monkeypatch.setattr(prepare_tokens, "PIECE", 50)
+    monkeypatch.setattr(token_file, "PIECE", 50)
     prepare(settings(corpus, tokenizer=str(tokenizer), output="again"))
     again = [
         backend._backend.decode(ids).encode()

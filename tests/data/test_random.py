@@ -50,15 +50,3 @@ def test_tables_repeat_and_differ_by_seed_and_epoch() -> None:
         assert not torch.equal(first, table(0, 2))
         assert not torch.equal(first, table(1, 1))
         assert not torch.equal(first, table(-1, 1))
-
-
-def test_global_generators_do_not_move() -> None:
-    before = torch.get_rng_state()
-    epoch_permutation(0, 0, 10)
-    sample_uniforms(0, 0, 10, 2)
-    sample_betas(0, 0, 10, 1.0, "cutmix")
-    assert torch.equal(before, torch.get_rng_state())
-
-
-def test_permutation_holds_every_sample_once() -> None:
-    assert torch.equal(epoch_permutation(3, 7, 101).sort().values, torch.arange(101))

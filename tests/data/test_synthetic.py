@@ -120,13 +120,3 @@ def test_the_probabilities_are_those_of_the_sequences() -> None:
     assert shares.sum() == pytest.approx(1)
     found = np.bincount(sequences(source) @ np.array([8, 4, 2, 1]), minlength=16) / 40000
     assert np.abs(found - shares).max() < 4 * math.sqrt(0.25 / 40000)
-
-
-def test_splits_and_seeds_differ_and_repeat() -> None:
-    same, other = SyntheticTokens(train_size=256), SyntheticTokens(train_size=256, seed=1)
-    first = sequences(same)
-    assert np.array_equal(first, sequences(SyntheticTokens(train_size=256)))
-    assert not np.array_equal(first, sequences(other))
-    assert not np.array_equal(first, sequences(same, "val"))
-    assert not np.array_equal(sequences(same, "test"), sequences(same, "val"))
-    assert [len(sequences(SyntheticTokens(test_size=3), split)) for split in ("train", "val", "test")] == [2048, 512, 3]

@@ -171,7 +171,7 @@ def test_own_functions_are_tried_and_the_generators_left_alone() -> None:
     ("function", "sentence"),
     [
         (lambda x, rng: x + torch.rand(1), "draws from random, numpy.random or torch"),
-        (lambda x, rng: x - x.float().mean(), "depends on the others of its batch"),
+        (lambda x, rng: x - x.float().mean(), "gives another image when it is called with other images"),
         (lambda x, rng: x / 0, "returned numbers from nan"),
         (lambda x, rng: x / 255, r"returned numbers from 0 to 0"),
     ],

@@ -13,8 +13,7 @@ from PIL import Image
 
 from lathe.data import Normalizer
 from lathe.data.checks import squashed
-from lathe.data.shard_write import FolderSamples, index_tars, write_shards
-from lathe.data.shards import ShardDataModule, Shards
+from lathe.data.shards import FolderSamples, ShardDataModule, Shards, index_tars, write_shards
 from lathe.errors import UserError
 from lathe.export.preprocess import Preprocess
 from lathe.images.files import find_images

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from lathe.data.fashion_mnist import FILES, IdxFile
+from lathe.data.published import FILES, IdxFile
 
 Truth = dict[str, tuple[np.ndarray, np.ndarray]]
 COUNTS = {"train": 60, "test": 20}

@@ -7,8 +7,7 @@ import numpy as np
 import torch
 
 from lathe.data.augment import Augment, Normalizer
-from lathe.data.shard_write import write_shards
-from lathe.data.shards import ShardLoader, Shards
+from lathe.data.shards import ShardLoader, Shards, write_shards
 from lathe.data.splits import Split
 
 EVERYTHING = Augment(crop=2, crop_fill="reflect", flip="alternating", cutout=3, mixup=0.4, cutmix=1.0)

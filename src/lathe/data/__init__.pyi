@@ -1,15 +1,15 @@
 from .augment import Augment as Augment
 from .augment import Normalizer as Normalizer
-from .cifar import Cifar as Cifar
 from .dataset import DatasetDataModule as DatasetDataModule
 from .digits import Digits as Digits
 from .documents import DocumentDataModule as DocumentDataModule
-from .fashion_mnist import FashionMnist as FashionMnist
 from .foreign import ModuleDataModule as ModuleDataModule
 from .image_folder import ImageFolder as ImageFolder
 from .loader import ResidentLoader as ResidentLoader
 from .loader import StreamLoader as StreamLoader
 from .module import ImageDataModule as ImageDataModule
+from .published import Cifar as Cifar
+from .published import FashionMnist as FashionMnist
 from .shards import ShardDataModule as ShardDataModule
 from .shards import Shards as Shards
 from .splits import Source as Source

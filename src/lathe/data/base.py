@@ -9,9 +9,8 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from lathe.data.order import EpochLoader, Selection
-from lathe.data.prefetch import go_ahead
 from lathe.data.splits import SPLITS
-from lathe.data.transfer import Transferred, eval_stage
+from lathe.data.transfer import Transferred, eval_stage, go_ahead
 from lathe.errors import UserError
 
 SplitData = TypeVar("SplitData")

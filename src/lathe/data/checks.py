@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lathe.errors import ArgumentError, UserError, under, user_location
+from lathe.errors import UserError, under, user_location
 from lathe.files import disk_reason
 
 IMAGE_FACTS = ("channels", "image_size", "mean", "std", "num_classes")
@@ -66,14 +65,6 @@ def using(source: object, what: str, key: str = "data.source") -> Iterator[None]
 def warn_once(sentence: str) -> None:
     """Warn on rank 0, once per process for the same sentence."""
     rank_zero_warn(sentence)
-
-
-def check_number(key: str, value: object, least: int, most: int | None = None) -> None:
-    """Raise ArgumentError if a value is not an integer in [`least`, `most`]."""
-    fits = isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value)
-    if not fits or (most is not None and int(value) > most):  # type: ignore[call-overload]
-        span = f"of {least} or more" if most is None else f"from {least} to {most}"
-        raise ArgumentError(f"{key}={value} cannot be used: choose a whole number {span}.")
 
 
 def check_class_names(names: Sequence[str] | None, num_classes: int) -> list[str] | None:
@@ -131,8 +122,8 @@ def undeclared(data: Mapping[str, Any]) -> str | None:
     if not images or not tokens:
         return None
     if len(images) == len(IMAGE_FACTS) and len(tokens) == len(TOKEN_FACTS):
-        return f"neither {_listed(images)}, which images need, nor {_listed(tokens)}, which tokens need"
-    return f"no {_listed(tokens if len(images) == len(IMAGE_FACTS) else images)}"
+        return f"neither {', '.join(images)}, which images need, nor {', '.join(tokens)}, which tokens need"
+    return f"no {', '.join(tokens if len(images) == len(IMAGE_FACTS) else images)}"
 
 
 def check_declared(data: Mapping[str, Any], run: object) -> None:
@@ -140,10 +131,6 @@ def check_declared(data: Mapping[str, Any], run: object) -> None:
     missing = undeclared(data)
     if missing is not None:
         raise UserError(
-            f"run={run}: its data declare {missing}, so nobody knows what its net takes: let the data module's class "
-            "have them as arguments and give them under data (of this run: in its config.yaml)."
+            f"run={run}: its data declare {missing}, so the input of its net is unknown: add them as arguments to the "
+            "data module's class, and under data in the run's config.yaml."
         )
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

@@ -1,7 +1,6 @@
 """The LightningDataModule of any torch Dataset or Hugging Face dataset."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
-from operator import attrgetter
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,7 +14,7 @@ from lathe.config.types import Count, Name, NonNegativeInt, OpenShare, Positive,
 from lathe.config.validation import validated
 from lathe.data.base import ExactDataModule
 from lathe.data.checks import check_class_names, form, using, warn_missing_classes
-from lathe.data.seeded import Rowed, Rows, Seeded, Wrapper, draws_nothing
+from lathe.data.random import Rowed, Rows, Seeded, Wrapper, draws_nothing
 from lathe.data.shared import EvalStream, InOrder, SharedLoader, TrainStream, is_iterable, reader_over
 from lathe.data.splits import SPLITS, Labels, check_folds, fold_rows, share_rows, stratified_split
 from lathe.data.workers import batches_ahead, measure_workers
@@ -131,34 +130,19 @@ class Collate:
 
     def _stack(self, samples: Rowed) -> Any:
         try:
-            batch = default_collate(list(samples))
-            if _mixed(samples):  # torch would stack integers, such as pixels up to 255, with floats
-                raise TypeError("floats and integers")
-            return batch
+            return default_collate(list(samples))
         except Exception as error:  # torch raises many types here
-            ways = "use data.transform or data.eval_transform to make them alike, or a data.collate_fn"
-            first, key = form(samples[0]), self.items.key
+            first, ways = (
+                form(samples[0]),
+                "use data.transform, data.eval_transform or data.collate_fn to make them alike",
+            )
             for sample, number in zip(samples, samples.rows, strict=True):
                 if form(sample) != first:
                     raise UserError(
                         f"{self.items.name(number)} is {form(sample)}, but item {self.items.row(samples.rows[0])} is "
                         f"{first}, so they make no batch: {ways}."
                     ) from error
-            said = " ".join(str(error).split())[:200]
-            raise UserError(f"{key}: items such as {first} make no batch ({said}): {ways}.") from error
-
-
-def _mixed(column: Sequence[Any]) -> bool:
-    """Return whether arrays at the same place of similar samples are partly floating point."""
-    first = column[0]
-    if isinstance(first, (Tensor, np.ndarray)):
-        kinds = {*map(attrgetter("dtype"), column)}  # in C, as this is done for each batch
-        return (
-            len({kind.is_floating_point if isinstance(kind, torch.dtype) else kind.kind == "f" for kind in kinds}) > 1
-        )
-    if isinstance(first, Mapping):
-        return any(_mixed([one[name] for one in column]) for name in first)
-    return isinstance(first, (tuple, list)) and any(_mixed(part) for part in zip(*column, strict=False))
+            raise UserError(f"{self.items.key}: items such as {first} make no batch ({error}): {ways}.") from error
 
 
 def check_pairs(batch: Any, key: str) -> None:
@@ -195,16 +179,9 @@ def _labels_at_hand(dataset: Any, target: str | None) -> Labels | None:
 
 
 def _check_kind(name: str, dataset: Any) -> None:
-    """Raise UserError if `data.<name>` is not a dataset with a length."""
-    if is_iterable(dataset):
-        return
-    if not hasattr(dataset, "__getitem__") or isinstance(dataset, (str, dict)):
-        raise UserError(f"data.{name}: {form(dataset)} is no dataset: expected one with __len__ and __getitem__.")
-    if not isinstance(dataset, Sized):
-        raise UserError(
-            f"data.{name}: {type(dataset).__name__} has no __len__, so an epoch has no order: let it return the number "
-            "of samples."
-        )
+    """Raise UserError if `data.<name>` is not a dataset with a length, and not iterable."""
+    if not is_iterable(dataset) and (not hasattr(dataset, "__getitem__") or not isinstance(dataset, Sized)):
+        raise UserError(f"data.{name}: {form(dataset)} has no __len__ and __getitem__, which a dataset needs.")
 
 
 class DatasetDataModule(ExactDataModule[Items]):
@@ -284,13 +261,6 @@ class DatasetDataModule(ExactDataModule[Items]):
         if (input is None) != (target is None):
             raise ArgumentError(f"input={input} and target={target} go together: name both, or neither.")
         self.columns = None if input is None or target is None else (input, target)
-        functions = {"transform": transform, "eval_transform": eval_transform, "collate_fn": collate_fn}
-        for name, function in functions.items():
-            if function is not None and not callable(function):
-                raise ArgumentError(
-                    f"{name}: expected a function or an object that can be called, got {form(function)}; a function's "
-                    "node needs _partial_: true."
-                )
         self.transform, self.eval_transform, self.collate_fn = transform, eval_transform, collate_fn
         self.shares = {"val": val_share, "test": test_share}
         self.split_seed = split_seed
@@ -313,29 +283,24 @@ class DatasetDataModule(ExactDataModule[Items]):
         self._check_iterable()
 
     def _check_iterable(self) -> None:
-        found = {name: type(one).__name__ for name, one in self.datasets.items() if is_iterable(one)}
-        for name, kind in found.items():
-            if self.num_workers not in (0, "auto"):
-                raise UserError(
-                    f"data.num_workers={self.num_workers}: data.{name} is iterable ({kind}) and read by one process: "
-                    "use 0."
-                )
+        iterable = [name for name, one in self.datasets.items() if is_iterable(one)]
+        if iterable:
+            workers = f"data.num_workers={self.num_workers}: data.{iterable[0]} is iterable, so use 0."
+            require(self.num_workers in (0, "auto"), workers)
             self.num_workers = 0
-        train = self.datasets["train"]
-        if "train" not in found:
-            own = f"data.samples={self.samples}: data.train has a number of samples of its own: use null."
-            require(self.samples is None, own)
+        if "train" not in iterable:
+            require(self.samples is None, f"data.samples={self.samples} is for an iterable data.train: use null.")
             return
-        missing = [f"data.{name}" for name, one in self.datasets.items() if one is None]
-        cut = "data.folds" if self.folds is not None else f"data.share={self.share}" if self.share < 1 else None
-        if missing or cut:
-            what = cut or " and ".join(missing)
-            raise UserError(f"{what}: nothing can be cut out of {found['train']}, which is iterable: give datasets.")
+        cut = None in self.datasets.values() or self.folds is not None or self.share < 1
+        require(
+            not cut,
+            "data.train is iterable, and nothing can be cut out of it: give data.val and data.test, without data.folds "
+            "and data.share.",
+        )
+        train = self.datasets["train"]
         if self.samples is None:
-            if not isinstance(train, Sized):
-                raise UserError(
-                    f"data.train: {found['train']} is iterable and has no __len__: give data.samples, an epoch's."
-                )
+            sized = isinstance(train, Sized)
+            require(sized, "data.train is iterable and has no __len__: set data.samples, the length of an epoch.")
             self.samples = len(train)
 
     @property
@@ -422,11 +387,9 @@ class DatasetDataModule(ExactDataModule[Items]):
                 f"{items.name(0)} is {form(sample)}, expected an image [channels, height, width] and its target, as "
                 "data.channels and data.image_size say: set both to null for other inputs."
             )
-        dtype, precision = str(image.dtype).removeprefix("torch."), str(getattr(self.trainer, "precision", ""))
-        half = dtype in ("float16", "bfloat16") and precision.startswith(("16", "bf16", "transformer"))
-        if not (dtype == "float32" or half or (dtype == "float64" and precision.startswith("64"))):
+        if "float" not in str(image.dtype):
             raise UserError(
-                f"{items.name(0)} is an image of {dtype}, expected float32: convert it in the dataset or by "
+                f"{items.name(0)} is an image of {image.dtype}, expected float32: convert it in the dataset or by "
                 f"data.{'' if split == 'train' else 'eval_'}transform, pixels / 255 less data.mean over data.std."
             )
         declared = {"channels": self.channels, "image_size": self.image_size}
@@ -487,12 +450,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         )
 
     def _stream(self, split: Items, size: int, train: bool, order: dict[str, Any]) -> Any:
-        if order["world_size"] > 1:
-            raise UserError(
-                f"{split.key}: {type(split.dataset).__name__} is iterable and cannot be shared out exactly among "
-                f"{order['world_size']} replicas: use a dataset with __getitem__ and __len__, or trainer.devices=1."
-            )
         if not train:
-            return EvalStream(split, self._collate(split), size, order["seed"])
+            return EvalStream(split, self._collate(split), size, **order)
         assert self.samples is not None
         return TrainStream(split, self._collate(split), self.samples, batch_size=size, **order)

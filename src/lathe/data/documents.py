@@ -66,10 +66,7 @@ def end_of_document(source: Any) -> int:
     """Return the token that ends a document of the source, or raise UserError if it has none."""
     end = source.end if hasattr(source, "end") else getattr(source, "meta", {}).get("end")
     if end is None:
-        raise UserError(
-            f"data.source={type(source).__name__} does not say which token ends a document: choose token files, or "
-            "give it an end."
-        )
+        raise UserError(f"data.source={type(source).__name__} has no end, the token that ends a document.")
     return int(end)
 
 
@@ -258,12 +255,10 @@ class DocumentDataModule(ExactDataModule[Documents]):
     ) -> None:
         if batch_size not in (None, max_batch_size):
             raise UserError(
-                f"data.batch_size={batch_size} follows data.max_batch_size={max_batch_size} here: set that one alone."
+                f"data.batch_size={batch_size} is data.max_batch_size={max_batch_size} here: set that alone."
             )
         if length % pad_multiple:
-            raise UserError(
-                f"data.pad_multiple={pad_multiple} does not divide data.length={length}: choose a divisor of it."
-            )
+            raise UserError(f"data.pad_multiple={pad_multiple} has to divide data.length={length}.")
         super().__init__(max_batch_size, eval_batch_size, seed)
         check_members(source, "vocab_size", "prepare", "load")
         self.source, self.vocab_size, self.length, self.long = source, vocab_size, length, long
@@ -299,17 +294,13 @@ class DocumentDataModule(ExactDataModule[Documents]):
         if longest > self.length and self.long == "refuse":
             raise UserError(
                 f"data.length={self.length} is too short for document {sample} of the {name} split, which has "
-                f"{longest} tokens: raise data.length, or set data.long=split to make several samples of it, or "
-                "data.long=cut to leave out what is over."
+                f"{longest} tokens: raise it, or set data.long=split or data.long=cut."
             )
         documents = documents.split(self.length) if self.long == "split" else documents.cut(self.length)
         self.cut_tokens[name] = int(lengths.sum() - documents.lengths.sum())
         needed = int(round_up(documents.lengths.max(), int(self.shape["pad_multiple"] or 1)))
         if needed > self.max_tokens:
-            raise UserError(
-                f"data.max_tokens={self.max_tokens} is too small for document {sample} of the {name} split, which "
-                f"takes {needed} tokens: choose at least {needed}."
-            )
+            raise UserError(f"data.max_tokens={self.max_tokens}: document {sample} of {name} needs at least {needed}.")
         return documents
 
     def build(self, split: Documents, device: torch.device, **order: Any) -> DocumentLoader:

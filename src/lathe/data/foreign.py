@@ -21,9 +21,8 @@ from torch.utils.data import (
 )
 
 from lathe.data.base import ExactDataModule, replicas_of
-from lathe.data.prefetch import go_ahead
 from lathe.data.shared import SharedLoader, parts_in_order, reader_over
-from lathe.data.transfer import Transferred, eval_stage
+from lathe.data.transfer import Transferred, eval_stage, go_ahead
 from lathe.errors import UserError, require
 
 HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
@@ -112,7 +111,7 @@ def _reason(loader: Any) -> str | None:
     if own:
         return f"its {type(loader).__name__} overrides {own[0]}: use torch's own"
     if isinstance(loader.dataset, IterableDataset):
-        return f"its {type(loader.dataset).__name__} is an IterableDataset: use one with __getitem__ and __len__"
+        return f"its {type(loader.dataset).__name__} is an IterableDataset: use data=dataset for it"
     if isinstance(loader.sampler, DistributedSampler):
         return (
             "it has a DistributedSampler, which counts padded samples twice: leave it out, Lathe shares the global "

@@ -48,18 +48,14 @@ def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | N
     Raises:
         UserError: a split has other classes than train, a class is empty, or a file is missing or in two splits.
     """
-    named = {split: name for split, name in given.items() if name is not None}
-    if not named:
-        named = splits_of(folder)
-    elif "train" not in named:
-        key, name = next(iter(named.items()))
-        raise UserError(f"data.source.{key}={name} needs data.source.train: say which images the net is trained on.")
+    named = {split: name for split, name in given.items() if name is not None} or splits_of(folder) or {"train": ""}
+    require("train" in named, "data.source.val and test need data.source.train: name the training images too.")
     for split, name in named.items():
         inside = is_list(name) or not (Path(name).is_absolute() or ".." in Path(name).parts)
         require(inside, f"data.source.{split}={name} leads out of data.folder={folder}: name what lies in it.")
     found = {
         split: _listed(folder, name, split) if is_list(name) else _in_folders(folder / name, folder)
-        for split, name in (named or {"train": ""}).items()
+        for split, name in named.items()
     }
     for split, files in found.items():
         _check_classes(folder, split, files, classes)
@@ -67,7 +63,7 @@ def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | N
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
         both = " and ".join(split for split, files in found.items() if twice in dict(files))
-        raise UserError(f"data.folder={folder}: {twice} is in {both}, expected it in one split: leave it out of one.")
+        raise UserError(f"data.folder={folder}: {twice} is in {both}: leave it out of one.")
     number = {name: index for index, name in enumerate(classes)}
     labels = np.array([number[label] for files in found.values() for _, label in files], dtype=np.int64)
     ends = np.cumsum([len(files) for files in found.values()])
@@ -84,40 +80,30 @@ def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
     other: list[str] = []
     for label in subfolders(place):
         home = place / label
-        try:
-            inside = sorted(name for name in os.listdir(home) if not name.startswith("."))
-        except OSError as error:
-            raise UserError(f"data.folder={folder}: {home} can't be read: {error.strerror}.") from error
+        inside = sorted(name for name in os.listdir(home) if not name.startswith("."))
         images = [name for name in inside if os.path.splitext(name)[1].lower() in SUFFIXES]
-        folders = subfolders(home) if not images else []
-        below = f", and the folders in it are not read: {first_few(folders)}" if folders else ""
-        way = ", or name it as a split (data.source.train, val, test)" if folders else ""
         require(
             bool(images),
-            f"data.folder={folder}: {home} has no image ({', '.join(SUFFIXES)}){below}: put some there, or remove it"
-            f"{way}.",
+            f"data.folder={folder}: {home} has no image ({', '.join(SUFFIXES)}), and its folders are not read: remove "
+            "it, or name it as a split (data.source.train, val, test).",
         )
         other += [str((home / name).relative_to(folder)) for name in inside if name not in set(images)]
         found += [(str((home / name).relative_to(folder)), label) for name in images]
     if other:
         warn_once(
-            f"data.folder={folder}: {len(other)} files and folders in those of the classes are no images "
-            f"({', '.join(SUFFIXES)}) and are left out: {first_few(other)}. A list of files "
-            "(data.source.train=<name>.csv) can name what lies deeper."
+            f"data.folder={folder}: {len(other)} entries of class folders are no images ({', '.join(SUFFIXES)}) and "
+            f"are left out: {first_few(other)}. A list of files (data.source.train=x.csv) can name deeper ones."
         )
     return found
 
 
 def _listed(folder: Path, name: str, split: str) -> list[tuple[str, str]]:
     found = list(read_list(folder / name))
+    start = f"data.source.{split}={name} lists"
     gone = [path for path, _ in found if not (folder / path).is_file()]
-    require(
-        not gone, f"data.source.{split}={name} lists {first_few(gone)}, not there in data.folder={folder}: mend it."
-    )
+    require(not gone, f"{start} {first_few(gone)}, not there in data.folder={folder}: mend it.")
     out = [path for path, _ in found if os.path.splitext(path)[1].lower() not in SUFFIXES]
-    require(
-        not out, f"data.source.{split}={name} lists {first_few(out)}, expected images ({', '.join(SUFFIXES)}): mend it."
-    )
+    require(not out, f"{start} {first_few(out)}, expected images ({', '.join(SUFFIXES)}): mend it.")
     return found
 
 
@@ -216,11 +202,8 @@ class ImageCache:
 def check_bad(bad: dict[int, str], files: Sequence[Path], most: int) -> None:
     """Raise UserError if more than `most` files can't be read."""
     named = first_few([f"{files[row]} {why}" for row, why in bad.items()])
-    require(
-        len(bad) <= most,
-        f"data.source.skip_bad={most}: {named}: mend or remove what can't be read, or set data.source.skip_bad to how "
-        "many may be left out.",
-    )
+    ways = "mend or remove it, or set data.source.skip_bad to how many may be left out"
+    require(len(bad) <= most, f"data.source.skip_bad={most}: {named}: {ways}.")
 
 
 def _tried(read: Callable[[Path], Images], path: Path) -> Images | str:
@@ -286,8 +269,8 @@ class ImageFolder:
         differs = [f"{first_few(names)} {what}" for names, what in ((new, "more"), (gone, "less")) if names]
         require(
             not differs,
-            f"data.folder={folder} has other classes than data.source.classes, {' and '.join(differs)}: give the "
-            "folder that has these, or train a new run.",
+            f"data.folder={folder} has other classes than data.source.classes, {' and '.join(differs)}: give their "
+            "folder, or train a new run.",
         )
         self.folder, self.data_dir = Path(folder), Path(data_dir)
         self.given = {"train": train, "val": val, "test": test}
@@ -304,10 +287,7 @@ class ImageFolder:
         """Read all images, unless they are cached and unchanged."""
         self._divided(np.zeros(0, np.int64))  # checked before the images are read, which may take long
         if self.num_classes == 1:
-            warn_once(
-                f"data.folder={self.folder} has one class, {self.class_names[0]}, as which any net names every image "
-                "rightly: a folder for each class has to lie in it, beside this one."
-            )
+            warn_once(f"data.folder={self.folder} has one class, {self.class_names[0]}: expected a folder for each.")
         made = self._cache.make(self._read, self.skip_bad)
         splits = self.load()
         if made:
@@ -349,12 +329,9 @@ class ImageFolder:
         train, labels = rows["train"], self._files.labels
         sizes = {split: max(1, round(len(train) * share)) for split, share in self.shares.items() if split not in rows}
         if sizes:
-            require(
-                sum(sizes.values()) < len(train),
-                f"data.folder={self.folder} has {len(train)} images to train on, of which "
-                f"{' and '.join(f'data.source.{split}_share={self.shares[split]}' for split in sizes)} leave none: add "
-                "images, or choose less.",
-            )
+            shares = " and ".join(f"data.source.{split}_share={self.shares[split]}" for split in sizes)
+            left = f"data.folder={self.folder} has {len(train)} images, of which {shares} leave none to train on."
+            require(sum(sizes.values()) < len(train), left)
             order = self._in_turn(train)
             for split, size in sizes.items():
                 rows[split], order = np.sort(order[:size]), order[size:]
@@ -363,7 +340,7 @@ class ImageFolder:
         if not counts.all():
             raise UserError(
                 f"data.folder={self.folder}: no image of class {self.class_names[int(counts.argmin())]} is left to "
-                "train on: add images of it, or name the splits (data.source.train, val, test)."
+                "train on: add some, or name the splits (data.source.train, val, test)."
             )
         return rows
 

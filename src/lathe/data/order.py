@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lathe.data.prefetch import SideStream, one_ahead
 from lathe.data.random import epoch_permutation
+from lathe.data.transfer import SideStream, one_ahead
 from lathe.errors import UserError, require
 
 Batch = tuple[Tensor, Tensor]

@@ -1,16 +1,21 @@
-"""Random numbers that depend only on (seed, epoch, sample).
+"""Random numbers that depend only on (seed, epoch, sample): Lathe's own, and those that a user's dataset draws.
 
 Tables are drawn on the CPU by a generator seeded with a hash of (seed, purpose, epoch), and then indexed by sample. So
-numbers do not depend on rank, worker, device or the order of calls, and no global generator is used.
+numbers do not depend on rank, worker, device or the order of calls, and no global generator is used. A user's dataset
+draws from the global generators (`random`, `numpy.random`, `torch`), which are seeded for each sample.
 """
 
 import hashlib
 import math
-from collections.abc import Iterable
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
 
 
 def hashed_seed(seed: int, purpose: str, epoch: int = 0) -> int:
@@ -116,3 +121,128 @@ def _mixed(bits: Tensor) -> Tensor:
     bits = (bits ^ _shifted(bits, 30)) * _FACTORS[0]
     bits = (bits ^ _shifted(bits, 27)) * _FACTORS[1]
     return bits ^ _shifted(bits, 31)
+
+
+T = TypeVar("T")
+
+
+class Generator(NamedTuple):
+    """A global generator: `seed(word)` with up to 63 bits, `state()`, which compares by value, and `restore(state)`."""
+
+    seed: Callable[[int], Any]
+    state: Callable[[], Any]
+    restore: Callable[[Any], Any]
+
+
+def _numpy_state() -> tuple[Any, ...]:
+    kind, words, *rest = np.random.get_state()
+    return kind, np.asarray(words).tobytes(), *rest
+
+
+def _restore_numpy(state: tuple[Any, ...]) -> None:
+    np.random.set_state((state[0], np.frombuffer(state[1], np.uint32), *state[2:]))
+
+
+GENERATORS = (
+    Generator(random.seed, random.getstate, random.setstate),
+    Generator(lambda word: np.random.seed(word % 2**32), _numpy_state, _restore_numpy),
+    Generator(
+        torch.default_generator.manual_seed,
+        lambda: torch.get_rng_state().numpy().tobytes(),
+        lambda state: torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8)),
+    ),
+)
+
+
+@contextmanager
+def put_back() -> Iterator[list[Any]]:
+    """Restore the generators at the end; yield their states."""
+    states = [generator.state() for generator in GENERATORS]
+    try:
+        yield states
+    finally:
+        for generator, state in zip(GENERATORS, states, strict=True):
+            generator.restore(state)
+
+
+def seed_all(word: int) -> None:
+    """Seed all global generators."""
+    for generator in GENERATORS:
+        generator.seed(word)
+
+
+def watched(call: Callable[[], T]) -> tuple[T, bool]:
+    """Return the result, and whether `call` drew from a global generator; the generators are restored."""
+    with put_back() as states:
+        found = call()
+        return found, [generator.state() for generator in GENERATORS] != states
+
+
+class Rows(list[int]):
+    """Indices of the samples of a batch, and their epoch."""
+
+    def __init__(self, rows: Iterable[int], epoch: int) -> None:
+        super().__init__(rows)
+        self.epoch = epoch
+
+
+class Rowed(list[Any]):
+    """The samples of a batch, and their indices in the dataset."""
+
+    def __init__(self, samples: Iterable[Any], rows: Sequence[int]) -> None:
+        super().__init__(samples)
+        self.rows = rows
+
+
+class Wrapper(Dataset[Any]):
+    """A dataset over a user's `dataset`, which the user's `worker_init_fn` gets instead."""
+
+    dataset: Any
+
+
+def draws_nothing(part: Any) -> bool:
+    """Return whether a dataset or collate function is known to draw nothing, such as a TensorDataset."""
+    while isinstance(part, Subset):
+        part = part.dataset
+    return type(part) is TensorDataset or getattr(part, "draws_nothing", False) is True
+
+
+class Seeded(Wrapper):
+    """A dataset whose draws from the global generators follow from (seed, epoch, sample).
+
+    The generators are restored after each batch. In a worker they are seeded by the batch, for a `collate_fn` that
+    draws; `collate_draws` False saves that. Seeding can cost more than reading a sample, so only generators in use are
+    seeded: a batch is read, and read again if it has drawn from another generator.
+    """
+
+    def __init__(self, dataset: Any, seed: int, collate_draws: bool = True) -> None:
+        self.dataset, self.seed, self.collate_draws = dataset, seed, collate_draws
+        self._drawn_from: set[int] = set()  # indices in GENERATORS
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitems__(self, rows: Rows) -> Rowed:
+        with put_back() as states:
+            while True:
+                known = self._drawn_from
+                samples = self._read(rows)
+                moved = {at for at in range(3) if at not in known and GENERATORS[at].state() != states[at]}
+                if not moved:
+                    break
+                self._drawn_from = known | moved
+        if self.collate_draws and rows and get_worker_info() is not None:
+            seed_all(hashed_seed(self.seed, f"batch of {rows[0]}", rows.epoch))
+        return Rowed(samples, rows)
+
+    def _read(self, rows: Rows) -> Sequence[Any]:
+        if not self._drawn_from:
+            if getattr(self.dataset, "__getitems__", None):
+                return self.dataset.__getitems__(rows)
+            return [self.dataset[row] for row in rows]
+        generators, samples = [GENERATORS[at] for at in sorted(self._drawn_from)], []
+        for row, word in zip(rows, sample_seeds(self.seed, rows, rows.epoch), strict=True):
+            for generator in generators:
+                generator.seed(word)
+            samples.append(self.dataset[row])
+        return samples

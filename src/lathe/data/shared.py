@@ -2,17 +2,21 @@
 
 import copy
 import functools
+import hashlib
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
 
 from lathe.data.order import EpochLoader
-from lathe.data.prefetch import SideStream, one_ahead
-from lathe.data.seeded import Rowed, Rows, Seeded, Wrapper, drawn_in_turn, draws_nothing
+from lathe.data.random import Rowed, Rows, Seeded, Wrapper, draws_nothing, hashed_seed, put_back, seed_all
 from lathe.data.splits import Labels
+from lathe.data.transfer import SideStream, one_ahead
 from lathe.data.workers import Reader, Upcoming
 from lathe.errors import UserError
 
@@ -172,44 +176,116 @@ class InOrder:
 
 
 class EvalStream:
-    """Evaluation batches of an iterable dataset, on one process.
+    """Evaluation batches of an iterable dataset: every sample once.
 
-    `items` is an `Items` of `lathe.data.dataset`, and `collate` makes a batch of `Rowed` samples.
+    Every process reads the whole dataset in its own order, draws by (seed, epoch, number of the sample), and keeps each
+    `world_size`-th sample of a global batch. A last batch with fewer samples than processes joins the one before it.
+
+    Args:
+        items: `Items` of `lathe.data.dataset` over the dataset.
+        collate: makes a batch of `Rowed` samples.
+        size: of a global batch.
+        seed: of the draws.
+        rank: of this process.
+        world_size: number of processes.
     """
 
-    def __init__(self, items: Any, collate: Callable[[Rowed], Any], size: int, seed: int) -> None:
+    def __init__(
+        self, items: Any, collate: Callable[[Rowed], Any], size: int, seed: int, rank: int = 0, world_size: int = 1
+    ) -> None:
         self.items, self.collate, self.size, self.seed = items, collate, size, seed
+        self.rank, self.world_size = rank, world_size
+        if world_size > 1 and not can_restart(items.dataset):
+            raise UserError(
+                f"{items.key}: {type(items.dataset).__name__} is its own iterator, which a continued run cannot read "
+                "again: return a new one from __iter__, or use trainer.devices=1."
+            )
 
     def __iter__(self) -> Iterator[Any]:
-        return self.batches()
+        held: Rowed | None = None
+        for count, samples in self.read():
+            if held is not None and count < self.world_size:
+                samples = Rowed([*held, *samples], [*held.rows, *samples.rows])
+            elif held is not None:
+                yield self.collate(held)
+            held = samples
+        if held is None:
+            return
+        if not held:
+            raise UserError(f"{self.items.key} has too few samples for {self.world_size} replicas: use fewer devices.")
+        yield self.collate(held)
 
-    def batches(self, epoch: int = 0, first: int = 0, whole: bool = False) -> Iterator[Any]:
-        """Yield the batches of an epoch from batch `first` on; `whole` leaves out an incomplete last batch."""
-        start = first * self.size
-        samples = (self.items.made(sample, number) for number, sample in enumerate(self.items.dataset, start))
-        while read := drawn_in_turn(samples, range(start, start + self.size), self.seed, epoch):
-            if whole and len(read) < self.size:
+    def read(self, epoch: int = 0, first: int = 0, start: int = 0) -> Iterator[tuple[int, Rowed]]:
+        """Yield the size of each global batch from batch `first` on, and this process's samples of it.
+
+        `start` is the number of the dataset's next sample. Samples before batch `first` are read and left out.
+        """
+        with put_back():
+            seed_all(hashed_seed(self.seed, "stream", epoch))
+            samples = iter(self.items.dataset)
+        begun = False
+        while True:
+            count, own = 0, Rowed([], [])
+            with put_back():
+                for number in range(start, start + self.size):
+                    seed_all(hashed_seed(self.seed, f"sample {number}", epoch))
+                    try:
+                        sample = next(samples)
+                    except StopIteration:
+                        break
+                    count += 1
+                    if start >= first * self.size and number % self.world_size == self.rank:
+                        own.append(self.items.made(sample, number))
+                        own.rows.append(number)  # type: ignore[attr-defined]
+                    if not begun and self.world_size > 1:
+                        check_same_on_ranks(self.items, sample)
+                    begun = True
+            if not count:
                 return
-            yield self.collate(Rowed(read, range(start, start + len(read))))
-            start += self.size
+            if start >= first * self.size:
+                yield count, own
+            start += count
+
+
+def can_restart(dataset: Any) -> bool:
+    """Return whether an iterable dataset can be read again from its start, or from a state."""
+    return hasattr(dataset, "load_state_dict") or iter(dataset) is not dataset
+
+
+def check_same_on_ranks(items: Any, sample: Any) -> None:
+    """Raise UserError if the ranks read different samples, as those of a dataset that divides itself."""
+    if not dist.is_initialized():
+        return
+    digest = hashlib.sha256()
+    for leaf in tree_leaves(sample):  # a pickled tensor has addresses in it
+        tensor = isinstance(leaf, torch.Tensor)
+        digest.update(leaf.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor else pickle.dumps(leaf))
+    digests: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, digest.hexdigest())
+    if len(set(digests)) > 1:
+        raise UserError(
+            f"{items.key}: {type(items.dataset).__name__} gives each process other samples: let it give all samples "
+            "in the same order to every process, among which Lathe divides them."
+        )
 
 
 class TrainStream(EpochLoader):
-    """Training batches of an iterable dataset, on one process; an epoch has `samples` samples.
+    """Training batches of an iterable dataset, divided as in `EvalStream`; an epoch has `samples` samples.
 
-    Each epoch restarts the dataset, after its `set_epoch(epoch)` if it has one. Resuming within an epoch needs a
-    dataset with `state_dict` and `load_state_dict`.
+    Each epoch restarts the dataset, after its `set_epoch(epoch)` if it has one. A resume within an epoch loads the
+    dataset's state if it has `state_dict` and `load_state_dict`, else it reads the epoch's samples again up to its
+    place.
     """
 
     def __init__(self, items: Any, collate: Callable[[Rowed], Any], samples: int, **order: Any) -> None:
         super().__init__(samples, train=True, **{**order, "shuffle": False})
+        self._stream = EvalStream(items, collate, self.global_batch_size, self.seed, self.rank, self.world_size)
         self._source, self._key, self._kept = items.dataset, items.key, None
-        self._stream = EvalStream(items, collate, self.global_batch_size, self.seed)
         self._stateful = hasattr(self._source, "state_dict") and hasattr(self._source, "load_state_dict")
-        if not self._stateful:
+        if not can_restart(self._source):
             rank_zero_warn(
-                f"{items.key}: {type(self._source).__name__} has no state_dict and load_state_dict, so a run that is "
-                "continued in the middle of an epoch starts that epoch's data again: continue from the end of an epoch."
+                f"{items.key}: {type(self._source).__name__} is its own iterator, which a continued run cannot read "
+                "again, so continue from the end of an epoch, or return a new iterator from __iter__."
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -225,16 +301,15 @@ class TrainStream(EpochLoader):
         kept, self._kept = self._kept, None
         if hasattr(self._source, "set_epoch"):
             self._source.set_epoch(epoch)
-        if first and kept is not None:
+        placed = first > 0 and kept is not None
+        if placed:
             self._source.load_state_dict(kept)
-        found = self._stream.batches(epoch, first, whole=True)
+        found = self._stream.read(epoch, first, first * self.global_batch_size if placed else 0)
         for number in range(first, len(self)):
-            batch = next(found, None)
-            if batch is None:
-                if first and kept is None:
-                    return  # it restarted, and has less than is left
+            count, samples = next(found, (0, None))
+            if count < self.global_batch_size:
                 raise UserError(
                     f"{self._key}: {type(self._source).__name__} ended within batch {number + 1} of an epoch, expected "
                     f"{self.n} samples: set data.samples to as many as it gives."
                 )
-            yield batch
+            yield self._stream.collate(samples)

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from numpy.typing import NDArray
 
-from lathe.data.checks import check_number, class_name, using
+from lathe.data.checks import class_name, form, using
 from lathe.errors import ArgumentError, UserError, refuse
 
 Images = NDArray[np.uint8]
@@ -116,13 +116,9 @@ def stratified_split(labels: Labels, sizes: dict[str, int], seed: int) -> dict[s
         ArgumentError: nothing is left to train on, or an argument is invalid; keys of `sizes` are named `<key>_size`.
     """
     labels = np.asarray(labels)
-    check_number("seed", seed, 0)
     if min(sizes.values(), default=1) < 1 or sum(sizes.values()) >= len(labels):
         asked = ", ".join(f"{name}_size={size}" for name, size in sizes.items())
-        raise ArgumentError(
-            f"{asked} cannot be cut out of {len(labels)} samples: choose sizes of at least 1 that leave some to "
-            "train on."
-        )
+        raise ArgumentError(f"{asked} cannot be cut out of {len(labels)} samples: leave some to train on.")
     order = stratified_order(labels, seed)
     cuts = {}
     for name, size in sizes.items():
@@ -152,13 +148,8 @@ def fold_rows(
     shuffled = rng.permutation(len(labels))
     classes, counts = np.unique(labels, return_counts=True)
     if not len(labels) or counts.min() < folds:
-        rarest = int(classes[counts.argmin()]) if len(labels) else 0
-        few = f"{class_name(rarest, names)} has" if len(classes) > 1 else "there are"
-        least = int(counts.min()) if len(labels) else 0
-        raise UserError(
-            f"data.folds={folds}: {few} {least} samples outside the test, of which each fold needs one: choose at most "
-            "as many folds."
-        )
+        few = f"{class_name(int(classes[counts.argmin()]), names)} has {counts.min()}" if len(labels) else "there are 0"
+        raise UserError(f"data.folds={folds}: {few} samples outside the test, expected one for each fold: choose less.")
     dealt = shuffled[np.argsort(labels[shuffled], kind="stable")]
     chosen = np.zeros(len(labels), bool)
     chosen[dealt[fold::folds]] = True
@@ -169,10 +160,7 @@ def refold(splits: Splits, folds: int, fold: int, seed: int, names: Sequence[str
     """Combine the training and validation images and divide them by fold; the test is unchanged."""
     train, val = splits.train, splits.val
     if not isinstance(train.images, np.ndarray) or not isinstance(val.images, np.ndarray):
-        raise UserError(
-            f"data.folds={folds} cannot divide images that are streamed from shards: use a source whose images are an "
-            "array, or shards of each fold."
-        )
+        raise UserError(f"data.folds={folds} cannot divide images that are streamed from shards: use another source.")
     if train.images is val.images and np.array_equal(train.labels, val.labels):
         images, labels, rows = train.images, train.labels, np.sort(np.concatenate([train.rows, val.rows]))
         names = train.names
@@ -207,69 +195,50 @@ def load_splits(source: Source, facts: Mapping[str, int] | None = None) -> Split
         UserError: one message for each mistake, or the error of `load`.
     """
     with using(source, "loaded"):
-        given, classes = source.load(), source.num_classes
-    name, splits = type(source).__name__, {split: getattr(given, split, None) for split in SPLITS}
-    if not all(hasattr(split, member) for split in splits.values() for member in ("images", "labels", "rows", "read")):
-        raise UserError(f"{KEY}: load() of {name} gave {given!r:.80}, expected lathe.data.Splits of three Split.")
-    refuse(message for split in splits for message in _check_split(split, splits[split], classes))
-    refuse(_check_facts(name, classes, splits, facts or {}))
-    for split in ("val", "test"):
-        if not len(splits[split].rows):  # type: ignore[union-attr]
-            rank_zero_warn(f"{KEY}: the {split} split has no samples, so nothing can be measured on it.")
+        loaded, classes = source.load(), source.num_classes
+        splits: dict[str, Split] = {name: getattr(loaded, name) for name in SPLITS}
+    refuse(message for name, split in splits.items() for message in _check_split(name, split, classes))
+    refuse(_check_facts(type(source).__name__, classes, splits, facts or {}))
+    for name in ("val", "test"):
+        if not len(splits[name].rows):
+            rank_zero_warn(f"{KEY}: the {name} split has no samples, so nothing can be measured on it.")
     return Splits(
         **{
-            split: replace(one, labels=one.labels.astype(np.int64), rows=one.rows.astype(np.int64))
-            for split, one in splits.items()
-            if one is not None
+            name: replace(split, labels=split.labels.astype(np.int64), rows=split.rows.astype(np.int64))
+            for name, split in splits.items()
         }
     )
 
 
-def _check_split(name: str, split: Any, classes: int) -> Iterator[str]:
+def _check_split(name: str, split: Split, classes: int) -> Iterator[str]:
     """Yield the mistakes of one split."""
     start, images, labels, rows = f"{KEY}: the {name} split's", split.images, split.labels, split.rows
     if getattr(images, "dtype", None) != np.uint8 or len(images.shape) != 4:
-        yield f"{start} images are {_kind(images)}, expected a uint8 numpy array [m, channels, height, width]."
-        return
-    m = len(images)
-    for what, array, count in (("labels", labels, "m"), ("rows", rows, "n")):
-        if not (isinstance(array, np.ndarray) and array.ndim == 1 and np.issubdtype(array.dtype, np.integer)):
-            yield f"{start} {what} are {_kind(array)}, expected an int64 numpy array [{count}]."
-            return
-    if len(labels) != m:
-        yield f"{start} labels are {len(labels)} for {m} images, expected as many."
-    elif len(rows) and not 0 <= rows.min() <= rows.max() < m:
-        yield f"{start} rows go from {rows.min()} to {rows.max()}, expected numbers from 0 to {m - 1}."
+        yield f"{start} images are {form(images)}, expected uint8 [m, channels, height, width]."
+    elif any(not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" for array in (labels, rows)):
+        yield f"{start} labels and rows are {form(labels)} and {form(rows)}, expected int64 [m] and [n]."
+    elif labels.shape != (len(images),):
+        yield f"{start} labels are {list(labels.shape)} for {len(images)} images, expected as many."
+    elif len(rows) and not 0 <= rows.min() <= rows.max() < len(images):
+        yield f"{start} rows go from {rows.min()} to {rows.max()}, expected numbers from 0 to {len(images) - 1}."
     elif len(rows) and not 0 <= (used := labels[rows]).min() <= used.max() < classes:
         yield f"{start} labels go from {used.min()} to {used.max()}, expected 0 to {classes - 1}."
 
 
-def _check_facts(name: str, classes: int, splits: Mapping[str, Any], facts: Mapping[str, int]) -> Iterator[str]:
+def _check_facts(name: str, classes: int, splits: Mapping[str, Split], facts: Mapping[str, int]) -> Iterator[str]:
     """Yield declared facts that the data do not have, and pairs of splits that share images."""
-    channels, height, width = splits["train"].images.shape[1:]
-    found = {"num_classes": classes, "channels": channels, "image_size": max(height, width)}
+    shape = splits["train"].images.shape[1:]
+    found = {"num_classes": classes, "channels": shape[0], "image_size": max(shape[1:])}
     for key, value in facts.items():
         if value != found[key]:
-            yield (
-                f"data.{key}={value} is not what the source {name} has: set data.{key}={found[key]}, or change "
-                "data.source."
-            )
+            yield f"data.{key}={value} is not what the source {name} has: set data.{key}={found[key]}."
     for split in ("val", "test"):
-        shape = list(splits[split].images.shape[1:])
-        if shape != [channels, height, width]:
-            yield f"{KEY}: images of the {split} split are {shape}, expected {[channels, height, width]} as in train."
+        if splits[split].images.shape[1:] != shape:
+            yield f"{KEY}: {split} images are {splits[split].images.shape[1:]}, expected {shape} as in train."
     if not len(splits["train"].rows):
         yield f"{KEY}: the train split has no rows, expected some to train on."
     for one, other in combinations(SPLITS, 2):
         same = splits[one].images is splits[other].images
         shared = len(np.intersect1d(splits[one].rows, splits[other].rows)) if same else 0
         if shared:
-            yield (
-                f"{KEY}: the {one} and {other} splits share {shared} images, expected none: divide them by their rows."
-            )
-
-
-def _kind(value: object) -> str:
-    """Return an array's dtype and shape, or an object's class."""
-    shape = getattr(value, "shape", None)
-    return type(value).__name__ if shape is None else f"{getattr(value, 'dtype', '')} {list(shape)}"
+            yield f"{KEY}: the {one} and {other} splits share {shared} images, expected none: divide them by rows."

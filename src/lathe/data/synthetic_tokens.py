@@ -10,8 +10,8 @@ from pydantic import Field
 from lathe.config.types import Count, Seed, Share
 from lathe.config.validation import validated
 from lathe.data import random
-from lathe.data.checks import check_number
 from lathe.data.tokens import Tokens
+from lathe.errors import ArgumentError
 
 
 class SyntheticTokens:
@@ -52,7 +52,8 @@ class SyntheticTokens:
         lag: Count = 1,
         seed: Seed = 0,
     ) -> None:
-        check_number("lag", lag, 1, length)
+        if lag > length:
+            raise ArgumentError(f"lag={lag} is more than length={length}: choose at most that.")
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
         self.vocab_size = vocab_size
         self.length = length
@@ -139,7 +140,8 @@ class SyntheticDocuments:
         lag: Count = 1,
         seed: Seed = 0,
     ) -> None:
-        check_number("shortest", shortest, 1, longest)
+        if shortest > longest:
+            raise ArgumentError(f"shortest={shortest} is more than longest={longest}: choose at most that.")
         self.chain = SyntheticTokens(vocab_size - 1, longest - 1, train_size, val_size, test_size, noise, lag, seed)
         self.vocab_size, self.end = vocab_size, vocab_size - 1
         self.shortest, self.longest, self.seed = shortest, longest, seed

@@ -1,11 +1,14 @@
-"""Token files: a folder with meta.json and one .npy per split, streamed out and memory-mapped in.
+"""Token files: a folder with meta.json and one .npy per split, written from a folder of text, memory-mapped in.
 
 Each .npy holds the ids as little-endian uint16, or uint32 if the vocabulary needs it.
 """
 
+import contextlib
 import hashlib
 import json
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,6 +20,7 @@ from lathe.config.validation import validated
 from lathe.data.splits import SPLITS
 from lathe.data.tokens import Tokens
 from lathe.errors import UserError, naming, require
+from lathe.files import whole
 
 FORMAT, VERSION = "lathe tokens", 1
 HOW = "python scripts/prepare_tokens.py input=<folder of text>"
@@ -143,3 +147,215 @@ class TokenFiles:
     def load(self) -> dict[str, Tokens]:
         """Memory-map all splits."""
         return {name: Tokens(open_split(self.folder, name, self.meta)) for name in SPLITS}
+
+
+PIECE = 2**20  # bytes that are read at a time
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text: its file, the hash of its bytes, and the bytes in pieces."""
+
+    path: Path
+    digest: bytes
+    pieces: Iterator[bytes]
+
+
+def find_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    """Return files below `folder` with one of the suffixes, in any case, sorted; hidden ones are left out."""
+    if not folder.is_dir():
+        raise UserError(f"input={folder} is not a folder: name one with text files.")
+    wanted = {"." + suffix.lower().lstrip(".") for suffix in suffixes}
+    inside = [(path.relative_to(folder), path) for path in folder.rglob("*")]
+    found = [
+        path
+        for short, path in sorted(inside, key=lambda pair: pair[0].as_posix())
+        if path.suffix.lower() in wanted and path.is_file() and not any(part.startswith(".") for part in short.parts)
+    ]
+    if not found:
+        raise UserError(
+            f"input={folder} has no file that ends in {' or '.join(sorted(wanted))}: give others by "
+            "suffixes=[.txt,.tex]."
+        )
+    return found
+
+
+def _pieces(path: Path) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        while piece := file.read(PIECE):
+            yield piece
+
+
+def _divided(path: Path, separator: bytes) -> Iterator[bytes]:
+    rest = b""
+    for piece in _pieces(path):
+        *whole, rest = (rest + piece).split(separator)
+        yield from whole
+    yield rest
+
+
+def read_documents(path: Path, separator: str | None) -> Iterator[Document]:
+    """Yield the non-empty documents of a file: the file, or the texts between separators."""
+    if separator is None:
+        digest = hashlib.blake2b(digest_size=16)
+        for piece in _pieces(path):
+            digest.update(piece)
+        if path.stat().st_size:
+            yield Document(path, digest.digest(), _pieces(path))
+        return
+    for text in _divided(path, separator.encode()):
+        if text:
+            yield Document(path, hashlib.blake2b(text, digest_size=16).digest(), iter((text,)))
+
+
+class Bytes:
+    """The tokenizer whose ids are bytes, and 256 ends a document: reads any file without loss."""
+
+    name, vocab_size, end = "bytes", 257, 256
+
+    def encode(self, document: Document) -> Iterator[NDArray[np.integer[Any]]]:
+        for piece in document.pieces:
+            yield np.frombuffer(piece, np.uint8)
+
+
+class HuggingFace:
+    """A tokenizer of the `tokenizers` package: a tokenizer.json, its folder, or a name on the hub.
+
+    Documents end with the first of `ENDS` in the vocabulary, or with a new id after the last. Documents are encoded in
+    pieces that end at a line's end, so that memory stays bounded. Special tokens in a text are encoded as text.
+    """
+
+    ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
+
+    def __init__(self, name: str) -> None:
+        try:
+            from tokenizers import Tokenizer as Backend
+        except ImportError:
+            raise UserError(
+                f"tokenizer={name} needs the package tokenizers: pip install -e '.[tokenizers]', or use "
+                "tokenizer=bytes."
+            ) from None
+        path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
+        try:
+            self._backend = Backend.from_file(str(path)) if path.exists() else Backend.from_pretrained(name)
+        except Exception as error:  # the package raises bare Exception
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"tokenizer={name} can't be loaded: name a tokenizer.json, its folder, or one on the hub ({reason})."
+            ) from error
+        self.name = name
+        self._backend.encode_special_tokens = True
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        ids: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        own = max(ids.values()) + 1
+        self.end = next((ids[word] for word in self.ENDS if word in ids), own)
+        self.vocab_size = max(own, self.end + 1)
+
+    def encode(self, document: Document) -> Iterator[NDArray[np.integer[Any]]]:
+        rest = b""
+        for piece in document.pieces:
+            whole, newline, rest = (rest + piece).rpartition(b"\n")
+            if whole or newline:
+                yield self._ids(whole + newline, document)
+        yield self._ids(rest, document)
+
+    def _ids(self, text: bytes, document: Document) -> NDArray[np.integer[Any]]:
+        try:
+            words = text.decode("utf-8")
+        except UnicodeDecodeError:
+            raise UserError(
+                f"{document.path} is not UTF-8 text: convert it, leave it out by suffixes, or use tokenizer=bytes."
+            ) from None
+        return np.asarray(self._backend.encode(words, add_special_tokens=False).ids, np.int64)
+
+
+def make_tokenizer(name: str) -> Bytes | HuggingFace:
+    """Return the tokenizer for `bytes`, or a Hugging Face tokenizer by path or name."""
+    return Bytes() if name == "bytes" else HuggingFace(name)
+
+
+def split_of(digest: bytes, seed: int, val_share: float, test_share: float) -> str:
+    """Return the split of a document by contents and seed: copies share it, new documents move no others."""
+    number = hashlib.blake2b(digest, key=str(seed).encode(), digest_size=8).digest()
+    place = int.from_bytes(number, "little") / 2**64
+    return "val" if place < val_share else "test" if place < val_share + test_share else "train"
+
+
+def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Write the token files of `cfg` (configs/prepare_tokens.yaml), all or nothing; return meta.json.
+
+    Raises:
+        UserError: there is nothing to train on, no text, an existing output, or a split without documents.
+    """
+    val, test = cfg["val_share"], cfg["test_share"]
+    if val + test >= 1:
+        raise UserError(f"val_share={val} and test_share={test} leave nothing to train on: choose less.")
+    folder, output = Path(cfg["input"]), Path(cfg["paths"]["data_dir"]) / cfg["output"]
+    old = output / "meta.json"
+    if output.exists() and not (cfg["overwrite"] and old.is_file()):
+        way = (
+            "give overwrite=true, or another output"
+            if old.is_file()
+            else "it holds no token files; choose another output"
+        )
+        raise UserError(f"output={output} is there already: {way}.")
+    separator = cfg["separator"]
+    if separator is not None:  # a command line cannot contain a newline
+        separator = separator.replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t")
+    files = find_files(folder, cfg["suffixes"])
+    tokenizer = make_tokenizer(cfg["tokenizer"])
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as stack:
+        temporary = stack.enter_context(whole(output, replace_folder=True))
+        temporary.mkdir()
+        writers = {name: TokenWriter(temporary / f"{name}.npy", tokenizer.vocab_size) for name in SPLITS}
+        for writer in writers.values():
+            stack.callback(writer.close)
+        for path in files:
+            for document in read_documents(path, separator):
+                writer = writers[split_of(document.digest, cfg["split_seed"], cfg["val_share"], cfg["test_share"])]
+                for ids in tokenizer.encode(document):
+                    writer.write(ids, ends=False)
+                writer.write(np.array([tokenizer.end]), ends=True)
+        splits = {name: writer.close() for name, writer in writers.items()}
+        sizes = [path.stat().st_size for path in files]
+        total = sum(writer.documents for writer in writers.values())
+        if separator is not None and total <= sum(size > 0 for size in sizes):
+            raise UserError(
+                f"separator={cfg['separator']!r} divides none of the {len(files)} files in input={folder}: give what "
+                "stands between their documents, or null."
+            )
+        for name, facts in splits.items():
+            if facts["documents"] == 0:
+                raise UserError(
+                    f"the {name} split got none of the {total} documents in input={folder}: divide files into more "
+                    "documents by separator, choose another split_seed, or larger shares."
+                )
+        about = {key: cfg[key] for key in ("suffixes", "separator", "split_seed", "val_share", "test_share")}
+        meta = write_meta(
+            temporary,
+            tokenizer.vocab_size,
+            splits,
+            tokenizer=tokenizer.name,
+            end=tokenizer.end,
+            files=len(files),
+            bytes=sum(sizes),
+            **about,
+        )
+    return meta
+
+
+def report(cfg: dict[str, Any]) -> None:
+    """Run `prepare`, and print what was written and the command that trains on it."""
+    meta = prepare(cfg)
+    print(
+        f"{Path(cfg['paths']['data_dir']) / cfg['output']}: {meta['files']} files, {meta['bytes']:,} bytes, tokenizer "
+        f"{meta['tokenizer']}"
+    )
+    for name, facts in meta["splits"].items():
+        print(f"  {name:6}{facts['documents']:>12,} documents {facts['tokens']:>16,} tokens")
+    print(
+        f"python train.py data=tokens data.source.name={cfg['output']} data.vocab_size={meta['vocab_size']} "
+        "model=gpt_nano"
+    )

@@ -40,7 +40,7 @@ class Trainer(lightning.pytorch.Trainer):
     Args:
         steps_per_call: batches between two returns to Lightning's loop; None returns when Lightning has something to
             do, such as a validation; 1 leaves every step to Lightning.
-        prefetch_to_device: make the next batch while a step computes (`lathe.data.prefetch`).
+        prefetch_to_device: make the next batch while a step computes (`lathe.data.transfer`).
         args, kwargs: as Lightning's Trainer takes them.
     """
 

@@ -20,7 +20,7 @@ from torch import nn
 
 from lathe.callbacks import AtomicCheckpointIO
 from lathe.compression import Compression
-from lathe.data.prefetch import tell_no_effect
+from lathe.data.transfer import tell_no_effect
 from lathe.errors import UserError, under
 from lathe.nets import recompute
 from lathe.runs.checkpoints import read_checkpoint

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe.data.checks import squashed
-from lathe.data.shard_write import FolderSamples, index_tars, source_samples, write_shards
+from lathe.data.shards import FolderSamples, index_tars, source_samples, write_shards
 from lathe.errors import require, under
 from lathe.runs.instantiate import instantiate
 

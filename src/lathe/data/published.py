@@ -1,0 +1,406 @@
+"""CIFAR-10, CIFAR-100 and Fashion-MNIST: published files that are read once, and then are memory-mapped arrays."""
+
+import gzip
+import hashlib
+import io
+import math
+import pickle  # through a class that resolves a few names only
+import tarfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from filelock import FileLock
+
+from lathe.config.types import Count, Name, Seed, Url
+from lathe.config.validation import validated
+from lathe.data.download import check, download
+from lathe.data.splits import Images, Split, Splits, stratified_split
+from lathe.errors import UserError
+from lathe.files import whole
+
+
+class Recorded(ABC):
+    """A source of `<name>-train.npy` and `<name>-test.npy`, uint8 records with the label first.
+
+    A subclass reads the published data (`read`). Validation images are cut out of the training images.
+
+    Args:
+        name: of the data set, in file names and messages.
+        shape: channels, height, width.
+        data_dir: folder of the `.npy` files.
+        val_size: training images used for validation, stratified.
+        split_seed: of the split; independent of the run's seed.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, int, int], data_dir: str, val_size: int, split_seed: int) -> None:
+        self.name = name
+        self.shape = shape
+        self.data_dir = Path(data_dir)
+        self.val_size = val_size
+        self.split_seed = split_seed
+
+    @abstractmethod
+    def read(self) -> dict[str, Images]:
+        """Return the published records of "train" and "test", checked; uint8 [n, 1 + pixels]."""
+
+    def prepare(self) -> None:
+        """Make the `.npy` files if they do not exist."""
+        if self._ready():
+            return
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.data_dir / f".{self.name}.lock"):
+            if not self._ready():  # another run may have made them
+                for split, records in self.read().items():
+                    with whole(self._path(split)) as temporary, open(temporary, "wb") as file:
+                        np.save(file, records)
+
+    def load(self) -> Splits:
+        """Return images uint8 [n, *shape], memory-mapped."""
+        train, test = self._open("train"), self._open("test")
+        if train is None or test is None:
+            raise UserError(f"paths.data_dir={self.data_dir} has no {self.name}: call prepare() of its source first.")
+        labels, images = train[:, 0].astype(np.int64), train[:, 1:].reshape(-1, *self.shape)
+        rows = stratified_split(labels, {"val": self.val_size}, self.split_seed)
+        return Splits(
+            train=Split(images, labels, rows["train"]),
+            val=Split(images, labels, rows["val"]),
+            test=Split.whole(test[:, 1:].reshape(-1, *self.shape), test[:, 0].astype(np.int64)),
+        )
+
+    def _ready(self) -> bool:
+        return all(self._open(split) is not None for split in ("train", "test"))
+
+    def _path(self, split: str) -> Path:
+        return self.data_dir / f"{self.name}-{split}.npy"
+
+    def _open(self, split: str) -> Images | None:
+        """Return the records of a split; None if the file is missing or incomplete."""
+        try:
+            records: Images = np.load(self._path(split), mmap_mode="r")
+        except (OSError, ValueError, EOFError):
+            return None
+        wide = 1 + int(np.prod(self.shape))
+        return records if records.dtype == np.uint8 and records.shape[1:] == (wide,) else None
+
+
+CIFAR_URL = "https://www.cs.toronto.edu/~kriz/"
+PIXELS = 3 * 32 * 32
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A published archive: `members` are the files of each split, in order.
+
+    `skip` is the number of bytes before a binary record's label, None for a python archive with the key `labels`.
+    """
+
+    file: str
+    md5: str
+    members: dict[str, tuple[str, ...]]
+    skip: int | None = None
+    labels: bytes = b""
+
+
+def _parts(folder: str, train: list[str], test: str) -> dict[str, tuple[str, ...]]:
+    return {"train": tuple(f"{folder}/{name}" for name in train), "test": (f"{folder}/{test}",)}
+
+
+_FIVE = [f"data_batch_{i}" for i in range(1, 6)]
+# the binary archive is first: it is the one to download, and needs no pickle
+ARCHIVES: dict[str, tuple[Archive, ...]] = {
+    "cifar10": (
+        Archive(
+            "cifar-10-binary.tar.gz",
+            "c32a1d4ab5d03f1284b67883e8d87530",
+            _parts("cifar-10-batches-bin", [f"{name}.bin" for name in _FIVE], "test_batch.bin"),
+            skip=0,
+        ),
+        Archive(
+            "cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
+            _parts("cifar-10-batches-py", _FIVE, "test_batch"),
+            labels=b"labels",
+        ),
+    ),
+    "cifar100": (
+        Archive(
+            "cifar-100-binary.tar.gz",
+            "03b5dce01913d631647c71ecec9e9cb8",
+            _parts("cifar-100-binary", ["train.bin"], "test.bin"),
+            skip=1,  # each record starts with the coarse label
+        ),
+        Archive(
+            "cifar-100-python.tar.gz",
+            "eb9058c3a382ffc7106e4002c42a8d85",
+            _parts("cifar-100-python", ["train"], "test"),
+            labels=b"fine_labels",
+        ),
+    ),
+}
+
+
+def read_archive(path: Path, archive: Archive) -> dict[str, Images]:
+    """Return the records of each split, uint8 [n, 1 + 3072]: label, then red, green and blue by rows."""
+    try:
+        with tarfile.open(path, "r:gz") as tar:
+            return {
+                split: np.concatenate([_records(tar, name, archive) for name in names])
+                for split, names in archive.members.items()
+            }
+    except Exception as error:  # a damaged archive can fail in any way
+        raise UserError(f"{path} cannot be read as {archive.file} ({error}): delete it and run again.") from error
+
+
+def _records(tar: tarfile.TarFile, name: str, archive: Archive) -> Images:
+    file = tar.extractfile(name)
+    if file is None:
+        raise ValueError(f"{name} is not a file")
+    data = file.read()
+    if archive.skip is not None:
+        records = np.frombuffer(data, dtype=np.uint8).reshape(-1, archive.skip + 1 + PIXELS)
+        return records[:, archive.skip :]
+    batch = load_arrays(data)
+    pixels, labels = np.asarray(batch[b"data"]), np.asarray(batch[archive.labels])
+    if pixels.dtype != np.uint8 or pixels.shape != (len(labels), PIXELS) or labels.min() < 0 or labels.max() > 255:
+        raise ValueError(f"{name} does not hold images and labels")
+    return np.concatenate([labels[:, None].astype(np.uint8), pixels], axis=1)
+
+
+def _encode(text: str, encoding: str) -> bytes:
+    """Encode as Python 3 writes bytes in old protocols; raise for any other codec."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"codec {encoding}")
+    return text.encode("latin1")
+
+
+# NumPy has moved these modules; an array's own reduction has the function under any name
+_RECONSTRUCT: Callable[..., Any] = np.zeros(0).__reduce__()[0]  # type: ignore[assignment]
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): _encode,
+}
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it names {module}.{name}") from None
+
+
+def load_arrays(data: bytes) -> Any:
+    """Load numbers, bytes, text, lists, dictionaries and arrays; text of Python 2 becomes bytes.
+
+    Raises:
+        pickle.UnpicklingError: the pickle names anything else, or is damaged.
+    """
+    try:
+        return _ArrayUnpickler(io.BytesIO(data), encoding="bytes").load()
+    except pickle.UnpicklingError:
+        raise
+    except Exception as error:  # a damaged pickle can fail in any way
+        raise pickle.UnpicklingError(str(error)) from error
+
+
+class Cifar(Recorded):
+    """32 x 32 colour images: 50,000 for training and validation, and 10,000 for the test.
+
+    The archive, downloaded or placed by hand, is checked against its published hash and read once. Each split then is a
+    memory-mapped file `<name>-<split>.npy` of uint8 records [n, 1 + 3072], label first.
+
+    Args:
+        name: which of the two; CIFAR-100 has its 100 fine classes.
+        data_dir: folder of archive and `.npy` files.
+        download: whether to download the binary archive if neither archive exists.
+        val_size: training images used for validation, stratified.
+        split_seed: of the split; independent of the run's seed.
+        archives: names, hashes and members, for tests and mirrors; None for the published ones.
+        base_url: of the archives.
+    """
+
+    @validated
+    def __init__(
+        self,
+        name: Literal["cifar10", "cifar100"],
+        data_dir: Name,
+        download: bool = True,
+        val_size: Count = 5000,
+        split_seed: Seed = 0,
+        archives: Sequence[Any] | None = None,
+        base_url: Url = CIFAR_URL,
+    ) -> None:
+        super().__init__(name, (3, 32, 32), data_dir, val_size, split_seed)
+        self.num_classes = 10 if name == "cifar10" else 100
+        self.download = download
+        self.archives = tuple(archives or ARCHIVES[name])
+        self.base_url = base_url
+
+    def read(self) -> dict[str, Images]:
+        """Return the records of the existing archive, or of a downloaded one."""
+        archive = next((a for a in self.archives if (self.data_dir / a.file).exists()), None) or self._fetch()
+        path = self.data_dir / archive.file
+        check(path, archive.md5)
+        return read_archive(path, archive)
+
+    def _fetch(self) -> Archive:
+        archive = self.archives[0]
+        known = " or ".join(a.file for a in self.archives)
+        if not self.download:
+            raise UserError(
+                f"paths.data_dir={self.data_dir} has no {self.name} and data.source.download=false: put {known} there, "
+                "or set data.source.download=true."
+            )
+        by_hand = f"put {known} into paths.data_dir={self.data_dir} by hand, or try data=digits, which needs no network"
+        download(self.base_url + archive.file, self.data_dir / archive.file, archive.md5, by_hand)
+        return archive
+
+
+FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+SIDE = 28
+
+
+@dataclass(frozen=True)
+class IdxFile:
+    """A published file in MNIST's IDX format: big-endian sizes after a magic number, and then bytes.
+
+    Its name without `.gz`, MD5 of the compressed file, SHA-256 of its contents, shape.
+    """
+
+    name: str
+    md5: str
+    sha256: str
+    shape: tuple[int, ...]
+
+    def read(self, path: Path) -> Images:
+        """Return the array at `path`, compressed or not, after checking its hash."""
+        head = 4 + 4 * len(self.shape)
+        try:
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                data = file.read(head + math.prod(self.shape) + 1)  # at the end of the file gzip compares its checksum
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(f"{path} cannot be read ({error}): put the published file there and run again.") from error
+        found = hashlib.sha256(data).hexdigest()
+        if found != self.sha256:
+            raise UserError(
+                f"{path} has contents of the SHA-256 hash {found} and not the published {self.sha256}, so it is "
+                "damaged or another file: delete it and run again."
+            )
+        return np.frombuffer(data, np.uint8, offset=head).reshape(self.shape)
+
+
+# Images and labels of each split. MD5 hashes are those of the publishers' README; SHA-256 hashes are those of the
+# contents of the same files.
+FILES: dict[str, tuple[IdxFile, IdxFile]] = {
+    "train": (
+        IdxFile(
+            "train-images-idx3-ubyte",
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            (60000, SIDE, SIDE),
+        ),
+        IdxFile(
+            "train-labels-idx1-ubyte",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            (60000,),
+        ),
+    ),
+    "test": (
+        IdxFile(
+            "t10k-images-idx3-ubyte",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            (10000, SIDE, SIDE),
+        ),
+        IdxFile(
+            "t10k-labels-idx1-ubyte",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            (10000,),
+        ),
+    ),
+}
+
+
+class FashionMnist(Recorded):
+    """28 x 28 grey images of clothes: 60,000 for training and validation, and 10,000 for the test.
+
+    Each of the four IDX files, downloaded or placed by hand, compressed or not, is checked against its contents' hash.
+
+    Args:
+        data_dir: folder of the downloads, and of the `.npy` files that are made at the first start.
+        folder: of the IDX files, compressed (`.gz`) or not; may be read-only. None for `data_dir`.
+        download: whether to download missing files, if `folder` is None.
+        val_size: training images used for validation, stratified.
+        split_seed: of the split; independent of the run's seed.
+        files: images and labels of "train" and "test", for tests and mirrors; None for the published ones.
+        base_url: of the files.
+    """
+
+    num_classes = 10
+
+    @validated
+    def __init__(
+        self,
+        data_dir: Name,
+        folder: Name | None = None,
+        download: bool = True,
+        val_size: Count = 5000,
+        split_seed: Seed = 0,
+        files: Mapping[str, Any] | None = None,
+        base_url: Url = FASHION_URL,
+    ) -> None:
+        super().__init__("fashion_mnist", (1, SIDE, SIDE), data_dir, val_size, split_seed)
+        self.folder = None if folder is None else Path(folder)
+        self.download = download
+        self.files = FILES if files is None else files
+        self.base_url = base_url
+
+    def read(self) -> dict[str, Images]:
+        """Return the records of the four files."""
+        if self.folder is not None and not self.folder.is_dir():
+            raise UserError(f"data.source.folder={self.folder} is no folder: give the one that has the IDX files.")
+        found = [self._find(file) for file in self._all()]  # all are searched before one is downloaded
+        paths = iter(path or self._fetch(file) for path, file in zip(found, self._all(), strict=True))
+        records = {}
+        for split, (images, labels) in self.files.items():
+            pixels, classes = images.read(next(paths)), labels.read(next(paths))
+            records[split] = np.concatenate([classes[:, None], pixels.reshape(len(pixels), -1)], axis=1)
+        return records
+
+    def _all(self) -> list[IdxFile]:
+        return [file for pair in self.files.values() for file in pair]
+
+    def _find(self, file: IdxFile) -> Path | None:
+        """Return the file's path; None if it has to be downloaded."""
+        folder = self.folder or self.data_dir
+        for name in (f"{file.name}.gz", file.name):
+            if (folder / name).is_file():
+                return folder / name
+        if self.folder is None and self.download:
+            return None
+        files = ", ".join(f"{one.name}.gz" for one in self._all())
+        where = f"paths.data_dir={folder} and data.source.download=false: " if self.folder is None else ""
+        raise UserError(
+            f"{where}{folder} has no {file.name}.gz: put {files} there, set data.source.folder to where they are, or "
+            "to null with data.source.download=true."
+        )
+
+    def _fetch(self, file: IdxFile) -> Path:
+        path = self.data_dir / f"{file.name}.gz"
+        by_hand = (
+            f"put {', '.join(f'{one.name}.gz' for one in self._all())} into paths.data_dir={self.data_dir} by hand, "
+            "set data.source.folder to where they are (Debian's package dataset-fashion-mnist has them), or try "
+            "data=digits, which needs no network"
+        )
+        download(self.base_url + path.name, path, file.md5, by_hand)
+        return path
