@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from lathe.config.inline_nodes import expand_nodes, split_items
+from lathe.config.override_parsing import expand_nodes, split_items
 from lathe.errors import UserError
 
 CHOICES = ("none", "default", "ema", "csv")

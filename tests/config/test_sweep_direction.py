@@ -3,7 +3,7 @@
 import pytest
 from support.runs import config
 
-from lathe.config.sweep_direction import objective_of
+from lathe.config.metric_names import objective_of
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ class Data(pl.LightningDataModule):
 """
 LOOK = """
 import lightning.pytorch
-from lathe.runs.lightning_alias import alias_pytorch_lightning
+from lathe.runs.build import alias_pytorch_lightning
 
 alias_pytorch_lightning()
 import older

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lathe.runs.metric_names import data_keys, loss_keys
+from lathe.config.metric_names import data_keys, loss_keys
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import torch
 
 from lathe.errors import Stopped
 from lathe.training import interrupts
-from lathe.training.interrupts import interruptible
+from lathe.training.run_start import interruptible
 
 
 @pytest.fixture(autouse=True)

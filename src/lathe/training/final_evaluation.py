@@ -9,16 +9,13 @@ from lightning.pytorch.callbacks import Callback
 from lathe.callbacks import Checkpoint, numbers
 from lathe.callbacks.ownership import is_based_on_lathe
 from lathe.compression import Compression
-from lathe.config.metric_split import split_of
-from lathe.config.sweep_direction import lower_is_better
+from lathe.config.metric_names import directions, lower_is_better, split_of
 from lathe.errors import did_you_mean
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
-from lathe.runs.metric_names import directions
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
 from lathe.training.checkpoint_restore import RestoreOwnState
-from lathe.training.compression_finalize import finalize_compression
 from lathe.training.trainer_setup import make_trainer, to_double
 
 
@@ -87,6 +84,8 @@ def _best_state(
         checkpoint.keep_newest(trainer, reason)
     if compression:
         if trainer.is_global_zero:
+            from lathe.training.compression_finalize import finalize_compression  # most runs compress nothing
+
             finalize_compression(cfg, best, compression)
         trainer.strategy.barrier()
     return read_checkpoint(best)
