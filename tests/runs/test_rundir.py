@@ -15,7 +15,7 @@ import pytest
 from support.ranks import on_ranks
 
 from lathe.errors import UserError
-from lathe.runs import environment, rundir
+from lathe.runs import rundir
 from lathe.runs.run_discovery import find_launch, find_runs, find_unfinished
 from lathe.runs.rundir import (
     RunDir,
@@ -47,7 +47,7 @@ def make_many(rank: int, log_dir: str) -> list[str]:
 
 
 def test_changed_files_of_the_user_are_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "source_folder", lambda: tmp_path / "src")
+    monkeypatch.setattr(rundir, "source_folder", lambda: tmp_path / "src")
     for name in ("mine/lit.py", "mine/same.py", "mine/gone.py", "lathe/ours.py"):
         (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "src" / name).write_text("x = 1\n")
