@@ -190,27 +190,12 @@ def test_a_lightning_module_is_built(choice: str) -> None:
     assert task.driven.hparams["lr"] == 0.1
 
 
-@pytest.mark.parametrize("name", ["benchmark suite=memory", "make_shards", "prepare_tokens input=x", "support"])
-def test_scripts_that_make_things_compose(name: str) -> None:
-    script, *asked = name.split()
-    assert config(*asked, name=script)["output"] is not Ellipsis
-
-
 def test_every_target_has_a_choice_whose_options_it_takes() -> None:
     assert set(TARGETS) <= {choice.partition("=")[2] for choice in ALL if choice.startswith("target=")}
     for name in set(TARGETS) & set(FORMATS):
         takes = inspect.signature(type(get(name))).parameters
         options = config(f"target={name}", "run=logs/latest", name="export")["target"][name]
         assert set(options) <= set(takes), name
-
-
-@pytest.mark.parametrize(
-    "name", ["evaluate", "predict", "compress", "receipt", "sensitivity", "profile", "export", "serve"]
-)
-def test_the_other_verbs_compose(name: str) -> None:
-    asked = ["run=logs/latest", *(["input=a.npy", "output=b.csv"] if name == "predict" else [])]
-    cfg = config(*asked, name=name)
-    assert (cfg["run"], cfg.get("checkpoint", "best"), cfg["trainer"]["devices"]) == ("logs/latest", "best", 1)
 
 
 # One step of a small run on one CPU that keeps nothing.

@@ -39,7 +39,7 @@ _ITEM = r"""(?:[^,\[\]'"]|\[[^\]]*\]|'[^']*'|"[^"]*")+"""  # of a list, with its
 # Keys whose value may contain =, in an override (baseline=optimizer.lr=0.1) or a path (.../epoch=4-step=100.ckpt).
 _WITH_EQUALS = ("baseline", "run", "ckpt_path", "resume", "checkpoint", "input", "output")
 AUGMENT = re.compile(r"\{.*\b_target_ *: *['\"]?lathe\.data\.Augment\b", re.DOTALL)
-# What users of other templates type first, and Lathe's word for it: keys, flags, subcommands and choices.
+# What users of other templates type first, and Lathe's word for it: keys, flags and choices.
 KEYS = {
     "hparams_search": "a search is a sweep: python train.py -m optimizer.lr=0.03,0.1, or sweep=optuna with sweep.space",
     "train": "train=false tests the weights of ckpt_path=... without training; a finished run is evaluated by "
@@ -56,11 +56,6 @@ FLAGS = {
     "batch_size": "data.batch_size",
     "epochs": "trainer.max_epochs",
     "gpus": "trainer.devices",
-}
-SUBCOMMANDS = {
-    "fit": "leave it out: python train.py trains",
-    "test": "a finished run is evaluated by python scripts/evaluate.py run=logs/latest split=test",
-    "predict": "a finished run predicts by python scripts/predict.py run=logs/latest input=<images> output=<file>",
 }
 CHOICES = {
     "resnet": "resnet20",
@@ -150,7 +145,7 @@ def check_flags(words: Sequence[str], groups: Groups | None = None) -> argparse.
     """Parse the flags of a command line.
 
     Raises:
-        UserError: unknown flags, or flags that exclude each other or do nothing here.
+        UserError: unknown flags, or flags that have no effect here.
     """
     from hydra._internal.utils import get_args_parser  # not needed for --help
 
@@ -159,13 +154,6 @@ def check_flags(words: Sequence[str], groups: Groups | None = None) -> argparse.
     flags, rest = parser.parse_known_args(list(words))
     refuse(_as_key(word, words, groups or {}) for word in rest if word.startswith("-"))
     require(not rest, f"{' '.join(rest)}: put every flag before the first key, or after the last one.")
-    given = [f"--{name}" for name in ("multirun", "run", "cfg", "info", "shell_completion") if getattr(flags, name)]
-    require(len(given) < 2, f"{' and '.join(given)} exclude each other: keep one.")
-    require(
-        not (flags.resolve or flags.package) or bool(flags.cfg), "--resolve and --package are for --cfg: add --cfg job."
-    )
-    shells = any(re.match("(install|uninstall|query)=", word) for word in flags.overrides)
-    require(not flags.shell_completion or shells, "--shell-completion needs a shell: install=bash, zsh or fish.")
     rerun = flags.experimental_rerun  # it would load a pickle, which can run code
     require(rerun is None, f"--experimental-rerun {rerun} is not supported. Use python scripts/reproduce.py run=...")
     verb = Path(sys.argv[0]).stem
@@ -240,8 +228,6 @@ def _without_equals(word: str, groups: Groups) -> str:
     """Return the message for a word without =."""
     group = next((group for group, names in groups.items() if word in names), "")
     run = next((key for key in ("run", "runs") if key in groups and "/" in word), "")
-    if word in SUBCOMMANDS:
-        return f"{word}: {SUBCOMMANDS[word]}."
     hint = "seed=1, for example. Quote a value with spaces"
     if word in groups:
         hint = f"{word}={'|'.join(groups[word]) or '...'}"
