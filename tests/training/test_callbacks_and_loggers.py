@@ -166,7 +166,7 @@ def test_early_stopping_ends_a_run(tmp_path: Path, case: str) -> None:
 def test_a_metric_that_nothing_logs_ends_the_run_after_the_first_validation(tmp_path: Path, name: str) -> None:
     words = (f"callbacks.{name}.monitor=own/wors", f"callbacks.{name}.mode=max")
     cfg = new_run(tmp_path, *SMALL, OWN, *(() if name == "checkpoint" else (STOP,)), *words)
-    with pytest.raises(UserError, match=rf"^callbacks\.{name}\.monitor=own/wors: .*; did you mean own/worse\?$"):
+    with pytest.raises(UserError, match=rf"^callbacks\.{name}.*own/wors\b.*own/worse"):
         train(cfg)
     assert int(rows(Path(cfg["paths"]["run_dir"]))[-1]["step"]) <= 20
 

@@ -2,7 +2,7 @@
 
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -96,15 +96,13 @@ def _check_monitor(cfg: dict[str, Any], callback: Callback, monitor: str, declar
 
 
 @contextmanager
-def explain_lightning_errors(
-    cfg: dict[str, Any], trainer: Trainer, callbacks: Sequence[Callback], has_begun: Callable[[], bool]
-) -> Iterator[None]:
+def explain_lightning_errors(trainer: Trainer, has_begun: Callable[[], bool]) -> Iterator[None]:
     """Raise UserError if Lightning refuses the run: before training has begun, or when it verifies a component."""
     try:
         yield
     except (RuntimeError, TypeError, ValueError, AttributeError, MisconfigurationException) as error:
         if str(error).startswith("Early stopping conditioned on metric"):
-            raise unreported_monitor(cfg, callbacks, str(error), trainer.callback_metrics) from error
+            raise UserError(f"callbacks.early_stopping: {' '.join(str(error).split())}") from error
         verifies = traceback.extract_tb(error.__traceback__)[-1].name.startswith("_verify_")
         if (has_begun() and not verifies) or not _is_from_lightning(error):
             raise
@@ -120,21 +118,6 @@ def _is_from_lightning(error: BaseException) -> bool:
     if frames and frames[-1].name == "__getattr__":  # of a module: its caller asked for a missing attribute
         frames.pop()
     return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(lightning.__file__).parent)
-
-
-def unreported_monitor(
-    cfg: dict[str, Any], callbacks: Sequence[Callback], message: str, reported: Iterable[str]
-) -> UserError:
-    """Return the error for early stopping whose monitor is not `reported`; `message` is Lightning's."""
-    monitor = message.partition("`")[2].partition("`")[0]
-    stops = [callback for callback in callbacks if isinstance(callback, EarlyStopping) and callback.monitor == monitor]
-    name = _callback_name(cfg, stops[0]) if stops else "early_stopping"
-    if (cfg["callbacks"].get(name) or {}).get("monitor") == "auto":
-        name = "checkpoint"  # whose monitor it takes
-    when = "training epoch" if stops and stops[0]._check_on_train_epoch_end else "validation"
-    hint = did_you_mean(monitor, [metric for metric in reported if not metric.startswith("lr-")])
-    end = f"; {hint}" if hint else "."
-    return UserError(f"callbacks.{name}.monitor={monitor}: nothing has reported it by the end of a {when}{end}")
 
 
 def _callback_name(cfg: dict[str, Any], callback: Callback) -> str:

@@ -64,7 +64,7 @@ class DryRun:
         initialise(cfg, task)
         prepare_model(cfg, task, trainer)
         _leave_out_callbacks(task.driven)
-        with explain_lightning_errors(cfg, trainer, [], lambda: bounds.batches > 0):
+        with explain_lightning_errors(trainer, lambda: bounds.batches > 0):
             trainer.fit(task.driven, datamodule=self.data)
         bounds.check_batches()
         return trainer

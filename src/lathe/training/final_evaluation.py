@@ -148,16 +148,7 @@ def _objective(cfg: dict[str, Any], result: dict[str, Any]) -> str | None:
 
 def _why_unnamed(cfg: dict[str, Any], result: dict[str, Any]) -> str:
     """Return the reason why no metric is named as the objective, and the override that names one."""
-    trainer = cfg["trainer"]
-    switch = "fast_dev_run" if trainer.get("fast_dev_run") else "enable_checkpointing"
-    is_off = trainer.get("fast_dev_run") or trainer.get("enable_checkpointing") is False
     monitor = ((cfg.get("callbacks") or {}).get("checkpoint") or {}).get("monitor")
-    if is_off and monitor:
-        fix = "objective=val/loss, say," if monitor == "auto" else f"objective={monitor}"
-        return (
-            f"objective is null: trainer.{switch}={str(trainer[switch]).lower()} leaves callbacks.checkpoint out, and "
-            f"with it the metric that it monitors: {fix} names one."
-        )
     logged = sorted((name for name in result if split_of(name) == "val"), key=lower_is_better)
     if monitor == "auto" and logged:
         mode = "min" if lower_is_better(logged[0]) else "max"
@@ -165,7 +156,7 @@ def _why_unnamed(cfg: dict[str, Any], result: dict[str, Any]) -> str:
             f"No monitor: best.ckpt is the last epoch. The module logs {', '.join(logged[:5])}: add "
             f"callbacks.checkpoint.monitor={logged[0]} callbacks.checkpoint.mode={mode}."
         )
-    return "objective is null: neither objective nor the monitor of callbacks.checkpoint names a metric."
+    return "objective is null: neither objective nor a monitor of callbacks.checkpoint in this run names a metric."
 
 
 def _why_missing(name: str, result: dict[str, Any]) -> str:

@@ -60,7 +60,7 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
         prepare_model(cfg, task, trainer)
         warn_no_checkpoints(cfg, trainer)
         with interruptible(start):
-            with explain_lightning_errors(cfg, trainer, callbacks, lambda: start.begun):
+            with explain_lightning_errors(trainer, lambda: start.begun):
                 trainer.fit(task.driven, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
             start.on_train_start(trainer, task.driven)  # not called in a run of no steps
             return finalize(cfg, run, trainer, task, data, callbacks, loggers, parameters, wall_time)
