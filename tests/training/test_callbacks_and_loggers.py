@@ -27,7 +27,7 @@ STOP = "callbacks=[default,early_stopping]"
 CONV = (
     *("model=resnet20", "model.net.width=8", "model.net.depth=8", "data.batch_size=100", "compression.receipt=none"),
     *("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false"),
-    *("trainer.max_epochs=1", "trainer.limit_train_batches=6", "trainer.limit_val_batches=1"),
+    *("trainer.max_epochs=1", "trainer.limit_train_batches=6", "trainer.log_every_n_steps=2"),
 )
 
 

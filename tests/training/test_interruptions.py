@@ -22,7 +22,7 @@ from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir, locked, point_latest
 
-SHORT = ("trainer.max_epochs=1", "trainer.limit_train_batches=4")
+SHORT = ("trainer.max_epochs=1", "trainer.limit_train_batches=4", "trainer.log_every_n_steps=2")
 Cli = Callable[..., tuple[int, str]]
 
 
