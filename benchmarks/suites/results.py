@@ -8,7 +8,7 @@ from typing import Any
 
 from lathe.errors import require
 from lathe.files import write_atomically
-from lathe.runs.environment import describe_environment
+from lathe.runs.rundir import describe_environment
 
 MIB = 2**20
 Facts = Mapping[str, Mapping[str, Any]]  # by case, what distinguishes it from the others

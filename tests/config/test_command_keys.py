@@ -15,9 +15,7 @@ def composed(verb: str) -> Any:
     words = {
         "benchmark": ["suite=scaling"],
         "export": ["run=a", "target=aot_inductor"],
-        "predict": ["run=a", "input=b", "output=c"],
         "prepare_tokens": ["input=a", "output=b"],
-        "support": [],
     }
     return OmegaConf.create(config(*words.get(verb, ["run=a"]), name=verb))
 
@@ -26,31 +24,12 @@ def composed(verb: str) -> Any:
     ("verb", "key", "value", "words"),
     [
         ("export", "target.split", "train", "test or val"),
-        ("export", "target.samples", 0, "a whole number from 1 or null"),
-        ("export", "target.tolerance", 0, "a number above 0 or null"),
-        ("export", "target.agreement", 2, "a number from 0 to 1 or null"),
         ("export", "target.max_drop", -1, "a number from 0 or null"),
         ("export", "target.aot_inductor.integers", 8, "true or false or null"),
-        ("evaluate", "batch_size", 0, "a whole number from 1"),
-        ("evaluate", "split", "valid", "train, val or test"),
-        ("receipt", "effort", "all", "quick or full"),
-        ("support", "part", "some", "plain, compression or all"),
-        ("sensitivity", "sparsities", [1.0], "a list (each a number from 0 and below 1)"),
         ("sensitivity", "bits", [1], "a list (each a whole number from 2 to 8)"),
-        ("sensitivity", "limit_batches", 0, "a whole number from 1 or null"),
-        ("sensitivity", "allocate", "x", "bits or sparsity"),
-        ("sensitivity", "budget", 0, "a number above 0 or null"),
-        ("profile", "steps", 1, "a whole number from 2"),
-        ("benchmark", "suite", "scalling", "scaling, memory"),
-        ("benchmark", "processes", [0], "a list of 1 or more items (each a whole number from 1)"),
-        ("benchmark", "seconds", 0, "a number above 0 or null"),
-        ("benchmark", "batches", [], "a list of 1 or more items"),
         ("benchmark", "threads", [0], "a whole number from 1, a list of 1 or more items"),
-        ("prepare_tokens", "suffixes", [], "a list of 1 or more items"),
         ("prepare_tokens", "separator", "", "the text between two documents or null"),
-        ("prepare_tokens", "val_share", 0, "a number above 0 and below 1"),
         ("prepare_tokens", "split_seed", 1.5, "a whole number from 0"),
-        ("serve", "threads", 0, "a whole number from 1 or null"),
     ],
 )
 def test_a_wrong_value_of_a_command(verb: str, key: str, value: Any, words: str) -> None:

@@ -6,6 +6,7 @@ import pytest
 from support.commands import in_process
 from support.runs import config
 
+from lathe.config.compression_plan import windows
 from lathe.config.cross_checks import READ_WITH, check_compression, unused_keys
 from lathe.config.validate import check
 from lathe.errors import UserError, refuse
@@ -29,7 +30,6 @@ TOGETHER: dict[str, tuple[list[str], str]] = {
         ["optimizer.fused=true", "precision=16-mixed", "trainer.gradient_clip_val=1.0"],
         "optimizer.fused=true unscales the gradients of precision=16-mixed after they were clipped",
     ),
-    "nesterov without momentum": (["optimizer.momentum=0"], "optimizer.nesterov=true needs a momentum above 0"),
     "a scaler without 16-mixed": (["+precision.init_scale=2.0"], "precision.init_scale is of the gradient scaler"),
     "a mode without a checkpoint": (["ckpt_mode=trainer"], "ckpt_mode=trainer requires ckpt_path."),
     "a precision of another strategy": (
@@ -65,9 +65,9 @@ def test_keys_that_go_together(overrides: list[str]) -> None:
 
 
 def test_a_command_on_a_run_checks_only_what_it_builds() -> None:
-    cfg = config("optimizer.momentum=0")
+    cfg = config("ckpt_mode=trainer")
     assert check(cfg) != []
-    assert check(cfg, saved="parts") == []  # evaluating builds no optimizer
+    assert check(cfg, saved="parts") == []  # evaluating starts no run
     (message,) = check(config("strategy=pipeline", "precision=16-true"), saved="parts")
     assert message.startswith("precision.name=16-true: strategy Pipeline takes")
 
@@ -178,3 +178,20 @@ def test_options_of_a_method_that_was_not_chosen() -> None:
     cfg["compression"]["distill"] = {"teacher": "logs/a"}
     with pytest.raises(UserError, match=r"^compression\.distill sets options of a method that the run does not have"):
         refuse(check(cfg))
+
+
+def group(*names: str, stages: Any = None) -> dict[str, Any]:
+    return {"stages": stages, "receipt": "none", **{name: {"_target_": "a.b"} for name in names}}
+
+
+def test_methods_act_during_the_whole_run() -> None:
+    assert windows(group("distill", "prune")) == {"distill": (0.0, 1.0), "prune": (0.0, 1.0)}
+
+
+def test_stages_share_the_run() -> None:
+    assert windows(group("distill", "prune", "qat", stages=[["distill", "prune"], "qat"])) == {
+        "distill": (0.0, 0.5),
+        "prune": (0.0, 0.5),
+        "qat": (0.5, 1.0),
+    }
+    assert windows(group("distill", "prune", stages=["prune", "distill"]))["distill"] == (0.5, 1.0)

@@ -9,7 +9,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import OverrideParseException
 from support.runs import config
 
+from lathe.config.compose import composing
 from lathe.config.hydra_errors import hydra_message
+from lathe.errors import UserError
 
 GROUPS = {
     "model": [],
@@ -98,3 +100,45 @@ def test_a_launcher_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_bug_is_not_explained() -> None:
     for error in (ValueError("a bug"), KeyError("a bug")):
         assert hydra_message(error, GROUPS) is None
+
+
+def refusal(folder: Path, text: str) -> str:
+    (folder / "experiment").mkdir()
+    (folder / "experiment" / "own.yaml").write_text(text, encoding="utf-8")
+    with (
+        pytest.raises(UserError) as caught,
+        composing("train", [f"hydra.searchpath=[file://{folder}]", "experiment=own"]),
+    ):
+        pass
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "defaults",
+    [
+        {"a": "b"},
+        "callbacks",
+        [3],
+        [{"a": "b", "c": "d"}],
+        [{"override /callbacks": {"x": "y"}}],
+        [{"override /callbacks": ["default", {"x": {"_target_": "mine.X"}}]}],
+        [{"override /model": True}],
+        [{"/experiment": "own"}],  # includes itself
+        [{"/callbacks": "ema"}],
+    ],
+    ids=str,
+)
+def test_a_file_whose_defaults_can_not_be_read(tmp_path: Path, defaults: object) -> None:
+    assert "\n" not in refusal(tmp_path, "# @package _global_\n" + yaml.safe_dump({"defaults": defaults}))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("# @package _global_\ndefaults:\n  - /model: mlp\n", "'override model: mlp'"),
+        ("# @package _global_\ndefaults:\n  - override model: mlp\n", "Could not override 'experiment/model@model'"),
+        ("defaults:\n  - override /model: mlp\n", "own.yaml: override /model requires '# @package _global_'"),
+    ],
+)
+def test_a_wrong_choice_in_a_file_is_named(text: str, words: str, tmp_path: Path) -> None:
+    assert words in refusal(tmp_path, text)

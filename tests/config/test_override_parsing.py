@@ -1,13 +1,14 @@
 """Overrides are translated for Hydra or refused with a message; none is ignored."""
 
 import inspect
+import re
 
 import pytest
 from lightning.pytorch import Trainer
 from support.runs import ROOT, config
 
 from lathe.config.help import choices
-from lathe.config.override_parsing import KEYS, REPLACED, SEVERAL, UNUSED, translate
+from lathe.config.override_parsing import KEYS, REPLACED, SEVERAL, UNUSED, expand_nodes, translate
 from lathe.config.schema import FILLED_IN
 from lathe.config.validate import check
 from lathe.errors import UserError
@@ -88,33 +89,22 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        (["-m", "seed=1,2", "--cfg", "job"], ["--multirun and --cfg exclude each other"]),
-        (["--cfg", "job", "--info", "all"], ["--cfg and --info"]),
         (["--cfg"], ["--cfg", "expected one argument"]),
         (["--cfg", "nosuch"], ["nosuch", "'job'"]),
         (["--nosuch"], ["--nosuch"]),
-        (["--resolve"], ["--resolve", "--cfg job"]),
-        (["-p", "optimizer"], ["--package", "--cfg job"]),
         (["--experimental-rerun", "x"], ["--experimental-rerun x", "scripts/reproduce.py"]),
         (["hydra.sweeper=basic"], ["hydra.sweeper=basic", "hydra/sweeper=basic, or leave it out"]),
         (["-m", "+hydra.launcher=joblib", "seed=1,2"], ["+hydra.launcher=joblib", "hydra/launcher=joblib"]),
         (["-cn", "mine"], ["--config-name mine", "experiment=<name>"]),
-        (["--config-name=predict.yaml", "seed=1"], ["--config-name predict", "experiment=<name>"]),
         (["-cp", "mine"], ["--config-path mine", "--config-dir mine"]),
         (["--config-dir=/nowhere"], ["--config-dir=/nowhere", "no such folder"]),
         (["+callbacks=ema"], ["+callbacks=ema", "callbacks=[default,ema]"]),
-        (["+logger=wandb"], ["+logger=wandb", "logger=wandb"]),
         (["-m", "seed=range(1,1)"], ["seed=range(1,1)", "no job"]),
-        (["-m", "model=mlp", "seed=range(5,1)"], ["seed=range(5,1)", "no job"]),
         (["-m", "optimizer=glob(x*)"], ["optimizer=glob(x*)", "no job"]),
         (["-m", "seed=glob(*)"], ["seed=glob(*)", "no job"]),
         *[([f"{word}=3"], [f"{word}=3", "unknown key"]) for word in KEYS],
-        (["--shell-completion"], ["--shell-completion", "install=bash"]),
         (["~hydra"], ["~hydra", "leave it out"]),
-        (["~hydra.sweeper", "seed=1"], ["~hydra.sweeper", "leave it out"]),
         (["trainer.strategy=ddp_spawn"], ["trainer.strategy=ddp_spawn", "Write strategy=ddp"]),
-        (["fit"], ["fit", "leave it out"]),
-        (["test", "seed=1"], ["scripts/evaluate.py", "split=test"]),
         (["extras.print_config=true"], ["extras.print_config=true", "leave it out"]),
         *[([f"{key}=/x"], [f"{key}=/x", "paths.log_dir"]) for key in UNUSED],
         *[([f"optimizer={word}"], [f"optimizer={word}", "choose one of "]) for word in ("3", "true")],
@@ -129,7 +119,6 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         ],
         (["-m", "sweep=[folds,seeds]"], ["sweep=[folds,seeds]: sweep takes one choice, folds or seeds"]),
         (["-m", "sweep=folds,seeds"], ["sweep=folds,seeds: a sweep can't go over its own keys"]),
-        (["-m", "sweep.retries=1,2"], ["sweep.retries=1,2: a sweep can't go over its own keys"]),
         (["-m", "hydra.job.name=a,b"], ["hydra.job.name=a,b: a sweep can't go over Hydra's keys"]),
         *[
             ([f"{key}={value}"], [f"{key}={value}: expected a choice; choose one of "])
@@ -140,7 +129,6 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         (["-m", "local=a,b"], ["local=a: there is no such choice"]),
         (["model@other=mlp"], ["model@other=...: the package of a group is fixed. Write model="]),
         (["callbacks={_target_: a.B, c: 1}"], ["replaces the list. Use callbacks=[default,{_target_: a.B, c: 1}]."]),
-        (["logger={_target_: a.B}"], ["logger=[{_target_: a.B}]."]),
         (["callbacks=[default,none]"], ["leave none out, or use callbacks=none"]),
         (["logger=[csv,wandb,csv]"], ["has csv twice"]),
         (["--trainer.max_epochs", "3"], ["--trainer.max_epochs 3: ", "without dashes: trainer.max_epochs=3."]),
@@ -254,3 +242,47 @@ def test_of_two_nodes_the_later_counts(key: str, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == f"{first} is replaced by {second}, which was typed later.\n"
     assert translate([second, second], GROUPS) == translate([second], GROUPS)
     assert capsys.readouterr().out == ""
+
+
+# Nodes in the list of a group: each becomes an override that adds a key
+
+
+@pytest.mark.parametrize(
+    ("value", "new"),
+    [
+        ("[default,ema]", ["callbacks=[default,ema]"]),
+        ("[default,{_target_: a.Largest}]", ["callbacks=[default]", "+callbacks.largest={_target_: a.Largest}"]),
+        ("[{_target_: a.b.CSVLog, x: 1}]", ["callbacks=none", "+callbacks.csv_log={_target_: a.b.CSVLog, x: 1}"]),
+        ("[ default , {x: {_target_: A}} ]", ["callbacks=[default]", "+callbacks.x={_target_: A}"]),
+        ("[{a: {_target_: A}, b: {}}]", ["callbacks=none", "+callbacks.a={_target_: A}", "+callbacks.b={}"]),
+        # names that a file has, or that are there twice
+        ("[{_target_: m.EMA}]", ["callbacks=none", "+callbacks.own_ema={_target_: m.EMA}"]),
+        ("[{ema: {_target_: m.EMA}}]", ["callbacks=none", "+callbacks.ema={_target_: m.EMA}"]),
+        (
+            "[{_target_: A},{_target_: A},{_target_: A}]",
+            ["callbacks=none", *(f"+callbacks.{name}={{_target_: A}}" for name in ("a", "a_2", "a_3"))],
+        ),
+        ("[default,{_target_: A]", ["callbacks=[default,{_target_: A]"]),  # Hydra reports it
+        ("{a: {_target_: A}}", ["callbacks={a: {_target_: A}}"]),
+        ("[{_target_: A, x: '],}'}]", ["callbacks=none", "+callbacks.a={_target_: A, x: '],}'}"]),
+    ],
+)
+def test_each_node_gets_a_key(value: str, new: list[str]) -> None:
+    assert expand_nodes(f"callbacks={value}", "callbacks", value, ("none", "default", "ema", "csv")) == new
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("[default,{x: 3}]", r"{x: 3} names no class: write {_target_: package.module.Class, ...}."),
+        ("[default,{}]", "{} names no class"),
+        (
+            "[default],[default,{_target_: A}]",
+            "a sweep takes names of files. Write the nodes as configs/callbacks/",
+        ),
+        ("choice([default],[{_target_: A}])", "a sweep takes names of files"),
+    ],
+)
+def test_nodes_without_a_class_are_refused(value: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        expand_nodes(f"callbacks={value}", "callbacks", value, ("none", "default", "ema", "csv"))

@@ -6,9 +6,8 @@ from support.runs import SMALL, new_run
 
 import lathe.training.train
 from lathe.callbacks import Throughput
-from lathe.config.sweep_direction import lower_is_better
+from lathe.config.metric_names import ENERGY, is_cost, lower_is_better
 from lathe.runs.compare_runs import RESULT_TIMES, compare_runs
-from lathe.runs.metric_names import ENERGY, is_cost
 
 
 def test_each_difference_is_named(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Nodes become what Hydra's instantiate makes of them; one that can't be built is reported with its key."""
 
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def described(value: Any) -> Any:
     return type(value), value
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_a_random_node_becomes_what_hydra_makes_of_it(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(10):
@@ -75,14 +74,6 @@ def test_lists_and_dicts_are_copies() -> None:
     built.kwargs["sizes"].append(3)
     built.kwargs["group"]["deep"].append(4)
     assert (node["sizes"], node["group"]) == ([1, 2], {"deep": [3]})
-
-
-def test_a_class_that_a_notebook_defines_again_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    node = {"_target_": f"{__name__}.Kept"}
-    assert type(instantiate(node, "model")) is Kept
-    again = type("Kept", (), {})
-    monkeypatch.setattr(sys.modules[__name__], "Kept", again)
-    assert type(instantiate(node, "model")) is again
 
 
 def test_text_like_an_interpolation_is_kept() -> None:

@@ -12,7 +12,7 @@ from lightning.fabric.utilities import registry
 from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from lathe.errors import UserError
-from lathe.runs import environment
+from lathe.runs import rundir
 from lathe.trust import safe_yaml
 
 _parsed_again = safe_yaml._parsed
@@ -51,9 +51,9 @@ def quick() -> None:
     """
     dynamic_rendezvous.get_method_name = _method_name
     registry.entry_points = functools.cache(metadata.entry_points)
-    environment._git = functools.cache(environment._git)
-    environment._version = functools.cache(environment._version)
-    environment.describe_environment()
+    rundir._git = functools.cache(rundir._git)
+    rundir._version = functools.cache(rundir._version)
+    rundir.describe_environment()
     safe_yaml._parsed = _parsed_once
     os.fsync = _stays_in_memory
     gc.set_threshold(50_000, 20, 20)

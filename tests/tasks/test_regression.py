@@ -1,4 +1,4 @@
-"""Regression and multi-label classification compared with scikit-learn, on one process and on two."""
+"""Regression and multi-label classification compared with scikit-learn; sums over processes are in test_base."""
 
 from typing import Any
 
@@ -7,7 +7,6 @@ import torch
 import torchmetrics as tm
 from lightning.pytorch import LightningDataModule
 from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score, roc_auc_score
-from support.ranks import on_ranks
 from support.regression import trainer
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,7 +15,6 @@ from torchmetrics.classification import MultilabelAUROC
 
 from lathe.data.foreign import share
 from lathe.errors import UserError
-from lathe.strategies import DDP
 from lathe.tasks import MultiLabelTask, RegressionTask, Task
 
 
@@ -45,11 +43,10 @@ def build(kind: str) -> Task:
     return RegressionTask(nn.Linear(4, 1 if kind == "value" else 2), metrics=metrics, **options)
 
 
-def fitted(kind: str, devices: int = 1) -> tuple[Task, dict[str, float]]:
+def fitted(kind: str) -> tuple[Task, dict[str, float]]:
     data, it = Numbers(kind), build(kind)
     share(data, 0)
-    options: dict[str, Any] = {"devices": 2, "strategy": DDP()} if devices == 2 else {}
-    run, memory = trainer(max_epochs=2, use_distributed_sampler=False, **options)
+    run, memory = trainer(max_epochs=2, use_distributed_sampler=False)
     run.fit(it, datamodule=data)
     found = {k: float(v) for _, row in memory.rows for k, v in row.items()}
     return it, found
@@ -79,16 +76,6 @@ def test_metrics_are_scikit_learns(kind: str) -> None:
     assert set(wanted) <= {name.partition("/")[2].removesuffix("_epoch") for name in found if name.startswith("train/")}
     assert it.monitor == "val/loss"
     assert {"loss", "mae", "rmse"} & set(it.reported) <= set(it.minimised)
-
-
-def on_two(rank: int) -> list[dict[str, float]]:
-    return [fitted(kind, devices=2)[1] for kind in ("value", "labels")]
-
-
-def test_two_processes_are_equal_to_one() -> None:
-    first, _ = on_ranks(on_two)
-    for kind, found in zip(("value", "labels"), first, strict=True):
-        assert found == pytest.approx(fitted(kind)[1], rel=1e-4)
 
 
 def total(it: Task, outputs: Tensor, y: Tensor) -> float:

@@ -27,7 +27,7 @@ STOP = "callbacks=[default,early_stopping]"
 CONV = (
     *("model=resnet20", "model.net.width=8", "model.net.depth=8", "data.batch_size=100", "compression.receipt=none"),
     *("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false"),
-    "trainer.max_epochs=2",
+    *("trainer.max_epochs=1", "trainer.limit_train_batches=6", "trainer.log_every_n_steps=2"),
 )
 
 
@@ -166,7 +166,7 @@ def test_early_stopping_ends_a_run(tmp_path: Path, case: str) -> None:
 def test_a_metric_that_nothing_logs_ends_the_run_after_the_first_validation(tmp_path: Path, name: str) -> None:
     words = (f"callbacks.{name}.monitor=own/wors", f"callbacks.{name}.mode=max")
     cfg = new_run(tmp_path, *SMALL, OWN, *(() if name == "checkpoint" else (STOP,)), *words)
-    with pytest.raises(UserError, match=rf"^callbacks\.{name}\.monitor=own/wors: .*; did you mean own/worse\?$"):
+    with pytest.raises(UserError, match=rf"^callbacks\.{name}.*own/wors\b.*own/worse"):
         train(cfg)
     assert int(rows(Path(cfg["paths"]["run_dir"]))[-1]["step"]) <= 20
 
@@ -200,7 +200,7 @@ def test_weights_that_are_changed_after_training_are_evaluated_and_changed_once(
     assert finalize_compression(cfg, run.best, make_methods(cfg))  # as after a kill between the two
     after = weights(run.path, "best")
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert run.result["best_step"] == 26
+    assert run.result["best_step"] == 6
     assert 0 < run.result["val/accuracy"] <= 1
     again = new_run(tmp_path / "on", *CONV, f"ckpt_path={run.path}")
     with pytest.warns(UserWarning, match=r"^ckpt_path=.* is a quantized net: .* add qat"):

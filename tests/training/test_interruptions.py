@@ -22,6 +22,7 @@ from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir, locked, point_latest
 
+SHORT = ("trainer.max_epochs=1", "trainer.limit_train_batches=4", "trainer.log_every_n_steps=2")
 Cli = Callable[..., tuple[int, str]]
 
 
@@ -47,7 +48,7 @@ def test_a_damaged_block_of_a_checkpoint_is_noticed(tmp_path: Path, place: str) 
 
 
 def test_latest_replaces_only_links_to_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = [trained(tmp_path / "logs") for _ in range(2)]
+    made = [trained(tmp_path / "logs", *SHORT) for _ in range(2)]
     latest = tmp_path / "logs" / "latest"
     assert latest.resolve() == made[1]
     for target in (made[1], tmp_path / "gone"):  # a run, and one that was deleted
@@ -71,24 +72,24 @@ def test_latest_works_below_a_linked_log_dir(tmp_path: Path, cli: Cli) -> None:
     """logs/ may be on another disk."""
     (tmp_path / "disk").mkdir()
     (tmp_path / "linked").symlink_to(tmp_path / "disk")
-    assert cli(*SMALL, "test=false", "trainer.max_epochs=1", f"paths.log_dir={tmp_path / 'linked'}")[0] == 0
+    assert cli(*SMALL, "test=false", *SHORT, f"paths.log_dir={tmp_path / 'linked'}")[0] == 0
     (run,) = runs(tmp_path / "disk")
     assert (tmp_path / "linked" / "latest").resolve() == run
 
 
 def test_a_copied_run_makes_no_latest(tmp_path: Path, cli: Cli) -> None:
-    run = trained(tmp_path / "logs")
+    run = trained(tmp_path / "logs", *SHORT)
     copied = tmp_path / "other" / "mine" / "run"
     shutil.copytree(run, copied)
-    assert cli(f"resume={copied}", "trainer.max_epochs=3")[0] == 0
-    assert json.loads((copied / "result.json").read_text())["epochs"] == 3
+    assert cli(f"resume={copied}", "trainer.max_epochs=2")[0] == 0
+    assert json.loads((copied / "result.json").read_text())["epochs"] == 2
     assert not (tmp_path / "other" / "latest").exists()
 
 
 def test_a_resume_without_a_checkpoint_starts_again_with_a_message(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = trained(tmp_path / "logs")
+    run = trained(tmp_path / "logs", *SHORT)
     for name in ("result.json", "checkpoints/last.ckpt"):
         (run / name).unlink()
     capfd.readouterr()
@@ -103,7 +104,7 @@ def _sleep() -> None:
 
 def test_a_forked_process_does_not_hold_the_lock(tmp_path: Path) -> None:
     """Data workers may outlive their run by seconds."""
-    run = RunDir(trained(tmp_path))
+    run = RunDir(new_run(tmp_path, "model=mlp")["paths"]["run_dir"])
     context = multiprocessing.get_context("fork")
     with locked(run.path):
         child = context.Process(target=_sleep)
@@ -121,6 +122,7 @@ def test_a_forked_process_does_not_hold_the_lock(tmp_path: Path) -> None:
         child.join()
 
 
+@pytest.mark.slow
 @pytest.mark.law3
 def test_a_killed_run_with_workers_is_unlocked_at_once(tmp_path: Path) -> None:
     words = [*SMALL, "trainer.max_epochs=200", "data.loader=workers", "data.num_workers=1", "test=false"]

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from lathe.errors import Stopped
-from lathe.training import interrupts
-from lathe.training.interrupts import interruptible
+from lathe.training import run_start
+from lathe.training.run_start import interruptible
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ class Again:
         self.left, self.armed = at, False
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> "Again | None":
-        if frame.f_code.co_filename not in (__file__, interrupts.__file__, contextlib.__file__):
+        if frame.f_code.co_filename not in (__file__, run_start.__file__, contextlib.__file__):
             return None
         frame.f_trace_opcodes = True
         if event == "exception" and argument[0] is KeyboardInterrupt:
@@ -123,9 +123,9 @@ def test_a_second_interrupt_at_any_instruction_is_the_same_stop() -> None:
 
 def test_a_lost_interrupt_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python ignores what is raised in a destructor."""
-    moments = iter((10.0, 10.0 + 0.9 * interrupts.SAME_PRESS_S, 10.0 + 1.1 * interrupts.SAME_PRESS_S))
+    moments = iter((10.0, 10.0 + 0.9 * run_start.SAME_PRESS_S, 10.0 + 1.1 * run_start.SAME_PRESS_S))
     # of this module only, since other threads read the clock
-    monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=lambda: next(moments)))
+    monkeypatch.setattr(run_start, "time", SimpleNamespace(monotonic=lambda: next(moments)))
     with pytest.raises(Stopped), interruptible(running()):
         pressed_three_times()
 

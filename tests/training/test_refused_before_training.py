@@ -34,10 +34,6 @@ def run_of(cfg: dict[str, Any]) -> RunDir:
         (("data.class_names=[a,b]",), r"^data\.class_names has 2 names for data\.num_classes=10"),
         (("model=resnet20", "model.net.num_classes=7"), r"^data\.num_classes=10, but the net returns 7 logits"),
         (("ckpt_path=nowhere.ckpt",), r"^ckpt_path=.*nowhere\.ckpt: there is no such file"),
-        (("+trainer.devicess=2",), r"^trainer.*devicess"),
-        (("callbacks.checkpoint.mode=maximum",), r"^callbacks\.checkpoint\.mode=maximum: expected"),
-        (("trainer.gradient_clip_algorithm=nrom",), r"trainer.*nrom|gradient_clip_algorithm"),
-        (("trainer.max_time=soon",), r"soon"),
     ],
 )
 def test_a_mistake_is_reported_before_training(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
@@ -57,5 +53,7 @@ def test_a_checkpoint_of_another_net_names_the_first_weight(tmp_path: Path) -> N
         train(other)
     cfg["trainer"]["max_epochs"] = 2
     cfg["model"]["net"]["width"] = 32
-    with pytest.raises(UserError, match=r"last\.ckpt does not fit this run in `state_dict`: \S+ is \[16, .*\[32, "):
+    with pytest.raises(
+        UserError, match=r"last\.ckpt does not fit this run in `state_dict`: .*size mismatch for \S+: .*\[16, .*\[32, "
+    ):
         train(cfg)

@@ -60,19 +60,6 @@ def test_a_run_without_a_validation_is_not_to_be_evaluated_on_it(tmp_path: Path)
         assert any(line[1] == "scripts/evaluate.py" for line in lines) == proposed
 
 
-def test_it_has_the_measured_costs(tmp_path: Path) -> None:
-    costs = {"epoch_s": 12.345, "peak_gpu_bytes": 3 * 2**30, "peak_resident_bytes": 2**29, "energy_gpu_j": 9000.0}
-    ranks = {"rank_ms_min": 10.04, "rank_ms_max": 31.0, "slowest_rank": "node3:5", "energy_cpu_j": None}
-    table = cells(printed(RESULT | costs | ranks, new_run(tmp_path, "model=mlp")))
-    assert {name: table[name] for name in list(table)[4:-1]} == {
-        "seconds per epoch (median)": "12.35",
-        "peak memory, GPU": "3.00 GiB",
-        "peak memory, resident": "0.50 GiB",
-        "own ms of a process": "10.0 to 31.0, slowest node3:5",
-        "energy, GPU": "2.5 Wh",
-    }
-
-
 @pytest.mark.parametrize("monitor", ["val/accuracy", "val_f1", "f1"])
 def test_it_has_the_monitor(monitor: str, tmp_path: Path) -> None:
     result = {"test/accuracy": 0.9, "test/loss": 0.1, monitor: 0.25, "val/other": 0.5, "monitor": monitor, **TRAINED}

@@ -1,8 +1,6 @@
 """The Trainer of a configuration: its device, strategy and plugins."""
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -10,11 +8,7 @@ from support.runs import SMALL, new_run
 
 from lathe.strategies import DDP
 from lathe.training.train import train
-from lathe.training.trainer_setup import describe_device, make_trainer, world_size
-
-
-def trainer_on(device: str, processes: int = 1) -> Any:
-    return SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)), world_size=processes)
+from lathe.training.trainer_setup import make_trainer, world_size
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -26,18 +20,6 @@ def test_a_run_prints_the_device_of_auto(accelerator: str, tmp_path: Path, capsy
     assert all(
         line.startswith(f"trainer.accelerator=auto took the CPU: torch {torch.__version__} ") for line in printed
     )
-
-
-def test_devices_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"Model {device.index}")
-    assert describe_device(trainer_on("cuda:1")) == "trainer.accelerator=auto took cuda:1, Model 1."
-    assert describe_device(trainer_on("cuda:0", 4)) == "trainer.accelerator=auto took 4 x Model 0."
-    assert describe_device(trainer_on("mps")) == "trainer.accelerator=auto took mps, Apple's GPU."
-    monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(torch.version, "hip", None)
-    assert describe_device(trainer_on("cpu")).endswith(" is built without GPU support.")
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    assert describe_device(trainer_on("cpu")).endswith(" sees no GPU.")
 
 
 def test_several_processes_get_ddp_and_synchronised_batchnorm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

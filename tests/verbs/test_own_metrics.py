@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.runs import SMALL, column, config, new_run
 
-from lathe.config.sweep_direction import objective_of
+from lathe.config.metric_names import objective_of
 from lathe.errors import UserError
 from lathe.training.train import train
 from lathe.trust.allowlist import findings

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lathe.callbacks.module_access import net_of, task_of
 from lathe.compression.modes import copy_input
-from lathe.config.metric_split import split_of
+from lathe.config.metric_names import split_of
 from lathe.config.types import Count
 from lathe.config.validation import validated
 from lathe.errors import UserError, require

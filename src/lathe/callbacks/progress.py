@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTh
 from rich.progress import TimeRemainingColumn
 from torch import Tensor
 
-from lathe.config.metric_split import split_of
+from lathe.config.metric_names import split_of
 from lathe.config.types import Count
 from lathe.config.validation import validated
 from lathe.measure.shards import local

@@ -12,8 +12,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lathe.config.help import names_of
 from lathe.config.hydra_errors import explain_overrides
-from lathe.config.override_parsing import translate
-from lathe.config.quoting import as_typed
+from lathe.config.override_parsing import as_typed, translate
 from lathe.config.resolve import flatten
 from lathe.configs import FOLDER
 from lathe.errors import require

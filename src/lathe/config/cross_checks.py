@@ -108,12 +108,6 @@ def gradient_clipping(cfg: Config) -> Iterator[str]:
         )
 
 
-def nesterov(cfg: Config) -> Iterator[str]:
-    optimizer = cfg["optimizer"]
-    if optimizer.get("nesterov") is True and (optimizer.get("momentum") == 0 or optimizer.get("dampening")):
-        yield "optimizer.nesterov=true needs a momentum above 0 and no dampening: set optimizer.nesterov=false."
-
-
 def precision_of_strategy(cfg: Config) -> Iterator[str]:
     name, accepted = cfg["precision"].get("name"), cfg["strategy"].get("precisions")
     if accepted is not None and name not in (*accepted, "auto"):
@@ -344,7 +338,7 @@ def _is_lightning_module(cfg: Config) -> bool:
 SAVED_RUN_CHECKS: tuple[CrossCheck, ...] = (precision_of_strategy, gradient_scaler, lightning_module_strategy)
 CROSS_CHECKS: tuple[CrossCheck, ...] = (
     *(length, validation_interval, overfitting, data_workers),
-    *(gradient_clipping, nesterov, checkpoint_to_start_from, pretrained_weights),
+    *(gradient_clipping, checkpoint_to_start_from, pretrained_weights),
     *(devices, split_net, activation_offload, lightning_module, compile_options, compiled_step),
     samples_page,
     *SAVED_RUN_CHECKS,

@@ -22,12 +22,12 @@ from lathe.config.override_parsing import (
     LISTS,
     Groups,
     InvalidOverrides,
+    as_typed,
     check_flags,
     find_split_words,
     key_of,
     no_such_choice,
 )
-from lathe.config.quoting import as_typed
 from lathe.config.resolve import flatten, resolve
 from lathe.config.schema import FILLED_IN
 from lathe.config.validate import check

@@ -1,17 +1,16 @@
 """Translate the overrides of a command line into those that Hydra gets, or refuse them. Imports no torch."""
 
 import argparse
+import math
 import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from lathe.config.inline_nodes import NODE, expand_nodes, split_items
-from lathe.config.quoting import quote_equals
 from lathe.errors import UserError, did_you_mean, refuse, require
 
 Groups = Mapping[str, Sequence[str]]  # what an override may begin with: groups and their choices, keys without any
@@ -30,8 +29,18 @@ UNUSED = (
 HYDRA_GROUPS = ("env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output", "sweeper")
 SPACED = re.compile(r"[\w.@/+]+( = |= | =)[^\s=]\S*")  # key = value, key= value, key =value
 SCALAR = re.compile(r"null|true|false|[\d.]+", re.IGNORECASE)  # Hydra takes none of these for the name of a file
+NODE = re.compile(r"\{.*\b_target_ *:", re.DOTALL)
+_BRACKETS = {"[": "]", "{": "}", "(": ")"}
+_TARGET = re.compile(r"_target_ *: *['\"]?([\w.]+)")
+_NAMED_NODE = re.compile(r"(\w+) *: *(\{.*\})", re.DOTALL)
+_WORD_BREAK = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_QUOTES = ("'", '"')
+_ITEM = r"""(?:[^,\[\]'"]|\[[^\]]*\]|'[^']*'|"[^"]*")+"""  # of a list, with its brackets and quotes closed
+# Keys whose value may contain =, in an override (baseline=optimizer.lr=0.1) or a path (.../epoch=4-step=100.ckpt).
+_SIDES = ("baseline", "candidate")  # labels of groups, or whole lists of overrides
+_WITH_EQUALS = (*_SIDES, "run", "ckpt_path", "resume", "checkpoint", "input", "output")
 AUGMENT = re.compile(r"\{.*\b_target_ *: *['\"]?lathe\.data\.Augment\b", re.DOTALL)
-# What users of other templates type first, and Lathe's word for it: keys, flags, subcommands and choices.
+# What users of other templates type first, and Lathe's word for it: keys, flags and choices.
 KEYS = {
     "hparams_search": "a search is a sweep: python train.py -m optimizer.lr=0.03,0.1, or sweep=optuna with sweep.space",
     "train": "train=false tests the weights of ckpt_path=... without training; a finished run is evaluated by "
@@ -48,11 +57,6 @@ FLAGS = {
     "batch_size": "data.batch_size",
     "epochs": "trainer.max_epochs",
     "gpus": "trainer.devices",
-}
-SUBCOMMANDS = {
-    "fit": "leave it out: python train.py trains",
-    "test": "a finished run is evaluated by python scripts/evaluate.py run=logs/latest split=test",
-    "predict": "a finished run predicts by python scripts/predict.py run=logs/latest input=<images> output=<file>",
 }
 CHOICES = {
     "resnet": "resnet20",
@@ -142,7 +146,7 @@ def check_flags(words: Sequence[str], groups: Groups | None = None) -> argparse.
     """Parse the flags of a command line.
 
     Raises:
-        UserError: unknown flags, or flags that exclude each other or do nothing here.
+        UserError: unknown flags, or flags that have no effect here.
     """
     from hydra._internal.utils import get_args_parser  # not needed for --help
 
@@ -151,13 +155,6 @@ def check_flags(words: Sequence[str], groups: Groups | None = None) -> argparse.
     flags, rest = parser.parse_known_args(list(words))
     refuse(_as_key(word, words, groups or {}) for word in rest if word.startswith("-"))
     require(not rest, f"{' '.join(rest)}: put every flag before the first key, or after the last one.")
-    given = [f"--{name}" for name in ("multirun", "run", "cfg", "info", "shell_completion") if getattr(flags, name)]
-    require(len(given) < 2, f"{' and '.join(given)} exclude each other: keep one.")
-    require(
-        not (flags.resolve or flags.package) or bool(flags.cfg), "--resolve and --package are for --cfg: add --cfg job."
-    )
-    shells = any(re.match("(install|uninstall|query)=", word) for word in flags.overrides)
-    require(not flags.shell_completion or shells, "--shell-completion needs a shell: install=bash, zsh or fish.")
     rerun = flags.experimental_rerun  # it would load a pickle, which can run code
     require(rerun is None, f"--experimental-rerun {rerun} is not supported. Use python scripts/reproduce.py run=...")
     verb = Path(sys.argv[0]).stem
@@ -232,8 +229,6 @@ def _without_equals(word: str, groups: Groups) -> str:
     """Return the message for a word without =."""
     group = next((group for group, names in groups.items() if word in names), "")
     run = next((key for key in ("run", "runs") if key in groups and "/" in word), "")
-    if word in SUBCOMMANDS:
-        return f"{word}: {SUBCOMMANDS[word]}."
     hint = "seed=1, for example. Quote a value with spaces"
     if word in groups:
         hint = f"{word}={'|'.join(groups[word]) or '...'}"
@@ -375,3 +370,96 @@ def _check_sweeps(overrides: Sequence[str], groups: Groups) -> None:
         require(
             not is_empty, f"{word} has no values, so the sweep has no job. Give values such as 1,2,3 or range(1,4)."
         )
+
+
+# Nodes in the list of a group, as in callbacks=[default,{_target_: mine.Largest}]
+
+
+def expand_nodes(word: str, key: str, value: str, choices: Sequence[str]) -> list[str]:
+    """Return the overrides for a group's list: one with the names in it, and one for each node.
+
+    A list without nodes, or with an open bracket or quote, is returned as it is.
+
+    Raises:
+        UserError: a node has no class, or a sweep goes over lists with nodes.
+    """
+    items = split_items(value[1:-1]) if value.startswith("[") and value.endswith("]") else []
+    nodes = [item for item in items if item.startswith("{")]
+    if not nodes:
+        is_sweep = not value.startswith("{") and split_items(value) and not items and re.search(r"[\[,] *\{", value)
+        require(not is_sweep, f"{word}: a sweep takes names of files. Write the nodes as configs/{key}/<name>.yaml.")
+        return [word]
+    names = [item for item in items if item not in nodes]
+    added: dict[str, str] = {}
+    for item in nodes:
+        for name, node in _named(word, item, choices):
+            numbered = (f"{name}_{n}" for n in count(2) if f"{name}_{n}" not in choices)
+            added[name if name not in added else next(new for new in numbered if new not in added)] = node
+    listed = f"{key}=[{','.join(names)}]" if names else f"{key}=none"
+    return [listed, *(f"+{key}.{name}={node}" for name, node in added.items())]
+
+
+def _named(word: str, item: str, choices: Sequence[str]) -> list[tuple[str, str]]:
+    """Return names and nodes of a mapping, which is a node or has nodes by name."""
+    entries = split_items(item[1:-1])
+    named = [found for entry in entries if (found := _NAMED_NODE.fullmatch(entry)) is not None]
+    if entries and len(named) == len(entries):
+        return [(found[1], found[2]) for found in named]
+    targets = [found for entry in entries if (found := _TARGET.match(entry)) is not None]
+    require(len(targets) == 1, f"{word}: {item} names no class: write {{_target_: package.module.Class, ...}}.")
+    name = _WORD_BREAK.sub("_", targets[0][1].split(".")[-1]).lower()
+    return [(f"own_{name}" if name in choices else name, item)]  # that file's keys are those of another class
+
+
+def split_items(text: str) -> list[str]:
+    """Split at the commas outside of brackets and quotes; [] if one of those is not closed."""
+    items, start, brackets, quote = [], 0, list[str](), ""
+    for place, sign in enumerate(text):
+        if quote:
+            quote = "" if sign == quote and text[place - 1] != "\\" else quote
+        elif sign in "'\"":
+            quote = sign
+        elif sign in _BRACKETS:
+            brackets.append(_BRACKETS[sign])
+        elif brackets and sign == brackets[-1]:
+            brackets.pop()
+        elif sign == "," and not brackets:
+            items.append(text[start:place].strip())
+            start = place + 1
+    return [] if brackets or quote else [item for item in (*items, text[start:].strip()) if item]
+
+
+# Values in Hydra's grammar
+
+
+def quote_equals(key: str, value: str) -> str:
+    """Quote the value of a key if it contains =."""
+    if key == "where":
+        return _quote_items(value)
+    is_bare = "=" in value and ("," not in value or key in _SIDES) and value[0] not in (*_QUOTES, "[", "$")
+    return as_typed(value) if is_bare and key in _WITH_EQUALS else value
+
+
+def _quote_items(text: str) -> str:
+    """Quote each item of a list such as [a=b,c>=1]."""
+    inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if not re.fullmatch(rf"(?:{_ITEM}|,)*", inside):
+        return text  # Hydra reports where a bracket or quote is missing
+    items = [item.strip() for item in re.findall(_ITEM, inside) if item.strip()]
+    return f"[{','.join(item if item[0] in _QUOTES else repr(item) for item in items)}]"
+
+
+def as_typed(value: Any) -> str:
+    """Return a plain value as an override has it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(as_typed, value))}]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{as_typed(item)}" for key, item in value.items()) + "}"
+    # backslashes are doubled before a quote, and only there
+    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\+)$", r"\1\1", str(value))) + "'"

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal
 
-import lathe.config.omegaconf_patch  # noqa: F401  # a node of another class replaces one
 from lathe.config.cross_checks import CROSS_CHECKS, SAVED_RUN_CHECKS, CrossCheck, run_checks
 from lathe.config.resolve import flatten
 from lathe.config.schema import Problem, command_keys, follows, key_schemas, problems

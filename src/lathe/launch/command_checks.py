@@ -11,9 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lathe.config.cross_checks import CrossCheck, check_compression, unused_keys
-from lathe.config.override_parsing import key_of
+from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.parallel_dims import data_replicas
-from lathe.config.quoting import as_typed
 from lathe.config.resolve import flatten
 from lathe.config.schema import key_schemas
 from lathe.config.validate import check, check_types

@@ -13,7 +13,6 @@ from typing import Any
 
 from lathe import trust
 from lathe.config.help import configuration_folder, help_text, root_names
-from lathe.config.hydra_errors import explain_overrides, hydra_message
 from lathe.config.override_parsing import check_flags, translate
 from lathe.errors import BUILDING, PACKAGE, WORKER, Stopped, UserError, source_frames, worker_message
 from lathe.files import disk_sentence
@@ -60,6 +59,8 @@ def report_errors(main: Callable[[], Any]) -> Callable[[], None]:
             exit_on_next(signal.SIGINT)
             sys.exit(128 + signal.SIGINT)
         except Exception as error:
+            from lathe.config.hydra_errors import explain_overrides  # for errors only
+
             verb = Path(sys.argv[0]).stem
             refused = explain_overrides(error, configuration_folder(), verb, sys.argv[1:], root_names())
             sys.exit(report_error(error if refused is None or full_error() else refused))
@@ -147,6 +148,8 @@ def explain_error(error: BaseException) -> UserError | None:
     """The UserError with the message for a mistake that the user can fix; None for a bug."""
     if isinstance(error, UserError):
         return error
+    from lathe.config.hydra_errors import hydra_message  # for errors only
+
     message = (None if _is_from_user_code(error) else hydra_message(error, root_names())) or _library_message(error)
     return None if message is None else UserError(message)
 

@@ -12,8 +12,7 @@ from hydra.errors import MissingConfigException
 from hydra.types import RunMode
 
 from lathe.config.compression_plan import methods
-from lathe.config.override_parsing import key_of
-from lathe.config.quoting import as_typed
+from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.resolve import changes, data_folder_of, differences, resolve, set_data_folder, with_absolute_paths
 from lathe.errors import UserError, require
 from lathe.launch.command_checks import saved_overrides, typed_overrides

@@ -16,6 +16,7 @@ from lathe import measure
 from lathe.compression import quantization
 from lathe.compression.structure import structure_of
 from lathe.config.compression_plan import methods
+from lathe.config.metric_names import ENERGY, data_keys
 from lathe.config.resolve import data_folder_of, differences, set_data_folder
 from lathe.data.checks import undeclared
 from lathe.data.order import IGNORE
@@ -28,7 +29,6 @@ from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.export_staleness import checkpoint_hash
 from lathe.runs.inference import Forward, open_data, open_run_net, score
-from lathe.runs.metric_names import ENERGY, data_keys
 from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task

@@ -1,6 +1,13 @@
 """Builds the data module, task, net, optimizer and scheduler of a resolved configuration."""
 
 import inspect
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
+from types import ModuleType
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
@@ -9,16 +16,16 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import nn
 
 from lathe.data.base import ExactDataModule
-from lathe.data.foreign import share
 from lathe.errors import UserError, require, under
 from lathe.nets.init import apply_init
 from lathe.optim.build import check_optimizer, factory_of, try_on
 from lathe.optim.plan import KEYS, check_plan, plan_of
 from lathe.optim.rules import freeze
 from lathe.runs.instantiate import describe_class, instantiate, instantiate_as, locate
-from lathe.runs.lightning_alias import alias_pytorch_lightning
-from lathe.tasks import LightningTask, Task
+from lathe.tasks import Task
 from lathe.tasks.checkpoint_types import print_left_out
+
+OLD, NEW = "pytorch_lightning", "lightning.pytorch"  # names of one package
 
 
 def make_data(cfg: dict[str, Any], train: bool = False) -> Any:
@@ -27,10 +34,13 @@ def make_data(cfg: dict[str, Any], train: bool = False) -> Any:
     datamodule = instantiate_as(cfg["data"], "data", LightningDataModule)
     if train:
         print_left_out(datamodule, "data")
-    share(datamodule, cfg["seed"])
-    task = locate(cfg["task"])
-    if isinstance(datamodule, ExactDataModule) and inspect.isclass(task) and issubclass(task, LightningTask):
-        datamodule.fills_up = False
+    if isinstance(datamodule, ExactDataModule):
+        if getattr(locate(cfg["task"]), "brings_module", False):
+            datamodule.fills_up = False
+    else:
+        from lathe.data.foreign import share  # our own data modules have exact loaders
+
+        share(datamodule, cfg["seed"])
     return datamodule
 
 
@@ -145,7 +155,7 @@ def _check_task_class(kind: Any, target: str) -> None:
 
 def _check_training_step(net: nn.Module, kind: Any, target: str) -> None:
     has_step = isinstance(net, LightningModule) and is_overridden("training_step", net)
-    if has_step and inspect.isclass(kind) and not issubclass(kind, LightningTask):
+    if has_step and inspect.isclass(kind) and not getattr(kind, "brings_module", False):
         raise UserError(
             f"model.net: {type(net).__name__} is a LightningModule, whose steps task._target_={target} would not call: "
             f"model=lightning model.net={{_target_: {type(net).__module__}.{type(net).__name__}}} runs it as it is."
@@ -159,3 +169,31 @@ def call_factory(factory: Any, key: str, **kwargs: Any) -> Any:
             return factory(**kwargs)
     except TypeError as error:
         raise UserError(f"{key} can't be built: {error}") from error
+
+
+class _Alias(MetaPathFinder, Loader):
+    """Finds each module of `pytorch_lightning` as the one of the same name in `lightning.pytorch`."""
+
+    def __init__(self) -> None:
+        self._specs: dict[str, ModuleSpec | None] = {}
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> ModuleSpec | None:
+        if name.partition(".")[0] != OLD:
+            return None
+        if name == OLD:
+            rank_zero_only(print)(f"{OLD} is imported as {NEW}: the classes of both would not fit.", flush=True)
+        return spec_from_loader(name, self)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = import_module(NEW + spec.name.removeprefix(OLD))
+        self._specs[module.__name__] = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__spec__ = self._specs[module.__name__]  # which the import has replaced
+
+
+def alias_pytorch_lightning() -> None:
+    """Let later imports of `pytorch_lightning` give `lightning.pytorch`, unless it has been imported already."""
+    if OLD not in sys.modules and not any(isinstance(finder, _Alias) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Alias())

@@ -21,7 +21,6 @@ _EXPECTED = (
     *(TypeError, ImportError, AttributeError, ValueError, RuntimeError, MemoryError, OSError, LookupError),
     *(MisconfigurationException, InstantiationException),
 )
-_PARTIALS: dict[str, Any] = {}  # by target: Hydra takes 0.3 ms for one, and a run builds some twenty components
 _HYDRA_KEYS = ("_target_", "_args_", "_partial_", "_convert_", "_recursive_")
 
 
@@ -56,7 +55,7 @@ def _build(node: Any, key: str, convert: str, recursive: bool, args: tuple[Any, 
     if not args and "_args_" in node:
         args = tuple(_build(node["_args_"], f"{key}._args_", convert, recursive))
     try:
-        partial = _hydra_partial(node["_target_"])
+        partial = hydra.utils.instantiate({"_target_": node["_target_"], "_partial_": True})
         if not node.get("_partial_", False):
             return partial(*args, **values)
         bound = type(partial)(partial.func, *args, **values)
@@ -68,15 +67,6 @@ def _build(node: Any, key: str, convert: str, recursive: bool, args: tuple[Any, 
         if explained is error:
             raise
         raise explained from error
-
-
-def _hydra_partial(name: Any) -> Any:
-    known = _PARTIALS.get(name) if isinstance(name, str) else None
-    if known is None or known.func is not locate({"_target_": name}):  # a notebook may define a class again
-        known = hydra.utils.instantiate({"_target_": name, "_partial_": True})
-        if isinstance(name, str):
-            _PARTIALS[name] = known
-    return known
 
 
 def _converted(value: Any, convert: str) -> Any:

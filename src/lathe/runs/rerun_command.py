@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe.config.compression_plan import methods
-from lathe.config.quoting import as_typed
+from lathe.config.override_parsing import as_typed
 from lathe.errors import UserError
 from lathe.trust import carried
 from lathe.trust.allowlist import findings

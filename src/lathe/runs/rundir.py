@@ -4,9 +4,12 @@ A run directory holds config.yaml, overrides.yaml, environment.json, checkpoints
 complete, result.json.
 """
 
+import hashlib
 import json
 import os
+import platform
 import secrets
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,10 +25,10 @@ from lathe.config.resolve import newest_run
 from lathe.config.validate import GROUPS as COMPONENTS
 from lathe.errors import UserError, did_you_mean, require
 from lathe.files import disk_sentence, open_plain, remove, require_plain, sweep, whole, write_atomically
-from lathe.runs.environment import describe_environment, digest_own_files
 from lathe.runs.rerun_command import last_values
 from lathe.trust.export_signing import signed_config
 from lathe.trust.safe_yaml import as_yaml, is_signed, read_mapping, read_yaml
+from lathe.trust.user_packages import source_folder
 
 GROUPS = ("paths", *COMPONENTS)  # in the configuration of every run
 # in a run directory, besides the files of loggers; nothing else may be written there
@@ -35,6 +38,9 @@ OWN_FILES = (
 )
 # keys in which a resumed run may differ from its first part
 NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "sweep", "trusted", "tags", "data.class_names")
+# in environment.json; threads decide in which order numbers are added
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+PACKAGES = ("lathe", "torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetrics")
 
 _locks: set[IO[str]] = set()  # the lock files that this process holds
 
@@ -378,3 +384,93 @@ def suggest_folder(path: Path, otherwise: str) -> str:
     with suppress(OSError):  # no permission
         names = [entry.name for entry in above.iterdir() if entry.is_dir() and entry.name[0] != "."]
     return did_you_mean(path.parts[len(above.parts)] if path.parts else "", names, otherwise)
+
+
+# environment.json
+
+
+def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
+    """Return the time in UTC, versions, hardware, command, git commit, uncommitted diff, and digests of the user's
+    files.
+    """
+    versions = {package: _version(package) for package in PACKAGES}
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="microseconds"),
+        "command": sys.argv,
+        "launch_id": launch_id,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
+        "gpus": _gpu_names(),
+        "packages": {package: version for package, version in versions.items() if version is not None},
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_diff": _git("diff", "HEAD"),
+        "own_files": digest_own_files(),
+    }
+
+
+def digest_own_files() -> dict[str, str]:
+    """Return the SHA-256 of each Python file below `src/` that is not Lathe's, by its path from there."""
+    folder = source_folder()
+    files = [] if folder is None else sorted(folder.rglob("*.py"))
+    names = {str(file.relative_to(folder)): file for file in files if folder is not None}
+    return {
+        name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for name, file in names.items()
+        if Path(name).parts[0] not in ("lathe", "hydra_plugins") and file.is_file()
+    }
+
+
+def _version(package: str) -> str | None:
+    from importlib import metadata  # not needed for --help
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
+
+
+def _gpu_names() -> list[str]:
+    """Return the names of the NVIDIA GPUs; none if nvidia-smi is missing or fails."""
+    import subprocess  # not needed for --help
+
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    try:
+        done = subprocess.run(  # noqa: S603
+            [program, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=10
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def _git(*arguments: str) -> str | None:
+    import subprocess  # not needed for --help
+
+    try:
+        done = subprocess.run(  # noqa: S603
+            ["git", *arguments],  # noqa: S607
+            capture_output=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # a diff is in the encoding of its files
+            timeout=10,
+            cwd=Path(__file__).parent,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    # the last lines of a diff may be blank
+    return done.stdout.removesuffix("\n") if done.returncode == 0 else None

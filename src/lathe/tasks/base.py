@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from lathe.compression.structure import structure_of
 from lathe.data.steps import reached, steps_before
 from lathe.errors import require
-from lathe.tasks.metric_sums import MetricSums
+from lathe.tasks.metric_sums import SPLITS, MetricSums
 from lathe.tasks.metric_sync import gather_logs, gather_sums, own_sums, restore_logs
 from lathe.tasks.module_protocol import ModuleProtocol
 from lathe.tasks.scheduler import another_optimizer, make_optimizers
-from lathe.tasks.torchmetrics_adapter import SPLITS, Meters
+
+if TYPE_CHECKING:
+    from lathe.tasks.torchmetrics_adapter import Meters
 
 Objective = Callable[[Any, Any], dict[str, Tensor]]
 
@@ -49,6 +51,7 @@ class Task(MetricSums, ModuleProtocol):
     undirected: tuple[str, ...] = ()
     monitor = "val/loss"
     unit = "samples"
+    brings_module = False  # True for a LightningModule that runs as it is
     predicts = "classes"  # what scripts/predict.py takes outputs for
 
     def __init__(

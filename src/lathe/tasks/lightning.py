@@ -38,6 +38,7 @@ class LightningTask(Task):
     metrics: tuple[str, ...] = ()
     minimised: tuple[str, ...] = ()
     monitor = ""
+    brings_module = True
     predicts = "what its predict_step returns"
 
     @validated

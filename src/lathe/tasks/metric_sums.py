@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lathe.errors import require
 
+SPLITS = ("train", "val", "test")
 MAX_DEFERRED = 64  # batches whose sums are computed together
 MAX_NUMBERS = 2**18  # in their outputs
 

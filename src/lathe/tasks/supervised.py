@@ -17,7 +17,6 @@ from lathe.errors import UserError
 from lathe.nets.init import apply_init
 from lathe.tasks.base import Task
 from lathe.tasks.loss import OwnLoss
-from lathe.tasks.torchmetrics_adapter import Meters, chosen
 
 MAX_ROWS = 2048  # of a trial batch
 
@@ -57,9 +56,12 @@ class SupervisedTask(Task):
         self._loss = None if loss is None else OwnLoss(loss)
         self._named: list[str] | None = None  # sums that `metrics` asks for
         if metrics is not None:
-            self._choose(*chosen(metrics, self.known))
+            self._choose(metrics)
 
-    def _choose(self, sums: list[str], objects: Mapping[str, Any]) -> None:
+    def _choose(self, metrics: Any) -> None:
+        from lathe.tasks.torchmetrics_adapter import Meters, chosen  # most runs take the task's own
+
+        sums, objects = chosen(metrics, self.known)
         self._named, self.computed = self.sums_of(sums)
         self.metrics = ("loss", *self._named)
         if objects:

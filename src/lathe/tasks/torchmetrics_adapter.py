@@ -13,9 +13,9 @@ from torchmetrics.aggregation import BaseAggregator
 
 from lathe.errors import ArgumentError, UserError, did_you_mean, user_location
 from lathe.tasks.loss import CALL_ERRORS, named, shape
+from lathe.tasks.metric_sums import SPLITS
 from lathe.tasks.metric_sync import gather_objects, load_metric_state, metric_state
 
-SPLITS = ("train", "val", "test")
 PREFIXES = {"classes": "Multiclass", "labels": "Multilabel"}  # of torchmetrics, by what a task predicts
 
 

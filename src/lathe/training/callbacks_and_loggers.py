@@ -22,7 +22,6 @@ from lathe.compression import Compression
 from lathe.config.compression_plan import methods, windows
 from lathe.config.schema import canonical
 from lathe.errors import UserError, require
-from lathe.runs import inference
 from lathe.runs.instantiate import instantiate_as, locate
 from lathe.tasks import Task
 
@@ -138,7 +137,9 @@ def make_methods(cfg: dict[str, Any]) -> list[Compression]:
         method: Compression = instantiate_as(node, f"compression.{name}", Compression)
         method.window = shares[name]
         if hasattr(method, "open_run"):
-            method.open_run = partial(inference.open_net, key=f"compression.{name}.teacher")
+            from lathe.runs.inference import open_net  # for teachers only
+
+            method.open_run = partial(open_net, key=f"compression.{name}.teacher")
         built.append(method)
     return built
 

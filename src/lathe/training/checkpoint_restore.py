@@ -61,22 +61,8 @@ class CheckpointRestore(_CheckpointConnector):
             super().restore_datamodule()
 
     def restore_model(self) -> None:
-        try:
-            with self._errors_name("state_dict"):
-                super().restore_model()
-        except UserError as error:  # torch's message lists all that differ
-            first = self._different_shape() if isinstance(error.__cause__, RuntimeError) else None
-            if first is None:
-                raise
-            raise self._misfit("state_dict", first) from error.__cause__
-
-    def _different_shape(self) -> str | None:
-        """Return the first weight whose shape in the file differs from the net's."""
-        own = self.trainer.lightning_module.state_dict()
-        for name, value in self._loaded_checkpoint.get("state_dict", {}).items():
-            if isinstance(value, Tensor) and name in own and value.shape != own[name].shape:
-                return f"{name} is {list(value.shape)} there and {list(own[name].shape)} here"
-        return None
+        with self._errors_name("state_dict"):
+            super().restore_model()
 
     def restore_callbacks(self) -> None:
         with self._errors_name("callbacks"):
@@ -168,7 +154,8 @@ class CheckpointRestore(_CheckpointConnector):
         except (UserError, MisconfigurationException, SIGTERMException, OutOfMemoryError, OSError):
             raise
         except Exception as error:
-            text = " ".join(str(error).split()) or "no message"
+            lines = str(error).split("\n\t")  # torch lists each weight that differs
+            text = " ".join((lines[1] if len(lines) > 1 else lines[0]).split()) or "no message"
             raise self._misfit(part, f"{type(error).__name__}, {text}") from error
 
 

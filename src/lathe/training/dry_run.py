@@ -13,7 +13,7 @@ from lathe.callbacks import FrozenStatistics
 from lathe.errors import require
 from lathe.runs.build import make_data, make_task
 from lathe.tasks import Task
-from lathe.training.lightning_errors import check_loaders, explain_lightning_errors
+from lathe.training.checks import check_loaders, explain_lightning_errors
 from lathe.training.trainer_setup import configure_logging, make_trainer, prepare_model, to_double
 from lathe.training.weight_loading import initialise
 
@@ -64,7 +64,7 @@ class DryRun:
         initialise(cfg, task)
         prepare_model(cfg, task, trainer)
         _leave_out_callbacks(task.driven)
-        with explain_lightning_errors(cfg, trainer, [], lambda: bounds.batches > 0):
+        with explain_lightning_errors(trainer, lambda: bounds.batches > 0):
             trainer.fit(task.driven, datamodule=self.data)
         bounds.check_batches()
         return trainer

@@ -9,16 +9,13 @@ from lightning.pytorch.callbacks import Callback
 from lathe.callbacks import Checkpoint, numbers
 from lathe.callbacks.ownership import is_based_on_lathe
 from lathe.compression import Compression
-from lathe.config.metric_split import split_of
-from lathe.config.sweep_direction import lower_is_better
+from lathe.config.metric_names import directions, lower_is_better, split_of
 from lathe.errors import did_you_mean
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
-from lathe.runs.metric_names import directions
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
 from lathe.training.checkpoint_restore import RestoreOwnState
-from lathe.training.compression_finalize import finalize_compression
 from lathe.training.trainer_setup import make_trainer, to_double
 
 
@@ -87,6 +84,8 @@ def _best_state(
         checkpoint.keep_newest(trainer, reason)
     if compression:
         if trainer.is_global_zero:
+            from lathe.training.compression_finalize import finalize_compression  # most runs compress nothing
+
             finalize_compression(cfg, best, compression)
         trainer.strategy.barrier()
     return read_checkpoint(best)
@@ -149,16 +148,7 @@ def _objective(cfg: dict[str, Any], result: dict[str, Any]) -> str | None:
 
 def _why_unnamed(cfg: dict[str, Any], result: dict[str, Any]) -> str:
     """Return the reason why no metric is named as the objective, and the override that names one."""
-    trainer = cfg["trainer"]
-    switch = "fast_dev_run" if trainer.get("fast_dev_run") else "enable_checkpointing"
-    is_off = trainer.get("fast_dev_run") or trainer.get("enable_checkpointing") is False
     monitor = ((cfg.get("callbacks") or {}).get("checkpoint") or {}).get("monitor")
-    if is_off and monitor:
-        fix = "objective=val/loss, say," if monitor == "auto" else f"objective={monitor}"
-        return (
-            f"objective is null: trainer.{switch}={str(trainer[switch]).lower()} leaves callbacks.checkpoint out, and "
-            f"with it the metric that it monitors: {fix} names one."
-        )
     logged = sorted((name for name in result if split_of(name) == "val"), key=lower_is_better)
     if monitor == "auto" and logged:
         mode = "min" if lower_is_better(logged[0]) else "max"
@@ -166,7 +156,7 @@ def _why_unnamed(cfg: dict[str, Any], result: dict[str, Any]) -> str:
             f"No monitor: best.ckpt is the last epoch. The module logs {', '.join(logged[:5])}: add "
             f"callbacks.checkpoint.monitor={logged[0]} callbacks.checkpoint.mode={mode}."
         )
-    return "objective is null: neither objective nor the monitor of callbacks.checkpoint names a metric."
+    return "objective is null: neither objective nor a monitor of callbacks.checkpoint in this run names a metric."
 
 
 def _why_missing(name: str, result: dict[str, Any]) -> str:

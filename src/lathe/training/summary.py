@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lathe.config.compression_plan import methods
-from lathe.config.metric_split import split_of
+from lathe.config.metric_names import split_of
 from lathe.config.resolve import flatten
 from lathe.runs.rerun_command import (
     drop_overrides,

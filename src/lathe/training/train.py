@@ -3,6 +3,7 @@
 Read `train` from top to bottom. Each function that it calls builds one thing from the configuration.
 """
 
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, seed_everything
@@ -23,14 +24,10 @@ from lathe.tasks import Task
 from lathe.trainer import Trainer
 from lathe.training import summary
 from lathe.training.callbacks_and_loggers import make_callbacks, make_loggers, trial_report
-from lathe.training.compression_finalize import warn_missing_onnx, write_receipt
+from lathe.training.checks import check_loaders, check_metric_names, explain_lightning_errors
 from lathe.training.final_evaluation import add_objective, evaluate_best
-from lathe.training.interrupts import interruptible
-from lathe.training.lightning_errors import check_loaders, explain_lightning_errors
-from lathe.training.monitor_checks import check_metric_names
-from lathe.training.run_start import RunStart
+from lathe.training.run_start import RunStart, interruptible
 from lathe.training.trainer_setup import configure_logging, make_trainer, prepare_model, to_double
-from lathe.training.weight_loading import initialise
 
 
 def train(cfg: dict[str, Any]) -> dict[str, Any]:
@@ -61,10 +58,9 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
         parameters = sum(p.numel() for p in task.net.parameters())  # before a strategy shards them
         ckpt_path = initialise(cfg, task) if state is None else run.last
         prepare_model(cfg, task, trainer)
-        warn_missing_onnx(cfg.get("compression") or {})
         warn_no_checkpoints(cfg, trainer)
         with interruptible(start):
-            with explain_lightning_errors(cfg, trainer, callbacks, lambda: start.begun):
+            with explain_lightning_errors(trainer, lambda: start.begun):
                 trainer.fit(task.driven, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
             start.on_train_start(trainer, task.driven)  # not called in a run of no steps
             return finalize(cfg, run, trainer, task, data, callbacks, loggers, parameters, wall_time)
@@ -80,12 +76,25 @@ def load_last(run: RunDir, task: Task) -> dict[str, Any] | None:
     return state
 
 
+def initialise(cfg: dict[str, Any], task: Task) -> Path | None:
+    """Load the weights that a new run begins with; return the checkpoint whose whole state ckpt_mode=trainer takes."""
+    if cfg["ckpt_path"] is None and not cfg["model"].get("pretrained"):
+        return None
+    from lathe.training import weight_loading
+
+    return weight_loading.initialise(cfg, task)
+
+
 def check(cfg: dict[str, Any], data: LightningDataModule, task: Task, callbacks: list[Callback]) -> None:
     """Raise UserError if data, task and callbacks don't work together."""
     task.check_run(cfg)
     check_loaders(cfg, data, task.driven)
     check_metric_names(cfg, task, callbacks)
     task.check_facts(cfg["data"])
+    if any(isinstance(callback, Compression) for callback in callbacks):
+        from lathe.training.compression_finalize import warn_missing_onnx
+
+        warn_missing_onnx(cfg["compression"])
 
 
 def warn_no_checkpoints(cfg: dict[str, Any], trainer: Trainer) -> None:
@@ -158,6 +167,8 @@ def finalize(
         summary.print_summary(result, run, ended=ended)
         is_compressed = any(isinstance(callback, Compression) for callback in callbacks)
         if is_compressed and pruned is None and cfg["compression"]["receipt"] != "none":
+            from lathe.training.compression_finalize import write_receipt
+
             write_receipt(run, cfg)
         summary.print_next(run, summary.proposals(run, cfg, result))
     return result

@@ -18,14 +18,13 @@ from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
+from lathe import strategies
 from lathe.callbacks import AtomicCheckpointIO
 from lathe.compression import Compression
 from lathe.data.transfer import tell_no_effect
 from lathe.errors import UserError, under
-from lathe.nets import recompute
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.instantiate import instantiate, instantiate_as
-from lathe.strategies import DDP, SyncBatchNorm, channels_last, precision_plugin
 from lathe.tasks import Task
 from lathe.trainer import Trainer
 from lathe.training.checkpoint_restore import CheckpointRestore
@@ -89,14 +88,14 @@ def make_trainer(
     node = _without(cfg["strategy"], "processes", "precisions", "compressions")
     strategy = instantiate_as(node, "strategy", Strategy, or_none=True)
     with under("precision"):
-        precision = precision_plugin(cfg["precision"]["name"], device, **_without(cfg["precision"], "name"))
+        precision = strategies.precision_plugin(cfg["precision"]["name"], device, **_without(cfg["precision"], "name"))
     plugins = [AtomicCheckpointIO(read_checkpoint), *precision.pop("plugins", [])]
     if several and cfg["trainer"].get("sync_batchnorm", False):
-        plugins.append(TorchSyncBatchNorm() if device == "cuda" else SyncBatchNorm())
+        plugins.append(TorchSyncBatchNorm() if device == "cuda" else strategies.SyncBatchNorm())
     if not several and not TorchElasticEnvironment.detect() and getattr(strategy, "cluster_environment", None) is None:
         plugins.append(LightningEnvironment())  # Lightning would read ranks from the variables of a batch job
     if strategy is None:
-        strategy = DDP() if several else "auto"
+        strategy = strategies.DDP() if several else "auto"
     steps_per_call = cfg["trainer"].get("steps_per_call", "auto")
     options |= precision | {
         "strategy": strategy,
@@ -141,15 +140,16 @@ def prepare_model(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
     device = trainer.strategy.root_device.type
     with under("trainer"):
         how = cfg["trainer"].get("activation_checkpointing", "none")
-        recompute.check_device(how, device)
-        recompute.apply(task.net, how)
-        channels_last(task.net, trainer.strategy, cfg["trainer"].get("channels_last", False))
+        if how != "none":
+            from lathe.nets import recompute  # for this key only
+
+            recompute.check_device(how, device)
+            recompute.apply(task.net, how)
+        strategies.channels_last(task.net, trainer.strategy, cfg["trainer"].get("channels_last", False))
     with under("compile"):
         cache = Path(cfg["paths"]["data_dir"]) / "compiled" if "data_dir" in cfg["paths"] else None
         if cfg["compile"].get("enabled"):
-            from lathe.strategies import compile_task
-
-            compile_task(task, device, cfg["compile"], cache)
+            strategies.compile_task(task, device, cfg["compile"], cache)
 
 
 def world_size() -> int:

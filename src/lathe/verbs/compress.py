@@ -17,11 +17,11 @@ from lathe.compression.modes import reestimate_batchnorm
 from lathe.compression.pruning.masks import apply_masks, make_masks
 from lathe.config.compression_plan import methods
 from lathe.config.cross_checks import check_compression
+from lathe.config.metric_names import directions
 from lathe.config.resolve import set_data_folder
 from lathe.errors import require
 from lathe.runs import inference, rundir
 from lathe.runs.checkpoints import read_checkpoint
-from lathe.runs.metric_names import directions
 from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir
 from lathe.training import compression_finalize, summary

@@ -14,7 +14,7 @@ from typing import Any
 
 from lathe.errors import did_you_mean, require
 from lathe.files import write_atomically
-from lathe.runs.environment import describe_environment
+from lathe.runs.rundir import describe_environment
 from lathe.verbs.reproduce import project
 
 # A ResNet-8 on images of CIFAR's shape; each line adds its own overrides.

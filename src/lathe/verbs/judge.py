@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe import files
-from lathe.config.quoting import as_typed
+from lathe.config.override_parsing import as_typed
 from lathe.errors import UserError, require
 from lathe.verbs.report import metrics
 from lathe.verbs.reproduce import project

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lathe.compression.structure import apply_structure
-from lathe.config.metric_split import split_of
+from lathe.config.metric_names import split_of
 from lathe.config.resolve import set_data_folder
 from lathe.data import Normalizer
 from lathe.data.checks import squashed

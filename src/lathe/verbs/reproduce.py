@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from lathe import files
 from lathe.config.compression_plan import methods
-from lathe.config.quoting import as_typed
+from lathe.config.override_parsing import as_typed
 from lathe.config.resolve import set_data_folder
 from lathe.errors import UserError, require
 from lathe.loggers.lines import read_lines
 from lathe.runs import rundir
-from lathe.runs.environment import describe_environment
-from lathe.runs.rundir import RunDir
+from lathe.runs.rundir import RunDir, describe_environment
 from lathe.verbs.runs.formatting import printable
 from lathe.verbs.runs.reader import differing_environments
 

@@ -11,7 +11,7 @@ from hydra._internal.utils import create_config_search_path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from support.runs import ROOT
 
-from lathe.config.quoting import as_typed
+from lathe.config.override_parsing import as_typed
 from lathe.launch.sweep.search_space import entry_of, planned, repeats_of, word
 
 KEY = "name"

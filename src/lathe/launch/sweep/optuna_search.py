@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from lathe.config.metric_names import COSTS, cost_of, objective_of
 from lathe.config.resolve import resolve
-from lathe.config.sweep_direction import objective_of
 from lathe.config.values import shown
 from lathe.errors import UserError, did_you_mean, require
 from lathe.launch.sweep.search_space import (
@@ -25,7 +25,6 @@ from lathe.launch.sweep.search_space import (
     word,
 )
 from lathe.launch.sweep.sweep_dir import Job, SweepDir
-from lathe.runs.metric_names import COSTS, cost_of
 from lathe.runs.optuna_study import (
     check_installed,
     make_brackets,

@@ -13,10 +13,10 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
+from lathe.config.metric_names import best_of, objective_name, without_split
 from lathe.config.override_parsing import short_names
 from lathe.errors import UserError
 from lathe.launch.sweep.sweep_dir import ENDED, Job
-from lathe.runs.metric_names import best_of, objective_name, without_split
 from lathe.runs.rundir import RunDir
 
 ROWS = 24  # of a table; jobs beyond them are only counted

@@ -9,8 +9,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from lathe.config.override_parsing import key_of
-from lathe.config.quoting import as_typed
+from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.values import shown
 from lathe.errors import UserError, did_you_mean, require
 from lathe.runs.optuna_study import compares_repeats, pruner_of

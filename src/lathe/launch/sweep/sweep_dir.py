@@ -16,11 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf
 
-from lathe.config.override_parsing import key_of
 from lathe.errors import UserError, require
 from lathe.files import whole, write_atomically
 from lathe.trust import read_json
@@ -56,39 +53,6 @@ class Job:
     def of_trial(self) -> int:
         """The number of its trial."""
         return self.number if self.trial is None else self.trial
-
-
-@dataclass(frozen=True)
-class SweepJob:
-    """A run's place in its sweep, passed to its process as `sweep.folder` and `sweep.job`."""
-
-    folder: Path
-    number: int
-
-    @property
-    def launch_id(self) -> str:
-        """The launch id of the job's run, so that a restart finds the run."""
-        return f"{self.folder.name}-{self.number:05}"
-
-    def found(self, run_dir: Path) -> None:
-        """Write the path of the job's run, before it trains."""
-        write_atomically(SweepDir(self.folder).file(self.number, "run"), str(run_dir))
-
-
-def check_sweep_words(typed: Sequence[str]) -> None:
-    """Raise UserError if there are overrides of `sweep` in a command without -m."""
-    own = next((word for word in typed if key_of(word).split(".")[0] == "sweep"), None)
-    alone = own is not None and HydraConfig.get().mode != RunMode.MULTIRUN
-    require(not alone, f"{own} is for a sweep: add -m (python train.py -m {own} ...).")
-
-
-def job_of(cfg: DictConfig) -> SweepJob | None:
-    """Return this run's place in its sweep, or None. Removes `sweep` from `cfg`: it is not part of the experiment."""
-    with open_dict(cfg):
-        node = cfg.pop("sweep", None)
-    if node is None or node.get("job") is None:
-        return None
-    return SweepJob(Path(str(node.folder)), int(node.job))
 
 
 class SweepDir:

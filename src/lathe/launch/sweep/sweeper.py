@@ -16,8 +16,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lathe import files
-from lathe.config.override_parsing import key_of
-from lathe.config.quoting import as_typed
+from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.resolve import resolve
 from lathe.config.schema import problems, training_commands
 from lathe.config.validate import check

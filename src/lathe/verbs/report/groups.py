@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from lathe.config.metric_names import COSTS, cost_of, without_split
 from lathe.config.override_parsing import key_of, value_of
 from lathe.errors import UserError, did_you_mean
-from lathe.runs.metric_names import COSTS, cost_of, without_split
 from lathe.verbs.report.factors import ABSENT, Differences, Factor, code, label, value_text, without_noise
 from lathe.verbs.report.statistics import FEW, Interval, Paired, Summary, compare, corrected, summarise
 from lathe.verbs.runs.formatting import many

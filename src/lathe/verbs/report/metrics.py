@@ -3,10 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from lathe.config.metric_split import split_of
-from lathe.config.sweep_direction import lower_is_better
+from lathe.config.metric_names import is_cost, lower_is_better, on_test, recorded_direction, split_of, without_split
 from lathe.errors import UserError, did_you_mean
-from lathe.runs.metric_names import is_cost, on_test, recorded_direction, without_split
 from lathe.verbs.runs.reader import Run
 
 ORDER = ("test", "val", "objective", None, "train", "cost")

@@ -7,10 +7,10 @@ from contextlib import suppress
 from statistics import fmean
 from typing import Any
 
+from lathe.config.metric_names import data_keys, loss_keys, without_split
 from lathe.config.override_parsing import key_of, value_of
 from lathe.config.values import shown
 from lathe.errors import UserError
-from lathe.runs.metric_names import data_keys, loss_keys, without_split
 from lathe.runs.run_status import STATES
 from lathe.runs.rundir import RunDir
 from lathe.verbs.report.factors import ABSENT, Differences, without_noise

@@ -21,11 +21,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from lathe.config.metric_split import split_of
+from lathe.config.metric_names import cost_of, is_curve, split_of, without_split
 from lathe.errors import require, uninstalled
 from lathe.files import whole
 from lathe.html_page import style_sheet
-from lathe.runs.metric_names import cost_of, is_curve, without_split
 from lathe.verbs.report.assemble import Report
 from lathe.verbs.report.factors import ABSENT, code
 from lathe.verbs.report.groups import Group

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lathe.config.metric_names import COSTS, cost_of
 from lathe.files import csv_text
-from lathe.runs.metric_names import COSTS, cost_of
 from lathe.verbs.report.assemble import COLUMNS, Report
 from lathe.verbs.report.factors import titles
 from lathe.verbs.report.groups import Group, Pair

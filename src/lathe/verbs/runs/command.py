@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from lathe import files
+from lathe.config.metric_names import best_of
 from lathe.config.override_parsing import key_of, short_names
 from lathe.config.values import shown
 from lathe.errors import collect_errors, refuse, require
-from lathe.runs.metric_names import best_of
 from lathe.runs.run_status import STATES
 from lathe.verbs.runs import change
 from lathe.verbs.runs.compare import compare, comparison_text

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lathe.config.metric_names import is_curve, loss_keys
 from lathe.config.resolve import flatten
 from lathe.errors import require
-from lathe.runs.metric_names import is_curve, loss_keys
 from lathe.runs.rundir import open_run
 from lathe.verbs.runs.formatting import printable, table_lines
 from lathe.verbs.runs.reader import differing_environments, is_number, read_curves

@@ -17,11 +17,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lathe.config.metric_names import objective_name
 from lathe.config.override_parsing import key_of, value_of
 from lathe.config.resolve import flatten
 from lathe.errors import UserError, require
 from lathe.files import open_plain
-from lathe.runs.metric_names import objective_name
 from lathe.runs.rerun_command import drop_overrides, rerun_overrides, run_command
 from lathe.runs.run_discovery import RunEntry, is_sweep, jobs_by_run, runs_below
 from lathe.runs.run_status import RunStatus, is_busy, is_locked, read_status, status_without_run

@@ -1,9 +1,34 @@
-"""The metric that a sweep optimises, and its direction."""
+"""Names of metrics: the one that a sweep optimises, its direction, and keys that change the data or the loss."""
 
 import pytest
 from support.runs import config
 
-from lathe.config.sweep_direction import objective_of
+from lathe.config.metric_names import data_keys, loss_keys, objective_of
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("data.source.folder", True),
+        ("data.source.split_seed", True),
+        ("data.share", True),
+        ("data.folds", True),
+        ("data.image_size", True),
+        ("data.batch_size", False),
+        ("data.augment.crop", False),
+        ("data.num_workers", False),
+        ("data.source.skip_bad", False),
+        ("data.source.data_dir", False),
+        ("model.net.width", False),
+    ],
+)
+def test_keys_that_change_the_data(key: str, other: bool) -> None:
+    assert data_keys(["seed", key]) == [key] * other
+
+
+def test_keys_that_change_the_loss() -> None:
+    keys = ["task.objective", "task.label_smoothing", "task.metrics", "optimizer.lr"]
+    assert loss_keys(keys) == ["task.objective"]
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,45 @@
-"""Checks that the metrics which callbacks monitor, and the objective, are reported by the run."""
+"""Checks of a run before training, and Lightning's own errors, both under the keys of the configuration."""
 
-from collections.abc import Iterable, Sequence
+import re
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import lightning
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from lathe import data
 from lathe.callbacks.ownership import is_users
 from lathe.config.compression_plan import methods
+from lathe.config.schema import with_keys
+from lathe.data.base import ExactDataModule
 from lathe.errors import UserError, did_you_mean, require
 
 COUNTS = ("parameters", "best_step", "epochs", "steps", "seed", "devices", "seconds")
+LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
+
+
+def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule, module: LightningModule) -> None:
+    """Raise UserError before training if a loader is missing, which Lightning notices when it needs it, or not read."""
+    is_ours = isinstance(datamodule, ExactDataModule)
+    owner = module if not is_ours and isinstance(datamodule, data.ModuleDataModule) else datamodule
+    name = f"data: {type(owner).__name__} has no"
+    require(is_overridden("train_dataloader", owner), f"{name} train_dataloader: write one.")
+    require(
+        not cfg["test"] or is_overridden("test_dataloader", owner),
+        f"{name} test_dataloader: write one, or add test=false.",
+    )
+    unread = [hook for hook in LOADERS if owner is not module and is_overridden(hook, module)]
+    require(
+        not unread,
+        f"data: {type(module).__name__}.{unread[0] if unread else ''} is not used. Add data=module, or move it to a "
+        "LightningDataModule, data={_target_: mine.Data}.",
+    )
 
 
 def check_metric_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -> None:
@@ -65,19 +95,29 @@ def _check_monitor(cfg: dict[str, Any], callback: Callback, monitor: str, declar
         )
 
 
-def unreported_monitor(
-    cfg: dict[str, Any], callbacks: Sequence[Callback], message: str, reported: Iterable[str]
-) -> UserError:
-    """Return the error for early stopping whose monitor is not `reported`; `message` is Lightning's."""
-    monitor = message.partition("`")[2].partition("`")[0]
-    stops = [callback for callback in callbacks if isinstance(callback, EarlyStopping) and callback.monitor == monitor]
-    name = _callback_name(cfg, stops[0]) if stops else "early_stopping"
-    if (cfg["callbacks"].get(name) or {}).get("monitor") == "auto":
-        name = "checkpoint"  # whose monitor it takes
-    when = "training epoch" if stops and stops[0]._check_on_train_epoch_end else "validation"
-    hint = did_you_mean(monitor, [metric for metric in reported if not metric.startswith("lr-")])
-    end = f"; {hint}" if hint else "."
-    return UserError(f"callbacks.{name}.monitor={monitor}: nothing has reported it by the end of a {when}{end}")
+@contextmanager
+def explain_lightning_errors(trainer: Trainer, has_begun: Callable[[], bool]) -> Iterator[None]:
+    """Raise UserError if Lightning refuses the run: before training has begun, or when it verifies a component."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, AttributeError, MisconfigurationException) as error:
+        if str(error).startswith("Early stopping conditioned on metric"):
+            raise UserError(f"callbacks.early_stopping: {' '.join(str(error).split())}") from error
+        verifies = traceback.extract_tb(error.__traceback__)[-1].name.startswith("_verify_")
+        if (has_begun() and not verifies) or not _is_from_lightning(error):
+            raise
+        message = with_keys(str(error))
+        if getattr(trainer, "overfit_batches", 0):  # from which Lightning sets these limits
+            message = re.sub(r"trainer\.limit_(?:train|val)_batches", "trainer.overfit_batches", message)
+        raise UserError(f"Lightning refuses this run: {message}") from error
+
+
+def _is_from_lightning(error: BaseException) -> bool:
+    """Return whether Lightning's code raised this, and not a component that it called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames and frames[-1].name == "__getattr__":  # of a module: its caller asked for a missing attribute
+        frames.pop()
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(lightning.__file__).parent)
 
 
 def _callback_name(cfg: dict[str, Any], callback: Callback) -> str:

@@ -7,9 +7,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from lathe.config.metric_split import SPLIT, split_of
-from lathe.config.sweep_direction import lower_is_better
-
+SPLIT = re.compile(r"(train|val|test)(?:id|idation)?[/_](?=.)")
+# Words in the names of metrics for which lower is better, where no task says so.
+_LOWER = re.compile(
+    r"loss|perplexity|err|error|mae|mse|rmse|mape|nll|ece|brier|wer|cer|fid|entropy|distance|regret|hamming|seconds|ms|"
+    "bytes|parameters|macs|latency|time|gap|peak|wait|sync|energy"
+)
 COSTS = ("bytes", "macs", "latency_ms")  # of a receipt
 ENERGY = ("energy_gpu_j", "energy_cpu_j")  # of callbacks.device_stats
 # Measurements of time and size
@@ -28,6 +31,12 @@ _SAME_DATA = (
 _RATES = ("throughput/", "device/", "DeviceStatsMonitor.", "lr-")
 
 
+def split_of(name: str) -> str | None:
+    """Return train, val or test; None for a metric of no split."""
+    found = SPLIT.match(name)
+    return None if found is None else found[1]
+
+
 def without_split(name: str) -> str:
     """Return the metric's name without its split: accuracy for val/accuracy, val_accuracy and accuracy."""
     return SPLIT.sub("", name, count=1)
@@ -37,6 +46,12 @@ def on_test(name: str) -> str:
     """Return the metric's name on the test split."""
     found = SPLIT.match(name)
     return name if found is None else f"test{name[found.end() - 1 :]}"
+
+
+def lower_is_better(name: str) -> bool:
+    """Guess from the name of a metric: True for test/loss, val/word_error_rate and seconds."""
+    words = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name.rpartition("/")[2]).lower())
+    return (any(map(_LOWER.fullmatch, words)) and not name.endswith("_per_s")) or name.endswith("epoch_s")
 
 
 def is_cost(name: str) -> bool:
@@ -121,3 +136,30 @@ def _latency(receipt: Mapping[str, Any]) -> float | None:
 def _own_rows(receipt: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     """Return the rows of the run itself, without those of its dense model."""
     return [row for row in receipt.get(name, ()) if row["of"] == "this"]
+
+
+def objective_of(cfg: Mapping[str, Any]) -> tuple[str | None, bool | None]:
+    """Return the name of the metric that a job returns, and if lower is better; None where nothing says so."""
+    from hydra.utils import get_object
+
+    task = get_object(cfg["task"]["_target_"])
+    task_monitor, is_lower = _directions(task, cfg["task"].get("metrics"))
+    checkpoint = cfg["callbacks"].get("checkpoint") or {}
+    monitor, mode = checkpoint.get("monitor"), checkpoint.get("mode")
+    monitor = task_monitor or None if monitor == "auto" else monitor
+    name = cfg["objective"] or monitor
+    if name == monitor and mode in ("min", "max"):
+        return name, mode == "min"
+    split, _, metric = str(name).rpartition("/")
+    return name, is_lower.get(metric) if split else None
+
+
+def _directions(task: Any, metrics: Any) -> tuple[str | None, dict[str, bool | None]]:
+    """Return the metric that a task of this class monitors, and for each of its metrics if lower is better."""
+    from hydra.utils import instantiate
+
+    if metrics is not None and hasattr(task, "directions"):
+        found: tuple[str | None, dict[str, bool | None]] = task.directions(instantiate(metrics, _convert_="all"))
+        return found
+    names = {*getattr(task, "metrics", ()), *getattr(task, "computed", ())}
+    return getattr(task, "monitor", None), {name: name in getattr(task, "minimised", ()) for name in names}
