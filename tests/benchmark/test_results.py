@@ -6,7 +6,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from suites import cases, int8, loaders, tables, thresholds, trainer
+from suites import cases, loaders, tables, thresholds, trainer
 from suites.results import Facts, Results, Spread, write
 from suites.thresholds import Threshold, missed
 from support.runs import config
@@ -138,23 +138,6 @@ def test_precision_parallel_and_compile_are_judged_by_their_own_figures() -> Non
     }
 
 
-def test_this_projects_bars_are_ratios_of_two_cases() -> None:
-    state = {"gradients": 0, "optimizer": 0}
-    results = Results(
-        {
-            "auto, 1": [{**state, "parameters": 10}],
-            "fsdp, 2": [{**state, "parameters": 5}],
-            "auto, 1, none": [{**state, "parameters": 10, "activations": 100, "peak": 110}],
-            "auto, 1, sqrt": [{**state, "parameters": 10, "activations": 30, "peak": 60}],
-        }
-    )
-    bars = [(bar.measured and bar.measured.median, bar.met) for bar in thresholds.memory_bars(results)]
-    assert bars == [(0.5, True), (None, False), (0.3, True), (0.5, False)]
-    plain = {"mean_step_ms": 10.0, "forward_ms": 3.0}
-    results = Results({"plain": [plain], "distill": [{"mean_step_ms": 13.4}], "qat": [{"mean_step_ms": 17.0}]})
-    assert [bar.met for bar in thresholds.overhead_bars(results)] == [False, False, True]
-
-
 def written(suite: Any, facts: Facts, results: dict[str, Any], words: str, folder: Path) -> list[list[str]]:
     """Return the rows of a suite's table as cells."""
     request = cases.fill(config(*words.split(), name="benchmark"))
@@ -187,52 +170,6 @@ def test_the_fastest_usual_loader_is_the_base(tmp_path: Path) -> None:
     assert bars["images in memory, resident: samples/s over PIL's,"] == ([10.0, 20.0, 30.0], 15.0)
     assert bars["images in memory, resident, uint8: samples/s over PIL's,"] == (None, 40.0)
     assert bars[f"{broken}: samples/s over DataLoader's,"] == (None, 1.0)
-
-
-def test_steps_are_compared_with_the_hand_written_loop(tmp_path: Path) -> None:
-    results = {
-        trainer.HAND: [{"us_per_step": v, "bit_equal": True} for v in (100.0, 200.0)],
-        trainer.FULL: [{"us_per_step": 120.0, "bit_equal": True}, {"us_per_step": 220.0, "bit_equal": False}],
-        trainer.COMPILED: [{"error": "InvalidCxxCompiler: no g++"}],
-    }
-    facts = {name: {"updates": 40} for name in results}
-    rows = written(trainer, facts, results, "suite=trainer rounds=2 steps=10", tmp_path)
-    assert [row[3] for row in rows] == ["1.000 (1.000 to 1.000)", "1.150 (1.100 to 1.200)", ""]
-    found = [
-        (one.measured and one.measured.median, one.at_most, one.at_least) for one in trainer.claims(Results(results))
-    ]
-    assert found == [(pytest.approx(1.15), 1.10, None), (None, 0.80, None), (0.0, None, 1.0), (None, None, 1.0)]
-
-
-def test_integers_are_compared_with_float32(tmp_path: Path) -> None:
-    def rounds(size: int, accuracy: float, *times: float) -> list[dict[str, Any]]:
-        return [{"latency_ms": time, "bytes": size, "accuracy": accuracy} for time in times]
-
-    results = {
-        "float32, batch 1": rounds(4 * 2**20, 0.97, 10.0, 20.0),
-        "int8, batch 1": rounds(2**20, 0.96, 4.0, 6.0),
-        "int8, qat, batch 1": rounds(2**20, 0.975, 3.0, 6.0),
-    }
-    shared = {"run": "r", "net": "Net", "metric": "accuracy", "samples": 9}
-    facts = {
-        name: {"form": name.rpartition(", ")[0], "batch": int(name[-1]), "ranges": "", "bytes": r[0]["bytes"], **shared}
-        for name, r in results.items()
-    }
-    rows = written(int8, facts, results, "suite=int8 rounds=2", tmp_path)
-    assert rows[1][4:] == ["0.250", "5.00 (4.00 to 6.00)", "0.350 (0.300 to 0.400)", "0.9600", "-0.0100"]
-    found = {
-        one.sentence: (round(one.measured.median, 4), one.at_most)
-        for one in int8.claims(Results(results))
-        if one.measured
-    }
-    assert found == {
-        "int8: size over float32's,": (0.25, 0.26),
-        "int8: points of accuracy lost,": (1.0, 0.5),
-        "int8: latency at batch 1 over float32's,": (0.35, 0.33),
-        "int8, qat: size over float32's,": (0.25, 0.26),
-        "int8, qat: points of accuracy lost,": (-0.5, 0.5),
-        "int8, qat: latency at batch 1 over float32's,": (0.3, 0.33),
-    }
 
 
 def test_nothing_is_written_where_nothing_was_measured(tmp_path: Path) -> None:

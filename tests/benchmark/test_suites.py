@@ -60,12 +60,6 @@ def test_weak_batches_grow_and_strong_ones_do_not() -> None:
     ]
 
 
-def test_strategies_that_cut_the_net_are_compared_with_one_process_of_none() -> None:
-    every, _ = plan("suite=scaling", "strategies=[pipeline,3d]")
-    expected = ["auto, 1, weak", "pipeline, 2, weak", "pipeline, 2, strong", "3d, 2, weak", "3d, 2, strong"]
-    assert [case.name for case in every] == expected
-
-
 def test_the_gpu_suite_composes_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     every, full = plan("suite=gpu")
@@ -140,16 +134,6 @@ def test_the_device_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch)
     assert plan("suite=precision")[1]["accelerator"] == "cpu"
 
 
-def test_null_keys_get_the_suites_own_values() -> None:
-    full = cases.fill(request("suite=loaders", "workers=[0,3]"))
-    assert (full["workers"], full["rounds"], full["seconds"], full["accelerator"]) == ([0, 3], 7, 0.3, "cpu")
-    full = cases.fill(request("suite=trainer", "rounds=2"))
-    assert (full["rounds"], full["steps"], full["batch_size"], full["threads"]) == (2, 400, 64, 1)
-    full = cases.fill(request("suite=int8", 'overrides=["model=resnet50"]'))
-    assert (full["batches"], full["warmup"], full["overrides"], full["qat"]) == ([1, 32], 5, ["model=resnet50"], None)
-    assert plan("suite=scaling")[1]["thresholds"] == {"2": 0.85}
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -159,11 +143,8 @@ def test_null_keys_get_the_suites_own_values() -> None:
             "overrides=precision=64-true: suite=precision",
         ),
         ("suite=scaling thresholds={8:0.7}", "thresholds.8: suite=scaling does not measure 8"),
-        ("suite=scaling processes=[1] assert=true", "assert=true: suite=scaling has no default thresholds"),
         ("suite=memory assert=true", "assert=true has no meaning for suite=memory"),
-        ("suite=trainer seconds=1.0", r"seconds=1\.0 has no meaning for suite=trainer"),
         ("suite=inference", "suite=inference measures a finished run"),
-        ("suite=int8 run=x qat=2", "qat=2 is for a run that suite=int8 trains itself"),
     ],
 )
 def test_requests_that_cannot_be_measured_are_refused(words: str, message: str) -> None:

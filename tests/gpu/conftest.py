@@ -9,7 +9,7 @@ import pytest
 import torch
 from support import commands
 from support.gpu import NO_GPU, Acceptance
-from support.gpu_bodies import BODIES, FEW
+from support.gpu_bodies import FEW, GPU_ONLY
 
 HERE = Path(__file__).parent
 
@@ -32,8 +32,8 @@ def why_not(item: pytest.Item) -> str | None:
     if not item.config.getoption("gpu_stand_in"):
         return None if gpu_is_here() else NO_GPU
     body, _, case = f"{item.path.name}::{item.name}".removesuffix("]").partition("[")
-    if BODIES[body] is not None:
-        return f"no stand-in: {BODIES[body]}"
+    if body in GPU_ONLY:
+        return f"no stand-in: {GPU_ONLY[body]}"
     return None if case in FEW.get(body, {case}) else f"no stand-in for this case of {body}: other tests have it"
 
 

@@ -231,7 +231,8 @@ class _Receipt:
             # gzipped, relative to the dense net's uncompressed file
             found["bytes_share"] = ships["share"] if ships else None
             found["figures"] = self._metrics(forms)
-            found["latency"] = time_forms(forms, cells, self.sample, self.effort, self.left_out, step=self.step)
+            limits = self.effort.repeats, self.effort.warmup, self.effort.seconds
+            found["latency"] = time_forms(forms, cells, self.sample, limits, self.left_out, step=self.step)
         found["left_out"] = self.left_out
         found["hardware"] = {"cpu": measure.describe_cpu(), "gpu": measure.describe_gpu(self.devices[-1])}
         found["versions"] = measure.versions()

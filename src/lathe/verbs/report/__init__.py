@@ -24,7 +24,7 @@ TEXTS = {
 def report(request: Mapping[str, Any]) -> Report:
     """Build, write and print the report that the keys of configs/report.yaml request."""
     formats = request["formats"]
-    lacking = uninstalled("report", "scipy", *(["plotly"] if "html" in formats else []))
+    lacking = uninstalled("report", "scipy")
     require(lacking is None, str(lacking))
     told = assemble(request)
     folder = _folder(request["output"], [request["runs"]] if isinstance(request["runs"], str) else request["runs"])
