@@ -46,7 +46,6 @@ def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
         device == "cuda" or find["memory"] is not None,
         "find.memory: the run shares its memory with the machine: set how many GB it may have, such as find.memory=8.",
     )
-    require(device != "mps", "trainer.accelerator=mps: the memory of Apple's GPU can't be bounded: use cpu.")
 
     def attempt(size: int) -> Try:
         found = tried(cfg, size, device)

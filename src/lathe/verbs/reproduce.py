@@ -56,7 +56,6 @@ def reproduce(request: dict[str, Any]) -> int:
 def check(run: RunDir, where: str) -> None:
     """Raise UserError for a run that can't be compared, or that one machine can't repeat."""
     require(run.complete, f"{where} is not complete, so there is nothing to compare with: resume={run.path} ends it.")
-    require("pruned" not in run.result, f"{where} was ended early by its search: take a complete run.")
     read_lines(run.path / "metrics.csv")  # reports damage before training
     nodes = run.config["trainer"].get("num_nodes", 1)
     require(nodes == 1, f"{where} was trained on {nodes} machines (trainer.num_nodes), and this is one.")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -16,6 +17,7 @@ from support.reports import REQUEST
 from support.run_directories import write_run
 from support.runs import ROOT, SMALL
 
+import lathe
 from lathe.verbs.report.assemble import assemble
 from lathe.verbs.report.tables import latex, markdown, show
 
@@ -156,6 +158,20 @@ def test_the_page_is_written_beside_the_tables(cli: Cli, tmp_path: Path, monkeyp
     expected = "Error: scipy can't be imported: pip install -e '.[report]'.\n"
     assert cli("runs=logs/train", "output=other", script="scripts/report.py") == (1, expected)
     assert not (tmp_path / "other").exists()
+
+
+def test_runs_are_rows_of_their_metrics_and_of_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_widths(tmp_path)
+    found = lathe.runs_frame(str(tmp_path))
+    rows = found.to_dict("records") if hasattr(found, "to_dict") else found
+    assert [(row["model.net.width"], row["seed"], row.get("test/accuracy")) for row in rows[:2]] == [
+        (4, 1, 0.80),
+        (4, 2, 0.82),
+    ]
+    assert [row["state"] for row in rows] == ["complete"] * 6 + ["unfinished"]
+    frames = SimpleNamespace(DataFrame=lambda rows: (len(rows), "a frame"), __spec__=object())
+    monkeypatch.setitem(sys.modules, "pandas", frames)  # type: ignore[arg-type]  # a stand-in
+    assert lathe.runs_frame(str(tmp_path)) == (7, "a frame")
 
 
 def test_a_report_imports_no_torch() -> None:
