@@ -149,14 +149,6 @@ def test_a_run_whose_data_are_gone_is_measured_on_noise(tmp_path: Path, capsys: 
     assert capsys.readouterr().out.startswith(note)  # before any measurement
 
 
-def test_a_shipped_file_of_earlier_weights_is_not_the_runs(run: RunDir) -> None:
-    found = manifest.read(run.path / "exports" / "onnx")
-    assert inference._explain_stale(run, found, found) is None
-    with run.best.open("ab") as file:
-        file.write(b"of a later epoch")
-    assert inference._explain_stale(run, found, found) == "is of an earlier best.ckpt"
-
-
 def test_a_file_that_computes_something_else_is_not_timed(run: RunDir) -> None:
     """As of an earlier version, whose manifest does not name the checkpoint."""
     folder = run.path / "exports" / "onnx"

@@ -6,7 +6,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from suites import cases, loaders, tables, thresholds, trainer
+from suites import cases, tables, thresholds, trainer
 from suites.results import Facts, Results, Spread, write
 from suites.thresholds import Threshold, missed
 from support.runs import config
@@ -109,67 +109,6 @@ def test_efficiency_is_over_one_process_of_the_strategy_or_of_none() -> None:
         "ddp, 2, weak: efficiency at least 0.85": True,
         "pipeline, 2, weak: efficiency at least 0.85": False,
     }
-
-
-def test_precision_parallel_and_compile_are_judged_by_their_own_figures() -> None:
-    results = {
-        "32-true": timed(20.0, peak=100),
-        "bf16-mixed": timed(10.0, peak=70),
-        "single": timed(20.0),
-        "ddp_scaled": timed(20.0, batch=160),
-    }
-    words = "suite=precision accelerator=cpu thresholds={bf16-mixed:2.0,bf16-mixed_memory:0.6}"
-    assert judged(words, results) == {
-        "bf16-mixed: speed-up over 32-true at least 2.00": True,
-        "bf16-mixed: memory at the peak over 32-true's at most 0.60": False,
-    }
-    assert judged("suite=parallel accelerator=cpu", results) == {
-        "ddp_scaled: speed-up over single at least 1.70": False
-    }
-    started = {"default": (10.0, 2.0, 0), "regional": (4.0, 2.0, 1)}
-    results = {name: [{"cold_s": c, "warm_s": w, "breaks": n, "anew": 0}] for name, (c, w, n) in started.items()}
-    found = judged("suite=compile accelerator=cpu", results)
-    assert {name: met for name, met in found.items() if name.startswith(("default", "regional"))} == {
-        "default: warm start over the cold one at most 0.30": True,
-        "regional: warm start over the cold one at most 0.30": False,
-        "regional: cold start over the whole net's at most 0.50": True,
-        "default: graph breaks and graphs made after the warm-up at most 0.00": True,
-        "regional: graph breaks and graphs made after the warm-up at most 0.00": False,
-    }
-
-
-def written(suite: Any, facts: Facts, results: dict[str, Any], words: str, folder: Path) -> list[list[str]]:
-    """Return the rows of a suite's table as cells."""
-    request = cases.fill(config(*words.split(), name="benchmark"))
-    found = Results(results)
-    return cells(write(folder, *suite.tables(facts, found, request), facts, found, request, 61.0))
-
-
-def test_the_fastest_usual_loader_is_the_base(tmp_path: Path) -> None:
-    names = ["images in memory: PIL, 0 workers", "images in memory: PIL, 2 workers"]
-    mine, broken = "images in memory: resident, 0 workers", "dataset, table: data=dataset, 0 workers"
-    results = {
-        names[0]: [{"samples_per_s": v} for v in (100.0, 100.0, 300.0)],
-        names[1]: [{"samples_per_s": v} for v in (200.0, 200.0, 100.0)],
-        mine: [{"samples_per_s": v} for v in (2000.0, 4000.0, 3000.0)],
-        broken: [{"error": "OSError: no"}],
-    }
-    about = {"kind": "images in memory", "workers": 0, "samples": 6000, "batch_size": 8, "usual": names}
-    facts = {name: {**about, "how": name} for name in results}
-    facts[broken] |= {"kind": "dataset, table", "usual": ["dataset, table: DataLoader, 0 workers"]}
-    rows = written(loaders, facts, results, "suite=loaders rounds=3", tmp_path)
-    assert [row[4:] for row in rows] == [
-        ["100 (100 to 300)", "60.000", "0.500 (0.500 to 3.000)"],
-        ["200 (100 to 200)", "30.000", "1.000 (1.000 to 1.000)"],
-        ["3,000 (2,000 to 4,000)", "2.000", "20.000 (10.000 to 30.000)"],
-        ["OSError: no", "", ""],
-    ]
-    bars = {
-        one.sentence: (one.measured and one.measured.values, one.at_least) for one in loaders.claims(Results(results))
-    }
-    assert bars["images in memory, resident: samples/s over PIL's,"] == ([10.0, 20.0, 30.0], 15.0)
-    assert bars["images in memory, resident, uint8: samples/s over PIL's,"] == (None, 40.0)
-    assert bars[f"{broken}: samples/s over DataLoader's,"] == (None, 1.0)
 
 
 def test_nothing_is_written_where_nothing_was_measured(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from suites import cases
-from support.choices import names
 from support.runs import config
 
 from lathe.config.validate import check
@@ -70,23 +69,6 @@ def test_the_gpu_suite_composes_where_there_is_one(monkeypatch: pytest.MonkeyPat
         assert cfg["trainer"]["accelerator"] == "gpu"
 
 
-def test_every_precision_and_every_way_to_compile_has_a_row() -> None:
-    every, full = plan("suite=precision", "accelerator=cpu", "batch_size=20")
-    assert every[0].name == "32-true"
-    assert {case.name for case in every} == set(names("precision")) - {"auto"}  # a choice of one of them
-    assert "data.batch_size=20" in cases.overrides_of(every[3], full)
-    every, full = plan("suite=compile", "accelerator=cpu")
-    made = {case.name: config(*cases.overrides_of(case, full))["compile"] for case in every}
-    assert not made.pop("none")["enabled"]
-    assert {name: (c["mode"], c["regional"], c["scope"]) for name, c in made.items()} == {
-        "default": ("default", False, "net"),
-        "reduce-overhead": ("reduce-overhead", False, "net"),
-        "max-autotune": ("max-autotune", False, "net"),
-        "regional": ("default", True, "net"),
-        "step": ("default", "auto", "step"),
-    }
-
-
 def test_a_larger_batch_has_a_learning_rate_as_many_times_as_large_after_a_warm_up() -> None:
     every, full = plan("suite=parallel", "accelerator=cpu", "processes=[4]", "batch_size=64")
     made = {case.name: config(*cases.overrides_of(case, full)) for case in every}
@@ -122,16 +104,6 @@ def test_an_experiment_is_measured_with_its_batch_size_and_a_constant_rate() -> 
     cfg = config(*cases.overrides_of(every[0], full))  # without the milestones of its schedule
     refuse(check(cfg))
     assert cfg["scheduler"]["_target_"] == "lathe.optim.constant"
-
-
-def test_the_device_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    full = plan("suite=parallel")[1]
-    assert full["own"] == ("experiment=cifar10_resnet50_amp",)
-    assert full["processes"] == [4]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert plan("suite=precision")[1]["accelerator"] == "cpu"
 
 
 @pytest.mark.parametrize(

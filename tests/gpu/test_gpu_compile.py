@@ -1,7 +1,7 @@
 """Every way to compile, on the device, compared with eager float32 on a CPU."""
 
 import pytest
-from support.gpu import CONVOLUTIONS, PLAIN, Acceptance, close
+from support.gpu import PLAIN, Acceptance, close
 
 # On the stand-in, aot_eager captures and differentiates the same graphs without kernels.
 BACKEND = {True: (), False: ("compile.backend=aot_eager",)}
@@ -11,10 +11,6 @@ BACKEND = {True: (), False: ("compile.backend=aot_eager",)}
 def test_default(gpu: Acceptance, words: str) -> None:
     found = gpu.curve(*PLAIN, "compile=default", *words.split(), *BACKEND[gpu.real])
     close(found, gpu.reference(*PLAIN), 1e-4)
-
-
-def test_default_of_convolutions(gpu: Acceptance) -> None:
-    close(gpu.curve(*CONVOLUTIONS, "compile=default", *BACKEND[gpu.real]), gpu.reference(*CONVOLUTIONS), 1e-3)
 
 
 def test_whole_step(gpu: Acceptance) -> None:

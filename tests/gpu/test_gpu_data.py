@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from support.gpu import PLAIN, TOKENS, Acceptance, close
+from support.gpu import PLAIN, Acceptance, close
 
 from lathe.data import loader as stream
 
@@ -84,7 +84,3 @@ def test_batches_are_made_ahead_on_a_stream_of_their_own(gpu: Acceptance, words:
     assert ahead.devices == {gpu.device.type}
     assert ahead.ahead is gpu.real
     close(again, losses, 1e-6)
-
-
-def test_tokens(gpu: Acceptance) -> None:
-    close(gpu.curve(*TOKENS), gpu.reference(*TOKENS), 1e-4)

@@ -123,17 +123,6 @@ def test_offloaded_activations_take_less_memory(
     assert not gpu.real or 0 < found["offload"] < found["none"]
 
 
-@pytest.mark.parametrize("words", ["strategy=fsdp", "precision=bf16-mixed"])
-def test_offloaded_activations_with_others(gpu: Acceptance, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not gpu.real:
-        monkeypatch.setattr(recompute, "AWAY", {"cpu"})
-    found = [
-        gpu.curve(*PLAIN, words, "trainer.deterministic=true", f"trainer.activation_checkpointing={how}")
-        for how in ("none", "offload")
-    ]
-    assert found[0] == found[1]
-
-
 class Optimizer(Callback):
     def __init__(self) -> None:
         self.options: dict[str, Any] = {}

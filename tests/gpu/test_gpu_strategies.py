@@ -1,10 +1,7 @@
 """Every strategy on one GPU, and on several if available, has the losses of one process on a CPU."""
 
-from pathlib import Path
-
 import pytest
-from support.commands import environment, run
-from support.gpu import CONVOLUTIONS, PLAIN, Acceptance, close
+from support.gpu import PLAIN, Acceptance, close
 
 DEEPSPEED = ["deepspeed_1", "deepspeed_2", "deepspeed_3", "deepspeed_2_offload", "deepspeed_3_offload"]
 TWO = {
@@ -48,35 +45,3 @@ def test_two_devices(gpu: Acceptance, name: str) -> None:
     need_two(gpu)
     found = gpu.launched(*PLAIN, f"strategy={name}", "trainer.devices=2", *TWO[name])[1]
     close(found, gpu.reference(*PLAIN), 1e-4)
-
-
-def test_synchronised_batchnorm(gpu: Acceptance) -> None:
-    need_two(gpu)
-    found = gpu.launched(*CONVOLUTIONS, "strategy=ddp", "trainer.devices=2")[1]
-    close(found, gpu.reference(*CONVOLUTIONS), 1e-3)
-    apart = gpu.launched(*CONVOLUTIONS, "strategy=ddp", "trainer.devices=2", "trainer.sync_batchnorm=false")[1]
-    assert max(abs(a - b) for a, b in zip(apart, found, strict=True)) > 1e-3  # statistics of half a batch
-
-
-HANG = """
-import time
-from lightning.pytorch import Callback
-
-class Hang(Callback):
-    def on_train_batch_start(self, trainer, module, batch, index):
-        if trainer.global_rank == 1 and trainer.global_step == 2:
-            time.sleep(600)
-"""
-
-
-def test_a_rank_that_hangs_is_ended_within_the_limit(gpu: Acceptance, tmp_path: Path) -> None:
-    """By NCCL's watchdog here, by gloo's timeout on the stand-in."""
-    need_two(gpu)
-    (tmp_path / "hang.py").write_text(HANG)
-    words = gpu.words(*PLAIN, "strategy=ddp", "trainer.devices=2", "launch.timeout=10")
-    more = ["+callbacks.hang._target_=hang.Hang", "trusted=[hang]"]
-    path = f"{tmp_path}:{environment().get('PYTHONPATH', '')}"
-    done = run(*words, *more, cwd=tmp_path, timeout=200, PYTHONPATH=path)
-    assert done.returncode == 1
-    assert "waited longer than launch.timeout=10 seconds" in done.stderr
-    assert "rank 1 did not come" in done.stderr

@@ -112,8 +112,3 @@ def test_the_whole_is_half_the_flops(net: nn.Module, example: torch.Tensor) -> N
     found = count_macs(net, example)
     assert found.dense == found.effective == count_flops(net, example) // 2
     assert 0 < sum(layer.dense for layer in found.layers.values()) <= found.dense
-
-
-def test_a_layer_that_runs_twice_counts_twice() -> None:
-    layer = nn.Linear(5, 5)
-    assert count_macs(nn.Sequential(layer, nn.ReLU(), layer), torch.randn(1, 5)).layers == {"0": LayerMacs(50, 1.0)}

@@ -25,7 +25,6 @@ FEW: dict[str, set[str]] = {
     "test_gpu_data.py::test_pinned_batches_are_page_locked": {"True"},
     "test_gpu_data.py::test_batches_are_made_ahead_on_a_stream_of_their_own": {""},
     "test_gpu_methods.py::test_method": {"prune_nm", "distill"},
-    "test_gpu_runs.py::test_offloaded_activations_with_others": {"precision=bf16-mixed"},
     "test_gpu_runs.py::test_optimizers_in_one_kernel": {"fused-adamw"},
     "test_gpu_runs.py::test_optimizers": {"muon"},
     "test_gpu_targets.py::test_workers_of_a_server_compute_on_devices": {"module"},

@@ -92,17 +92,13 @@ def test_static_int8_as_a_new_run(source: RunDir, receipts: list[Any], capsys: p
     proposed = printed[printed.index("Next:") :]
     assert f"python scripts/export.py run={run.path} target=onnx_int8\n" in proposed
     assert "train.py" not in proposed
-
-
-def test_other_verbs_see_the_integers(source: RunDir) -> None:
-    run, result = done(source, "compression=ptq_static", "compression.receipt=none")
+    # and other commands see the integers
     task, _ = inference.open_run_net(run.path)
     assert len(quantized_layers(task.net)) == 13
     state = torch.load(run.best, weights_only=True)
     assert state["global_step"] == torch.load(source.best, weights_only=True)["global_step"]
     assert set(state["structure"]) == {"quantization"}
     asked = config(f"run={run.path}", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", name="evaluate")
-    cfg = run.config
     cfg["trainer"] |= asked["trainer"]
     cfg["strategy"], cfg["request"] = asked["strategy"], asked
     assert evaluate(cfg)["test/accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-6)

@@ -128,18 +128,6 @@ def test_choices_of_groups_are_told_by_their_words(tmp_path: Path) -> None:
     assert told.groups[told.baseline].label == "model=mlp, model.net.width=8"
 
 
-def test_a_key_that_only_some_runs_have_is_absent_in_the_others(tmp_path: Path) -> None:
-    write_run(tmp_path, 0, 0.8)
-    write_run(tmp_path, 1, 0.8, ["+optimizer.amsgrad=true", "optimizer=adamw"])
-    write_run(tmp_path, 2, 0.8, ["optimizer=adamw"])
-    told = report(tmp_path)
-    assert labels(told) == [
-        "optimizer=adamw, optimizer.amsgrad=absent",
-        "optimizer=adamw, optimizer.amsgrad=true",
-        "optimizer=sgd, optimizer.amsgrad=absent",
-    ]
-
-
 def test_by_chooses_the_factors_and_says_what_is_mixed(tmp_path: Path) -> None:
     at = 0
     for width, rate, seed in [(w, r, s) for w in (4, 8) for r in (0.1, 0.2) for s in (1, 2)]:

@@ -85,13 +85,8 @@ def test_a_sweep_as_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["marks"] == ["1 job of the sweep has not begun"]
     assert [group["label"] for group in found["groups"]] == ["model.net.width=4", "model.net.width=8"]
     first, second = found["groups"]
-    assert (first["n"], first["mean"], first["best"], first["seconds"], first["parameters"]) == (
-        2,
-        pytest.approx(0.75),
-        0.8,
-        2.0,
-        1000,
-    )
+    assert (first["n"], first["mean"], first["best"]) == (2, pytest.approx(0.75), 0.8)
+    assert (first["seconds"], first["parameters"]) == (2.0, 1000)
     assert second["marks"] == ["1 failed, not in the mean"]
     assert second["why"] == "n = 2: the interval is wide"
     (pair,) = found["pairs"]
@@ -102,23 +97,12 @@ def test_a_sweep_as_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (runs[0]["seed"], runs[0]["fold"], runs[0]["factors"]) == (1, None, {"model.net.width": 4})
     assert runs[0]["curves"] == {"train/loss": [[1, 2], [2.0, 1.0]], "val/accuracy": [[2], [0.02]]}
     assert (runs[0]["diff"], runs[2]["diff"]) == ({}, {"model.net.width": 8})
-    assert runs[0]["environment"] == {
-        "torch": "2.13.0",
-        "python": "3.11.7",
-        "device": "cpu x 1",
-        "cpu": "A processor",
-        "commit": "1234567" * 5 + "12345",
-        "dirty": False,
-    }
+    assert runs[0]["environment"]["device"] == "cpu x 1"
+    assert runs[0]["environment"]["commit"] == "1234567" * 5 + "12345"
     assert runs[3]["samples"] == "../../train/2026-11-23_00-00-03_a1b2c3/samples/val.html"
     assert runs[0]["cost"] == {"bytes": None, "macs": None, "latency_ms": None}
     lost = runs[4]
-    assert (lost["path"], lost["name"], lost["state"], lost["sentence"]) == (
-        None,
-        "sweeps/2026-11-23_10-00-00_abc123/jobs/00004.json",
-        "failed",
-        "out of memory",
-    )
+    assert (lost["path"], lost["state"], lost["sentence"]) == (None, "failed", "out of memory")
     assert lost["command"] == "python train.py model.net.width=8 seed=3"
     assert (lost["metrics"], lost["curves"], lost["seed"]) == ({}, {}, "3")
 

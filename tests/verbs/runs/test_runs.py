@@ -119,26 +119,6 @@ def test_what_measures_different_things_is_not_subtracted(logs: Path, cli: Cli) 
     }
 
 
-def test_jobs_of_a_sweep_are_listed_and_say_that_they_failed(logs: Path, tmp_path: Path) -> None:
-    a, b, _ = run_dirs(logs)
-    jobs = logs / "sweeps" / "2026-11-20_09-00-00_123456" / "jobs"
-    jobs.mkdir(parents=True)
-    (jobs.parent / "sweep.yaml").write_text("format: 1\n")
-    states = [("complete", str(a)), ("failed", str(b)), ("failed", None), ("waiting", None)]
-    for number, (state, path) in enumerate(states):
-        job = {"number": number, "state": state, "run_dir": path, "overrides": ["seed=3"], "objective": None}
-        (jobs / f"{number:05d}.json").write_text(json.dumps(job))
-    own = find_runs(str(jobs.parent), logs)
-    assert [one.state for one in own] == ["complete", "failed", "failed", "waiting"]
-    assert own[2].overrides == ["seed=3"]
-    shutil.rmtree(a)
-    done = check(run(f"runs={jobs.parent}", cwd=tmp_path, script="scripts/runs.py"))
-    *_, counted, gone = done.stdout.splitlines()
-    assert counted.startswith("2 runs (2 failed), ")
-    assert gone == "1 job of the sweep besides: the run directory was moved or removed."
-    assert sorted(one.state for one in find_runs(None, logs)) == ["failed", "failed", "gone", "pruned", "waiting"]
-
-
 def test_what_a_stranger_wrote_is_shown_and_not_obeyed(logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
     a, b, _ = run_dirs(logs)
     (b / "overrides.yaml").write_text('- "model=\\e[2Jx"\n- "m\\e[2Jx=1"\n')
