@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from lathe.errors import UserError, did_you_mean, require
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
 from lathe.files import scratch, write_atomically
-from lathe.receipt import measured, page, runtimes
+from lathe.receipt import measured, page
 from lathe.receipt.forms import CPU, Compiled, Eager, Form, Opened, time_forms
 from lathe.runs.export_model import ExportModel, open_export_model
 from lathe.runs.export_staleness import is_outdated
@@ -48,14 +48,6 @@ class Bundled(Form):
         bundle, inputs = open_bundle(self.folder, threads, "targets"), x.numpy()
         forward = lambda batch: torch.from_numpy(np.asarray(bundle(batch.numpy()))).float()  # noqa: E731
         return Opened(lambda: bundle(inputs), forward)
-
-
-class Limits(NamedTuple):
-    """The most timed calls of each form, warm-up calls, and seconds for a batch size and number of threads."""
-
-    repeats: int
-    warmup: int
-    seconds: float
 
 
 def targets_of(given: Sequence[str] | None, configured: Sequence[str]) -> list[str]:
@@ -149,7 +141,7 @@ def _measure(run: RunDir, request: Mapping[str, Any], options: dict[str, Any], f
         list(forms.values()),
         cells,
         sample,
-        Limits(request["rounds"], request["warmup"], request["seconds"]),
+        (request["rounds"], request["warmup"], request["seconds"]),
         left_out,
         lambda form: REFERENCES,
         _output_check(plain, trained, sample),
@@ -172,7 +164,7 @@ def _measure(run: RunDir, request: Mapping[str, Any], options: dict[str, Any], f
         "run": run.path.name,
         "checkpoint": checkpoint,
         "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "winners": runtimes.winners(rows),
+        "winners": page.winners(rows),
         "rows": rows,
         "left_out": _without_repeats(left_out, len(cells)),
         "notes": notes,
@@ -268,10 +260,10 @@ def write(output: Path, found: Mapping[str, Any], request: Mapping[str, Any]) ->
         f"process and in turns: at most {request['rounds']} rounds or {request['seconds']:g} s for a batch size and "
         "number of threads; medians of n calls.\n"
     )
-    sentences = [f"- {sentence}" for sentence in runtimes.sentences(found)]
-    text = "\n".join([table(*runtimes.table(found["rows"])), *sentences, under])
+    sentences = [f"- {sentence}" for sentence in page.runtime_sentences(found)]
+    text = "\n".join([table(*page.runtime_table(found["rows"])), *sentences, under])
     output.mkdir(parents=True, exist_ok=True)
     write_atomically(output / "results.md", text)
-    write_atomically(output / "plot.svg", runtimes.figure(found["rows"]))
+    write_atomically(output / "plot.svg", page.runtime_figure(found["rows"]))
     write_atomically(output / "results.json", json.dumps({"request": request, **found}, indent=2) + "\n")
     report(f"\n{text}\nWritten to {output}")

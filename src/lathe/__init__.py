@@ -1,6 +1,6 @@
 """Lathe: a Lightning + Hydra research template.
 
-From Python: `lathe.compose`, `lathe.train`, `lathe.load`, `lathe.restore` (docs/python.md), and
+From Python: `lathe.compose`, `lathe.train`, `lathe.load`, `lathe.restore`, `lathe.runs_frame` (docs/python.md), and
 `lathe.Trainer` (docs/running.md).
 """
 
@@ -19,9 +19,10 @@ _FACES = {
     "train": "lathe.launch.api",
     "load": "lathe.verbs.load",
     "restore": "lathe.verbs.load",
+    "runs_frame": "lathe.verbs.report",
     "Trainer": "lathe.trainer",
 }
-__all__ = ["Trainer", "compose", "load", "restore", "train"]
+__all__ = ["Trainer", "compose", "load", "restore", "runs_frame", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -48,7 +48,7 @@ def request(folder: Path, **changes: Any) -> Namespace:
     return Namespace(**{"folder": str(folder), "threads": 0, "epochs": 12, "override": list(SMALL), **usual, **changes})
 
 
-@pytest.mark.parametrize("side", ["lathe", "usual"])
+@pytest.mark.parametrize("side", [pytest.param("lathe", marks=pytest.mark.slow), "usual"])
 def test_a_side_learns_from_files_of_the_real_format(bench: dict[str, Any], folder: Path, side: str) -> None:
     found = bench["trained"](side, 1, request(folder))
     assert found["accuracy"] > 0.5  # chance is 0.2

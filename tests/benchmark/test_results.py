@@ -6,7 +6,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from suites import cases, int8, loaders, tables, thresholds, trainer
+from suites import cases, tables, thresholds, trainer
 from suites.results import Facts, Results, Spread, write
 from suites.thresholds import Threshold, missed
 from support.runs import config
@@ -108,130 +108,6 @@ def test_efficiency_is_over_one_process_of_the_strategy_or_of_none() -> None:
     assert judged("suite=scaling strategies=[ddp,pipeline] processes=[1,2]", results) == {
         "ddp, 2, weak: efficiency at least 0.85": True,
         "pipeline, 2, weak: efficiency at least 0.85": False,
-    }
-
-
-def test_precision_parallel_and_compile_are_judged_by_their_own_figures() -> None:
-    results = {
-        "32-true": timed(20.0, peak=100),
-        "bf16-mixed": timed(10.0, peak=70),
-        "single": timed(20.0),
-        "ddp_scaled": timed(20.0, batch=160),
-    }
-    words = "suite=precision accelerator=cpu thresholds={bf16-mixed:2.0,bf16-mixed_memory:0.6}"
-    assert judged(words, results) == {
-        "bf16-mixed: speed-up over 32-true at least 2.00": True,
-        "bf16-mixed: memory at the peak over 32-true's at most 0.60": False,
-    }
-    assert judged("suite=parallel accelerator=cpu", results) == {
-        "ddp_scaled: speed-up over single at least 1.70": False
-    }
-    started = {"default": (10.0, 2.0, 0), "regional": (4.0, 2.0, 1)}
-    results = {name: [{"cold_s": c, "warm_s": w, "breaks": n, "anew": 0}] for name, (c, w, n) in started.items()}
-    found = judged("suite=compile accelerator=cpu", results)
-    assert {name: met for name, met in found.items() if name.startswith(("default", "regional"))} == {
-        "default: warm start over the cold one at most 0.30": True,
-        "regional: warm start over the cold one at most 0.30": False,
-        "regional: cold start over the whole net's at most 0.50": True,
-        "default: graph breaks and graphs made after the warm-up at most 0.00": True,
-        "regional: graph breaks and graphs made after the warm-up at most 0.00": False,
-    }
-
-
-def test_this_projects_bars_are_ratios_of_two_cases() -> None:
-    state = {"gradients": 0, "optimizer": 0}
-    results = Results(
-        {
-            "auto, 1": [{**state, "parameters": 10}],
-            "fsdp, 2": [{**state, "parameters": 5}],
-            "auto, 1, none": [{**state, "parameters": 10, "activations": 100, "peak": 110}],
-            "auto, 1, sqrt": [{**state, "parameters": 10, "activations": 30, "peak": 60}],
-        }
-    )
-    bars = [(bar.measured and bar.measured.median, bar.met) for bar in thresholds.memory_bars(results)]
-    assert bars == [(0.5, True), (None, False), (0.3, True), (0.5, False)]
-    plain = {"mean_step_ms": 10.0, "forward_ms": 3.0}
-    results = Results({"plain": [plain], "distill": [{"mean_step_ms": 13.4}], "qat": [{"mean_step_ms": 17.0}]})
-    assert [bar.met for bar in thresholds.overhead_bars(results)] == [False, False, True]
-
-
-def written(suite: Any, facts: Facts, results: dict[str, Any], words: str, folder: Path) -> list[list[str]]:
-    """Return the rows of a suite's table as cells."""
-    request = cases.fill(config(*words.split(), name="benchmark"))
-    found = Results(results)
-    return cells(write(folder, *suite.tables(facts, found, request), facts, found, request, 61.0))
-
-
-def test_the_fastest_usual_loader_is_the_base(tmp_path: Path) -> None:
-    names = ["images in memory: PIL, 0 workers", "images in memory: PIL, 2 workers"]
-    mine, broken = "images in memory: resident, 0 workers", "dataset, table: data=dataset, 0 workers"
-    results = {
-        names[0]: [{"samples_per_s": v} for v in (100.0, 100.0, 300.0)],
-        names[1]: [{"samples_per_s": v} for v in (200.0, 200.0, 100.0)],
-        mine: [{"samples_per_s": v} for v in (2000.0, 4000.0, 3000.0)],
-        broken: [{"error": "OSError: no"}],
-    }
-    about = {"kind": "images in memory", "workers": 0, "samples": 6000, "batch_size": 8, "usual": names}
-    facts = {name: {**about, "how": name} for name in results}
-    facts[broken] |= {"kind": "dataset, table", "usual": ["dataset, table: DataLoader, 0 workers"]}
-    rows = written(loaders, facts, results, "suite=loaders rounds=3", tmp_path)
-    assert [row[4:] for row in rows] == [
-        ["100 (100 to 300)", "60.000", "0.500 (0.500 to 3.000)"],
-        ["200 (100 to 200)", "30.000", "1.000 (1.000 to 1.000)"],
-        ["3,000 (2,000 to 4,000)", "2.000", "20.000 (10.000 to 30.000)"],
-        ["OSError: no", "", ""],
-    ]
-    bars = {
-        one.sentence: (one.measured and one.measured.values, one.at_least) for one in loaders.claims(Results(results))
-    }
-    assert bars["images in memory, resident: samples/s over PIL's,"] == ([10.0, 20.0, 30.0], 15.0)
-    assert bars["images in memory, resident, uint8: samples/s over PIL's,"] == (None, 40.0)
-    assert bars[f"{broken}: samples/s over DataLoader's,"] == (None, 1.0)
-
-
-def test_steps_are_compared_with_the_hand_written_loop(tmp_path: Path) -> None:
-    results = {
-        trainer.HAND: [{"us_per_step": v, "bit_equal": True} for v in (100.0, 200.0)],
-        trainer.FULL: [{"us_per_step": 120.0, "bit_equal": True}, {"us_per_step": 220.0, "bit_equal": False}],
-        trainer.COMPILED: [{"error": "InvalidCxxCompiler: no g++"}],
-    }
-    facts = {name: {"updates": 40} for name in results}
-    rows = written(trainer, facts, results, "suite=trainer rounds=2 steps=10", tmp_path)
-    assert [row[3] for row in rows] == ["1.000 (1.000 to 1.000)", "1.150 (1.100 to 1.200)", ""]
-    found = [
-        (one.measured and one.measured.median, one.at_most, one.at_least) for one in trainer.claims(Results(results))
-    ]
-    assert found == [(pytest.approx(1.15), 1.10, None), (None, 0.80, None), (0.0, None, 1.0), (None, None, 1.0)]
-
-
-def test_integers_are_compared_with_float32(tmp_path: Path) -> None:
-    def rounds(size: int, accuracy: float, *times: float) -> list[dict[str, Any]]:
-        return [{"latency_ms": time, "bytes": size, "accuracy": accuracy} for time in times]
-
-    results = {
-        "float32, batch 1": rounds(4 * 2**20, 0.97, 10.0, 20.0),
-        "int8, batch 1": rounds(2**20, 0.96, 4.0, 6.0),
-        "int8, qat, batch 1": rounds(2**20, 0.975, 3.0, 6.0),
-    }
-    shared = {"run": "r", "net": "Net", "metric": "accuracy", "samples": 9}
-    facts = {
-        name: {"form": name.rpartition(", ")[0], "batch": int(name[-1]), "ranges": "", "bytes": r[0]["bytes"], **shared}
-        for name, r in results.items()
-    }
-    rows = written(int8, facts, results, "suite=int8 rounds=2", tmp_path)
-    assert rows[1][4:] == ["0.250", "5.00 (4.00 to 6.00)", "0.350 (0.300 to 0.400)", "0.9600", "-0.0100"]
-    found = {
-        one.sentence: (round(one.measured.median, 4), one.at_most)
-        for one in int8.claims(Results(results))
-        if one.measured
-    }
-    assert found == {
-        "int8: size over float32's,": (0.25, 0.26),
-        "int8: points of accuracy lost,": (1.0, 0.5),
-        "int8: latency at batch 1 over float32's,": (0.35, 0.33),
-        "int8, qat: size over float32's,": (0.25, 0.26),
-        "int8, qat: points of accuracy lost,": (-0.5, 0.5),
-        "int8, qat: latency at batch 1 over float32's,": (0.3, 0.33),
     }
 
 

@@ -33,11 +33,6 @@ def composed(*every: Case, **request: Any) -> dict[str, dict[str, Any]]:
     return {item.name: config(*cases.overrides_of(item, {**REQUEST, **request})) for item in every}
 
 
-def test_each_round_begins_with_another_item_and_has_all() -> None:
-    rounds = [runner.rotate("abc", number) for number in range(4)]
-    assert rounds == [[*"abc"], [*"bca"], [*"cab"], [*"abc"]]
-
-
 def test_turns_rotate_and_a_side_that_fails_has_one(capsys: pytest.CaptureFixture[str]) -> None:
     seen = list[str]()
 
@@ -127,17 +122,6 @@ def measured(monkeypatch: pytest.MonkeyPatch, suite: str, keep: tuple[str, ...],
     every, full = cases.plan(config(f"suite={suite}", *sizes, *words, name="benchmark"))
     every = [one for one in every if one.name in keep]
     return runner.run(every, {one.name: config(*cases.overrides_of(one, full)) for one in every}, full)
-
-
-@pytest.mark.slow
-def test_precision_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = measured(monkeypatch, "precision", ("32-true", "64-true"), "epochs=2")
-    (single,), (double,) = results["32-true"], results["64-true"]
-    assert single["updates"] == double["updates"] == 2 * 4
-    assert single["metric"] == "val/accuracy"
-    assert 0 <= single["reached"] <= 1
-    assert 1.3 < double["peak"] / single["peak"] < 2.1
-    assert single["epoch_s"] == pytest.approx(4 * single["step_ms"] / 1e3)
 
 
 @pytest.mark.slow

@@ -18,7 +18,11 @@ def measured(suite: Any, output: Path, *words: str) -> tuple[Facts, Results]:
     if suite is int8:
         request["export"] = config(*int8.EXPORT, name="export")["target"]
     with torch.random.fork_rng(devices=[]):
-        return suite.measure(request, output)
+        facts, results = suite.measure(request, output)
+    texts, drawing = suite.tables(facts, results, request)
+    assert len(texts[0].splitlines()) == 2 + len(results)
+    assert drawing.startswith("<svg")
+    return facts, results
 
 
 @pytest.fixture
@@ -78,12 +82,12 @@ def test_all_sides_of_a_kind_give_batches_of_one_form(tmp_path: Path) -> None:
 
 def test_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(trainer.SIDES, trainer.COMPILED)  # compiling takes longer than the rest
-    facts, results = measured(trainer, tmp_path, "rounds=1", "steps=12", "batch_size=8")
+    facts, results = measured(trainer, tmp_path, "rounds=1", "steps=4", "batch_size=8")
     assert list(results) == list(trainer.SIDES)
     for name, (turn,) in results.items():
         assert turn["us_per_step"] > 0
         assert turn["bit_equal"] is True
-        assert facts[name]["updates"] == 48
+        assert facts[name]["updates"] == 16
     assert {claim.sentence: claim.measured is None for claim in trainer.claims(results)} == {
         "Lathe, full features: step over the hand-written loop's,": False,
         "Lathe, compile.scope=step: step over the hand-written loop's,": True,

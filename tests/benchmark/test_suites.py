@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from suites import cases
-from support.choices import names
 from support.runs import config
 
 from lathe.config.validate import check
@@ -60,12 +59,6 @@ def test_weak_batches_grow_and_strong_ones_do_not() -> None:
     ]
 
 
-def test_strategies_that_cut_the_net_are_compared_with_one_process_of_none() -> None:
-    every, _ = plan("suite=scaling", "strategies=[pipeline,3d]")
-    expected = ["auto, 1, weak", "pipeline, 2, weak", "pipeline, 2, strong", "3d, 2, weak", "3d, 2, strong"]
-    assert [case.name for case in every] == expected
-
-
 def test_the_gpu_suite_composes_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     every, full = plan("suite=gpu")
@@ -74,23 +67,6 @@ def test_the_gpu_suite_composes_where_there_is_one(monkeypatch: pytest.MonkeyPat
         cfg = config(*cases.overrides_of(case, full))
         refuse(check(cfg))
         assert cfg["trainer"]["accelerator"] == "gpu"
-
-
-def test_every_precision_and_every_way_to_compile_has_a_row() -> None:
-    every, full = plan("suite=precision", "accelerator=cpu", "batch_size=20")
-    assert every[0].name == "32-true"
-    assert {case.name for case in every} == set(names("precision")) - {"auto"}  # a choice of one of them
-    assert "data.batch_size=20" in cases.overrides_of(every[3], full)
-    every, full = plan("suite=compile", "accelerator=cpu")
-    made = {case.name: config(*cases.overrides_of(case, full))["compile"] for case in every}
-    assert not made.pop("none")["enabled"]
-    assert {name: (c["mode"], c["regional"], c["scope"]) for name, c in made.items()} == {
-        "default": ("default", False, "net"),
-        "reduce-overhead": ("reduce-overhead", False, "net"),
-        "max-autotune": ("max-autotune", False, "net"),
-        "regional": ("default", True, "net"),
-        "step": ("default", "auto", "step"),
-    }
 
 
 def test_a_larger_batch_has_a_learning_rate_as_many_times_as_large_after_a_warm_up() -> None:
@@ -130,26 +106,6 @@ def test_an_experiment_is_measured_with_its_batch_size_and_a_constant_rate() -> 
     assert cfg["scheduler"]["_target_"] == "lathe.optim.constant"
 
 
-def test_the_device_is_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    full = plan("suite=parallel")[1]
-    assert full["own"] == ("experiment=cifar10_resnet50_amp",)
-    assert full["processes"] == [4]
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert plan("suite=precision")[1]["accelerator"] == "cpu"
-
-
-def test_null_keys_get_the_suites_own_values() -> None:
-    full = cases.fill(request("suite=loaders", "workers=[0,3]"))
-    assert (full["workers"], full["rounds"], full["seconds"], full["accelerator"]) == ([0, 3], 7, 0.3, "cpu")
-    full = cases.fill(request("suite=trainer", "rounds=2"))
-    assert (full["rounds"], full["steps"], full["batch_size"], full["threads"]) == (2, 400, 64, 1)
-    full = cases.fill(request("suite=int8", 'overrides=["model=resnet50"]'))
-    assert (full["batches"], full["warmup"], full["overrides"], full["qat"]) == ([1, 32], 5, ["model=resnet50"], None)
-    assert plan("suite=scaling")[1]["thresholds"] == {"2": 0.85}
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -159,11 +115,8 @@ def test_null_keys_get_the_suites_own_values() -> None:
             "overrides=precision=64-true: suite=precision",
         ),
         ("suite=scaling thresholds={8:0.7}", "thresholds.8: suite=scaling does not measure 8"),
-        ("suite=scaling processes=[1] assert=true", "assert=true: suite=scaling has no default thresholds"),
         ("suite=memory assert=true", "assert=true has no meaning for suite=memory"),
-        ("suite=trainer seconds=1.0", r"seconds=1\.0 has no meaning for suite=trainer"),
         ("suite=inference", "suite=inference measures a finished run"),
-        ("suite=int8 run=x qat=2", "qat=2 is for a run that suite=int8 trains itself"),
     ],
 )
 def test_requests_that_cannot_be_measured_are_refused(words: str, message: str) -> None:

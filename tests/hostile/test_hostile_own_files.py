@@ -23,7 +23,7 @@ from lathe.runs.run_status import seconds_since_write
 from lathe.runs.rundir import RunDir, open_run
 from lathe.verbs.load import load
 from lathe.verbs.report.page import curves
-from lathe.verbs.runs.compare import common_points
+from lathe.verbs.runs.command import common_points
 from lathe.verbs.runs.reader import Run
 
 

@@ -29,12 +29,6 @@ def test_places_that_do_not_count() -> None:
     assert meter.result == Agreement(0.8, 9.0, 5)
 
 
-def test_half_precision_is_compared_in_float32() -> None:
-    meter = AgreementMeter()
-    meter.add(torch.tensor([[1.0, 300.0]], dtype=torch.bfloat16), torch.tensor([[1.0, 301.0]]))
-    assert meter.result == Agreement(1.0, 1.0, 1)
-
-
 def test_labels_agree_one_by_one_and_values_are_no_predictions() -> None:
     outputs, reference = torch.tensor([[1.0, -2.0], [3.0, -1.0]]), torch.tensor([[2.0, 0.5], [3.0, -4.0]])
     meter = AgreementMeter("labels")

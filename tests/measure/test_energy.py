@@ -10,13 +10,6 @@ from lathe.measure.energy import Meter, Rapl
 from lathe.measure.nvml import Gpu
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def gpu_of(**values: Any) -> tuple[Gpu, dict[str, Any]]:
     return Gpu(FakeNvml(), values), values
 
@@ -30,33 +23,13 @@ def package(root: Path, folder: str, name: str, joules: float) -> Path:
     return path / "energy_uj"
 
 
-def test_an_energy_counter_is_read() -> None:
-    gpu, board = gpu_of(millijoules=5000, milliwatts=100000)
-    clock = Clock()
-    meter = Meter([gpu], None, clock)
-    board["millijoules"], clock.now = 12000, 200.0
-    assert meter.joules() == {"gpu": 7.0}
-
-
-def test_without_one_power_is_added_up_over_time() -> None:
-    gpu, board = gpu_of(milliwatts=100000)
-    clock = Clock()
-    meter = Meter([gpu], None, clock)
-    board["milliwatts"], clock.now = 300000, 102.0
-    assert meter.joules() == {"gpu": 400.0}  # from 100 W to 300 W in 2 s
-    clock.now = 103.0
-    assert meter.joules() == {"gpu": 700.0}
-    board["milliwatts"], clock.now = None, 104.0
-    assert meter.joules() == {"gpu": 700.0}
-    board["milliwatts"], clock.now = 300000, 105.0  # a failed reading loses nothing
-    assert meter.joules() == {"gpu": 1300.0}
-
-
-def test_gpus_are_added_and_one_without_readings_is_left_out() -> None:
-    boards = [gpu_of(millijoules=1000), gpu_of(millijoules=2000), gpu_of(percent=3)]
+def test_gpus_are_added_and_one_without_a_counter_is_left_out() -> None:
+    boards = [gpu_of(millijoules=1000, milliwatts=100000), gpu_of(millijoules=2000), gpu_of(milliwatts=3)]
     meter = Meter([gpu for gpu, _ in boards], None)
     for _, board in boards[:2]:
         board["millijoules"] += 500
+    assert meter.joules() == {"gpu": 1.0}
+    boards[0][1]["millijoules"] = None  # a failed reading loses nothing
     assert meter.joules() == {"gpu": 1.0}
     silent = Meter([boards[2][0]], None)
     assert not silent.sees

@@ -57,13 +57,6 @@ def test_names_of_close_points_do_not_overlap() -> None:
             assert right <= start or end <= left or bottom <= high or low <= top
 
 
-def marked(svg: str) -> list[str]:
-    """Return the tick values of axis x."""
-    return [str(node.text) for node in ET.fromstring(svg).iter(f"{SVG}text") if node.get("text-anchor") == "middle"][
-        :-2
-    ]
-
-
 def test_columns_stand_on_the_axis_and_are_as_high_as_their_values() -> None:
     svg = stacks("t", "MiB", {"ddp": {"parameters": 1.0, "activations": 3.0}, "fsdp": {"parameters": 2.0}})
     root = ET.fromstring(svg)
@@ -74,17 +67,9 @@ def test_columns_stand_on_the_axis_and_are_as_high_as_their_values() -> None:
     assert second["y"] + second["height"] == pytest.approx(first["y"], abs=0.2)
     assert first["y"] + first["height"] == third["y"] + third["height"] == pytest.approx(420 - 54, abs=0.2)  # the axis
     assert first["x"] == second["x"] < third["x"]
-    assert marked(svg) == ["1", "2"]
     assert {"parameters", "activations", "1: ddp", "2: fsdp"} <= {node.text for node in root.iter(f"{SVG}text")}
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: lines("t", "x", "y", {}, diagonal=(0, 1)),
-        lambda: scatter("t", "x", "y", [], ()),
-        lambda: stacks("t", "y", {}),
-    ],
-)
-def test_nothing_to_show_is_an_empty_figure(make) -> None:
-    assert ET.fromstring(make()).tag == f"{SVG}svg"
+def test_nothing_to_show_is_an_empty_figure() -> None:
+    for svg in (lines("t", "x", "y", {}, diagonal=(0, 1)), scatter("t", "x", "y", [], ()), stacks("t", "y", {})):
+        assert ET.fromstring(svg).tag == f"{SVG}svg"

@@ -57,12 +57,6 @@ def test_the_verdict_is_one_sentence_in_factors() -> None:
     )
 
 
-def test_medians_that_differ_within_noise_are_not_called_the_same() -> None:
-    text = told(latency=[row("this", "onnx", 2.0, over_eager=1.4, over_twin=1.02)])
-    assert "as fast as PyTorch eager within noise" in text
-    assert "as fast as the dense ONNX file" in text
-
-
 def test_what_zeros_do_not_save_is_reported() -> None:
     files = [{"of": "this", "target": "onnx", "bytes": 900, "gzipped": 250, "ratio": 1.0, "gzipped_ratio": 0.25}]
     text = told(size={"sparsity": 0.8}, files=files, compression={"prune": "masks"})

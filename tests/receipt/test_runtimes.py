@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lathe.receipt.runtimes import winners
+from lathe.receipt.page import winners
 
 
 def row(

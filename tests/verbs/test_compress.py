@@ -56,6 +56,11 @@ def done(run: RunDir, *overrides: str) -> tuple[RunDir, dict[str, Any]]:
     return RunDir(made), result
 
 
+@pytest.fixture(scope="module")
+def weight_only(source: RunDir) -> tuple[RunDir, dict[str, Any]]:
+    return done(source, "compression=weight_only", "compression.receipt=none")
+
+
 def files(run: RunDir) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
 
@@ -87,45 +92,38 @@ def test_static_int8_as_a_new_run(source: RunDir, receipts: list[Any], capsys: p
     proposed = printed[printed.index("Next:") :]
     assert f"python scripts/export.py run={run.path} target=onnx_int8\n" in proposed
     assert "train.py" not in proposed
-
-
-def test_other_verbs_see_the_integers(source: RunDir) -> None:
-    run, result = done(source, "compression=ptq_static", "compression.receipt=none")
+    # and other commands see the integers
     task, _ = inference.open_run_net(run.path)
     assert len(quantized_layers(task.net)) == 13
     state = torch.load(run.best, weights_only=True)
     assert state["global_step"] == torch.load(source.best, weights_only=True)["global_step"]
     assert set(state["structure"]) == {"quantization"}
     asked = config(f"run={run.path}", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", name="evaluate")
-    cfg = run.config
     cfg["trainer"] |= asked["trainer"]
     cfg["strategy"], cfg["request"] = asked["strategy"], asked
     assert evaluate(cfg)["test/accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["ptq_dynamic", "weight_only"])
 @pytest.mark.filterwarnings("ignore:compression.ptq_dynamic quantizes linear layers alone")
-def test_the_other_quantizations(source: RunDir, name: str, receipts: list[Any]) -> None:
-    _, result = done(source, f"compression={name}", "compression.receipt=none")
-    assert receipts == []
-    assert result[f"{name}/layers"] == {"ptq_dynamic": 1, "weight_only": 10}[name]
-    assert abs(result["test/accuracy"] - result["source/test/accuracy"]) <= 0.005
+def test_the_other_quantizations(source: RunDir, weight_only: tuple[RunDir, dict[str, Any]]) -> None:
+    dynamic = done(source, "compression=ptq_dynamic", "compression.receipt=none")[1]
+    for name, layers, result in (("ptq_dynamic", 1, dynamic), ("weight_only", 10, weight_only[1])):
+        assert result[f"{name}/layers"] == layers
+        assert abs(result["test/accuracy"] - result["source/test/accuracy"]) <= 0.005
 
 
-def test_a_run_that_has_not_ended(source: RunDir) -> None:
+def test_a_run_that_has_not_ended(source: RunDir, weight_only: tuple[RunDir, dict[str, Any]]) -> None:
     """Its best checkpoint exists all the same."""
-    _, whole = done(source, "compression=weight_only")
     ended, kept = source.path / "result.json", source.result
     text = ended.read_text()
     ended.unlink()
     try:
-        made, result = done(source, "compression=weight_only")
+        result = done(source, "compression=weight_only", "compression.receipt=none")[1]
     finally:
         ended.write_text(text)
     found = {key: result[key] for key in ("steps", "best_step", "seed")}
     assert found == {"steps": kept["best_step"], "best_step": kept["best_step"], "seed": kept["seed"]}
-    assert result["test/accuracy"] == whole["test/accuracy"]
-    assert made.result == result
+    assert result["test/accuracy"] == weight_only[1]["test/accuracy"]
 
 
 def zeros(net: nn.Module) -> float:
@@ -157,13 +155,9 @@ def test_channels_are_removed_at_once(source: RunDir) -> None:
     assert set(torch.load(again.best, weights_only=True)["structure"]) == {"channels", "quantization"}
 
 
-def test_a_quantized_run_is_refused(source: RunDir) -> None:
-    run, _ = done(source, "compression=weight_only")
-    for name in ("ptq_static", "prune"):
-        with pytest.raises(
-            UserError, match=rf"^run=.* is quantized already, compression={name} would act on rounded weights"
-        ):
-            compress(request(run, f"compression={name}"))
+def test_a_quantized_run_is_refused(weight_only: tuple[RunDir, dict[str, Any]]) -> None:
+    with pytest.raises(UserError, match="is quantized already, compression=prune would act on rounded weights"):
+        compress(request(weight_only[0], "compression=prune"))
 
 
 @pytest.mark.parametrize(

@@ -89,8 +89,8 @@ def test_token_ids_are_answered_by_what_comes_next(tmp_path: Path) -> None:
     found = run.predict(ids)
     served = load_served(str(run.dir), "module", "best", torch.get_num_threads())
     assert np.allclose(served(ids)[:, -1], found.logits, atol=1e-5)
-    for wrong, said in ((ids[0], "expected token ids"), (ids - 1, "from -1 to 10"), (ids / 2, "expected token ids")):
-        with pytest.raises(UserError, match=said):
+    for wrong in (ids[0], ids - 1, ids / 2):
+        with pytest.raises(UserError, match="expected token ids"):
             run.predict(wrong)
 
 
@@ -98,7 +98,6 @@ def test_what_does_not_fit_is_refused(run: Run, pixels: np.ndarray, tmp_path: Pa
     for wrong, said in (
         (pixels.astype(np.float32), "expected uint8 pixels"),
         (pixels[..., :7], "has 8 x 7 pixels"),
-        ([tmp_path / "none.png"], "there is no such file"),
     ):
         with pytest.raises(UserError, match=said):
             run.predict(wrong)

@@ -51,7 +51,7 @@ def test_groups_keep_their_proportions(tmp_path: Path, monkeypatch: pytest.Monke
         seen.append((self.rates[-1], sorted({group["lr"] for group in optimizer.param_groups})))
 
     monkeypatch.setattr(verb.Rising, "on_before_optimizer_step", spy)
-    found(tmp_path, "find.steps=100", "optimizer.layer_decay=0.5", "model.net.depth=2")
+    found(tmp_path, "find.steps=60", "optimizer.layer_decay=0.5", "model.net.depth=2")
     for rate, groups in seen[:3]:
         assert len(groups) > 1
         assert groups[-1] == pytest.approx(rate)
@@ -66,19 +66,9 @@ def test_the_command_leaves_no_run(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["lr_find"]
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["-m", "seed=1,2"], "lr_find.py takes one configuration"),
-        (["compression=prune"], "compression=prune needs a whole run"),
-        (["find.min_lr=1", "find.max_lr=0.1"], "find.min_lr=1 is not below find.max_lr=0.1"),
-    ],
-)
-def test_a_mistake_costs_a_sentence(words: list[str], sentence: str, cli: Cli) -> None:
-    code, error = cli(*SMALL, *words, script="scripts/lr_find.py")
-    assert code == 1
-    assert error.startswith(f"Error: {sentence}"), error
-    assert error.count("\n") == 1
+def test_a_range_that_does_not_rise_is_refused(cli: Cli) -> None:
+    code, error = cli(*SMALL, "find.min_lr=1", "find.max_lr=0.1", script="scripts/lr_find.py")
+    assert (code, error.startswith("Error: find.min_lr=1 is not below find.max_lr=0.1")) == (1, True), error
     assert not list(Path("logs").glob("lr_find"))
 
 

@@ -77,10 +77,7 @@ def test_what_differs_is_told(made: Path, copy: RunDir) -> None:
     assert found["first_difference"]["step"] == int(cells[head.index("step")])
     assert found["first_difference"]["columns"]["train/loss"][1] == "9.5"
     assert list(found["environment"]) == ["python"]
-    text = comparison_text(found)
-    assert text.startswith("Not reproduced.\n")
-    assert "last.ckpt    1 of 4 tensors differ, by at most 0.5\n" in text
-    assert "the environment differs, which may be why" in text
+    assert "last.ckpt    1 of 4 tensors differ, by at most 0.5\n" in comparison_text(found)
 
 
 def test_what_can_not_be_made_again_is_refused(copy: RunDir, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,8 +88,6 @@ def test_what_can_not_be_made_again_is_refused(copy: RunDir, cli: Cli, monkeypat
         assert [path.name for path in Path("logs/digits").iterdir()] == [copy.path.name]
         return error.removeprefix(f"Error: run=logs/digits/{copy.path.name}").rstrip()
 
-    rewrite(copy.path / "environment.json", git_commit=None)
-    assert "add code=current" in refused()
     rewrite(copy.path / "environment.json", git_commit="ab" * 20)
     assert "git fetch --all" in refused()
     with monkeypatch.context() as patch:  # before training starts
@@ -179,10 +174,9 @@ def test_the_recorded_code_comes_back(project: Path) -> None:
     "words",
     [
         ("trainer.devices=2", "strategy=ddp"),
-        ("compression=prune", "compression.receipt=none"),
-        ("callbacks=[default,ema]", "trainer.max_epochs=3"),
+        ("compression=prune", "compression.receipt=none", "callbacks=[default,ema]"),
     ],
-    ids=["two processes", "compressed", "averaged"],
+    ids=["two processes", "compressed and averaged"],
 )
 def test_runs_of_other_kinds_are_made_again(words: tuple[str, ...], tmp_path: Path) -> None:
     check(run(*SMALL, *words, cwd=tmp_path))

@@ -15,7 +15,6 @@ from .memory import PeakMemory as PeakMemory
 from .memory import SavedActivations as SavedActivations
 from .memory import StateBytes as StateBytes
 from .memory import count_state as count_state
-from .memory import tensor_bytes as tensor_bytes
 from .sizes import FileSize as FileSize
 from .sizes import ParamCount as ParamCount
 from .sizes import count_parameters as count_parameters

@@ -1,10 +1,9 @@
 """Energy used by a process's GPUs and a machine's processors since the first reading."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
 
 from lathe.measure.nvml import Gpu
 
@@ -39,23 +38,16 @@ class Rapl:
 
 
 class _Board:
-    """Joules of a GPU: from its energy counter, else its power integrated by the trapezoidal rule."""
+    """Joules of a GPU since the start, by its energy counter (Volta and later)."""
 
-    def __init__(self, gpu: Gpu, now: float) -> None:
+    def __init__(self, gpu: Gpu) -> None:
         self.gpu, self.total = gpu, 0.0
         self.first = gpu.joules()
-        self.watts, self.at = gpu.watts(), now
-        self.known = self.first is not None or self.watts is not None
 
-    def look(self, now: float) -> None:
-        joules = self.gpu.joules() if self.first is not None else None
+    def look(self) -> None:
+        joules = self.gpu.joules()
         if joules is not None and self.first is not None:
             self.total = joules - self.first
-            return
-        watts = self.gpu.watts()
-        if watts is not None:
-            self.total += (now - self.at) * (watts + (watts if self.watts is None else self.watts)) / 2
-            self.watts, self.at = watts, now
 
 
 class Meter:
@@ -66,9 +58,9 @@ class Meter:
         rapl: for one process per machine.
     """
 
-    def __init__(self, gpus: Sequence[Gpu], rapl: Rapl | None, clock: Callable[[], float] = monotonic) -> None:
-        self._clock, self._lock, self._ended = clock, threading.Lock(), threading.Event()
-        self._boards = [board for gpu in gpus if (board := _Board(gpu, clock())).known]
+    def __init__(self, gpus: Sequence[Gpu], rapl: Rapl | None) -> None:
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._boards = [board for gpu in gpus if (board := _Board(gpu)).first is not None]
         self._rapl = rapl if rapl is not None and rapl.readable else None
         self._cpu = 0.0
         self._thread: threading.Thread | None = None
@@ -100,9 +92,8 @@ class Meter:
         """Return the joules so far, for those of `gpu` and `cpu` that can be counted."""
         with self._lock:
             if not self._ended.is_set():
-                now = self._clock()
                 for board in self._boards:
-                    board.look(now)
+                    board.look()
                 self._cpu = self._rapl.joules() if self._rapl is not None else 0.0
             gpu = {"gpu": sum(board.total for board in self._boards)} if self._boards else {}
             return gpu | ({"cpu": self._cpu} if self._rapl is not None else {})

@@ -44,11 +44,6 @@ def storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
     return found
 
 
-def tensor_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of this process's shards of `tensors`; a shared storage counts once."""
-    return sum(storage.nbytes() for storage in storages(tensors).values())
-
-
 def count_state(net: nn.Module, optimizers: Any = ()) -> StateBytes:
     """Return the bytes that `net` and `optimizers` hold in this process.
 

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,17 +133,6 @@ def reason(error: BaseException) -> str:
     return lines[0] if isinstance(error, UserError) else f"{type(error).__name__}: {lines[0]}"
 
 
-class Limits(Protocol):
-    """The limits of measuring a cell."""
-
-    @property
-    def repeats(self) -> int: ...
-    @property
-    def warmup(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-
-
 def references(form: Form) -> dict[str, str]:
     """Return the names of the forms that a row is compared with, by column.
 
@@ -157,7 +146,7 @@ def time_forms(
     forms: Sequence[Form],
     cells: Sequence[tuple[torch.device, int, int]],
     sample: Callable[[int], Tensor],
-    limits: Limits,
+    limits: tuple[int, int, float],
     left_out: list[dict[str, str]],
     beside: Callable[[Form], Mapping[str, str]] = references,
     check: Callable[[Form, Opened], None] = lambda form, opened: None,
@@ -165,8 +154,9 @@ def time_forms(
 ) -> list[dict[str, Any]]:
     """Return a row for each form in each cell: a device, a batch size and a number of threads.
 
-    `sample` makes a batch of a given size. Forms that can't be opened, or fail `check`, go to `left_out` with the
-    reason. `step` is called with what is measured next.
+    `sample` makes a batch of a given size; `limits` are repeats, warm-up calls and seconds, as in `interleaved`. Forms
+    that can't be opened, or fail `check`, go to `left_out` with the reason; `step` is called with what is measured
+    next.
     """
     rows: list[dict[str, Any]] = []
     for device, batch, threads in cells:
@@ -185,7 +175,7 @@ def time_forms(
                 left_out.append({"form": where, "reason": reason(error)})
         step(f"timing, batch {batch}")
         calls = {name: form.call for name, form in opened.items()}
-        times = interleaved(calls, limits.repeats, limits.warmup, limits.seconds, device)
+        times = interleaved(calls, *limits, device)
         for form in there:
             if form.name not in times:
                 continue

@@ -34,7 +34,6 @@ from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
 
 SECTION = "inference"  # the comparison of runtimes that scripts/benchmark.py adds
-KEPT = 2**24  # logits of the dense net to cache for all back ends: 64 MiB
 
 
 @dataclass(frozen=True)
@@ -231,7 +230,8 @@ class _Receipt:
             # gzipped, relative to the dense net's uncompressed file
             found["bytes_share"] = ships["share"] if ships else None
             found["figures"] = self._metrics(forms)
-            found["latency"] = time_forms(forms, cells, self.sample, self.effort, self.left_out, step=self.step)
+            limits = self.effort.repeats, self.effort.warmup, self.effort.seconds
+            found["latency"] = time_forms(forms, cells, self.sample, limits, self.left_out, step=self.step)
         found["left_out"] = self.left_out
         found["hardware"] = {"cpu": measure.describe_cpu(), "gpu": measure.describe_gpu(self.devices[-1])}
         found["versions"] = measure.versions()
@@ -291,7 +291,7 @@ class _Receipt:
     def _metrics(self, forms: Iterable[Form]) -> list[dict[str, Any]]:
         """Return metrics of the module on both splits, of each back end, and of a trained dense net."""
         trained, rows = self.baseline is not None, list[dict[str, Any]]()
-        reference = cached(lambda x: self.dense.net(x).float()) if trained else None
+        reference = (lambda x: self.dense.net(x).float()) if trained else None
         for form in [form for form in forms if form.device == CPU]:
             is_module = form.backend == "eager"
             if form.of == "dense" and not (trained and is_module):
@@ -311,41 +311,26 @@ class _Receipt:
         return rows
 
 
-def cached(forward: Callable[[Tensor], Tensor]) -> Callable[[int, Tensor], Tensor]:
-    """Return `forward` for a batch by its number, whose outputs are kept for the next call while they are few."""
-    kept: dict[int, Tensor] = {}
-
-    def call(number: int, x: Tensor) -> Tensor:
-        if number in kept:
-            return kept[number]
-        outputs = forward(x)
-        if sum(map(torch.numel, kept.values())) + outputs.numel() <= KEPT:
-            kept[number] = outputs
-        return outputs
-
-    return call
-
-
 def scored(
-    task: Task, forward: Forward, batches: Iterable[Any], reference: Callable[[int, Tensor], Tensor] | None = None
+    task: Task, forward: Forward, batches: Iterable[Any], reference: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[dict[str, float], Agreement | None]:
     """Return the metrics of `forward` over `batches`, and its agreement with `reference`.
 
     Targets of -100 are ignored.
     """
-    meter, current = AgreementMeter(task.predicts), list[Any]()
+    meter, targets = AgreementMeter(task.predicts), list[Any]()
 
     def remembered() -> Iterator[Any]:
-        for number, batch in enumerate(batches):
-            current[:] = number, batch[1]
+        for batch in batches:
+            targets[:] = [batch[1]]
             yield batch
 
     def compared(x: Tensor) -> Tensor:
         outputs = torch.as_tensor(forward(x))
         if reference is not None:
-            number, target = current
+            (target,) = targets
             every = task.predicts == "values" or (task.predicts == "classes" and target.is_floating_point())
-            meter.add(outputs, reference(number, x), None if every else target != IGNORE)
+            meter.add(outputs, reference(x), None if every else target != IGNORE)
         return outputs
 
     metrics = score(task, compared, remembered())

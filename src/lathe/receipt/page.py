@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,9 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from lathe.measure.latency import CLEAR, MARGIN
-from lathe.measure.plot import beside, scatter
-from lathe.receipt import runtimes
+from lathe.measure.latency import CLEAR, MARGIN, Latency
+from lathe.measure.latency import verdict as faster_or_slower
+from lathe.measure.plot import beside, lines, scatter
 from lathe.receipt.forms import FLOAT_TWIN, UNCLEAR, told_verdict
 from lathe.runs.rundir import display_path
 
@@ -24,6 +26,10 @@ PACKED = 0.9  # a weights file below this share of the exported file is reported
 SHIPS = ("onnx_int8", "onnx", "aot_inductor", "weights")  # the first that exists is the file that ships
 RUNTIMES = "Runtimes"
 NETS = ("this net", "dense")
+RUNTIME_COLUMNS = (
+    *("runtime", "arithmetic", "batch", "threads", "ms (p10 to p90)", "n"),
+    *("samples/s", "of eager", "of compiled bf16", "bytes"),
+)
 SIZES = {
     "parameters": "parameters",
     "non_zero": "non-zero parameters",
@@ -120,20 +126,15 @@ def method(receipt: Receipt, warmup: int) -> list[str]:
     """Describe how the metrics were measured, and the criteria of a verdict."""
     baseline = receipt["baseline"]
     dense = f"the trained net of {baseline}" if baseline else "the configured net before compression, untrained"
-    lines = [
-        f"The dense net is {dense}.",
+    return [
+        f"The dense net is {dense}; of dense there: over it in the same runtime, which is the gain of compression.",
         "Latency: all forms in one process, in rounds of one call of each in random order, each just after an untimed "
-        f"call of its own; {warmup} calls to warm up.",
+        f"call of its own; {warmup} calls to warm up. eager and compiled forms simulate integers in floating point.",
         f"faster and slower: the ranges from p10 to p90 are disjoint and the medians differ by more than {MARGIN:.0%}, "
         f"or the medians differ by a factor of {CLEAR}. {UNCLEAR}: they differ by more, in overlapping ranges.",
-        "of dense there: over the dense float32 net in the same runtime, which is the gain of compression.",
-        "Files take what the net takes"
-        + ("." if receipt.get("undeclared") else "; scripts/export.py puts the preprocessing of pixels in front."),
+        "Files take what the net takes; scripts/export.py puts the preprocessing of pixels in front.",
         "MACs count matrix products, convolutions and attention of one sample.",
     ]
-    if "quantization" in receipt["structure"]:
-        lines.append("eager and compiled forms simulate integers in floating point: slower than what ships.")
-    return lines
 
 
 def _times(ratio: float) -> str:
@@ -304,7 +305,7 @@ def markdown(receipt: Receipt) -> str:
             parts += [
                 f"suite=inference of {section['measured']}, best.ckpt of step {section['checkpoint']['step']}; "
                 f"{cpu['name']}, {cpu['cores']} cores; {', '.join(f'{name} {version}' for name, version in versions)}.",
-                _list(runtimes.sentences(section)),
+                _list(runtime_sentences(section)),
             ]
     if receipt["left_out"]:
         parts += ["## Not measured", _list(f"{entry['form']}: {entry['reason']}" for entry in receipt["left_out"])]
@@ -324,8 +325,8 @@ def sections(receipt: Receipt) -> list[tuple[str, Sequence[str], Rows]]:
     latency = [
         (
             *(row["of"], row["backend"], row["device"] + (f" x {row['threads']}" if row["threads"] else "")),
-            *(str(row["batch"]), runtimes.times(row), str(row["n"])),
-            *(runtimes.relative(row, other) for other in ("eager", "bf16", "twin")),
+            *(str(row["batch"]), times(row), str(row["n"])),
+            *(relative(row, other) for other in ("eager", "bf16", "twin")),
         )
         for row in receipt["latency"]
     ]
@@ -356,7 +357,7 @@ def sections(receipt: Receipt) -> list[tuple[str, Sequence[str], Rows]]:
     found: list[tuple[str, Sequence[str], Rows]] = [
         ("Figures", ("net", "back end", "split", *names, "equal to dense", "outputs differ by"), metrics),
         ("Latency", ("net", "back end", "on", "batch", "ms (p10 to p90)", "n", *ratios), latency),
-        (RUNTIMES, *runtimes.table(receipt.get("inference", {}).get("rows", ()))),
+        (RUNTIMES, *runtime_table(receipt.get("inference", {}).get("rows", ()))),
         ("Files", ("net", "target", "bytes", "of dense", "gzipped", "of dense"), files),
         ("Size", ("what", "this net", "dense", "of dense"), sizes),
         ("Peak memory of a forward pass, eager", ("net", "device", "batch", "MB"), memory),
@@ -384,6 +385,86 @@ def figure(receipt: Receipt) -> str:
     plots = [scatter(title, x_name, metric, latency, NETS, log_x=True)]
     title, x_name = f"{split}/{metric} against size", "MB of the file (log scale)"
     return beside([*plots, scatter(title, x_name, metric, sizes, NETS, log_x=True)])
+
+
+# The comparison of a run's runtimes, which suite=inference adds as plain data: `rows` of `time_forms`, each with
+# `arithmetic`, `samples_per_s` and `bytes` (None for the module); `left_out`, `notes`, `hardware`, `versions`, and the
+# `checkpoint` that was measured.
+
+
+def times(row: Row) -> str:
+    """Return the median of a row with its percentiles."""
+    return f"{row['median_ms']:.3f} ({row['p10_ms']:.3f} to {row['p90_ms']:.3f})"
+
+
+def relative(row: Row, key: str) -> str:
+    """Return a row's time over that of form `key` with the verdict; empty without it."""
+    return "" if row[f"over_{key}"] is None else f"{row[f'over_{key}']:.3f} {told_verdict(row, key)}".strip()
+
+
+def runtime_table(rows: Iterable[Row]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Return the header and the rows, the fastest of each cell first."""
+    return RUNTIME_COLUMNS, [
+        (
+            *(row["backend"], row["arithmetic"], str(row["batch"]), str(row["threads"]), times(row), str(row["n"])),
+            *(f"{row['samples_per_s']:,.0f}", relative(row, "eager"), relative(row, "bf16")),
+            "" if row["bytes"] is None else f"{row['bytes']:,}",
+        )
+        for row in sorted(rows, key=lambda row: (row["batch"], row["threads"], row["median_ms"]))
+    ]
+
+
+def winners(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return the `fastest` row's name for each batch size and number of threads.
+
+    `winner` is None if others are equal within noise (`same`); `file` is the fastest exported file.
+    """
+    found, cell = [], itemgetter("batch", "threads")
+    for (batch, threads), group in groupby(sorted(rows, key=cell), cell):
+        some = sorted(group, key=lambda row: float(row["median_ms"]))
+        best = some[0]
+        same = [row for row in some[1:] if faster_or_slower(_latency(best), _latency(row)) == "same"]
+        file = next((row for row in some if row["bytes"] is not None), None)
+        names = [f"{row['backend']} ({row['median_ms']:.3f} ms)" for row in (best, *same)]
+        text = f"Batch {batch}, {threads} thread{'s' * (threads > 1)}: "
+        text += f"no winner, {' and '.join(names)} are the same within noise" if same else f"{names[0]} is the fastest"
+        if best["over_eager"] is not None and best["backend"] != "eager":
+            text += f", {best['over_eager']:.2f} of eager's time"
+        if file is not None and file is not best and file not in same:
+            text += f"; of the files, {file['backend']} is the fastest with {file['median_ms']:.3f} ms"
+        found.append(
+            {
+                **{"batch": batch, "threads": threads, "fastest": best["backend"]},
+                "winner": None if same else best["backend"],
+                "same": [row["backend"] for row in same],
+                "file": file["backend"] if file else None,
+                "sentence": f"{text}.",
+            }
+        )
+    return found
+
+
+def runtime_sentences(section: Mapping[str, Any]) -> list[str]:
+    """Return the winners, the notes, and what was not measured with the reason."""
+    missing = [f"Not measured: {entry['form']}: {entry['reason']}" for entry in section["left_out"]]
+    return [*(winner["sentence"] for winner in section["winners"]), *section["notes"], *missing]
+
+
+def runtime_figure(rows: Sequence[Row]) -> str:
+    """Return an SVG of the speed relative to eager by batch size, one plot for each number of threads."""
+    plots = []
+    for threads in sorted({row["threads"] for row in rows}):
+        series: dict[str, list[tuple[float, float]]] = {}
+        for row in sorted(rows, key=itemgetter("batch")):
+            if row["threads"] == threads and row["over_eager"]:
+                series.setdefault(row["backend"], []).append((float(row["batch"]), 1 / row["over_eager"]))
+        title = f"Speed over eager's, {threads} thread{'s' * (threads > 1)}"
+        plots.append(lines(title, "batch", "times eager", series))
+    return beside(plots)
+
+
+def _latency(row: Row) -> Latency:
+    return Latency(row["median_ms"], row["p10_ms"], row["p90_ms"], row["n"])
 
 
 def _number(value: float | None, digits: int = 4) -> str:

@@ -46,7 +46,6 @@ def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
         device == "cuda" or find["memory"] is not None,
         "find.memory: the run shares its memory with the machine: set how many GB it may have, such as find.memory=8.",
     )
-    require(device != "mps", "trainer.accelerator=mps: the memory of Apple's GPU can't be bounded: use cpu.")
 
     def attempt(size: int) -> Try:
         found = tried(cfg, size, device)
@@ -119,21 +118,15 @@ def implied(cfg: dict[str, Any], was: int | None, size: int, own: list[Any] | No
         kind = str((options.get("kind") or {}).get("path") or options.get("_target_")).rpartition(".")[2]
         now = options.get("lr")
     else:
-        (kind, now), key = own[0] if own else ("", None), "the rate of the module's own optimizer"
-    if own is not None and len(own) != 1:
-        said = f"The module makes {len(own)} optimizers itself, whose rates are for another batch: try some."
-    elif options.get("scale_lr", "none") != "none":
-        said = f"optimizer.scale_lr={options['scale_lr']} scales optimizer.lr with it already."
-    elif kind not in (*LINEAR, *SQRT) or now is None:
-        said = f"No rule is known for the rate of {kind} at another batch: scripts/lr_find.py."
-    elif was is None:
-        said = f"Nothing says which batch {key}={now:g} is for: scripts/lr_find.py."
-    else:
-        rate = float(f"{now * (size / was if kind in LINEAR else math.sqrt(size / was)):.3g}")
-        way = "in proportion, Goyal et al. 2017" if kind in LINEAR else "by the square root, Malladi et al. 2022"
-        said = f"{key}={now:g} at data.batch_size={was} is {rate:g} at {size} ({kind}: {way})."
-        return {"lr": rate, "said": f"{said} Very large batches need a warm-up and end worse: compare."}
-    return {"lr": None, "said": said}
+        (kind, now), key = own[0] if len(own) == 1 else ("several optimizers", None), "the module's own rate"
+    if options.get("scale_lr", "none") != "none":
+        return {"lr": None, "said": f"optimizer.scale_lr={options['scale_lr']} scales optimizer.lr with it already."}
+    if kind not in (*LINEAR, *SQRT) or now is None or was is None:
+        return {"lr": None, "said": f"No rule is known for the rate of {kind} at this batch: scripts/lr_find.py."}
+    rate = float(f"{now * (size / was if kind in LINEAR else math.sqrt(size / was)):.3g}")
+    way = "in proportion, Goyal et al. 2017" if kind in LINEAR else "by the square root, Malladi et al. 2022"
+    said = f"{key}={now:g} at data.batch_size={was} is {rate:g} at {size} ({kind}: {way})."
+    return {"lr": rate, "said": f"{said} Very large batches need a warm-up and end worse: compare."}
 
 
 def tried(cfg: dict[str, Any], size: int, device: str) -> Try:

@@ -17,7 +17,7 @@ from rich.table import Table
 from lathe.callbacks import Progress
 from lathe.data.base import ExactDataModule
 from lathe.errors import require
-from lathe.files import followed, require_file, require_writable, write_atomically
+from lathe.files import followed, require_file, write_atomically
 from lathe.images.files import SUFFIXES
 from lathe.loggers.discard import Discard
 from lathe.runs.build import make_data, make_task
@@ -26,13 +26,9 @@ from lathe.runs.rundir import OWN_FILES, RunDir
 from lathe.tasks import LightningTask, Task
 from lathe.training.checkpoint_restore import RestoreOwnState
 from lathe.training.trainer_setup import configure_logging, make_trainer, to_double
+from lathe.verbs.runs.reader import check_output
 
 IMAGES = (*SUFFIXES, ".npy")
-# suffixes that name a file format
-FORMATS = (
-    *(".csv", ".tsv", ".json", ".jsonl", ".yaml", ".xml", ".html", ".xls", ".xlsx", ".ods", ".db", ".sqlite"),
-    *(".parquet", ".feather", ".arrow", ".h5", ".hdf5", ".npy", ".npz", ".pkl", ".pickle", ".pt", ".pth", ".gz"),
-)
 
 
 def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
@@ -54,35 +50,19 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
 
 
 def check_request(request: dict[str, Any]) -> None:
-    """Raise UserError if `output` of evaluate.py or predict.py can't be written."""
-    output = request["output"]
-    if output is not None:
-        require(Path(output).resolve().parent.is_dir(), f"output={output}: its folder does not exist.")
-        require(not Path(output).is_dir(), f"output={output} is a folder: name a file.")
-        require_writable(Path(output).resolve().parent)
-        check_output(Path(output), Path(request["run"]), request.get("input"))
-
-
-def check_output(output: Path, run: Path, source: str | None) -> None:
-    """Raise UserError if `output` would replace an input or a file of the run, or has a wrong suffix."""
-    place = output.resolve()
-    require_file(output)
-    if source is not None:
-        read = Path(source).resolve()
-        image = place.parent == read and place.suffix.lower() in IMAGES
-        require(
-            place != read and not image, f"output={output} would take the place of input={source}: name another file."
-        )
-    home = run.resolve()
+    """Raise UserError if `output` can't be written, or would replace an input or a file of the run."""
+    output, source = request["output"], request.get("input")
+    check_output(output)
+    if output is None:
+        return
+    require_file(Path(output))
+    place, home, read = Path(output).resolve(), Path(request["run"]).resolve(), source and Path(source).resolve()
+    image = place.parent == read and place.suffix.lower() in IMAGES
+    require(place != read and not image, f"output={output} would take the place of input={source}: name another file.")
     inside = place.relative_to(home).parts if place.is_relative_to(home) else ()
     require(
         not inside or inside[0] not in OWN_FILES,
         f"output={output} would take the place of the run's own {'/'.join(inside)}: name another file.",
-    )
-    written = ".csv" if source is not None else ".json"
-    require(
-        output.suffix.lower() == written or output.suffix.lower() not in FORMATS,
-        f"output={output}: what is written is {written[1:].upper()}: call it {output.with_suffix(written).name}.",
     )
 
 
@@ -123,21 +103,9 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
         title = f"{request['run']}, {request['checkpoint']}.ckpt"
         console.print(title, soft_wrap=True, markup=False, highlight=False)  # not wrapped, so that it can be copied
         console.print(table)
-    # a user's own metric may be NaN if there was nothing to count
-    lost = sorted(
-        name
-        for name in metrics
-        if math.isnan(metrics[name]) and name.partition("/")[2] in (*task.metrics, *task.computed)
-    )
-    require(
-        not lost,
-        f"{request['run']}, {request['checkpoint']}.ckpt: {' and '.join(lost)} is no number, though its weights are: "
-        "the net overflows on this split; try precision=32-true, or another checkpoint.",
-    )
     if trainer.is_global_zero and request["output"] is not None:
-        words = {
-            name: value if math.isfinite(value) else None for name, value in metrics.items()
-        }  # a perplexity may be infinite
-        text = json.dumps(words, indent=2, sort_keys=True, allow_nan=False) + "\n"
+        # a perplexity may be infinite
+        found = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        text = json.dumps(found, indent=2, sort_keys=True) + "\n"
         write_atomically(followed(Path(request["output"])), text)
     return metrics

@@ -95,7 +95,6 @@ def gpu_check(request: dict[str, Any]) -> int:
     hardware, devices = found_hardware(request["accelerator"])
     where = request["output"] or f"{request['paths']['log_dir']}/gpu_check/{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     output = Path(where).absolute()
-    require(not output.is_file(), f"output={where} is a file: name a folder.")
     output.mkdir(parents=True, exist_ok=True)
     print(f"{hardware}; a line may take {request['timeout']:g} s.", flush=True)
     lines: list[Line] = []
@@ -155,27 +154,16 @@ def repeat(line: Line, root: Path, log_dir: Path, timeout: float) -> None:
 
 def judge(code: int, printed: str, log_dir: Path) -> tuple[str, str]:
     """Return the outcome of a command that has ended, and its measurement or message."""
-    sentences = [text.removeprefix("Error: ") for text in printed.splitlines() if text.startswith("Error: ")]
-    if code and sentences and "Traceback" not in printed:
-        return "refused", sentences[0]
+    lines = [text.strip() for text in printed.splitlines() if text.strip()]
+    errors = [text.removeprefix("Error: ") for text in lines if text.startswith("Error: ")]
+    if code and errors and "Traceback" not in printed:
+        return "refused", errors[0]
     if code:
-        said = [text.strip() for text in printed.splitlines() if text.strip()]
-        return "failed", said[-1][:300] if said else f"exit code {code}"
+        return "failed", lines[-1][:300] if lines else f"exit code {code}"
     found = next(log_dir.glob("*/*/result.json"), None)
-    return "works", figures(json.loads(found.read_text())) if found else "done"
-
-
-def figures(result: dict[str, Any]) -> str:
-    """Return the speed and test loss of a run's result.json, as text."""
-    told = []
-    for unit in ("samples", "tokens"):
-        if result.get(f"{unit}_per_s"):
-            told.append(f"{result[f'{unit}_per_s']:,.0f} {unit}/s")
-    if result.get("step_ms"):
-        told.append(f"{result['step_ms']:.2f} ms a step")
-    if result.get("test/loss") is not None:
-        told.append(f"test loss {result['test/loss']:.3f}")
-    return ", ".join(told)
+    result = json.loads(found.read_text()) if found else {}
+    units = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s", "step_ms": "ms a step", "test/loss": "test loss"}
+    return "works", ", ".join(f"{result[key]:,.4g} {unit}" for key, unit in units.items() if result.get(key)) or "done"
 
 
 def found_hardware(accelerator: str) -> tuple[str, int]:
@@ -186,11 +174,7 @@ def found_hardware(accelerator: str) -> tuple[str, int]:
     if accelerator == "cpu":
         return f"the CPU, {os.cpu_count()} cores, {versions}", 2
     count = torch.cuda.device_count()
-    require(
-        count > 0,
-        "gpu_check.py looks at NVIDIA GPUs and none is visible here: accelerator=cpu runs the same lines on the CPU, "
-        "and docs/gpu.md says which build of torch a driver takes.",
-    )
+    require(count > 0, "no NVIDIA GPU is visible here: accelerator=cpu runs the same lines on the CPU (docs/gpu.md).")
     return f"{count} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, {versions}", count
 
 
@@ -200,17 +184,12 @@ def write(output: Path, lines: list[Line], hardware: str, request: dict[str, Any
     rows += [[line.name, line.outcome, line.said.replace("|", "\\|"), f"{line.seconds:.0f}"] for line in lines]
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
     commands = "\n".join(f"{line.command}   # {line.name}" for line in lines)
-    counts = ", ".join(
-        f"{sum(line.outcome == outcome for line in lines)} {outcome}"
-        for outcome in dict.fromkeys(line.outcome for line in lines)
-    )
-    day = f"{time.strftime('%Y-%m-%d')}, {hardware}: {counts}"
-    text = f"# What works here\n\n{day}.\n\n{table}\n\nOne of them again:\n\n```bash\n{commands}\n```\n"
+    text = f"# What works on {hardware}, {time.strftime('%Y-%m-%d')}\n\n{table}\n\n```bash\n{commands}\n```\n"
     write_atomically(output / "results.md", text)
     environment = {key: value for key, value in describe_environment().items() if key != "git_diff"}
     facts = {"request": request, "hardware": hardware, "environment": environment, "lines": list(map(asdict, lines))}
     write_atomically(output / "results.json", json.dumps(facts, indent=2) + "\n")
-    return f"{table}\n\n{day}."
+    return table
 
 
 def _slug(name: str) -> str:

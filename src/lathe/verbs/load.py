@@ -112,8 +112,7 @@ class Predictions:
         return len(self.prediction)
 
     def __repr__(self) -> str:
-        shown = self.classes[:8] if self.classes else self.prediction[:8].tolist()
-        return f"Predictions of {len(self)}: {', '.join(map(str, shown))}{', ...' if len(self) > 8 else ''}"
+        return f"Predictions of {len(self)}: {self.classes or self.prediction.tolist()}"[:120]
 
 
 class Run:
@@ -231,17 +230,12 @@ class Run:
 
     def _tokens(self, x: Any, batch_size: int) -> DataLoader[Any]:
         facts, ids = self._config["data"], np.asarray(x)
+        integers = ids.ndim == 2 and ids.size > 0 and np.issubdtype(ids.dtype, np.integer)
+        fits = integers and ids.shape[1] <= facts["length"] and ids.min() >= 0 and ids.max() < facts["vocab_size"]
         require(
-            ids.ndim == 2 and ids.size > 0 and np.issubdtype(ids.dtype, np.integer),
-            f"x of shape {list(ids.shape)} and type {ids.dtype}: expected token ids, integers [n, time].",
-        )
-        require(
-            int(ids.min()) >= 0 and int(ids.max()) < facts["vocab_size"],
-            f"x holds token ids from {ids.min()} to {ids.max()}: expected 0 to {facts['vocab_size'] - 1}.",
-        )
-        require(
-            ids.shape[1] <= facts["length"],
-            f"x holds {ids.shape[1]} token ids in a row: expected at most {facts['length']}.",
+            bool(fits),
+            f"x of shape {list(ids.shape)} and type {ids.dtype}: expected token ids [n, time], integers from 0 to "
+            f"{facts['vocab_size'] - 1}, at most {facts['length']} in a row.",
         )
         return DataLoader(torch.from_numpy(ids.astype(np.int64)), batch_size=batch_size)  # type: ignore[arg-type]  # has rows
 
@@ -251,13 +245,10 @@ def _files(x: Any, channels: int) -> list[ImageFile]:
         return find_images(Path(x), channels)
     if isinstance(x, (list, tuple)) and x and all(isinstance(item, (str, Path)) for item in x):
         paths = [Path(item) for item in x]
-        gone = next((path for path in paths if not path.is_file()), None)
-        require(gone is None, f"input={gone}: there is no such file or folder.")
         return [open_array(p, channels) if p.suffix.lower() == ".npy" else open_image(p, channels) for p in paths]
     pixels = np.asarray(x)
-    require(pixels.size > 0, f"x of shape {list(pixels.shape)} holds no images.")
     require(
-        pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[1] == channels,
+        pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[1] == channels and len(pixels) > 0,
         f"x of shape {list(pixels.shape)} and type {pixels.dtype}: expected uint8 pixels [n, {channels}, height, "
         "width], or paths of pictures.",
     )

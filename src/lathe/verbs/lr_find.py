@@ -44,13 +44,11 @@ def lr_find(cfg: dict[str, Any]) -> dict[str, Any] | None:
     found = suggest(rising.rates, rising.losses)
     write(Path(find["output"]), found)
     beyond, rates = found["diverged"], found["rates"]
-    grew = f"not undone up to {rates[-1]:.2g}" if beyond is None else f"undone at {beyond:.2g}"
+    grew = f"undone at {beyond:.2g}" if beyond else f"not undone up to {rates[-1]:.2g}: raise find.max_lr to see where"
     print(
         f"{len(rates)} optimizer steps: the loss falls fastest at {found['steepest']:.2g}, is lowest at "
         f"{found['lowest']:.2g}, half of its fall is {grew}."
     )
-    if beyond is None:
-        print(f"find.max_lr={high:g} may be too low to see where training breaks: raise it.")
     print(f"Suggestion: {override(cfg, module, rising.base, found['suggestion'])}.")
     print(f"{find['output']}: lr_find.svg, lr_find.csv, lr_find.json; nothing else was written or changed.")
     if len(set(rising.shares)) > 1:
@@ -85,7 +83,6 @@ class Rising(Callback):
             "set: take an optimizer with one.",
         )
         self.base = self.base or max(own)
-        require(self.base > 0, f"{name}: every parameter group has a rate of 0: give one a rate to rise from.")
         self.shares = [rate / self.base for rate in own]
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:

@@ -23,8 +23,7 @@ from lathe.errors import UserError, require
 from lathe.loggers.lines import read_lines
 from lathe.runs import rundir
 from lathe.runs.rundir import RunDir, describe_environment
-from lathe.verbs.runs.formatting import printable
-from lathe.verbs.runs.reader import differing_environments
+from lathe.verbs.runs.reader import check_output, differing_environments, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,10 +39,7 @@ def reproduce(request: dict[str, Any]) -> int:
     trusted, output = list(request.get("trusted") or []), request["output"]
     run = rundir.open_run(request["run"], "run", trusted)
     check(run, f"run={request['run']}")
-    if output is not None:  # before training
-        folder = Path(output).resolve().parent
-        require(folder.is_dir() and not Path(output).is_dir(), f"output={output}: name a file in an existing folder.")
-        files.require_writable(folder)
+    check_output(output)  # before training
     checkpoints(run)
     with recorded_code(run.environment, request["code"], f"run={request['run']}") as code:
         print(f"The code is {code.said}.", flush=True)
@@ -59,7 +55,6 @@ def reproduce(request: dict[str, Any]) -> int:
 def check(run: RunDir, where: str) -> None:
     """Raise UserError for a run that can't be compared, or that one machine can't repeat."""
     require(run.complete, f"{where} is not complete, so there is nothing to compare with: resume={run.path} ends it.")
-    require("pruned" not in run.result, f"{where} was ended early by its search: take a complete run.")
     read_lines(run.path / "metrics.csv")  # reports damage before training
     nodes = run.config["trainer"].get("num_nodes", 1)
     require(nodes == 1, f"{where} was trained on {nodes} machines (trainer.num_nodes), and this is one.")
@@ -283,8 +278,6 @@ def reasons(run: RunDir, moved: bool) -> list[str]:
         found.append("GPU kernels may add in any order; trainer.deterministic=true asks for those that don't")
     if trainer.get("max_time") is not None:
         found.append("trainer.max_time ends a run by the clock")
-    if run.environment.get("launch_id") is not None:
-        found.append("it was started by an outer launcher, whose number of processes is not known here")
     for word in _typed(run):
         key, _, value = word.partition("=")
         if key in ENDS and value != str(trainer.get(key.removeprefix("trainer."))):

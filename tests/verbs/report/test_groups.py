@@ -83,9 +83,6 @@ def test_of_a_metric_to_be_small_the_lower_is_better(two: Path) -> None:
     assert pair.told.difference == pytest.approx(0.11)
     assert pair.says.endswith("worse than the baseline")
     assert told.groups[0].best("test/loss", "min") == pytest.approx(0.16)
-    assert (
-        report(two, metric="test/loss", direction="max").pairs["test/loss"][0].says.endswith("worse than the baseline")
-    )
 
 
 @pytest.mark.parametrize("asked", ["model.net.width=8", "width=8", "8", 8])
@@ -131,18 +128,6 @@ def test_choices_of_groups_are_told_by_their_words(tmp_path: Path) -> None:
     assert told.groups[told.baseline].label == "model=mlp, model.net.width=8"
 
 
-def test_a_key_that_only_some_runs_have_is_absent_in_the_others(tmp_path: Path) -> None:
-    write_run(tmp_path, 0, 0.8)
-    write_run(tmp_path, 1, 0.8, ["+optimizer.amsgrad=true", "optimizer=adamw"])
-    write_run(tmp_path, 2, 0.8, ["optimizer=adamw"])
-    told = report(tmp_path)
-    assert labels(told) == [
-        "optimizer=adamw, optimizer.amsgrad=absent",
-        "optimizer=adamw, optimizer.amsgrad=true",
-        "optimizer=sgd, optimizer.amsgrad=absent",
-    ]
-
-
 def test_by_chooses_the_factors_and_says_what_is_mixed(tmp_path: Path) -> None:
     at = 0
     for width, rate, seed in [(w, r, s) for w in (4, 8) for r in (0.1, 0.2) for s in (1, 2)]:
@@ -150,11 +135,8 @@ def test_by_chooses_the_factors_and_says_what_is_mixed(tmp_path: Path) -> None:
         write_run(tmp_path, at := at + 1, width / 10 + rate + seed / 1000 * width, words, seed)
     told = report(tmp_path, by="model.net.width")
     assert labels(told) == ["model.net.width=4", "model.net.width=8"]
-    assert told.groups[0].marks == [
-        "mixes optimizer.lr (0.1, 0.2)",
-        "its 4 runs are of 2 configurations: intervals and p are not over seeds alone, and take runs of one "
-        "configuration or seed for independent",
-    ]
+    assert told.groups[0].marks[0] == "mixes optimizer.lr (0.1, 0.2)"
+    assert told.groups[0].marks[1].startswith("its 4 runs are of 2 configurations: ")
     assert told.groups[0].summary("test/accuracy", told.how).n == 4
     (pair,) = told.pairs["test/accuracy"]
     assert (pair.told.n, pair.told.difference) == (4, pytest.approx(0.406))  # each next to its own learning rate
@@ -195,34 +177,21 @@ def test_runs_of_other_code_data_and_machines_are_marked(tmp_path: Path) -> None
 def test_the_metric_is_the_monitors_on_the_test_split(tmp_path: Path) -> None:
     path = write_run(tmp_path, 0, 0.8, monitor="val/loss", **{"val/loss": 0.3})
     assert report(tmp_path).metrics == ["test/loss"]
-    text = (path / "result.json").read_text()
-    (path / "result.json").write_text(text.replace("test/", "other/"))
-    assert report(tmp_path).metrics == ["val/loss"]
-    (path / "result.json").write_text(
-        '{"steps": 1, "seconds": 1.0, "test_f1": 0.5, "val_f1": 0.6, "monitor": "val_f1"}'
-    )
-    assert report(tmp_path).metrics == ["test_f1"]
-    (path / "result.json").write_text('{"steps": 1, "seconds": 1.0, "objective": 0.5, "monitor": "mine"}')
-    assert report(tmp_path).metrics == ["objective"]
+    for results, metric in (
+        ({"val/loss": 0.3, "val/accuracy": 0.5, "monitor": "val/loss"}, "val/loss"),
+        ({"test_f1": 0.5, "val_f1": 0.6, "monitor": "val_f1"}, "test_f1"),
+        ({"objective": 0.5, "monitor": "mine"}, "objective"),
+    ):
+        rewrite(path, results)
+        assert report(tmp_path).metrics == [metric]
 
 
-@pytest.mark.parametrize(
-    ("key", "marked"),
-    [
-        ("task.class_weights=[1,6]", True),
-        ("task.loss={_target_: torch.nn.MultiMarginLoss}", True),
-        ("task.label_smoothing=0.1", False),
-        ("task.metrics=[accuracy]", False),
-        ("optimizer.lr=0.3", False),
-    ],
-)
+@pytest.mark.parametrize(("key", "marked"), [("task.class_weights=[1,6]", True), ("optimizer.lr=0.3", False)])
 def test_losses_that_are_different_functions_are_marked(tmp_path: Path, key: str, marked: bool) -> None:
     for number in range(4):
         write_run(tmp_path, number, 0.8, [key] if number % 2 else [], seed=number, **{"test/loss": 0.5 + number / 9})
-    found = [line for line in report(tmp_path, metric="test/loss").marks if line.startswith("The runs' losses")]
-    assert len(found) == marked
-    assert not marked or found[0].endswith("): test/loss of one is no measure of another's.")
-    assert not any("losses" in line for line in report(tmp_path, metric="test/accuracy").marks)
+    assert any("different functions" in line for line in report(tmp_path, metric="test/loss").marks) == marked
+    assert not any("different functions" in line for line in report(tmp_path, metric="test/accuracy").marks)
 
 
 def test_what_differs_beside_the_key_is_told_with_the_difference(tmp_path: Path) -> None:
@@ -235,13 +204,6 @@ def test_what_differs_beside_the_key_is_told_with_the_difference(tmp_path: Path)
     assert told.pairs["test/accuracy"][0].says.endswith(
         ": better than the baseline; differs as well, and may be the reason: optimizer.lr (0.2 against 0.1)"
     )
-    for path in (tmp_path / "train").iterdir():  # the same from configurations only, as of a user's recipe
-        (path / "overrides.yaml").write_text("[]\n")
-    assert (
-        report(tmp_path, by="model.net.width")
-        .pairs["test/accuracy"][0]
-        .says.endswith("may be the reason: optimizer.lr (0.2 against 0.1)")
-    )
     assert "differs as well" not in report(tmp_path).pairs["test/accuracy"][0].says
 
 
@@ -253,22 +215,17 @@ def test_where_a_mixed_key_keeps_runs_apart_it_is_named_and_not_the_seeds(tmp_pa
                 tmp_path, at := at + 1, 0.5 + at / 100, [f"model.net.width={width}", f"optimizer.lr={rate}"], seed
             )
     told = report(tmp_path, by="model.net.width")
-    assert told.pairs["test/accuracy"][0].says == (
-        "the same seeds, but optimizer.lr mixed in the groups and never alike on both sides: nothing to pair; group by "
-        "it as well, by=[model.net.width,optimizer.lr]"
-    )
+    assert "group by it as well, by=[model.net.width,optimizer.lr]" in told.pairs["test/accuracy"][0].says
     # and every run of a group is reproduced, by one command for each of its rates
     assert [[command.partition("model.net.width=")[2] for command in group.commands] for group in told.groups] == [
         ["4 optimizer.lr=0.1 seed=1,2", "4 optimizer.lr=0.2 seed=1,2"],
         ["8 optimizer.lr=0.3 seed=1,2", "8 optimizer.lr=0.4 seed=1,2"],
     ]
-    assert told.groups[0].command.count(" && python train.py -m ") == 1
     by_both = report(tmp_path, by=["model.net.width", "optimizer.lr"])
     assert [pair.told.n for pair in by_both.pairs["test/accuracy"]] == [2, 2, 2]
 
 
 HINGE = "{_target_: torchmetrics.classification.MulticlassHingeLoss, num_classes: 10}"  # higher_is_better is False
-GUESSED = "That higher {} is better was guessed from its name, no run says it: direction=min turns it round."
 
 
 def rewrite(path: Path, result: dict[str, Any]) -> None:
@@ -285,35 +242,12 @@ def test_a_run_writes_down_which_way_its_metrics_are_better_and_a_report_reads_i
     (path / "result.json").write_text(text)  # the same under a name that reveals no direction
     told = report(tmp_path)
     assert (told.directions, told.marks) == ({"test/bad_rate": "min"}, [])
+    assert told.groups[0].best("test/bad_rate", "min") == result["test/hinge_loss"]
     rewrite(path, {"test/bad_rate": 0.5, "monitor": "val/bad_rate"})
     told = report(tmp_path)
-    assert (told.directions, told.marks) == ({"test/bad_rate": "max"}, [GUESSED.format("test/bad_rate")])
+    assert told.directions == {"test/bad_rate": "max"}
+    assert "was guessed from its name" in told.marks[0]
     assert report(tmp_path, direction="min").marks == []
-
-
-def test_a_metric_of_which_lower_is_better_has_its_lowest_for_best(tmp_path: Path) -> None:
-    for seed, value in ((1, 0.2), (2, 0.3)):
-        write_run(
-            tmp_path,
-            seed,
-            0.9,
-            seed=seed,
-            monitor="val/bad_rate",
-            directions={"bad_rate": "min"},
-            **{"test/bad_rate": value},
-        )
-    told = report(tmp_path)
-    assert told.groups[0].best("test/bad_rate", told.directions["test/bad_rate"]) == 0.2
-
-
-def test_runs_that_do_not_agree_on_a_direction_are_told(tmp_path: Path) -> None:
-    for seed, way in ((1, "min"), (2, "min"), (3, "max")):
-        write_run(tmp_path, seed, 0.9, seed=seed, directions={"accuracy": way})
-    told = report(tmp_path)
-    assert told.directions == {"test/accuracy": "min"}
-    assert told.marks == [
-        "The runs do not agree on whether more test/accuracy is better: most say min; direction=max is the other way."
-    ]
 
 
 def searched(folder: Path, jobs: list[dict[str, Any]], **options: Any) -> Path:
@@ -341,25 +275,17 @@ def test_the_best_trial_is_the_first_row_and_is_named_with_its_objective(search:
     assert [group.label for group in told.listed] == ["optimizer.lr=0.3", "optimizer.lr=0.5", "optimizer.lr=0.1"]
     assert told.groups[-1].label == "optimizer.lr=0.2"  # which has no complete run
     assert told.baseline == 0
-    assert " in 4 groups over seeds and folds, 1 of them without a complete run and so without a row; " in headline(
-        told
-    )
-    assert told.marks[:2] == [
-        "A search by val/accuracy (higher is better): of 3 complete trials it chose 1, 0.91: "
-        "optimizer.lr=0.3; rows are ordered by test/accuracy.",
-        "Each row is one run, so nothing here is evidence of a difference: add -m and seed=1,2,3 to a row's command.",
-    ]
+    assert "4 groups over seeds and folds, 1 of them without a complete run" in headline(told)
+    assert "of 3 complete trials it chose 1, 0.91: optimizer.lr=0.3" in told.marks[0]
+    assert told.marks[1].startswith("Each row is one run, so nothing here is evidence of a difference")
     assert [cell.name for cell in table(told, "test/accuracy")[0]] == [
         *("optimizer.lr", "n", "mean", "difference", "seconds", "parameters")
     ]
     console = Console(file=io.StringIO(), width=200)
     show(told, console)
     for text in (markdown(told), latex(told), console.file.getvalue()):  # type: ignore[attr-defined]
-        assert "no evidence" not in text
         assert "n = 1" not in text
-        assert [text.index(value) for value in ("0.9000", "0.7000", "0.5000")] == sorted(
-            text.index(value) for value in ("0.9000", "0.7000", "0.5000")
-        )
+        assert text.index("0.9000") < text.index("0.7000") < text.index("0.5000")
 
 
 def test_a_search_of_several_runs_each_goes_by_their_mean_and_by_its_own_direction(tmp_path: Path) -> None:
@@ -372,10 +298,7 @@ def test_a_search_of_several_runs_each_goes_by_their_mean_and_by_its_own_directi
         jobs.append({"run_dir": str(run), "overrides": words, "trial": trial, "values": [value]})
     sweep = searched(tmp_path, jobs, objectives=["val/bad_rate"], directions="min")
     told = report(sweep)
-    assert told.marks[0] == (
-        "A search by val/bad_rate (lower is better): of 2 complete trials it chose 0, 0.3: optimizer.lr=0.1; rows are "
-        "ordered by test/accuracy."
-    )
+    assert "(lower is better): of 2 complete trials it chose 0, 0.3: optimizer.lr=0.1" in told.marks[0]
     assert told.groups[0].label == "optimizer.lr=0.4"
 
 
@@ -386,7 +309,4 @@ def test_a_search_for_several_objectives_names_what_no_trial_beats(tmp_path: Pat
         run = write_run(tmp_path, number, values[0], [f"optimizer.lr={rate}"])
         jobs.append({"run_dir": str(run), "overrides": [f"optimizer.lr={rate}"], "values": values})
     told = report(searched(tmp_path, jobs, objectives=["val/accuracy", "latency"]))
-    assert told.marks[0] == (
-        "A search by val/accuracy (higher is better) and latency (lower is better): no trial beats 0, 1 in all of "
-        "them; rows are ordered by test/accuracy."
-    )
+    assert "latency (lower is better): no trial beats 0, 1 in all of them" in told.marks[0]

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,8 @@ from support.report_data import HOSTILE, report, run
 from support.reports import REQUEST
 from support.run_directories import write_run, write_sweep
 
-from lathe.errors import UserError
 from lathe.verbs.report.assemble import assemble
-from lathe.verbs.report.page import page, page_data, with_short_curves, write_page
+from lathe.verbs.report.page import page, page_data, with_short_curves
 
 
 def test_the_policy_runs_two_scripts_by_their_hash_and_loads_nothing() -> None:
@@ -42,15 +40,6 @@ def test_names_of_strangers_are_no_html_and_no_marks_of_the_template() -> None:
     assert "&amp;amp; __PLOTLY__" in text
 
 
-def test_it_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_page(report(2), tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == page(report(2))
-    monkeypatch.setitem(sys.modules, "plotly", None)
-    with pytest.raises(UserError, match=r"^the report's page: plotly can't be imported: pip install -e '.\[report\]'"):
-        write_page(report(1), tmp_path / "other.html")
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-
-
 def test_more_curves_than_fit_are_thinned_and_the_page_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     data = report(40)
     whole = page(data)
@@ -60,25 +49,14 @@ def test_more_curves_than_fit_are_thinned_and_the_page_says_so(monkeypatch: pyte
     (packed,) = re.findall(r'id="data">(.*?)</script>', small)
     told = json.loads(gzip.decompress(base64.b64decode(packed)))
     assert told["thinned"] == "So that it stays small, curves have at most 50 points."
-    place, _, _, levels = told["runs"][0]["curves"]["val/accuracy"]
+    place, values = told["runs"][0]["curves"]["val/accuracy"]
     assert len(told["steps"]) == 1
-    assert (len(levels), told["steps"][place][0], told["steps"][place][-1]) == (50, 10, 1000)
+    assert (len(values), told["steps"][place][0], told["steps"][place][-1]) == (50, 10, 1000)
 
 
-def test_curves_come_back_to_a_fraction_of_their_middle_range() -> None:
-    def shown(values: list[Any]) -> list[Any]:
-        (found,) = with_short_curves({"runs": [{"curves": {"a": [list(range(len(values))), values]}}]})["runs"]
-        _, low, size, levels = found["curves"]["a"]
-        return [None if level is None else low + size * level for level in levels]
-
-    values = [2.3 * math.exp(-i / 9) + 0.01 * (i % 3) for i in range(100)]
-    middle = sorted(values)[89] - sorted(values)[9]
-    assert shown(values) == pytest.approx(values, abs=middle / 400)
-    assert shown([0.5, math.nan, None, 0.75]) == pytest.approx([0.5, None, None, 0.75], abs=1e-3)
-    assert shown([math.inf, math.nan]) == [None, None]
-    assert shown([3.0]) == [3.0]
-    leap = [7.0, *(0.1 + i / 1000 for i in range(98)), 0.1]  # a single one does not hide the rest
-    assert shown(leap) == pytest.approx(leap, abs=2.5e-4)
+def test_curves_have_five_digits_and_none_for_what_is_not_a_number() -> None:
+    (found,) = with_short_curves({"runs": [{"curves": {"a": [[1, 2, 3], [0.123456789, math.nan, math.inf]]}}]})["runs"]
+    assert found["curves"]["a"] == [0, [0.12346, None, None]]
 
 
 def data(folder: Path) -> dict[str, Any]:
@@ -103,17 +81,12 @@ def test_a_sweep_as_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["title"].endswith("sweeps/2026-11-23_10-00-00_abc123")
     assert (found["metric"], found["direction"], found["factors"]) == ("test/accuracy", "max", ["model.net.width"])
     assert found["metrics"][:3] == ["test/accuracy", "test/loss", "val/accuracy"]
-    assert found["counts"] == {"complete": 4, "pruned": 0, "running": 0, "unfinished": 0, "failed": 1, "gone": 0}
+    assert (found["counts"]["complete"], found["counts"]["failed"]) == (4, 1)
     assert found["marks"] == ["1 job of the sweep has not begun"]
     assert [group["label"] for group in found["groups"]] == ["model.net.width=4", "model.net.width=8"]
     first, second = found["groups"]
-    assert (first["n"], first["mean"], first["best"], first["seconds"], first["parameters"]) == (
-        2,
-        pytest.approx(0.75),
-        0.8,
-        2.0,
-        1000,
-    )
+    assert (first["n"], first["mean"], first["best"]) == (2, pytest.approx(0.75), 0.8)
+    assert (first["seconds"], first["parameters"]) == (2.0, 1000)
     assert second["marks"] == ["1 failed, not in the mean"]
     assert second["why"] == "n = 2: the interval is wide"
     (pair,) = found["pairs"]
@@ -124,23 +97,12 @@ def test_a_sweep_as_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert (runs[0]["seed"], runs[0]["fold"], runs[0]["factors"]) == (1, None, {"model.net.width": 4})
     assert runs[0]["curves"] == {"train/loss": [[1, 2], [2.0, 1.0]], "val/accuracy": [[2], [0.02]]}
     assert (runs[0]["diff"], runs[2]["diff"]) == ({}, {"model.net.width": 8})
-    assert runs[0]["environment"] == {
-        "torch": "2.13.0",
-        "python": "3.11.7",
-        "device": "cpu x 1",
-        "cpu": "A processor",
-        "commit": "1234567" * 5 + "12345",
-        "dirty": False,
-    }
+    assert runs[0]["environment"]["device"] == "cpu x 1"
+    assert runs[0]["environment"]["commit"] == "1234567" * 5 + "12345"
     assert runs[3]["samples"] == "../../train/2026-11-23_00-00-03_a1b2c3/samples/val.html"
     assert runs[0]["cost"] == {"bytes": None, "macs": None, "latency_ms": None}
     lost = runs[4]
-    assert (lost["path"], lost["name"], lost["state"], lost["sentence"]) == (
-        None,
-        "sweeps/2026-11-23_10-00-00_abc123/jobs/00004.json",
-        "failed",
-        "out of memory",
-    )
+    assert (lost["path"], lost["state"], lost["sentence"]) == (None, "failed", "out of memory")
     assert lost["command"] == "python train.py model.net.width=8 seed=3"
     assert (lost["metrics"], lost["curves"], lost["seed"]) == ({}, {}, "3")
 

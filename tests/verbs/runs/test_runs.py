@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.commands import check, command, environment, in_process, run, start
+from support.commands import check, command, environment, run, start
 from support.run_folders import Cli, edit, refused, run_dirs
 from support.runs import ROOT, SMALL
 
@@ -72,12 +72,9 @@ def test_runs_are_chosen_and_ordered(
     ("words", "sentence"),
     [
         (["where=[optimizer.lrr=1]"], "where=optimizer.lrr=1: none of these 3 runs has optimizer.lrr"),
-        (["where=[complete]"], "where=complete: "),
-        (["runs=logs/none"], "runs=logs/none: there is no such folder"),
         (["tag=[x]"], "tag would be for every run below logs"),
         (["delete=complete"], "delete would be for every run below logs"),
         (["delete=unfinished"], "delete=unfinished asks before it removes 1 unfinished run, "),
-        (["runs=logs/other", "archive=logs/latest/x"], "archive=logs/latest/x lies in a run directory"),
     ],
 )
 def test_a_mistake_costs_a_sentence_and_changes_nothing(logs: Path, cli: Cli, words: list[str], sentence: str) -> None:
@@ -106,12 +103,9 @@ def test_two_runs_are_compared(logs: Path, cli: Cli, capfd: pytest.CaptureFixtur
     assert found["environment"]["python"][1] == "3.9.1"
     assert found["environment"]["uncommitted diff"][1].startswith("2 lines, ")
     assert found["complete"] == [True, False]
-    assert "columns=[x/y]: neither run has such a metric" in refused(cli, f"compare=[{a},{b}]", "columns=[x/y]")
 
 
-def test_what_measures_different_things_is_not_subtracted(
-    logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_measures_different_things_is_not_subtracted(logs: Path, cli: Cli) -> None:
     """Components that a saved configuration may not build can be compared: nothing is built."""
     a, _, c = run_dirs(logs)
     config = yaml.safe_load((c / "config.yaml").read_text())
@@ -123,35 +117,6 @@ def test_what_measures_different_things_is_not_subtracted(
         "objective": "val/accuracy and val/loss",
         **dict.fromkeys(["train/loss", "val/loss", "test/loss"], "different task.class_weights"),
     }
-    capfd.readouterr()
-    in_process("scripts/runs.py", f"compare=[{a},{c}]")
-    lines = capfd.readouterr().out.partition("curve ")[0].splitlines()
-    shown = {line.split("  ")[0]: line for line in lines}
-    assert shown["test/loss"].endswith("different task.class_weights")
-    assert shown["objective"].endswith("val/accuracy and val/loss")
-    assert "elsewhere.Net" in shown["model.net._target_"]
-    assert "different" not in shown["test/accuracy"]
-
-
-def test_jobs_of_a_sweep_are_listed_and_say_that_they_failed(logs: Path, tmp_path: Path) -> None:
-    a, b, _ = run_dirs(logs)
-    jobs = logs / "sweeps" / "2026-11-20_09-00-00_123456" / "jobs"
-    jobs.mkdir(parents=True)
-    (jobs.parent / "sweep.yaml").write_text("format: 1\n")
-    states = [("complete", str(a)), ("failed", str(b)), ("failed", None), ("waiting", None)]
-    for number, (state, path) in enumerate(states):
-        job = {"number": number, "state": state, "run_dir": path, "overrides": ["seed=3"], "objective": None}
-        (jobs / f"{number:05d}.json").write_text(json.dumps(job))
-    own = find_runs(str(jobs.parent), logs)
-    assert [one.state for one in own] == ["complete", "failed", "failed", "waiting"]
-    assert own[2].overrides == ["seed=3"]
-    assert "besides" not in check(run(f"runs={jobs.parent}", cwd=tmp_path, script="scripts/runs.py")).stdout
-    shutil.rmtree(a)
-    done = check(run(f"runs={jobs.parent}", cwd=tmp_path, script="scripts/runs.py"))
-    *_, counted, gone = done.stdout.splitlines()
-    assert counted.startswith("2 runs (2 failed), ")
-    assert gone == "1 job of the sweep besides: the run directory was moved or removed."
-    assert sorted(one.state for one in find_runs(None, logs)) == ["failed", "failed", "gone", "pruned", "waiting"]
 
 
 def test_what_a_stranger_wrote_is_shown_and_not_obeyed(logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
@@ -160,8 +125,6 @@ def test_what_a_stranger_wrote_is_shown_and_not_obeyed(logs: Path, cli: Cli, cap
     (a / "config.yaml").write_text("name: [torn")
     (a / "result.json").write_text("{")
     assert names(listed(cli, capfd)) == ["aaaaaa", "bbbbbb", "cccccc"]
-    code = cli(script="scripts/runs.py")
-    assert code == (0, "")
     done = run(cwd=logs.parent, script="scripts/runs.py")
     assert "?[2Jx" in done.stdout.splitlines()[0]
     assert "?[2Jx" in done.stdout.splitlines()[2]
@@ -190,23 +153,18 @@ def test_tags_are_where_a_continued_run_and_a_report_look(
     assert RunDir(a).config["tags"] == []
 
 
-def test_an_archived_run_is_a_run_directory_and_latest_leads_on(logs: Path, tmp_path: Path) -> None:
+def test_an_archived_run_is_a_run_directory_and_latest_leads_on(logs: Path, cli: Cli, tmp_path: Path) -> None:
     b, c = run_dirs(logs)[1:]
     (logs / "sweeps" / "s" / "jobs").mkdir(parents=True)
     (logs / "sweeps" / "s" / "sweep.yaml").write_text("format: 1\n")
     job = logs / "sweeps" / "s" / "jobs" / "00000.json"
     job.write_text(json.dumps({"number": 0, "state": "complete", "run_dir": str(c), "overrides": []}))
-    check(run("runs=[logs/latest]", "archive=old", cwd=tmp_path, script="scripts/runs.py"))
+    assert cli("runs=[logs/latest]", "archive=old", script="scripts/runs.py") == (0, "")
     moved = tmp_path / "old" / "other" / c.name
     assert json.loads(job.read_text())["run_dir"] == str(moved)
     assert not (logs / "other").exists()
     assert (logs / "latest").resolve() == b
-    printed = check(run(f"run=old/other/{c.name}", cwd=tmp_path, script="scripts/evaluate.py")).stdout
-    assert "test/accuracy" in printed
-    rows = check(run("runs=old", cwd=tmp_path, script="scripts/runs.py")).stdout.splitlines()
-    assert rows[1].split()[:2] == [f"old/other/{c.name}", "pruned"]
-    done = run("runs=logs/sweeps/s", "archive=old", cwd=tmp_path, script="scripts/runs.py")
-    assert "is not below paths.log_dir=" in done.stderr
+    assert [(one.path, one.state) for one in find_runs("old")] == [(moved, "pruned")]
 
 
 def test_deleting_removes_what_is_shown_and_nothing_else(logs: Path, cli: Cli, tmp_path: Path) -> None:
@@ -232,11 +190,7 @@ def test_a_run_that_another_needs_to_go_on_stays(logs: Path, cli: Cli) -> None:
     edit(b, "config.yaml", ckpt_path=str(c))
     for words in (["archive=old"], ["delete=pruned", "yes=true"]):
         said = refused(cli, "runs=logs/other", *words)
-        assert (
-            said
-            == f"logs/other/{c.name} is needed by logs/digits/{b.name}, which names it and is not complete: "
-            + ("leave it there.")
-        )
+        assert said.startswith(f"logs/other/{c.name} is needed by logs/digits/{b.name}")
     assert c.is_dir()
     assert cli("runs=logs", "archive=old", script="scripts/runs.py") == (0, "")  # both are moved
     assert [path.is_dir() for path in (a, b, c)] == [False] * 3
@@ -270,34 +224,22 @@ def test_a_running_run_is_never_touched(tmp_path: Path) -> None:
     assert not (tmp_path / "logs" / "long").exists()
 
 
-def test_several_mistakes_are_told_at_once(logs: Path, cli: Cli) -> None:
-    code, error = cli("sort=foo", "where=[seed=1,nope=3]", "columns=[zzz]", script="scripts/runs.py")
-    assert code == 1
-    assert [line.split(": ")[1] for line in error.splitlines()] == ["where=nope=3", "columns=[zzz]", "sort=foo"]
-
-
 @pytest.mark.parametrize("words", [(), ("compare=[a,b]",), ("tag=[x]", "runs=x"), ("archive=x",), ("delete=failed",)])
 def test_a_key_that_is_not_used_is_refused(logs: Path, cli: Cli, words: tuple[str, ...]) -> None:
     """Every key that applies to some commands, with each of the others."""
     asked = words[0].partition("=")[0] if words else "the list"
     odd = {"where": "[seed=1]", "since": "3d", "sort": "name", "limit": "1", "columns": "[seed]", "points": "3"}
     odd |= {"output": "x.json", "runs": "logs", "yes": "true"}
-    assert set(odd) == set(OPTIONS)
     typed = [key for key, (_, takes) in OPTIONS.items() if asked not in takes]
     code, error = cli(*words, *(f"{key}={odd[key]}" for key in typed), script="scripts/runs.py")
-    lines = error.splitlines()
-    assert (code, [line.removeprefix("Error: ").split("=")[0] for line in lines]) == (1, typed)
-    assert all(f", and {asked} does not use it: " in line for line in lines)
-    assert not Path("x.json").exists()
+    assert (code, [line.removeprefix("Error: ").split("=")[0] for line in error.splitlines()]) == (1, typed)
 
 
-@pytest.mark.parametrize("name", ["rows.csv", "rows.json"])
-def test_an_output_that_is_a_link_is_written_where_it_leads(logs: Path, cli: Cli, name: str) -> None:
-    Path(f"kept-{name}").touch()
-    Path(name).symlink_to(f"kept-{name}")
-    assert cli(f"output={name}", script="scripts/runs.py") == (0, "")
-    assert Path(name).is_symlink()
-    assert "digits" in Path(f"kept-{name}").read_text()
+def test_an_output_that_is_a_link_is_written_where_it_leads(logs: Path, cli: Cli) -> None:
+    Path("kept.csv").touch()
+    Path("rows.csv").symlink_to("kept.csv")
+    assert cli("output=rows.csv", script="scripts/runs.py") == (0, "")
+    assert Path("rows.csv").is_symlink()
+    assert "digits" in Path("kept.csv").read_text()
     Path("lost.csv").symlink_to("nowhere/rows.csv")
-    code, error = cli("output=lost.csv", script="scripts/runs.py")
-    assert (code, error) == (1, "Error: output=lost.csv: its folder does not exist.\n")
+    assert cli("output=lost.csv", script="scripts/runs.py")[0] == 1

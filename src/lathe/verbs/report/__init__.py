@@ -1,7 +1,9 @@
 """Compare runs: their differences, means with intervals, paired tests, and a page of plots (scripts/report.py)."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +11,12 @@ from lathe.errors import require, uninstalled
 from lathe.files import write_atomically
 from lathe.runs.run_discovery import is_run
 from lathe.verbs.report.assemble import Report, assemble
+from lathe.verbs.report.groups import Differences
 from lathe.verbs.report.page import page_data, write_page
 from lathe.verbs.report.tables import groups_csv, latex, markdown, runs_csv, say, show, terminal
-from lathe.verbs.runs.reader import folders_of
+from lathe.verbs.runs.reader import find_runs, folders_of
 
-__all__ = ["report"]
+__all__ = ["report", "runs_frame"]
 TEXTS = {
     "markdown": {"report.md": markdown},
     "csv": {"groups.csv": groups_csv, "runs.csv": runs_csv},
@@ -24,7 +27,7 @@ TEXTS = {
 def report(request: Mapping[str, Any]) -> Report:
     """Build, write and print the report that the keys of configs/report.yaml request."""
     formats = request["formats"]
-    lacking = uninstalled("report", "scipy", *(["plotly"] if "html" in formats else []))
+    lacking = uninstalled("report", "scipy")
     require(lacking is None, str(lacking))
     told = assemble(request)
     folder = _folder(request["output"], [request["runs"]] if isinstance(request["runs"], str) else request["runs"])
@@ -40,6 +43,25 @@ def report(request: Mapping[str, Any]) -> Report:
     if names:
         say(terminal(), f"Written: {', '.join(os.path.relpath(folder / name) for name in names)}")
     return told
+
+
+def runs_frame(runs: str | Sequence[str] = "logs") -> Any:
+    """Return a row for each run below `runs`, paths or patterns: a pandas DataFrame if pandas is installed, else dicts.
+
+    Columns are run, name, state, date, seed, steps and tags, the final metrics by name, and the configuration keys that
+    differ between the runs. Raises UserError for a path without runs.
+    """
+    found = find_runs(runs)
+    differing = Differences([run for run in found if run.leaves]).keys
+    columns = ("name", "state", "date", "seed", "steps", "tags")
+    rows = [
+        {"run": run.where}
+        | {name: run.value(name) for name in columns}
+        | run.metrics
+        | {key: run.leaves.get(key) for key in differing}
+        for run in found
+    ]
+    return import_module("pandas").DataFrame(rows) if find_spec("pandas") is not None else rows
 
 
 def _folder(output: str | None, named: list[str]) -> Path:

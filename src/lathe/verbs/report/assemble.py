@@ -1,18 +1,42 @@
-"""Assemble a report from the runs, before anything is written."""
+"""Assemble a report from the runs: its metrics and their directions, groups, differences and caveats."""
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
-from lathe.errors import did_you_mean, require
-from lathe.verbs.report import metrics, notes
-from lathe.verbs.report.factors import Differences, titles
-from lathe.verbs.report.groups import Group, Pair, find_baseline, make_groups, make_pairs
+from lathe.config.metric_names import (
+    data_keys,
+    is_cost,
+    loss_keys,
+    lower_is_better,
+    on_test,
+    recorded_direction,
+    split_of,
+    without_split,
+)
+from lathe.config.override_parsing import key_of, value_of
+from lathe.config.values import shown
+from lathe.errors import UserError, did_you_mean, require
+from lathe.runs.run_status import STATES
+from lathe.runs.rundir import RunDir
+from lathe.verbs.report.groups import (
+    ABSENT,
+    Differences,
+    Group,
+    Pair,
+    find_baseline,
+    make_groups,
+    make_pairs,
+    titles,
+    without_noise,
+)
 from lathe.verbs.report.statistics import Interval
-from lathe.verbs.runs.formatting import printable
-from lathe.verbs.runs.reader import Run, find_runs
+from lathe.verbs.runs.reader import Run, find_runs, finite, many, printable
 
 COLUMNS = (
     *("n", "mean", "interval", "best", "difference", "difference_interval", "p", "p_holm", "p_bh"),
@@ -60,7 +84,7 @@ class Report:
     def marks(self) -> list[str]:
         """Caveats: reasons why the runs are less comparable than they seem."""
         tested = {metric: sum(pair.told.p is not None for pair in pairs) for metric, pairs in self.pairs.items()}
-        caveats = notes.caveats(self.runs, self.differences, self.metrics, tested)
+        caveats = _caveats(self.runs, self.differences, self.metrics, tested)
         return [*self.notes, *([SINGLE] if self.single else []), *caveats]
 
     @cached_property
@@ -82,17 +106,17 @@ def assemble(request: Mapping[str, Any]) -> Report:
     runs = [run for run in found if run.path is not None or run.state != "waiting"]
     require(bool(runs), f"runs={named}: none of the {len(found)} jobs has begun.")
     check_tasks(runs, by)
-    wanted = metrics.choose_metrics(runs, asked)
+    wanted = _choose_metrics(runs, asked)
     differences = Differences([run for run in runs if run.leaves])
     groups = make_groups(runs, differences, by)
-    directions = {metric: metrics.direction(metric, runs, request["direction"]) for metric in wanted}
-    search = notes.search_options(runs)
+    directions = {metric: direction_of(metric, runs, request["direction"]) for metric in wanted}
+    search = _search_options(runs)
     baseline = groups[find_baseline(groups, request["baseline"])]
     if search is not None or all(len(group.units) < 2 for group in groups):
         groups.sort(key=lambda group: _rank(group, wanted[0], directions[wanted[0]]))
     if search is not None and request["baseline"] is None:
         baseline = groups[0]
-    guessed = metrics.doubts(runs, wanted, asked, request["direction"])
+    guessed = _doubts(runs, wanted, asked, request["direction"])
     return Report(
         title=", ".join(named or []),
         runs=runs,
@@ -103,7 +127,7 @@ def assemble(request: Mapping[str, Any]) -> Report:
         metrics=wanted,
         directions=directions,
         how=Interval(request["interval"], request["confidence"], request["seed"]),
-        notes=[*guessed, *([] if search is None else [notes.search_note(runs, search, wanted[0])])],
+        notes=[*guessed, *([] if search is None else [_search_note(runs, search, wanted[0])])],
         search=search is not None,
         columns=_columns(_list(request["columns"]), list(groups[0].factors)),
     )
@@ -136,3 +160,234 @@ def _rank(group: Group, metric: str, direction: str) -> tuple[bool, bool, float]
 
 def _list(value: Any) -> list[str] | None:
     return [value] if isinstance(value, str) else value
+
+
+# metrics and their directions
+
+ORDER = ("test", "val", "objective", None, "train", "cost")
+
+
+def available(runs: Sequence[Run]) -> list[str]:
+    """Return the metrics that any run has: test, val, objective, others, train, and cost last."""
+    names = {name for run in runs if run.leaves for name in run.metrics}  # unreadable runs are in no table
+    kinds = {name: "cost" if is_cost(name) else name if name == "objective" else split_of(name) for name in names}
+    return sorted(names, key=lambda name: (ORDER.index(kinds[name]), name))
+
+
+def _choose_metrics(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
+    """Return the requested metrics, or the one that selected the best checkpoints, on test if available."""
+    names = available(runs)
+    if not names:
+        states = ", ".join(f"{count} {state}" for state, count in Counter(run.state for run in runs).items())
+        why = dict.fromkeys(run.sentence for run in runs if run.sentence)
+        raise UserError(f"runs: none has a metric yet ({states}). {' '.join(list(why)[:5])}".strip())
+    for name in asked or ():
+        if name not in names:
+            hint = did_you_mean(name, names, f"they have {', '.join(names[:10])}.")
+            raise UserError(f"metric={name}: no run has measured it; {hint}")
+    return list(dict.fromkeys(asked or [next((name for name in _selecting(runs) if name in names), names[0])]))
+
+
+def _selected_by(runs: Sequence[Run]) -> str | None:
+    """Return the metric that selected the best checkpoint of most runs, or that a sweep optimized."""
+    names = [run.leaves.get("objective") or run.result.get("monitor") for run in runs if run.metrics]
+    known = Counter(name for name in names if isinstance(name, str))
+    return known.most_common(1)[0][0] if known else None
+
+
+def direction_of(name: str, runs: Sequence[Run], asked: str | None) -> str:
+    """Return max or min: as requested, as recorded by the runs, or guessed from the name."""
+    return asked or _recorded(name, runs) or ("min" if lower_is_better(_meant(name, runs)) else "max")
+
+
+def _doubts(runs: Sequence[Run], wanted: Sequence[str], asked: Sequence[str] | None, way: str | None) -> Iterator[str]:
+    """Yield a note for each metric or direction that was guessed."""
+    if not asked and wanted[0] not in _selecting(runs):
+        name = _selected_by(runs)
+        reason = "No run says by which metric it chose its best checkpoint"
+        reason = reason if name is None else f"No result has {name}, by which the runs chose their best checkpoint"
+        others = ", ".join([other for other in available(runs) if other != wanted[0]][:5])
+        yield f"{reason}: the tables are of {wanted[0]}; metric= takes another ({others})."
+    for name in wanted if way is None else ():
+        best = direction_of(name, runs, None)
+        turned = "direction=min" if best == "max" else "direction=max"
+        if _recorded(name, runs) is None:
+            more = "higher" if best == "max" else "lower"
+            yield f"That {more} {name} is better was guessed from its name, no run says it: {turned} turns it round."
+        elif len(_ways(name, runs)) > 1:
+            yield f"The runs do not agree on whether more {name} is better: most say {best}; {turned} is the other way."
+
+
+def _selecting(runs: Sequence[Run]) -> list[str]:
+    name = _selected_by(runs)
+    return [] if name is None else [on_test(name), name, "objective"]
+
+
+def _meant(name: str, runs: Sequence[Run]) -> str:
+    return (_selected_by(runs) or name) if name == "objective" else name
+
+
+def _recorded(name: str, runs: Sequence[Run]) -> str | None:
+    """Return the direction that most runs recorded; that of a cost is known."""
+    if is_cost(name):
+        return "min" if lower_is_better(name) else "max"
+    ways = _ways(name, runs)
+    return ways.most_common(1)[0][0] if ways else None
+
+
+def _ways(name: str, runs: Sequence[Run]) -> Counter[str]:
+    """Count the directions in results, or of the checkpoint callback if it monitors the metric."""
+    name, found = _meant(name, runs), Counter[str]()
+    for run in runs:
+        mode, monitor = (run.leaves.get(f"callbacks.checkpoint.{key}") for key in ("mode", "monitor"))
+        same = mode in ("min", "max") and without_split(str(monitor)) == without_split(name)
+        way = recorded_direction(run.result, name) or (str(mode) if same else None)
+        found.update([way] if way else [])
+    return found
+
+
+# what makes runs less comparable, and what a search chose
+
+FRONT = 8  # trials that are listed by number
+
+
+def counts(runs: Sequence[Run]) -> dict[str, int]:
+    """Return the number of runs in each state."""
+    found = Counter(run.state for run in runs)
+    return {state: found[state] for state in STATES}
+
+
+def left_out(runs: Sequence[Run], waiting: int) -> list[str]:
+    """Return a line for each run that is not in the tables, with the reason."""
+    lines = [
+        f"{run.state}: {run.label}" + (f": {run.sentence}" if run.sentence else "")
+        for run in runs
+        if run.state != "complete"
+    ]
+    return lines + ([f"{many(waiting, 'job')} of the sweep {_have(waiting)} not begun"] if waiting else [])
+
+
+def _caveats(
+    runs: Sequence[Run], differences: Differences, metrics: Sequence[str], comparisons: Mapping[str, int]
+) -> Iterator[str]:
+    """Yield a sentence for each reason why the runs are less comparable than they seem."""
+    runs = [run for run in runs if run.state == "complete"]
+    commits = Counter(map(_commit, (run.environment for run in runs if run.environment)))
+    if len(commits) > 1:
+        listed = ", ".join(f"{name}: {count}" for (name, _), count in commits.most_common(5))
+        yield f"The runs are of {len(commits)} states of the code ({listed})."
+    for package in ("lathe", "torch"):
+        packages = (run.environment.get("packages") for run in runs)
+        found = [one.get(package) for one in packages if isinstance(one, dict)]
+        versions = Counter(printable(str(version)) for version in found if version)
+        if len(versions) > 1:
+            listed = ", ".join(f"{version}: {count}" for version, count in versions.most_common(5))
+            yield f"The runs are of {len(versions)} versions of {package} ({listed})."
+    if keys := data_keys(differences.keys):
+        yield f"The runs are of different data ({', '.join(keys[:4])}): a difference may be theirs."
+    losses = " and ".join(name for name in metrics if without_split(name) == "loss")
+    if (keys := loss_keys(differences.keys)) and losses:
+        yield (
+            f"The runs' losses are different functions ({', '.join(keys[:4])}): {losses} of one is no measure of "
+            "another's."
+        )
+    machines = {str(run.environment.get("cpu")) for run in runs if run.environment.get("cpu")}
+    devices = sorted({shown(run.result.get("devices", ABSENT)) for run in runs})
+    said = [f"{len(machines)} kinds of machines"] if len(machines) > 1 else []
+    said += [f"{' and '.join(devices)} devices"] if len(devices) > 1 else []
+    if said:
+        yield f"The runs are of {' and of '.join(said)}: their seconds are no measure of each other."
+    if len({str(run.fold) for run in runs}) > 1:
+        yield "Folds share most of their training data: intervals over them are too narrow."
+    complete = many(len(runs), "complete run")
+    for metric in metrics:
+        lacking = [run for run in runs if metric not in run.metrics]
+        wild = sum(metric in run.result for run in lacking)
+        if wild:
+            yield f"{wild} of {complete} {_have(wild)} a {metric} that is not finite: it is not in the mean."
+        if other := len(lacking) - wild:
+            yield f"{other} of {complete} {_have(other)} no {metric}."
+        if (count := comparisons[metric]) > 1:
+            yield (
+                f"p is of each of {count} comparisons of {metric} alone: one in twenty is below 0.05 where nothing "
+                "differs. p (Holm) and p (BH) are corrected for that."
+            )
+
+
+def _commit(environment: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the commit as displayed, and the uncommitted diff, which distinguishes states of one commit."""
+    commit, change = environment.get("git_commit"), str(environment.get("git_diff") or "")
+    return printable(f"{str(commit)[:7] if commit else 'no commit'}{' and changes' if change else ''}"), change
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
+
+
+def _search_options(runs: Sequence[Run]) -> dict[str, Any] | None:
+    """Return `sweep` of the one search whose jobs all runs are; None otherwise."""
+    folders = {run.sweep for run in runs}
+    folder = folders.pop() if len(folders) == 1 else None
+    with suppress(UserError, OSError):
+        facts = None if folder is None else RunDir(folder).plain("sweep.yaml")
+        options = facts.get("sweep") if isinstance(facts, dict) else None
+        return options if isinstance(options, dict) and isinstance(options.get("space"), dict) else None
+    return None
+
+
+def _search_note(runs: Sequence[Run], options: Mapping[str, Any], metric: str) -> str:
+    """Describe the objectives of a search and what it chose; `metric` orders the rows."""
+    listed = options.get("objectives")
+    names = list(map(str, listed)) if isinstance(listed, list) else [_selected_by(runs) or "objective"]
+    asked = options.get("directions")
+    asked = [asked] * len(names) if asked in ("max", "min") else asked
+    asked = asked if isinstance(asked, list) and len(asked) == len(names) else [None] * len(names)
+    ways = [direction_of(name, runs, way) for name, way in zip(names, asked, strict=True)]
+    said = " and ".join(
+        f"{printable(name)} ({'higher' if way == 'max' else 'lower'} is better)"
+        for name, way in zip(names, ways, strict=True)
+    )
+    order, trials = f"rows are ordered by {metric}", _objectives(runs, len(names))
+    signs = [1 if way == "max" else -1 for way in ways]
+    best = _front({trial: [s * v for s, v in zip(signs, values, strict=True)] for trial, values in trials.items()})
+    if not best:
+        return f"A search by {said}, of which no trial is complete; {order}."
+    if len(names) > 1:
+        return f"A search by {said}: no trial beats {', '.join(map(str, best[:FRONT]))} in all of them; {order}."
+    words = next(run.job.get("overrides") for run in runs if _trial(run) == best[0])
+    drawn = " ".join(
+        printable(f"{key_of(word)}={without_noise(value_of(word))}")
+        for word in map(str, words or [])
+        if key_of(word) in options["space"]
+    )
+    value = f"{trials[best[0]][0]:.4g}"
+    return f"A search by {said}: of {len(trials)} complete trials it chose {best[0]}, {value}: {drawn}; {order}."
+
+
+def _trial(run: Run) -> Any:
+    """Return the number of a run's trial, which may have several runs."""
+    own = run.job.get("trial")
+    return run.number if own is None else own
+
+
+def _objectives(runs: Sequence[Run], count: int) -> dict[Any, list[float]]:
+    """Return the objectives of each complete trial, as means over its runs."""
+    found: dict[Any, list[list[float]]] = {}
+    for run in sorted(runs, key=lambda run: run.number or 0):
+        listed = run.job.get("values")
+        values = [value for value in map(finite, listed if isinstance(listed, list) else []) if value is not None]
+        complete = run.job.get("state") == "complete" and len(values) == count
+        found.setdefault(_trial(run), []).append(values if complete else [math.nan] * count)
+    most = max(map(len, found.values()), default=0)
+    whole = {trial: rows for trial, rows in found.items() if len(rows) == most and not math.isnan(sum(map(sum, rows)))}
+    return {trial: [fmean(column) for column in zip(*rows, strict=True)] for trial, rows in whole.items()}
+
+
+def _front(trials: Mapping[Any, Sequence[float]]) -> list[Any]:
+    """Return the Pareto front of values to maximize; with one objective the first of the best."""
+
+    def beats(a: Sequence[float], b: Sequence[float]) -> bool:
+        return a != b and all(x >= y for x, y in zip(a, b, strict=True))
+
+    best = [trial for trial, own in trials.items() if not any(beats(other, own) for other in trials.values())]
+    return best[:1] if best and len(trials[best[0]]) == 1 else best

@@ -1,7 +1,8 @@
 """The report as one HTML file that works offline, with a content security policy.
 
-Plotly's script (4.8 MB) and the data are embedded compressed, and the browser inflates them. Names and values of runs
-are untrusted: they are embedded as base64, and the page's script shows them as text.
+Plotly's basic bundle (web/plotly-basic.min.js, version 4.1.1, of npm's plotly.js-basic-dist-min) and the data are
+embedded compressed, and the browser inflates them. Names and values of runs are untrusted: they are embedded as base64,
+and the page's script shows them as text.
 """
 
 import base64
@@ -22,16 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from lathe.config.metric_names import cost_of, is_curve, split_of, without_split
-from lathe.errors import require, uninstalled
 from lathe.files import whole
 from lathe.html_page import style_sheet
-from lathe.verbs.report.assemble import Report
-from lathe.verbs.report.factors import ABSENT, code
-from lathe.verbs.report.groups import Group
-from lathe.verbs.report.metrics import available
-from lathe.verbs.report.notes import counts, left_out
+from lathe.verbs.report.assemble import Report, available, counts, left_out
+from lathe.verbs.report.groups import ABSENT, Group, code
 from lathe.verbs.report.statistics import importance
-from lathe.verbs.runs.reader import Curve, Run, read_curves
+from lathe.verbs.runs.reader import Curve, Run, finite, read_curves
 
 MOST = 8  # curves of a run whose metric names have no split
 # Plotly sets style attributes, which can't be hashed; styles can't load anything here
@@ -176,9 +173,9 @@ def _kept(length: int, most: int) -> list[int]:
 
 
 def with_short_curves(data: dict[str, Any]) -> dict[str, Any]:
-    """Return `data` with curves of whole numbers, with fewer points where there are many curves.
+    """Return `data` with curves of five digits, with fewer points where there are many curves.
 
-    A curve is [index into data["steps"], lowest value, value of one level, levels]; None is not a number.
+    A curve is [index into data["steps"], values]; None is not a number.
     """
     most = min(POINTS, max(10, ALL_POINTS // max(1, sum(len(run["curves"]) for run in data["runs"]))))
     steps: dict[tuple[Any, ...], int] = {}
@@ -188,33 +185,20 @@ def with_short_curves(data: dict[str, Any]) -> dict[str, Any]:
         for name, (xs, ys) in run["curves"].items():
             if kept := _kept(len(xs), most):
                 place = steps.setdefault(tuple(xs[i] for i in kept), len(steps))
-                found[name] = [place, *_levels([ys[i] for i in kept])]
+                found[name] = [place, [float(f"{y:.5g}") if (y := finite(ys[i])) is not None else None for i in kept]]
         runs.append({**run, "curves": found})
     thinned = None if most == POINTS else f"So that it stays small, curves have at most {most} points."
     return {**data, "runs": runs, "steps": list(map(list, steps)), "thinned": thinned}
 
 
-def _levels(values: Sequence[float | None]) -> tuple[float, float, list[int | None]]:
-    """Return the lowest value, the size of a level (1/400 of the middle 80 %), and the values in levels."""
-    known = sorted(value for value in values if value is not None and math.isfinite(value))
-    low = float(f"{known[0]:.6g}") if known else 0.0
-    spread = known[int(0.9 * (len(known) - 1))] - known[int(0.1 * (len(known) - 1))] if known else 0.0
-    level = float(f"{max(spread / 400, (known[-1] - known[0]) / 1e6):.3g}") if known else 0.0
-    found = [None if value is None or not math.isfinite(value) else value - low for value in values]
-    return low, level, [None if value is None else round(value / level) if level else 0 for value in found]
-
-
 def write_page(data: dict[str, Any], path: Path) -> None:
-    """Write the page of `data` to `path` atomically; raise UserError if plotly is not installed."""
-    text = page(data)
+    """Write the page of `data` to `path` atomically."""
     with whole(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_text(page(data), encoding="utf-8")
 
 
 def page(data: dict[str, Any]) -> str:
-    """Return the page of `data` (page_data) as HTML. Raise UserError without plotly."""
-    missing = uninstalled("report", "plotly")
-    require(missing is None, f"the report's page: {missing}")
+    """Return the page of `data` (page_data) as HTML."""
     plotly, packed_plotly = _plotly()
     script = "\n".join(map(_file, SCRIPTS))
     parts = {
@@ -233,9 +217,7 @@ def page(data: dict[str, Any]) -> str:
 @functools.cache
 def _plotly() -> tuple[str, str]:
     """Return Plotly's script, and it compressed, which is the slowest part of the page."""
-    from plotly.offline import get_plotlyjs
-
-    script = str(get_plotlyjs())
+    script = _file("plotly-basic.min.js")
     return script, _packed(script.encode())
 
 

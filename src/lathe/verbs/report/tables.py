@@ -13,12 +13,9 @@ from rich.text import Text
 
 from lathe.config.metric_names import COSTS, cost_of
 from lathe.files import csv_text
-from lathe.verbs.report.assemble import COLUMNS, Report
-from lathe.verbs.report.factors import titles
-from lathe.verbs.report.groups import Group, Pair
-from lathe.verbs.report.metrics import available
-from lathe.verbs.report.notes import counts, left_out
-from lathe.verbs.runs.formatting import many
+from lathe.verbs.report.assemble import COLUMNS, Report, available, counts, left_out
+from lathe.verbs.report.groups import Group, Pair, titles
+from lathe.verbs.runs.reader import many
 
 WIDE = 200  # characters of a file or a pipe
 MOST = 30  # rows of a table on the terminal; lists have half as many lines

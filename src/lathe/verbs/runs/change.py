@@ -12,8 +12,7 @@ from lathe.errors import UserError, refuse, require
 from lathe.runs.run_discovery import read_jobs, subfolders
 from lathe.runs.run_status import seconds_since_write
 from lathe.runs.rundir import point_latest
-from lathe.verbs.runs.formatting import age_text, many, printable, size_text
-from lathe.verbs.runs.reader import Run, find_runs
+from lathe.verbs.runs.reader import Run, age_text, find_runs, many, printable, size_text
 
 NAMED = 10  # runs that are listed before they are removed
 
@@ -24,8 +23,6 @@ def tag(runs: Sequence[Run], log_dir: Path, words: Sequence[str], without: Seque
     Raises UserError, before anything is changed, if a run is running or unreadable.
     """
     refuse([*_not_changeable(runs, log_dir), *(run.status.unread for run in runs if run.status.unread is not None)])
-    both = sorted({*words} & {*without})
-    require(not both, f"tag and untag both name {', '.join(both)}: leave it in one of them.")
     changed = 0
     for run in runs:
         with run.directory.locked():
@@ -46,9 +43,6 @@ def tag(runs: Sequence[Run], log_dir: Path, words: Sequence[str], without: Seque
 def archive(runs: Sequence[Run], log_dir: Path, folder: str) -> None:
     """Move runs to `<folder>/<name>/<run>`; raise UserError, and move none, if one can't be moved."""
     goal = Path(folder).resolve()
-    inside = any(run.path is not None and goal.is_relative_to(run.path) for run in runs)
-    require(not inside, f"archive={folder} lies in a run directory: name a folder outside of them.")
-    require(goal != log_dir, f"archive={folder} is where the runs are: name another folder.")
     places = [(run, goal / run.name / run.path.name) for run in runs if run.path is not None]
     taken = [f"archive={folder}: {place} is there already." for _, place in places if os.path.lexists(place)]
     refuse([*_not_changeable(runs, log_dir), *_needed(runs, log_dir), *taken])
@@ -74,9 +68,6 @@ def delete(runs: Sequence[Run], log_dir: Path, state: str, sure: bool) -> None:
     lost = unreadable(runs)
     if lost:
         print(f"{lost} They are not removed: look at them, and remove them by hand.")
-    jobs = [run for run in runs if run.path is None]
-    if jobs:
-        print(f"{many(len(jobs), f'{state} job')} without a run directory, such as {jobs[0].where}: nothing to remove.")
     gone = [run for run in runs if run.path is not None and run.status.unread is None]
     if not gone:
         print(f"No run directory is {state}: nothing was removed.")

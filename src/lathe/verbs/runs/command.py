@@ -1,24 +1,42 @@
 """The command `python scripts/runs.py`: list runs, or compare, tag, archive or delete them. Imports no torch."""
 
+import fnmatch
 import json
+import math
+import operator
+import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lathe import files
-from lathe.config.metric_names import best_of
+from lathe.config.metric_names import best_of, is_curve, loss_keys
 from lathe.config.override_parsing import key_of, short_names
+from lathe.config.resolve import flatten
 from lathe.config.values import shown
-from lathe.errors import collect_errors, refuse, require
+from lathe.errors import UserError, collect_errors, did_you_mean, refuse, require
 from lathe.runs.run_status import STATES
+from lathe.runs.rundir import open_run
 from lathe.verbs.runs import change
-from lathe.verbs.runs.compare import compare, comparison_text
-from lathe.verbs.runs.filters import begun_since, check_key, choose, conditions, order
-from lathe.verbs.runs.formatting import many, printable, size_text, table_lines
-from lathe.verbs.runs.reader import Run, find_runs, is_number
+from lathe.verbs.runs.reader import (
+    Run,
+    check_output,
+    differing_environments,
+    find_runs,
+    is_number,
+    many,
+    printable,
+    read_curves,
+    size_text,
+    table_lines,
+)
 
 SELECT = ("the list", "tag", "archive", "delete")
 # options: the default in configs/runs.yaml, and the actions that use it
@@ -36,6 +54,18 @@ OPTIONS: dict[str, tuple[Any, tuple[str, ...]]] = {
 # keys that have a column, or don't change results
 NOT_SHOWN = ("name", "paths", "launch", "logger", "hydra", "resume", "seed", "tags")
 NUMBERS = ("seed", "steps", "size")  # right-aligned columns
+NOT_COMPARED = ("paths", "launch", "hydra", "resume", "trusted")
+LOSSES = tuple(f"{split}{mark}loss" for split in ("train", "val", "test") for mark in "/_")
+CONDITION = re.compile(r"[+~]*([^=!<>]+)(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([mhdw])")
+UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+ORDERS: dict[str, Callable[[Any, Any], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+LISTED = tuple(state for state in STATES if state != "gone")  # a `gone` run has no row
 
 
 def runs(request: dict[str, Any]) -> None:
@@ -193,15 +223,6 @@ def _cell(row: dict[str, Any], key: str) -> str:
     return "" if value is None else ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def check_output(output: str | None, suffixes: Sequence[str]) -> None:
-    """Raise UserError for a path with another suffix or without a folder."""
-    if output is None:
-        return
-    path = Path(output)
-    require(path.suffix in suffixes, f"output={output}: name a file that ends in {' or '.join(suffixes)}.")
-    require(path.resolve().parent.is_dir(), f"output={output}: its folder does not exist.")
-
-
 def write_rows(output: str, found: Any) -> None:
     """Write rows as CSV, or anything as JSON, by the suffix of `output`."""
     if Path(output).suffix == ".json":
@@ -211,3 +232,195 @@ def write_rows(output: str, found: Any) -> None:
         flat = [[" ".join(map(str, one)) if isinstance(one, list) else one for one in row.values()] for row in found]
         text = files.csv_text(head, flat)
     files.write_atomically(files.followed(Path(output)), text)
+
+
+# filters and order
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A comparison of the value at `key` with `value`, which may be a pattern; `text` is the original."""
+
+    key: str
+    sign: str
+    value: str
+    text: str
+
+    def holds(self, run: Run) -> bool:
+        """Return whether the run fulfils the condition."""
+        found = run.value(self.key)
+        if self.sign in ORDERS:
+            return is_number(found) and ORDERS[self.sign](found, float(_read(self.value)))
+        items = found if isinstance(found, list) and not self.value.startswith("[") else [found]
+        return any(_same(item, self.value) for item in items) == (self.sign == "=")
+
+
+def conditions(where: Sequence[str]) -> list[Condition]:
+    """Parse `where`; raise UserError for an invalid condition."""
+    found = []
+    for text in where:
+        parts = CONDITION.fullmatch(text.strip())
+        if parts is None:
+            raise UserError(f"where={text}: write key=value, such as state=complete or 'test/accuracy>=0.9'.")
+        key, sign, value = (part.strip() for part in parts.groups())
+        value = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
+        known = sign in ORDERS or key != "state" or any(fnmatch.fnmatch(state, value) for state in LISTED)
+        require(known, f"where={text}: there is no such state; {did_you_mean(value, LISTED)}")
+        require(sign not in ORDERS or is_number(_read(value)), f"where={text}: {sign} takes a number.")
+        found.append(Condition(key, sign, value, text))
+    return found
+
+
+def choose(runs: Sequence[Run], where: Sequence[str], since: str | None) -> list[Run]:
+    """Return the runs that fulfil `where` and began `since`; raise UserError for a key that no run has."""
+    begin = None if since is None else begun_since(since)
+    chosen = [run for run in runs if begin is None or run.started >= begin]
+    for condition in conditions(where):
+        before, chosen = chosen, [run for run in chosen if condition.holds(run)]
+        if not chosen or condition.sign == "!=":
+            check_key(before, condition.key, f"where={condition.text}")
+    return chosen
+
+
+def check_key(runs: Sequence[Run], key: str, said: str) -> None:
+    """Raise UserError, with `said` as its beginning, if no run has `key`."""
+    if runs and all(run.value(key) is None for run in runs):
+        known = set().union(*(run.keys() for run in runs))
+        hint = did_you_mean(key, known, "python scripts/runs.py compare=[<run>,<run>] prints what two runs have.")
+        require(key in known, f"{said}: none of these {len(runs)} runs has {key}; {hint}")
+
+
+def order(runs: Sequence[Run], sort: str) -> list[Run]:
+    """Sort by the value at a key, largest last (smallest last with `-`); runs without one come first."""
+    key = sort.removeprefix("-")
+    check_key(runs, key, f"sort={sort}")
+
+    def rank(run: Run) -> tuple[bool, float, str]:
+        found = run.value(key)
+        return (False, found, "") if is_number(found) else (True, 0.0, str(found))
+
+    runs = sorted(runs, key=lambda run: run.started)
+    missing = [run for run in runs if run.value(key) is None]
+    known = [run for run in runs if run.value(key) is not None]
+    return [*missing, *sorted(known, key=rank, reverse=sort.startswith("-"))]
+
+
+def begun_since(since: str) -> datetime:
+    """Parse `since`, a date or an age; raise UserError if it is neither."""
+    age = AGE.fullmatch(since.strip())
+    try:
+        if age is not None:
+            return datetime.now(UTC) - timedelta(**{UNITS[age[2]]: float(age[1])})
+        return datetime.fromisoformat(since.strip()).astimezone()
+    except (ValueError, OverflowError) as error:
+        raise UserError(
+            f"since={since}: expected a date such as 2026-11-20 or 2026-11-20T18:00, or an age such as 7d, 12h or 30m."
+        ) from error
+
+
+def _same(found: Any, wanted: str) -> bool:
+    value = _read(wanted)
+    if found is None or isinstance(found, (bool, list, dict)) or (is_number(found) and is_number(value)):
+        return bool(found == value)
+    return fnmatch.fnmatchcase(str(found), wanted)
+
+
+def _read(text: str) -> Any:
+    try:
+        found = yaml.safe_load(text)
+        return float(found) if isinstance(found, str) else found  # 1e-3 is a string in YAML 1.1
+    except (yaml.YAMLError, ValueError):
+        return text
+
+
+# comparison of two runs
+
+
+def compare(words: Sequence[str], columns: Sequence[str] | None, points: int) -> dict[str, Any]:
+    """Return the differences between two runs.
+
+    `typed` has the overrides of only one of them, `curves` each metric at `points` of their common steps, and `apart`
+    the metrics that measure different things, with the reason. `columns` are the metrics to compare; None: all.
+    """
+    runs = [open_run(word, "compare", look=True) for word in words]
+    require(runs[0].path != runs[1].path, f"compare=[{words[0]},{words[1]}]: both are {runs[0].path}; give two runs.")
+    a, b = (flatten(run.plain("config.yaml")) for run in runs)
+    pairs = {key: (a.get(key, "absent"), b.get(key, "absent")) for key in sorted(a | b)}
+    configuration = {
+        key: pair for key, pair in pairs.items() if pair[0] != pair[1] and key.split(".")[0] not in NOT_COMPARED
+    }
+    typed = [run.overrides if (run.path / "overrides.yaml").is_file() else [] for run in runs]
+    mine, theirs = (run.result if run.complete else {} for run in runs)
+    metrics = {key: (mine.get(key), theirs.get(key)) for key in sorted(mine | theirs)}
+    metrics = {key: pair for key, pair in metrics.items() if any(map(is_number, pair))}
+    curves = common_points(runs[0].path, runs[1].path, points)
+    for key in columns or ():
+        known = [*metrics, *curves]
+        require(key in known, f"columns=[{key}]: neither run has such a metric; they have {', '.join(known[:30])}.")
+    apart: dict[str, str] = {}
+    if mine and theirs and mine.get("monitor") != theirs.get("monitor"):
+        apart["objective"] = f"{mine.get('monitor')} and {theirs.get('monitor')}"
+    if keys := loss_keys(configuration):
+        apart |= dict.fromkeys(LOSSES, f"different {', '.join(keys)}")
+    return {
+        "runs": [str(run.path) for run in runs],
+        "typed": [[word for word in own if not all(word in other for other in typed)] for own in typed],
+        "complete": [run.complete for run in runs],
+        "configuration": configuration,
+        "environment": differing_environments(*(run.environment for run in runs)),
+        "metrics": {key: pair for key, pair in metrics.items() if columns is None or key in columns},
+        "apart": {key: why for key, why in apart.items() if key in metrics or key in curves},
+        "curves": {key: rows for key, rows in curves.items() if columns is None or key in columns},
+    }
+
+
+def common_points(a: Path, b: Path, points: int) -> dict[str, list[tuple[int, float, float]]]:
+    """Return (step, value, value) of each metric that two runs have logged, at up to `points` of the common steps."""
+    mine, theirs = (
+        {name: dict(zip(*curve, strict=True)) for name, curve in read_curves(path / "metrics.csv", _metrics).items()}
+        for path in (a, b)
+    )
+    found = {}
+    for name in mine:
+        steps = sorted(mine[name].keys() & theirs.get(name, {}).keys())
+        if len(steps) > points:
+            steps = sorted({steps[round(i * (len(steps) - 1) / max(1, points - 1))] for i in range(points)})
+        if steps:
+            found[name] = [(step, mine[name][step], theirs[name][step]) for step in steps]
+    return found
+
+
+def _metrics(names: Sequence[str]) -> list[str]:
+    return [name for name in names if is_curve(name)]
+
+
+def comparison_text(found: dict[str, Any]) -> str:
+    """Return the comparison as text."""
+    lines = []
+    for name, path, typed, complete in zip("ab", found["runs"], found["typed"], found["complete"], strict=True):
+        lines.append(printable(f"{name}: {path}{'' if complete else ' (not complete)'}  {' '.join(typed)}").rstrip())
+    for title in ("configuration", "environment"):
+        pairs = [[key, _short(a), _short(b)] for key, (a, b) in found[title].items()]
+        lines += ["", *(table_lines([title, "a", "b"], pairs) if pairs else [f"{title}: the same"])]
+    apart = found["apart"]
+    if found["metrics"]:
+        cells = [[key, _short(a), _short(b), apart.get(key, _gap(a, b))] for key, (a, b) in found["metrics"].items()]
+        lines += ["", *table_lines(["metric", "a", "b", "b - a"], cells)]
+    cells = [
+        [name if i == 0 else "", str(step), _short(a), _short(b), "" if name in apart else _gap(a, b)]
+        for name, rows in found["curves"].items()
+        for i, (step, a, b) in enumerate(rows)
+    ]
+    shared = table_lines(["curve", "step", "a", "b", "b - a"], cells)
+    return "\n".join([*lines, "", *(shared if cells else ["curves: no step at which both have logged"])])
+
+
+def _short(value: Any) -> str:
+    text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _gap(a: Any, b: Any) -> str:
+    if not is_number(a) or not is_number(b) or not math.isfinite(b - a):
+        return ""
+    return "0" if a == b else f"{b - a:+.3g}"

@@ -21,13 +21,13 @@ from lathe.config.metric_names import objective_name
 from lathe.config.override_parsing import key_of, value_of
 from lathe.config.resolve import flatten
 from lathe.errors import UserError, require
-from lathe.files import open_plain
+from lathe.files import open_plain, require_writable
 from lathe.runs.rerun_command import drop_overrides, rerun_overrides, run_command
 from lathe.runs.run_discovery import RunEntry, is_sweep, jobs_by_run, runs_below
 from lathe.runs.run_status import RunStatus, is_busy, is_locked, read_status, status_without_run
 from lathe.runs.rundir import RunDir, display_path, suggest_folder
-from lathe.verbs.runs.formatting import printable
 
+UNITS = ("B", "kB", "MB", "GB", "TB")
 COLUMNS = ("name", "date", "state", "seed", "tags", "objective", "steps", "size")  # besides metrics and keys
 SEEDS = ("seed", "data.fold")
 COUNTS = (
@@ -344,3 +344,54 @@ def _facts(environment: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     diff = str(environment.get("git_diff") or "")
     digest = hashlib.sha256(diff.encode(errors="surrogateescape")).hexdigest()[:12]
     yield "uncommitted diff", f"{len(diff.splitlines())} lines, {digest}" if diff else "none"
+
+
+def check_output(output: str | None, suffixes: Sequence[str] = ()) -> None:
+    """Raise an error for an `output` that can't be written, or has none of `suffixes`; nothing is created."""
+    if output is not None:
+        path = Path(output)
+        require(not suffixes or path.suffix in suffixes, f"output={output}: name a file of {' or '.join(suffixes)}.")
+        require(path.resolve().parent.is_dir(), f"output={output}: its folder does not exist.")
+        require(not path.is_dir(), f"output={output} is a folder: name a file.")
+        require_writable(path.resolve().parent)
+
+
+# text
+
+
+def printable(text: str) -> str:
+    """Replace unprintable characters, which could control a terminal or end a line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def many(count: int, noun: str) -> str:
+    """Return a count with its noun."""
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def size_text(count: float) -> str:
+    """Format bytes with decimal units."""
+    power = next((power for power in range(len(UNITS) - 1) if count < 1000 ** (power + 1)), len(UNITS) - 1)
+    scaled = count / 1000**power
+    return f"{scaled:.0f} {UNITS[power]}" if power == 0 or scaled >= 100 else f"{scaled:.1f} {UNITS[power]}"
+
+
+def age_text(seconds: float) -> str:
+    """Format a time in the largest unit that it holds twice."""
+    for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool] | None = None) -> list[str]:
+    """Return lines of columns that are as wide as their longest cell; those in `right` are aligned to the right."""
+    cells = [[printable(cell) for cell in row] for row in (head, *rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    ends = right or [False] * len(widths)
+    return [
+        "  ".join(
+            cell.rjust(width) if end else cell.ljust(width) for cell, width, end in zip(row, widths, ends, strict=True)
+        ).rstrip()
+        for row in cells
+    ]

@@ -153,12 +153,10 @@ const scored = (run) => run.state === "complete" && isNumber(metricOf(run));
 const confidence = () => `${Math.round(1000 * (data.confidence || 0.95)) / 10} % interval`;
 const better = (a, b) => (data.direction === "min" ? a < b : a > b);
 
-// Steps and values of a curve; a value that is no number is NaN. page.py writes them in levels.
+// Steps and values of a curve; a value that is no number is NaN.
 function curve(run, name) {
   const kept = run.curves && run.curves[name];
-  if (!kept) return null;
-  const [steps, low, size, levels] = kept;
-  return [data.steps[steps], levels.map((level) => (level === null ? NaN : low + size * level))];
+  return kept ? [data.steps[kept[0]], kept[1].map((value) => (value === null ? NaN : value))] : null;
 }
 // Which runs are shown: words that all occur, comparisons such as lr<0.01, and the states.
 const view = { text: "", states: new Set(STATES), shown: [], ordered: [], listeners: [] };
