@@ -36,6 +36,16 @@ class ModuleProtocol(LightningModule):
         return self
 
     @property
+    def core(self) -> nn.Module:
+        """Return the module that is compressed, compiled, sharded and exported."""
+        return self.net
+
+    @property
+    def core_name(self) -> str:
+        """Return the name of `core` in the task."""
+        return "net"
+
+    @property
     def logs_more(self) -> bool:
         """Return whether `self.log` may report names that the task does not declare."""
         return not self.standard_step

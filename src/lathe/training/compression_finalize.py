@@ -15,6 +15,7 @@ from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir
+from lathe.tasks.core import core_of
 from lathe.training.trainer_setup import configure_logging
 
 # kept in a checkpoint of weights; `report` has the results of methods, in case the run is interrupted after them
@@ -49,7 +50,7 @@ def write_weights(path: Path, net: Any, state: dict[str, Any]) -> None:
     kept: dict[str, Any] = {name: state[name] for name in KEPT if name in state}
     weights = {name: value.detach().clone().contiguous() for name, value in net.state_dict().items()}
     AtomicCheckpointIO().save_checkpoint(
-        {**kept, "state_dict": weights, "structure": structure_of(net), "finalised": True}, path
+        {**kept, "state_dict": weights, "structure": structure_of(core_of(net)), "finalised": True}, path
     )
 
 
