@@ -51,7 +51,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     state = read_checkpoint(source.checkpoint(request["checkpoint"], "checkpoint"))
     names = ",".join(methods(request["compression"]))
     require(
-        not quantization.describe(task.net),
+        not quantization.describe(task.core),
         f"run={request['run']} is quantized already, compression={names} would act on rounded weights: name the run "
         "that it was made from.",
     )
@@ -70,7 +70,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     before = metrics()
     reports: Metrics = {}
     for method in steps:
-        reports |= act_once(method, task.net, datamodule)
+        reports |= act_once(method, task.core, datamodule)
     after = metrics()
     steps_done = int(state.get("global_step", 0))  # of a run that has not ended
     unended = {"best_step": steps_done, "steps": steps_done, "seed": config["seed"]}
