@@ -9,10 +9,12 @@ from lightning.pytorch import Trainer, seed_everything
 from support import modules
 from support.interruptions import NEVER, Interrupted, Interruption, interruption
 from support.own_lightning import QUICK
-from support.runs import new_run, weights
+from support.runs import column, new_run, weights
 
+from lathe import trust
 from lathe.callbacks.rng_state import ExactResume
 from lathe.compression.quantization import describe
+from lathe.errors import UserError
 from lathe.measure.calls import Call, run
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.tasks.core import core_of
@@ -158,3 +160,37 @@ def core_of_new(name: str) -> Any:
     from lathe.tasks import LightningTask
 
     return LightningTask(getattr(modules, name)(), core=MODULES[name][0]).core
+
+
+@pytest.mark.parametrize("name", ["Classifier", "Convolutional", "TextClassifier"])
+def test_distilled_from_a_run_of_its_own_kind(tmp_path: Path, name: str) -> None:
+    """The teachers' term joins the loss that training_step returns; the run's own loss is reported beside it."""
+    teacher = cfg_of(tmp_path / "teacher", name)
+    train(teacher)
+    words = (f"compression.distill.teacher={directory(teacher)}", "compression.distill.alpha=1", "trusted=[support]")
+    cfg = cfg_of(tmp_path / "student", name, "compression=distill", *words, "trainer.max_epochs=8")
+    cfg["seed"] = 3
+    trust.allow({"trusted": ["support"]})
+    train(cfg)
+    soft = column(directory(cfg), "train/soft_loss")
+    assert len(soft) == 8
+    assert soft[-1] < 0.5 * soft[0]
+    assert column(directory(cfg), "train/hard_loss") == [0.0] * 8
+
+
+def test_a_teacher_needs_a_loss_to_add_to(tmp_path: Path) -> None:
+    cfg = cfg_of(tmp_path, "GAN", "compression=distill", "compression.distill.teacher=ema")
+    with pytest.raises(UserError, match="GAN has manual optimization: use prune or qat"):
+        train(cfg)
+
+
+@pytest.mark.parametrize(
+    "words", [("compile=default", "compile.backend=aot_eager"), ("trainer.activation_checkpointing=blocks",)]
+)
+def test_options_of_speed_and_memory_keep_the_losses(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Compilation of the core and recomputation of its repeated layers, found by their class."""
+    cfgs = [cfg_of(tmp_path / str(number), "LanguageModel", *some) for number, some in enumerate(((), words))]
+    plain, other = (train(cfg)["val_loss"] for cfg in cfgs)
+    assert other == pytest.approx(plain, rel=1e-5)
+    call = Call.load(directory(cfgs[1]) / "example.pt")
+    assert [tuple(tensor.shape) for tensor in call.tensors().values()] == [(8, 5), (5, 5)]

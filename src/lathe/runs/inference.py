@@ -66,6 +66,11 @@ def open_net(path: str | Path, key: str = "run") -> nn.Module:
     return open_run_net(path, key)[0].net
 
 
+def open_core(path: str | Path, key: str = "run") -> nn.Module:
+    """Return the net of a run, or the core of its LightningModule, with the best weights, on the CPU in eval mode."""
+    return open_run_net(path, key, own=True)[0].core
+
+
 def open_data(cfg: dict[str, Any], task: Any = None) -> Any:
     """Return the data module, set up, which gives global batches on the CPU.
 
