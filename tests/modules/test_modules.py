@@ -9,16 +9,20 @@ from lightning.pytorch import Trainer, seed_everything
 from support import modules
 from support.interruptions import NEVER, Interrupted, Interruption, interruption
 from support.own_lightning import QUICK
-from support.runs import column, new_run, weights
+from support.runs import column, config, weights
 
 from lathe import trust
 from lathe.callbacks.rng_state import ExactResume
 from lathe.compression.quantization import describe
 from lathe.errors import UserError
 from lathe.measure.calls import Call, run
+from lathe.runs import rundir
 from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.rundir import RunDir
 from lathe.tasks.core import core_of
 from lathe.training.train import train
+from lathe.verbs.compress import compress
+from lathe.verbs.evaluate import evaluate
 from lathe.verbs.load import load
 
 __all__ = ["interruption"]  # a fixture
@@ -56,9 +60,20 @@ QUIET = (
 def cfg_of(folder: Path, name: str, *words: str) -> dict[str, Any]:
     core, kind = MODULES[name]
     node = f"model.net={{_target_: support.modules.{name}}}"
-    cfg = new_run(folder, *QUICK, *QUIET, node, f"model.core={core or 'null'}", *words)
+    words = (*QUICK, *QUIET, node, f"model.core={core or 'null'}", *words)
+    cfg = config(*words, f"paths.log_dir={folder}")
+    del cfg["sweep"]
     cfg["data"] = {"_target_": "support.modules.Data", "kind": kind}
+    rundir.create(folder, cfg, list(words))
     return cfg
+
+
+def request(run: RunDir, command: str, *words: str) -> dict[str, Any]:
+    """Return what a command on a finished run passes to its job."""
+    asked = config(f"run={run.path}", "trusted=[support]", *words, name=command)
+    cfg = run.config
+    cfg["trainer"] |= asked["trainer"]
+    return {**cfg, "strategy": asked["strategy"], "request": asked}
 
 
 def directory(cfg: dict[str, Any]) -> Path:
@@ -194,3 +209,18 @@ def test_options_of_speed_and_memory_keep_the_losses(tmp_path: Path, words: tupl
     assert other == pytest.approx(plain, rel=1e-5)
     call = Call.load(directory(cfgs[1]) / "example.pt")
     assert [tuple(tensor.shape) for tensor in call.tensors().values()] == [(8, 5), (5, 5)]
+
+
+@pytest.mark.parametrize("method", ["ptq_static", "prune"])
+def test_a_finished_run_is_compressed_and_evaluated(tmp_path: Path, method: str) -> None:
+    """Through the module's own steps: evaluate.py finds the loss that compress.py reports."""
+    trust.allow({"trusted": ["support"]})
+    dense = cfg_of(tmp_path, "Classifier")
+    before = train(dense)["val_loss"]
+    source = RunDir(directory(dense))
+    result = compress(request(source, "compress", f"compression={method}", "compression.receipt=none"))
+    assert result["source/val_loss"] == pytest.approx(before, abs=1e-6)
+    made = next(path for path in source.path.parent.iterdir() if path.name not in ("latest", source.path.name))
+    found = evaluate(request(RunDir(made), "evaluate", "split=val"))
+    assert found["val_loss"] == pytest.approx(result["val_loss"], abs=1e-6)
+    assert found["val_loss"] != before

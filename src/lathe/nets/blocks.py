@@ -49,11 +49,10 @@ def repeated_children(net: nn.Module) -> list[nn.Module]:
     """Return the largest group of two or more children of one class with children of their own, as a transformer's
     layers in a ModuleList; empty without one.
     """
-    groups = [list(module.children()) for module in net.modules()]
-    groups = [
-        group for group in groups if len({type(one) for one in group}) == 1 < len(group) and any(group[0].children())
-    ]
-    return max(groups, key=lambda group: sum(p.numel() for one in group for p in one.parameters()), default=[])
+    families = [list(module.children()) for module in net.modules()]
+    alike = [family for family in families if len({type(one) for one in family}) == 1 < len(family)]
+    deep = [family for family in alike if any(True for _ in family[0].children())]
+    return max(deep, key=lambda family: sum(p.numel() for one in family for p in one.parameters()), default=[])
 
 
 def own_blocks(blocks: Sequence[nn.Module] | nn.ModuleList) -> list[nn.Module]:

@@ -40,6 +40,12 @@ def open_run_net(
     return task.eval(), cfg
 
 
+def runs_lightning_module(cfg: dict[str, Any]) -> bool:
+    """Return whether a configuration's task wraps a user's LightningModule."""
+    kind = locate(cfg["task"])
+    return inspect.isclass(kind) and issubclass(kind, LightningTask)
+
+
 def refuse_lightning_module(kind: Any, key: str) -> None:
     """Raise UserError if `kind`, the class of a task, wraps a user's LightningModule; `key` names its run."""
     require(
