@@ -3,14 +3,17 @@
 from itertools import islice
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor, nn
+import torch
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
 
 from lathe.data.base import ExactDataModule
 from lathe.data.order import EpochLoader
 from lathe.data.transfer import train_batches, val_batches
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
+from lathe.tasks.core import is_foreign, record_calls
 
 
 class Compression(Callback):
@@ -29,7 +32,7 @@ class Compression(Callback):
         return round((start + share * (end - start)) * self.total_steps(trainer))
 
     def total_steps(self, trainer: Trainer) -> int:
-        """Return the optimizer steps of the whole run; raise UserError if the run has no end."""
+        """Return the steps of the whole run as `steps_of` counts them; raise UserError if the run has no end."""
         steps = trainer.estimated_stepping_batches
         if steps == float("inf"):
             raise UserError(
@@ -60,6 +63,14 @@ class Compression(Callback):
         return {}
 
 
+def steps_of(trainer: Trainer) -> int:
+    """Return the optimizer steps so far; with manual optimization the batches, which may have several steps each."""
+    if trainer.lightning_module.automatic_optimization:
+        return trainer.global_step
+    processed: int = trainer.fit_loop.epoch_loop.batch_progress.total.processed
+    return processed
+
+
 def compressions(trainer: Trainer) -> list[Compression]:
     """Return the compression methods of a run."""
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -71,20 +82,41 @@ def source_of(trainer: Trainer, pl_module: LightningModule) -> Any:
     return getattr(trainer, "datamodule", None) or pl_module
 
 
-def an_input(trainer: Trainer, pl_module: LightningModule, samples: int) -> Tensor:
-    """Return the net's input for `samples` validation samples, on the trainer's device."""
-    return net_input(next(iter(val_batches(source_of(trainer, pl_module)))))[:samples]
+def an_input(trainer: Trainer, pl_module: LightningModule, samples: int, device: torch.device | None = None) -> Any:
+    """Return the core's input for `samples` validation samples, a tensor or a Call, on the trainer's device by default.
+
+    Training samples stand in where a LightningModule is not validated.
+    """
+    device, source = device or trainer.strategy.root_device, source_of(trainer, pl_module)
+    if not is_foreign(pl_module):
+        return net_input(next(iter(val_batches(source, device))))[:samples]
+    home = next(pl_module.parameters()).device  # the whole module is moved after `setup`
+    is_validated = is_overridden("val_dataloader", source, LightningDataModule)
+    batches = val_batches(source, home) if is_validated else first_batches(trainer, pl_module, 1, home)
+    return record_calls(pl_module, batches)[0].to(device)[:samples].example
 
 
-def inputs_of(datamodule: Any, batches: int) -> list[Tensor]:
-    """Return the inputs of the first `batches` training batches."""
-    return [net_input(batch) for batch in islice(train_batches(datamodule), batches)]
+def inputs_of(datamodule: Any, batches: int) -> list[Any]:
+    """Return the core's inputs for the first `batches` training batches; the data are those of `reads_for`, a task."""
+    task = getattr(datamodule, "reads_for", None)
+    found = train_batches(datamodule)
+    if task is None:
+        return [net_input(batch) for batch in islice(found, batches)]
+    return [call.example for call in record_calls(task, found, batches, split="train")]
 
 
-def first_batches(trainer: Trainer, pl_module: LightningModule, count: int) -> list[Any]:
+def first_inputs(trainer: Trainer, pl_module: LightningModule, count: int) -> list[Any]:
+    """Return the core's inputs for `first_batches`."""
+    batches = first_batches(trainer, pl_module, count)
+    return [call.example for call in record_calls(pl_module, batches, count, split="train")]
+
+
+def first_batches(
+    trainer: Trainer, pl_module: LightningModule, count: int, device: torch.device | None = None
+) -> list[Any]:
     """Return training batches of epoch 0 on the trainer's device, and reset the train loader to its first batch."""
     source = source_of(trainer, pl_module)
-    batches = list(islice(train_batches(source), count))
+    batches = list(islice(train_batches(source, device), count))
     if isinstance(source, ExactDataModule):
         source.setup("fit")
     elif source is not pl_module and isinstance(loader := source.train_dataloader(), EpochLoader):

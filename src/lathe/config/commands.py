@@ -178,6 +178,8 @@ class Model(TypedDict):
     name: NotRequired[Annotated[str, Field(pattern=r"^[\w.]+$", description="a name that timm lists")]]
     pretrained: NotRequired[Name | bool | None]
     sha256: NotRequired[Sha256 | None]
+    core: NotRequired[Name | None]
+    example: NotRequired[Name | None]
 
 
 class Precision(TypedDict):

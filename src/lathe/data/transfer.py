@@ -62,7 +62,7 @@ class Transferred:
     @contextmanager
     def _at_stage(self) -> Iterator[None]:
         """Set the Trainer's stage, and the Trainer of parts that have none."""
-        self.trainer = self.trainer or _stand_in()
+        self.trainer = self.trainer or stand_in()
         state, without = self.trainer.state, [part for part in self.parts if trainer_of(part) is None]
         before, state.stage = state.stage, self.stage
         for part in without:
@@ -75,7 +75,7 @@ class Transferred:
                 part.trainer = None
 
 
-def _stand_in() -> Trainer:
+def stand_in() -> Trainer:
     """Return a Trainer for hooks that read `self.trainer`."""
     names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
     options: dict[str, Any] = dict.fromkeys(names, False)

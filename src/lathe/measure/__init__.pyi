@@ -1,5 +1,6 @@
 from .agreement import Agreement as Agreement
 from .agreement import AgreementMeter as AgreementMeter
+from .calls import Call as Call
 from .flops import LayerMacs as LayerMacs
 from .flops import Macs as Macs
 from .flops import count_flops as count_flops

@@ -55,6 +55,8 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     if "net" in cfg["model"]:
         parts["net"] = make_net(cfg["model"])
         _check_training_step(parts["net"], factory.func, cfg["task"]["_target_"])
+    if getattr(factory.func, "brings_module", False):
+        parts |= {key: cfg["model"].get(key) for key in ("core", "example")}
     if train:
         parts["optimizer"] = make_optimizer(cfg) if cfg["optimizer"] else None
         parts["scheduler"] = make_schedule(cfg["scheduler"]) if cfg.get("scheduler") else None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lathe.callbacks.checkpoint_digest import check_digests
 from lathe.compression.structure import apply_structure
 from lathe.errors import UserError, require
+from lathe.tasks.core import core_of
 
 
 def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
@@ -101,7 +102,7 @@ def plain_tensor(value: Any) -> bool:
 
 def restore(net: nn.Module, state: dict[str, Any], key: str, finite: bool = True) -> None:
     """Give a net that was built from its configuration the structure and the weights of a checkpoint."""
-    apply_structure(net, state.get("structure", {}))
+    apply_structure(core_of(net), state.get("structure", {}))
     if isinstance(net, LightningModule):  # a user's hook may build modules that the file has weights for
         net.on_load_checkpoint(state)
     load_weights(net, state["state_dict"], key)

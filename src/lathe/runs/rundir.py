@@ -34,7 +34,7 @@ GROUPS = ("paths", *COMPONENTS)  # in the configuration of every run
 # in a run directory, besides the files of loggers; nothing else may be written there
 OWN_FILES = (
     *("config.yaml", "overrides.yaml", "environment.json", "metrics.csv", "run.log", "output.log", "result.json"),
-    *("receipt.json", "receipt.md", ".lock", "checkpoints", "exports"),
+    *("receipt.json", "receipt.md", "example.pt", ".lock", "checkpoints", "exports"),
 )
 # keys in which a resumed run may differ from its first part
 NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "sweep", "trusted", "tags", "data.class_names")

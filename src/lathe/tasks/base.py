@@ -289,7 +289,7 @@ class Task(MetricSums, ModuleProtocol):
         checkpoint["state_dict"] = {
             name.removeprefix("net."): value for name, value in checkpoint["state_dict"].items()
         }
-        structure = structure_of(self.net)
+        structure = structure_of(self.core)
         if structure:
             checkpoint["structure"] = structure
         sums = gather_sums(self._training_sums(), self._zeros(), self.trainer)

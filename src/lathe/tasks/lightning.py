@@ -13,10 +13,12 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lathe.compression.structure import structure_of
 from lathe.config.validation import validated
 from lathe.errors import UserError, require
 from lathe.tasks.base import Task
 from lathe.tasks.checkpoint_types import name_of, print_left_out
+from lathe.tasks.core import ExampleRecorder, core_of, find_core
 from lathe.tasks.metric_sync import gather_logs, restore_logs, synchronise_module
 from lathe.tasks.scheduler import KEY, check_lengths, make_optimizers
 
@@ -26,7 +28,8 @@ GRADIENTS = "gradients"  # in a checkpoint of a module with manual optimization,
 class LightningTask(Task):
     """Adapter for a LightningModule that does not use Lathe. The module is the `net`: checkpoints have its own names,
     and the Trainer calls its own steps, `self.log` and `configure_optimizers`. `optimizer` and `scheduler` are for a
-    module without the latter.
+    module without the latter. `core` names the submodule that is compressed, compiled and exported (None: the only
+    child with parameters, else the module), and `example` a file with its arguments (None: as a step calls it).
 
     Its metrics and outputs are not declared, so only a metric that the user names is monitored.
 
@@ -47,6 +50,8 @@ class LightningTask(Task):
         net: nn.Module,
         optimizer: Callable[[nn.Module], Optimizer] | None = None,
         scheduler: Callable[..., LRScheduler] | Mapping[str, Any] | None = None,
+        core: str | None = None,
+        example: str | None = None,
     ) -> None:
         super().__init__(net, optimizer, scheduler)
         module = check_module(net)
@@ -58,7 +63,24 @@ class LightningTask(Task):
                 f"model.net: {lazy} of {name_of(module)} has no shape before the first batch: pass its size."
             )
         print_left_out(module, "model.net")
+        self.chosen, self.example = find_core(module, core), example
+        self.named_core = core is not None
         vars(module)["lathe_task"] = self  # not as a submodule
+
+    @property
+    def core(self) -> nn.Module:
+        return self.net.get_submodule(self.chosen)
+
+    @property
+    def core_name(self) -> str:
+        """Return the name of `core` in the user's module; "" for the module itself."""
+        return self.chosen
+
+    def print_core(self) -> None:
+        """Name a core that was found, for a run that uses it."""
+        if not self.named_core:
+            which = f"{self.chosen}, its only child with parameters" if self.chosen else "the module itself"
+            rank_zero_only(print)(f"model.core: {which} ({type(self.core).__name__}).", flush=True)
 
     @property
     def driven(self) -> LightningModule:
@@ -104,7 +126,8 @@ class LightningTask(Task):
     def own_callbacks(self) -> list[Callback]:
         module = self.driven
         log = LogCheckpoint([name for name, _ in module.named_parameters()])
-        return [log] if module.automatic_optimization else [log, GradientCheckpoint()]
+        found: list[Callback] = [log, ExampleRecorder()]
+        return found if module.automatic_optimization else [*found, GradientCheckpoint()]
 
 
 class LogCheckpoint(Callback):
@@ -131,7 +154,8 @@ class LogCheckpoint(Callback):
             synchronise([name for name in monitors if isinstance(name, str)])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        later = next((name for name, _ in pl_module.named_parameters() if name not in self.parameters), None)
+        names = (name for name, _ in pl_module.named_parameters() if "_quantizer." not in name)  # those of lsq
+        later = next((name for name in names if name not in self.parameters), None)
         require(
             later is None,
             f"model.net: {name_of(pl_module)} creates {later} in setup(), which is not called to load a run. Create it "
@@ -152,6 +176,9 @@ class LogCheckpoint(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         attributes = {name: value.state_dict() for name, value in _own_attributes(trainer, pl_module).items()}
         checkpoint["task"] = {"log": gather_logs(trainer, pl_module), "attributes": attributes}
+        structure = structure_of(core_of(pl_module))
+        if structure:
+            checkpoint["structure"] = structure
         for logger in trainer.loggers:
             logger.save()
 

@@ -36,6 +36,19 @@ class ModuleProtocol(LightningModule):
         return self
 
     @property
+    def core(self) -> nn.Module:
+        """Return the module that is compressed, compiled, sharded and exported."""
+        return self.net
+
+    @property
+    def core_name(self) -> str:
+        """Return the name of `core` in the task."""
+        return "net"
+
+    def print_core(self) -> None:
+        """Print which submodule is the core, if that was not given."""
+
+    @property
     def logs_more(self) -> bool:
         """Return whether `self.log` may report names that the task does not declare."""
         return not self.standard_step

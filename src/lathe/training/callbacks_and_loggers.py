@@ -137,9 +137,9 @@ def make_methods(cfg: dict[str, Any]) -> list[Compression]:
         method: Compression = instantiate_as(node, f"compression.{name}", Compression)
         method.window = shares[name]
         if hasattr(method, "open_run"):
-            from lathe.runs.inference import open_net  # for teachers only
+            from lathe.runs.inference import open_core  # for teachers only
 
-            method.open_run = partial(open_net, key=f"compression.{name}.teacher")
+            method.open_run = partial(open_core, key=f"compression.{name}.teacher")
         built.append(method)
     return built
 

@@ -71,7 +71,7 @@ def load_last(run: RunDir, task: Task) -> dict[str, Any] | None:
     if not run.last.exists():
         return None
     state = read_checkpoint(run.last)
-    apply_structure(task.net, state.get("structure", {}))
+    apply_structure(task.core, state.get("structure", {}))
     rank_zero_only(print)(f"Continuing {run.path} after step {state['global_step']}", flush=True)
     return state
 

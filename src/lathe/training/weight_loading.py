@@ -41,7 +41,7 @@ def load_initial_weights(cfg: dict[str, Any], task: Task) -> Path | None:
     if not only_weights:
         state = read_checkpoint(path, "ckpt_path")
         _check_trainer_state(cfg, state, path)
-        apply_structure(task.net, state.get("structure", {}))
+        apply_structure(task.core, state.get("structure", {}))
         return path
     state = read_weights(path, "ckpt_path")
     if cfg.get("ckpt_map"):
@@ -49,7 +49,7 @@ def load_initial_weights(cfg: dict[str, Any], task: Task) -> Path | None:
     if cfg.get("ckpt_strict", True):
         restore(task.net, state, f"ckpt_path={path}")
     else:
-        apply_structure(task.net, state.get("structure", {}))
+        apply_structure(task.core, state.get("structure", {}))
         _print(*load_matching(task.net, state["state_dict"], f"ckpt_path={path}"))
     if "global_step" in state:
         run_dir = path.resolve().parent.parent

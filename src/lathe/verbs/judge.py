@@ -20,7 +20,7 @@ from typing import Any
 from lathe import files
 from lathe.config.override_parsing import as_typed
 from lathe.errors import UserError, require
-from lathe.verbs.report.assemble import direction
+from lathe.verbs.report.assemble import direction_of
 from lathe.verbs.reproduce import project
 from lathe.verbs.runs.reader import Run, find_runs
 
@@ -61,7 +61,7 @@ def judge(request: dict[str, Any]) -> int:
     found, way = None, "max"
     for seed in itertools.islice(_seeds(sides, request["seed"]), request["budget"]):
         runs = [side.run(seed) for side in reversed(sides)][::-1]  # a mistake in the candidate costs no training
-        way = direction(_metric(runs[0], request["metric"]), runs, request["direction"])
+        way = direction_of(_metric(runs[0], request["metric"]), runs, request["direction"])
         values = [_value(run, request["metric"]) for run in runs]
         pairs.append((values[0], values[1]))
         differences = [(b - a) * (1 if way == "max" else -1) for a, b in pairs]

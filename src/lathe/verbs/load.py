@@ -33,6 +33,7 @@ from lathe.runs.inference import check_input_spec, open_data, open_run_net
 from lathe.runs.rundir import RunDir, open_run
 from lathe.serving.answers import probabilities
 from lathe.tasks import Task
+from lathe.tasks.core import core_of
 from lathe.training.trainer_setup import configure_logging
 from lathe.training.weight_loading import load_matching
 from lathe.verbs.evaluate import rebuild
@@ -86,7 +87,7 @@ def restore(net: nn.Module, checkpoint: str | Path, strict: bool = True, key: st
     if strict:
         fill(net, state, f"{key}={path}")
     else:
-        apply_structure(net, state.get("structure", {}))
+        apply_structure(core_of(net), state.get("structure", {}))
         lines = load_matching(net, state["state_dict"], f"{key}={path}")
         if len(lines) > 1:  # not all of them
             print(*lines, sep="\n")

@@ -34,7 +34,7 @@ DEFS: Json = {
 OUR_ROOTS = ("lathe", "lightning", "torch", "hydra")
 ROOMS = ("callbacks", "compression", "data", "nets", "tasks", "optim", "strategies", "loggers", "contrib")
 # arguments that a run supplies, and no file sets
-GIVEN = {"net", "params", "optimizer", "scheduler", "total_steps", "run_dir"}
+GIVEN = {"net", "params", "optimizer", "scheduler", "total_steps", "run_dir", "core", "example"}
 
 
 class Schema:
