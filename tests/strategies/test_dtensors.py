@@ -1,4 +1,4 @@
-"""The norm is that of all gradients on all ranks; an overflow on one rank skips the step on all."""
+"""Sharded tensors are gathered and sharded; clipping and overflows are those of all gradients on all ranks."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from support.ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from lathe.strategies.dtensors import clip_by_norm, clip_by_value, global_norm, install_clipping
+from lathe.strategies.dtensors import clip_by_norm, clip_by_value, full_tree, global_norm, install_clipping, shard_like
 
 SHAPES = ((3, 4), (5,), (4, 6), (1,), (7,))  # odd sizes: a rank may hold less than the other, or nothing
 
@@ -69,6 +69,10 @@ def on_two(rank: int) -> dict[str, Any]:
     by_value = spread(rank)
     clip_by_value(by_value, 0.5)
     found = {"norm": norm, "clipped": clipped, "by value": [whole(parameter) for parameter in by_value]}
+    tensor = torch.arange(15.0).view(5, 3)
+    shard: Any = shard_like(tensor, distribute_tensor(tensor, init_device_mesh("cpu", (2,)), [Shard(0)]))
+    found["bytes"] = shard.to_local().untyped_storage().nbytes()
+    found["kept"], found["dropped"] = (full_tree([shard, {"a": tensor}], keep=keep) for keep in (True, False))
     plugin: Any = Plugin()
     install_clipping(plugin)
     for overflows in (False, True):
@@ -94,14 +98,25 @@ def reference() -> list[torch.Tensor]:
     return [*plain(), extra]
 
 
+def test_a_tensor_is_sharded_and_gathered(ranks: list[dict[str, Any]]) -> None:
+    """Strategies gather and load whole states in test_fsdp.py."""
+    tensor = torch.arange(15.0).view(5, 3)
+    for rank, rows in zip(ranks, (3, 2), strict=True):
+        assert rank["bytes"] == rows * 3 * 4  # a view would keep the whole tensor in memory
+        assert torch.equal(rank["kept"][0], tensor)
+        assert rank["dropped"][0].numel() == 0
+        assert torch.equal(rank["dropped"][1]["a"], tensor)
+
+
 def test_spread_gradients_are_clipped_as_whole_ones(ranks: list[dict[str, Any]]) -> None:
-    parameters = reference()
-    norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    by_norm, by_value = reference(), reference()
+    norm = torch.nn.utils.clip_grad_norm_(by_norm, 1.0)
+    torch.nn.utils.clip_grad_value_(by_value, 0.5)
     assert norm > 5
     for rank in ranks:
         torch.testing.assert_close(rank["norm"], norm)
-        for ours, parameter in zip(rank["clipped"], parameters, strict=True):
-            torch.testing.assert_close(ours, parameter.grad)
+        torch.testing.assert_close(rank["clipped"], [parameter.grad for parameter in by_norm])
+        assert all(map(torch.equal, rank["by value"], [parameter.grad for parameter in by_value]))
 
 
 def test_an_overflow_on_one_rank_is_found_by_both(ranks: list[dict[str, Any]]) -> None:
@@ -117,15 +132,4 @@ def test_without_ranks_it_is_torchs() -> None:
     torch.testing.assert_close(clip_by_norm(ours, 0.1), torch.nn.utils.clip_grad_norm_(theirs, 0.1))
     for left, right in zip(ours, theirs, strict=True):
         torch.testing.assert_close(left.grad, right.grad)
-    small = plain()
-    clip_by_norm(small, 1e6)
-    assert all(torch.equal(left.grad, right.grad) for left, right in zip(small, plain(), strict=True))
     assert global_norm([]) == 0
-
-
-def test_gradients_are_clipped_by_value(ranks: list[dict[str, Any]]) -> None:
-    parameters = reference()
-    torch.nn.utils.clip_grad_value_(parameters, 0.5)
-    for rank in ranks:
-        for ours, parameter in zip(rank["by value"], parameters, strict=True):
-            assert torch.equal(ours, parameter.grad)
