@@ -42,6 +42,7 @@ def test_the_package_itself_imports_nothing() -> None:
         _ = lathe.nothing
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_ends_with_one_sentence(tmp_path: Path) -> None:
     words = [*SHORT, "trainer.devices=2", "strategy=ddp", f"paths.log_dir={tmp_path}"]
     (tmp_path / "script.py").write_text(f"import lathe\nlathe.train({words})\n")

@@ -1,16 +1,17 @@
-"""launch.threads: idle physical cores divided by the processes; the same number after a resume."""
+"""launch.threads: idle physical cores divided by the processes. launch.numa: where torch can bind workers to CPUs."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from support.commands import run
+import torch
+from support.typed import Command
 
 from lathe.config import cpu_count as cores_of_machine
 from lathe.launch import threads
 from lathe.launch.threads import choose_threads
-from lathe.runs.rundir import RunDir
 
 
 @pytest.fixture
@@ -90,13 +91,49 @@ def test_a_recorded_number_and_then_the_environment_come_before_auto(
     assert choose_threads(None, 1, recorded=5)[0] is None
 
 
-def test_a_resumed_run_keeps_its_number_of_threads(tmp_path: Path) -> None:
-    words = ["model=mlp", "trainer.max_epochs=1", "trainer.accelerator=cpu", "logger=none", "name=threads"]
-    first = run(*words, cwd=tmp_path, OMP_NUM_THREADS="2")
-    assert first.returncode == 0, first.stderr
-    directory = RunDir(tmp_path / "logs" / "latest")
-    assert directory.config["launch"]["threads"] == 2
-    again = run("resume=logs/latest", "trainer.max_epochs=2", cwd=tmp_path, OMP_NUM_THREADS="1")
-    assert again.returncode == 0, again.stderr
-    assert "CPU threads per process: 2 (as when the run was started)" in again.stdout
-    assert directory.config["launch"]["threads"] == 2
+def test_a_resumed_run_keeps_its_number_of_threads(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    command.fails("model=mlp", job="support.agent_jobs:breaks_off", capsys=capsys)
+    (run,) = command.runs
+    assert run.config["launch"]["threads"] == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    command(f"resume={run.path}")
+    assert "CPU threads per process: 2 (as when the run was started)" in capsys.readouterr().out
+    assert run.config["launch"]["threads"] == 2
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Set the machine's hardware: nodes(nodes=2, gpus=4)."""
+
+    def has(nodes: int = 2, gpus: int = 0, numactl: bool = True) -> None:
+        for index in range(nodes):
+            (tmp_path / f"node{index}").mkdir(exist_ok=True)
+        (tmp_path / "possible").touch()
+        monkeypatch.setattr(threads, "NUMA_NODES", tmp_path)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if numactl else None)
+        monkeypatch.setattr("sys.platform", "linux")
+
+    return has
+
+
+@pytest.mark.parametrize(
+    ("has", "mode", "said"),
+    [
+        ({"nodes": 1, "gpus": 4}, None, ""),
+        ({"gpus": 4}, "node", "launch.numa=auto: node.\n"),
+        ({"gpus": 0}, None, "launch.numa=auto: none, as it requires GPUs"),
+        ({"gpus": 4, "numactl": False}, None, "launch.numa=auto: none, as it requires the program numactl"),
+    ],
+)
+def test_auto_binds_where_it_can(
+    nodes: Any, has: dict[str, Any], mode: str | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nodes(**has)
+    assert threads.numa_mode({"trainer": {"accelerator": "auto", "devices": 2}}, "auto") == mode
+    printed = capsys.readouterr().out
+    assert printed.startswith(said)
+    assert bool(printed) == bool(said)

@@ -1,4 +1,4 @@
-"""The net is compiled in place: same names, same results."""
+"""The net is compiled in place and put into channels_last: same names, same results."""
 
 import logging
 from pathlib import Path
@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from support.commands import check, run
+from support.ranks import on_ranks
+from support.runs import column, new_run, weights
 from torch import nn
 
+import lathe.training.train
 from lathe.callbacks import Graphs
+from lathe.errors import ArgumentError
 from lathe.nets import MLP, CifarResNet
-from lathe.strategies import compile_net
+from lathe.strategies import channels_last, compile_net
 
 
 @pytest.fixture
@@ -36,7 +41,8 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[nn.Module, dict[str,
 
 # torch's compiler imports deprecated parts of torch
 @pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated")
-def test_result_and_names_are_those_of_the_eager_net(net: MLP) -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_result_and_names_are_those_of_the_eager_net(net: MLP, backend: Any) -> None:
     x = torch.randn(5, 1, 4, 4)
     names, expected = list(net.state_dict()), net(x)
     expected.sum().backward()
@@ -44,7 +50,7 @@ def test_result_and_names_are_those_of_the_eager_net(net: MLP) -> None:
     net.zero_grad()
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    compile_net(net, "cpu")
+    compile_net(net, "cpu", backend=backend)
     y = net(x)
     y.sum().backward()
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
@@ -125,3 +131,77 @@ def test_graphs_after_the_first_step_are_counted() -> None:
             graphs.on_train_batch_end(SimpleNamespace(global_step=batch // 2), None, None, None, 0)
         assert (Graphs.made, Graphs.anew) == (made, anew)
     torch.compiler.reset()
+
+
+# channels_last
+
+RUN = (
+    "model=resnet20",
+    "model.net.depth=8",
+    "model.net.width=16",
+    "data.batch_size=16",
+    "trainer.limit_train_batches=2",
+    "trainer.limit_val_batches=1",
+    "trainer.max_epochs=2",
+    "trainer.log_every_n_steps=1",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "precision=64-true",
+    "test=false",
+)
+
+
+def resnet() -> nn.Module:
+    torch.manual_seed(0)
+    return CifarResNet(depth=8, in_channels=3, num_classes=10)
+
+
+@pytest.mark.parametrize("wanted", [True, "auto"])
+def test_convolutions_run_in_that_order(wanted: Any) -> None:
+    plain, laid = resnet().eval(), resnet().eval()
+    channels_last(laid, SingleDeviceStrategy(), wanted)
+    orders = []
+    for module in laid.modules():
+        if isinstance(module, nn.Conv2d):
+            assert module.weight.is_contiguous(memory_format=torch.channels_last)
+            module.register_forward_hook(
+                lambda m, a, out: orders.append(out.is_contiguous(memory_format=torch.channels_last))
+            )
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(laid(x), plain(x), rtol=1e-4, atol=1e-5)
+    assert orders
+    assert all(orders)
+
+
+def test_narrow_strided_1x1_convolutions_stay_as_they_are_on_a_cpu() -> None:
+    narrow = CifarResNet(depth=8, in_channels=3, num_classes=10, width=4)
+    with pytest.raises(ArgumentError, match="channels_last=true is not safe for"):
+        channels_last(narrow, SingleDeviceStrategy(), True)
+    channels_last(narrow, SingleDeviceStrategy(), "auto")
+    assert not narrow._forward_pre_hooks
+    channels_last(narrow, SingleDeviceStrategy(torch.device("meta")), True)
+    assert narrow._forward_pre_hooks
+
+
+def _run(rank: int, cfg: dict[str, Any]) -> None:
+    lathe.training.train.train(cfg)
+
+
+def test_a_run_is_the_same_on_one_process_and_on_two(tmp_path: Path) -> None:
+    found = []
+    for name, words in {
+        "first": (),
+        "last": ("trainer.channels_last=true",),
+        "two": ("trainer.channels_last=true", "strategy=ddp", "trainer.devices=2"),
+    }.items():
+        cfg = new_run(tmp_path / name, *RUN, *words)
+        if name == "two":
+            on_ranks(_run, cfg)
+        else:
+            lathe.training.train.train(cfg)
+        found.append(Path(cfg["paths"]["run_dir"]))
+    expected = weights(found[0])
+    for other in found[1:]:
+        assert column(other, "train/loss") == pytest.approx(column(found[0], "train/loss"), rel=1e-6)
+        torch.testing.assert_close(weights(other), expected, rtol=1e-5, atol=1e-7)

@@ -224,10 +224,8 @@ FOUR: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "tied 2x1x2": ("tied", {}, {"optimizer": adam}),
     "resnet 2x1x2": ("resnet", {}, {"optimizer": adam}),
     "gpt 2x1x2 interleaved": ("gpt4", {"schedule": "interleaved"}, {"optimizer": adam}),
-    "mlp 1x1x4": ("mlp", {"data": 1, "stages": None, "schedule": "1f1b"}, {}),
-    "tied 1x1x4": ("tied", {"data": 1, "stages": 4}, {"optimizer": adam}),
+    "tied 1x1x4": ("tied", {"data": 1, "stages": None, "schedule": "1f1b"}, {"optimizer": adam}),
     "gpt 1x2x2": ("gpt4", {"tensor": 2}, {"optimizer": adam}),
-    "gpt 1x2x2 whole": ("gpt4", {"tensor": 2, "sequence_parallel": False, "schedule": "1f1b"}, {"optimizer": sgd}),
     "vit 1x2x2": ("vit", {"tensor": 2}, {"optimizer": adam}),
 }
 EIGHT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {

@@ -38,7 +38,6 @@ TRAIN = (
 STRATEGIES = {
     "full": "strategy=fsdp",
     "sharded": "strategy=fsdp strategy.checkpoint=sharded",
-    "tensor": "strategy=tensor",
 }
 
 
@@ -95,7 +94,7 @@ class Modes(Callback):
     on_test_batch_start = on_validation_batch_start
 
 
-@pytest.mark.parametrize("words", ["fsdp strategy.cpu_offload=true", "tensor", "auto"])
+@pytest.mark.parametrize("words", ["fsdp strategy.cpu_offload=true", "auto"])
 def test_what_is_gathered_is_no_tensor_of_inference(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,17 +58,10 @@ RECIPES = {
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_it_trains_as_the_step_that_is_written(recipe: str, tmp_path: Path) -> None:
-    found = trained(tmp_path / "whole", *RECIPES[recipe], *GRAPH)
-    assert counters["stats"]["unique_graphs"] == 2  # the step, and the evaluation
-    assert not counters["graph_break"]
-    assert not counters["recompiles"]
-    alike(found, trained(tmp_path / "eager", *RECIPES[recipe]))
-
-
-@pytest.mark.parametrize("recipe", [*RECIPES, "lars"])
-def test_what_a_step_writes_to_stays_where_it_is(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise inductor makes no CUDA graph of it: weights, gradients, states, counters and statistics."""
+def test_it_trains_as_the_step_that_is_written(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that it writes to stays where it is, or inductor would make no CUDA graph of it: weights, gradients, states,
+    counters and statistics.
+    """
     seen: list[tuple[set[int], set[int], list[Any]]] = []
 
     def watched(graph: Any, inputs: list[Any]) -> Any:
@@ -81,12 +74,16 @@ def test_what_a_step_writes_to_stays_where_it_is(recipe: str, tmp_path: Path, mo
     backend = aot_autograd(fw_compiler=watched, keep_inference_input_mutations=True)
     registry.lookup_backend("aot_eager")  # registers torch's backends
     monkeypatch.setitem(registry._COMPILER_FNS, "aot_eager", backend)
-    trained(tmp_path, *RECIPES.get(recipe, ("optimizer=lars", "optimizer.lr=0.1")), *GRAPH, "trainer.max_epochs=1")
+    found = trained(tmp_path / "whole", *RECIPES[recipe], *GRAPH)
+    assert counters["stats"]["unique_graphs"] == 2  # the step, and the evaluation
+    assert not counters["graph_break"]
+    assert not counters["recompiles"]
     written, static, inputs = max(seen, key=lambda one: len(one[0]))
     assert len(written) > 10
     assert written <= static
     moving = [inputs[number] for number in range(len(inputs)) if number not in static]
     assert sorted(tensor.ndim for tensor in moving) == [1, 4]  # the labels and the images
+    alike(found, trained(tmp_path / "eager", *RECIPES[recipe]))
 
 
 def test_a_pruned_net_keeps_its_zeros(tmp_path: Path) -> None:

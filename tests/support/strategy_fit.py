@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from lathe.callbacks import AtomicCheckpointIO
 from lathe.nets import GPT, MLP, CifarResNet, DeepMLP, ViT, timm_net
+from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies import SyncBatchNorm
 from lathe.strategies.dtensors import local
 from lathe.tasks import ClassificationTask, LanguageModellingTask, Task
@@ -122,6 +123,19 @@ def fit(
     if save is not None:
         trainer.save_checkpoint(save)
     return {"losses": losses.losses, "held": losses.held}
+
+
+def like_one_process(ranks: list[dict[str, Any]], path: Path, one_path: Path, name: str, **options: Any) -> None:
+    """Compare the results of ranks, and their checkpoint in `path`, with those of a fit in one process."""
+    one = fit(name, save=one_path, **options)
+    assert len(set(one["losses"])) == 4
+    assert relative(mean_losses(ranks), one["losses"]) < 1e-5
+    theirs, ours = read_checkpoint(one_path), read_checkpoint(path)
+    for key in ("state_dict", "optimizer_states"):
+        assert same_format(ours[key], theirs[key])
+    torch.testing.assert_close(ours["state_dict"], theirs["state_dict"], rtol=1e-4, atol=2e-5)
+    states = [state["optimizer_states"][0]["state"] for state in (ours, theirs)]
+    torch.testing.assert_close(*states, rtol=1e-3, atol=1e-5)
 
 
 def same_format(left: Any, right: Any) -> bool:

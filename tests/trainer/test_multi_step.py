@@ -71,10 +71,8 @@ class Hooks(Callback):
         self.handle = {
             "forward": torch.nn.Module.register_forward_hook,
             "log": torch.nn.Module.register_forward_hook,
-            "before": torch.nn.Module.register_forward_pre_hook,
             "backward": lambda net, made: [*net.modules()][-1].register_full_backward_hook(made),
             "gradient": lambda net, made: first.register_hook(made),
-            "gathered": lambda net, made: first.register_post_accumulate_grad_hook(made),
             "everywhere": lambda net, made: register_module_forward_hook(
                 lambda module, *_: made() if module is net else None
             ),
@@ -84,7 +82,7 @@ class Hooks(Callback):
         self.handle.remove()
 
 
-@pytest.mark.parametrize("kind", ["forward", "log", "before", "backward", "gradient", "gathered", "everywhere"])
+@pytest.mark.parametrize("kind", ["forward", "log", "backward", "gradient", "everywhere"])
 def test_a_users_hook_on_the_net_sees_each_step_and_is_named_once(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:

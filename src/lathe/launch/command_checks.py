@@ -17,9 +17,8 @@ from lathe.config.resolve import flatten
 from lathe.config.schema import key_schemas
 from lathe.config.validate import check, check_types
 from lathe.errors import refuse, require
-from lathe.launch.devices import count_processes
+from lathe.launch.devices import count_processes, read_nodes
 from lathe.launch.external_launch import ExternalLaunch
-from lathe.launch.multi_node import read_nodes
 
 # Commands that do not write to paths.log_dir, which they have only for Hydra's own sweepers.
 IGNORE_LOG_DIR = (

@@ -16,12 +16,11 @@ from typing import Any
 
 from lathe.errors import Stopped, UserError
 from lathe.files import scratch, uninterrupted
+from lathe.launch.devices import Nodes
 from lathe.launch.error_reporting import explain_error, explain_user_code, full_error
-from lathe.launch.multi_node import Nodes
-from lathe.launch.numa import numa_mode
 from lathe.launch.process_group import describe_timeouts, find_timeout, init_process_group, save_timeout
 from lathe.launch.stdio import prepare_stdio
-from lathe.launch.threads import choose_threads, use_threads
+from lathe.launch.threads import choose_threads, numa_mode, use_threads
 from lathe.runs.rerun_command import run_command, run_overrides
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # passed on to the workers

@@ -7,7 +7,6 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +42,7 @@ def report_errors(main: Callable[[], Any]) -> Callable[[], None]:
             trust.ask("--trust" in sys.argv[1:])
             words = [word for word in sys.argv[1:] if word != "--trust"]
             if {"-h", "--help"} & set(words):
-                _print_help([word for word in words if word not in ("-h", "--help")])
+                print(help_text([word for word in words if word not in ("-h", "--help")]), flush=True)
             else:
                 sys.argv[1:] = words
                 sys.argv[1:] = translate(words, root_names())
@@ -53,7 +52,7 @@ def report_errors(main: Callable[[], Any]) -> Callable[[], None]:
         except SystemExit as stop:
             # rich exits with 1 where standard output is closed
             closed = isinstance(stop.__context__, BrokenPipeError) and stop.code == 1
-            sys.exit(_report_closed_stdout() if closed else stop.code)
+            sys.exit(discard_output() if closed else stop.code)
         except KeyboardInterrupt:  # before training has its own handler
             print("Error: stopped by Ctrl-C.", file=sys.stderr, flush=True)
             exit_on_next(signal.SIGINT)
@@ -81,23 +80,13 @@ def warn_of_another_clone(script: Path) -> None:
         )
 
 
-def _print_help(words: list[str]) -> None:
-    try:
-        print(help_text(words), flush=True)
-    except BrokenPipeError:  # --help | head
-        sys.exit(discard_output())
-
-
 def _load_dotenv() -> None:
     """Set environment variables from a file .env in the working directory, unless they are set already."""
     if not os.path.isfile(".env"):
         return
     from dotenv import dotenv_values  # most projects have no such file
 
-    try:
-        found = dotenv_values(".env", encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f".env can't be read: {error}") from error
+    found = dotenv_values(".env", encoding="utf-8")
     fresh = {name: value for name, value in found.items() if value is not None and name not in os.environ}
     os.environ.update(fresh)
     if fresh and _is_rank_0():
@@ -117,7 +106,7 @@ def report_error(error: Exception) -> int:
     if isinstance(error, UserError) and not _is_rank_0():
         return 1  # rank 0 has the same mistake
     if isinstance(error, BrokenPipeError) and stdout_is_closed():
-        return _report_closed_stdout()
+        return discard_output()
     explained = explain_error(error) or explain_user_code(error)
     if explained is None or full_error():
         traceback.print_exception(error)
@@ -127,12 +116,6 @@ def report_error(error: Exception) -> int:
         exit_on_next(signal.SIGINT)
         return error.code
     return 1
-
-
-def _report_closed_stdout() -> int:
-    with suppress(BrokenPipeError):  # 2>&1
-        print("Error: standard output was closed by its reader.", file=sys.stderr, flush=True)
-    return discard_output()
 
 
 def full_error() -> bool:

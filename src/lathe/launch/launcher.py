@@ -5,7 +5,8 @@ again. torch is imported only when the configuration has passed all checks.
 """
 
 import sys
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,10 @@ from lathe.launch.command_checks import (
     saved_overrides,
     typed_overrides,
 )
-from lathe.launch.devices import count_processes
+from lathe.launch.devices import count_processes, read_nodes, run_lookup_lock
 from lathe.launch.elastic import call_job, run_job
 from lathe.launch.error_reporting import report_error
-from lathe.launch.external_launch import detect_external_launch
-from lathe.launch.multi_node import read_nodes, run_lookup_lock
+from lathe.launch.external_launch import ExternalLaunch, detect_external_launch
 from lathe.launch.resume import find_run, needs_receipt, resume_overrides, stopping_key
 from lathe.launch.sweep import check_sweep_words, job_of
 from lathe.launch.threads import choose_threads
@@ -82,59 +82,46 @@ def launch_run(cfg: DictConfig, job: str) -> tuple[Any, str]:
     shares_run = nodes.launch_id is not None or typed["resume"] == "auto"  # with other nodes or commands
     with ExitStack() as locks:
         with run_lookup_lock(log_dir) if shares_run else nullcontext():
-            run, resolved = find_run(typed, external, nodes)
-            if run is not None:
+            found, resolved = find_run(typed, external, nodes)
+            if found is not None:
                 refuse(check(resolved, "train", checks, saved="run"))
             elif has_own_config:
                 check_command(cfg, resolve(cfg), checks)
             processes = count_processes(resolved, external, nodes)
-            if run is not None and sweep_job is not None:
-                sweep_job.found(run.path)
-            complete = _is_complete(run, resolved)
-            if complete and external is not None:
-                with external:
-                    external.dismiss(resolved)
-            if run is not None and complete and not needs_receipt(run, resolved):
-                print(f"{run.path} is complete; raise {stopping_key(run)} to train it further.")
-                return run.result.get("objective"), str(run.path)
-            if run is not None and not complete:
-                run.warn_of_changes()
-            _set_threads(resolved, processes, run, silent=complete)
-            is_new = run is None
-            if run is None:
-                resolved = with_absolute_paths(resolved)
-                resolved["resume"] = None
+            complete = found is not None and _is_complete(found, resolved)
+            _set_threads(resolved, processes, found, silent=complete)
+            if found is None:
+                resolved = {**with_absolute_paths(resolved), "resume": None}
                 launch_id = external.launch_id if external else nodes.launch_id
                 run = rundir.create(log_dir, resolved, saved_overrides(resolved), launch_id)
-                if sweep_job is not None:
-                    sweep_job.found(run.path)
-            locks.enter_context(run.locked(shared=nodes.several))
+            else:
+                run = found
+            if sweep_job is not None:
+                sweep_job.found(run.path)
+            if complete and not needs_receipt(run, resolved):
+                print(f"{run.path} is complete; raise {stopping_key(run)} to train it further.")
+            else:
+                locks.enter_context(run.locked(shared=nodes.several))
         if complete:
-            print(f"{run.path} is complete but for its receipt, which is measured now.")
-            call_job("lathe.training.compression_finalize:complete_receipt", resolved)
-            return run.result.get("objective"), str(run.path)
-        words = resume_overrides(resolved) if typed["resume"] not in (None, "auto") else []
-        is_reopened = not is_new and (run.complete or not nodes.several)
-        reopened = run.reopened(resolved, words) if is_reopened else nullcontext()
+            return _finish_complete(run, resolved, external)
+        if found is not None:
+            run.warn_of_changes()
+        reopened: AbstractContextManager[Any] = nullcontext()
+        if found is not None and (run.complete or not nodes.several):
+            words = resume_overrides(resolved) if typed["resume"] not in (None, "auto") else []
+            reopened = run.reopened(resolved, words)
         if sweep_job is not None:  # for what a run reports to its search; not saved with the run
             resolved = {**resolved, "sweep": {"folder": str(sweep_job.folder), "job": sweep_job.number}}
-        try:
-            with external or nullcontext(), reopened:
-                if external is not None:
-                    external.send(resolved)
-                result = run_job(job, resolved, 1 if external else processes, resolved["launch"], nodes)
-        except BaseException as error:  # also Ctrl-C
-            if isinstance(error, FileNotFoundError) and not run.path.is_dir():
-                raise UserError(f"{run.path} was moved or removed during training. Resume it where it is.") from error
-            if is_new and not run.begun:  # leave no directory of a run that never began
-                run.remove()
-            raise
+        with _removing_unbegun(run, is_new=found is None), external or nullcontext(), reopened:
+            if external is not None:
+                external.send(resolved)
+            result = run_job(job, resolved, 1 if external else processes, resolved["launch"], nodes)
     return (result or {}).get("objective"), str(run.path)
 
 
-def _is_complete(run: rundir.RunDir | None, cfg: dict[str, Any]) -> bool:
+def _is_complete(run: rundir.RunDir, cfg: dict[str, Any]) -> bool:
     """True if there is nothing left to train."""
-    return run is not None and run.complete and not differences(run.config, cfg, rundir.NOT_THE_EXPERIMENT)
+    return run.complete and not differences(run.config, cfg, rundir.NOT_THE_EXPERIMENT)
 
 
 def _set_threads(cfg: dict[str, Any], processes: int, run: rundir.RunDir | None, silent: bool) -> None:
@@ -143,3 +130,27 @@ def _set_threads(cfg: dict[str, Any], processes: int, run: rundir.RunDir | None,
     cfg["launch"]["threads"], reason = choose_threads(cfg["launch"]["threads"], processes, recorded)
     if reason and not silent:
         print(f"CPU threads per process: {cfg['launch']['threads']} ({reason})", flush=True)
+
+
+def _finish_complete(run: rundir.RunDir, cfg: dict[str, Any], external: ExternalLaunch | None) -> tuple[Any, str]:
+    """Measure the receipt of a complete run, if it lacks one; return the run's objective and path."""
+    if external is not None:
+        with external:
+            external.dismiss(cfg)
+    if needs_receipt(run, cfg):
+        print(f"{run.path} is complete but for its receipt, which is measured now.")
+        call_job("lathe.training.compression_finalize:complete_receipt", cfg)
+    return run.result.get("objective"), str(run.path)
+
+
+@contextmanager
+def _removing_unbegun(run: rundir.RunDir, is_new: bool) -> Iterator[None]:
+    """Leave no directory of a new run that fails before it has begun."""
+    try:
+        yield
+    except BaseException as error:  # also Ctrl-C
+        if isinstance(error, FileNotFoundError) and not run.path.is_dir():
+            raise UserError(f"{run.path} was moved or removed during training. Resume it where it is.") from error
+        if is_new and not run.begun:
+            run.remove()
+        raise

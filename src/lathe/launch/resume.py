@@ -16,8 +16,8 @@ from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.resolve import changes, data_folder_of, differences, resolve, set_data_folder, with_absolute_paths
 from lathe.errors import UserError, require
 from lathe.launch.command_checks import saved_overrides, typed_overrides
+from lathe.launch.devices import Nodes
 from lathe.launch.external_launch import ExternalLaunch
-from lathe.launch.multi_node import Nodes
 from lathe.runs import run_discovery
 from lathe.runs.rerun_command import ENDS
 from lathe.runs.rundir import NOT_THE_EXPERIMENT, RunDir, display_path, open_run

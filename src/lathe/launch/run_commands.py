@@ -1,24 +1,27 @@
-"""Commands that do not train: on one run directory, or in this process. Imports no torch."""
+"""Commands that do not train: on a run directory, on a configuration, or in this process. Imports no torch."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lathe import trust
+from lathe.config.compression_plan import methods
 from lathe.config.override_parsing import key_of
-from lathe.config.resolve import resolve, set_data_folder
+from lathe.config.resolve import resolve, set_data_folder, with_absolute_paths
 from lathe.config.validate import check
 from lathe.errors import refuse, require
-from lathe.launch.command_checks import check_command, typed_overrides
-from lathe.launch.devices import count_processes
+from lathe.launch.command_checks import check_command, launch_checks, make_paths_absolute, typed_overrides
+from lathe.launch.devices import count_processes, read_nodes
 from lathe.launch.elastic import call_job, run_job
 from lathe.launch.error_reporting import report_error
+from lathe.launch.external_launch import detect_external_launch
 from lathe.launch.launcher import is_sweep_failure
-from lathe.launch.multi_node import read_nodes
 from lathe.launch.signals import raise_on_signal
+from lathe.launch.sweep import check_sweep_words
 from lathe.runs import rundir
 
 
@@ -37,11 +40,7 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
         trust.allow(request)
         resolved = _config_of_run(request)
         refuse(check(resolved, saved="parts"))
-        nodes = read_nodes(request["launch"])
-        require(
-            not nodes.several and nodes.launch_id is None,
-            "launch.nodes and launch.id are for training. Leave them out.",
-        )
+        _check_one_machine(request)
         with raise_on_signal():
             return run_job(job, resolved, count_processes(resolved), request["launch"])
     except Exception as error:
@@ -85,6 +84,52 @@ def _split_checkpoint_path(cfg: DictConfig) -> None:
     require("checkpoint" in cfg, f"run={path}: expected a run directory, not a checkpoint. Use run={run}.")
     require(not other, f"run={path} is another checkpoint than checkpoint={cfg.get('checkpoint')}. Leave one out.")
     cfg.run, cfg.checkpoint = str(run), name
+
+
+def launch_dry_run(cfg: DictConfig, job: str, one_device: bool = False) -> Any:
+    """Run `job` on the configuration that train.py would use for the same overrides; the command's keys are in `find`.
+
+    A job for `one_device` refuses a run of several.
+    """
+    try:
+        command = str(HydraConfig.get().job.config_name)
+        require(HydraConfig.get().mode != RunMode.MULTIRUN, f"{command}.py takes one configuration. Leave -m out.")
+        require(detect_external_launch() is None, f"{command}.py starts its processes itself. Start it with python.")
+        check_sweep_words(typed_overrides())
+        check_command(cfg, resolve(cfg), launch_checks(None))
+        make_paths_absolute(cfg)
+        resolved = with_absolute_paths(resolve(cfg))
+        trust.allow(resolved)
+        _check_dry_run(resolved, command)
+        _check_one_machine(resolved)
+        if resolved["find"]["output"] is None:
+            resolved["find"]["output"] = str(Path(resolved["paths"]["log_dir"]) / command / str(resolved["name"]))
+        processes = count_processes(resolved)
+        require(
+            processes == 1 or not one_device,
+            f"{command}.py takes one device, and this run has {processes}. Add trainer.devices=1.",
+        )
+        with raise_on_signal():
+            return run_job(job, resolved, processes, resolved["launch"])
+    except Exception as error:
+        sys.exit(report_error(error))
+
+
+def _check_dry_run(cfg: dict[str, Any], command: str) -> None:
+    require(cfg["resume"] is None, f"resume={cfg['resume']}: {command}.py starts a new run. Leave resume out.")
+    require(
+        cfg["ckpt_mode"] == "weights",
+        f"ckpt_mode={cfg['ckpt_mode']} restores the optimizer's learning rate. Use ckpt_mode=weights.",
+    )
+    names = ",".join(methods(cfg.get("compression") or {}))
+    require(not names, f"compression={names} needs a whole run. Leave it out.")
+
+
+def _check_one_machine(cfg: dict[str, Any]) -> None:
+    nodes = read_nodes(cfg["launch"])
+    require(
+        not nodes.several and nodes.launch_id is None, "launch.nodes and launch.id are for training. Leave them out."
+    )
 
 
 def run_inline(cfg: DictConfig, job: str) -> None:

@@ -1,14 +1,19 @@
-"""CPU threads of each process: `launch.threads`."""
+"""CPU threads of each process, `launch.threads`, and the CPUs they run on, `launch.numa`."""
 
 import os
+import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from lathe.config.cpu_count import allowed_cpus, physical_cores
+from lathe.errors import UserError
 
 SAMPLE_S = 0.2  # for measuring how busy the cores are
+NUMA_NODES = Path("/sys/devices/system/node")
 QUIET = 0.5  # a load average that changes no number of threads, so that nothing is measured
 
 
@@ -69,3 +74,41 @@ def use_threads(cfg: dict[str, Any]) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)  # lathe.train in a notebook
+
+
+def numa_mode(cfg: dict[str, Any], mode: str) -> str | None:
+    """The mode for torch, which binds local rank r to the CPUs of GPU r; None if there is nothing to bind.
+
+    `auto` is `node` where torch can do it, and prints its choice on a machine with several NUMA nodes.
+
+    Raises:
+        UserError: a mode that torch can't use here.
+    """
+    has_one_node = len(list(NUMA_NODES.glob("node[0-9]*"))) <= 1  # none where the system does not list them
+    if mode == "none" or (mode == "auto" and has_one_node):
+        return None
+    if has_one_node and mode != "exclusive" and sys.platform.startswith("linux"):
+        warnings.warn(f"launch.numa={mode} does nothing here: this machine has one NUMA node.", stacklevel=2)
+        return None
+    missing = _numa_lacks(cfg)
+    if mode == "auto":
+        print(f"launch.numa=auto: {f'none, as it requires {missing}' if missing else 'node'}.", flush=True)
+        return None if missing else "node"
+    if missing:
+        raise UserError(f"launch.numa={mode} requires {missing}. Use launch.numa=none.")
+    return mode
+
+
+def _numa_lacks(cfg: dict[str, Any]) -> str | None:
+    """Return what the binding lacks, or None."""
+    if not sys.platform.startswith("linux"):
+        return "Linux"
+    import torch
+
+    trainer = cfg["trainer"]
+    if trainer["accelerator"] not in ("auto", "gpu", "cuda") or not torch.cuda.device_count():
+        return "GPUs"
+    devices = trainer["devices"]
+    if isinstance(devices, list) and devices != list(range(len(devices))):
+        return f"the first GPUs, not trainer.devices={devices} (CUDA_VISIBLE_DEVICES can choose them)"
+    return None if shutil.which("numactl") else "the program numactl"

@@ -1,9 +1,9 @@
+from .compilation import channels_last as channels_last
 from .compilation import compile_net as compile_net
 from .ddp import DDP as DDP
 from .ddp import auto as auto
 from .deepspeed import DeepSpeed as DeepSpeed
 from .fsdp import FSDP as FSDP
-from .memory_format import channels_last as channels_last
 from .model_split import ModelSplit as ModelSplit
 from .pipeline import Pipeline as Pipeline
 from .pipeline import ThreeD as ThreeD

@@ -57,10 +57,6 @@ class ShardedStrategy(ModelParallelStrategy):
             self.apply_sharding(task, task.get_submodule("net"))
             self._sharded_net = task.net
 
-    @property
-    def process_group_backend(self) -> str | None:
-        return self._process_group_backend
-
     def _configure_launcher(self) -> None:
         """Launch nothing: the ranks are already running."""
 

@@ -122,31 +122,21 @@ def test_a_mistake_costs_one_line_and_leaves_nothing(tmp_path: Path, case: str) 
     assert not list(tmp_path.rglob("*.yaml"))
 
 
-def test_a_job_whose_run_was_deleted_is_run_anew(tmp_path: Path) -> None:
-    """As after a kill of the sweep, and `scripts/runs.py delete=unfinished`."""
+def test_jobs_that_a_kill_left_unrecorded(tmp_path: Path) -> None:
+    """A run that was complete is kept; one that `scripts/runs.py delete=unfinished` has deleted is made again."""
     words = ("-m", *WORDS, "sweep.axes={seed: [1]}")
     check(run(*words, cwd=tmp_path))
     (sweep,) = sweeps(tmp_path / "logs")
     (job,) = jobs(sweep)
     page = sweep / "jobs" / "00000.json"
-    (sweep / "done").unlink()
-    page.write_text(json.dumps({**job, "state": "running"}))
-    page.with_suffix(".run").write_text(job["run_dir"])
-    shutil.rmtree(job["run_dir"])
-    check(run(*words, cwd=tmp_path))
-    (again,) = jobs(sweep)
-    assert (again["state"], [Path(again["run_dir"])]) == ("complete", runs(tmp_path / "logs"))
-    assert again["objective"] == job["objective"]
-
-
-def test_a_job_whose_run_was_complete_before_a_kill_keeps_it(tmp_path: Path) -> None:
-    """The kill came between the end of the run and the sweep's record of it."""
-    words = ("-m", *WORDS, "sweep.axes={seed: [1]}")
-    check(run(*words, cwd=tmp_path))
-    (sweep,) = sweeps(tmp_path / "logs")
-    (job,) = jobs(sweep)
-    (sweep / "done").unlink()
-    (sweep / "jobs" / "00000.json").write_text(json.dumps({**job, "state": "running", "run_dir": None}))
-    check(run(*words, cwd=tmp_path))
-    (again,) = jobs(sweep)
-    assert (again["state"], again["run_dir"]) == ("complete", job["run_dir"])
+    for deleted in (False, True):
+        (sweep / "done").unlink()
+        page.write_text(json.dumps({**job, "state": "running", "run_dir": job["run_dir"] if deleted else None}))
+        page.with_suffix(".run").write_text(job["run_dir"])
+        if deleted:
+            shutil.rmtree(job["run_dir"])
+        check(run(*words, cwd=tmp_path))
+        (again,) = jobs(sweep)
+        assert (again["state"], [Path(again["run_dir"])]) == ("complete", runs(tmp_path / "logs"))
+        assert again["objective"] == job["objective"]
+        assert deleted or again["run_dir"] == job["run_dir"]

@@ -31,7 +31,8 @@ def points(sweep: Path) -> list[list[str]]:
 
 @pytest.mark.slow
 def test_each_trial_is_a_run_and_its_number_the_runs_own(tmp_path: Path) -> None:
-    done = check(run(*SEARCH, "sweep.trials=4", cwd=tmp_path))
+    quick = (*SEARCH, *QUICK, "sweep.trials=4")
+    done = check(run(*quick, cwd=tmp_path))
     (sweep,) = sweeps(tmp_path / "logs")
     trials = study_of(sweep).trials
     assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
@@ -45,7 +46,7 @@ def test_each_trial_is_a_run_and_its_number_the_runs_own(tmp_path: Path) -> None
         f"Best val/accuracy, {best.value:.4g}: job {best.number}, optimizer.lr={best.params['optimizer.lr']} "
         in done.stdout
     )
-    check(run(*SEARCH, "sweep.trials=4", "paths.log_dir=again", cwd=tmp_path))
+    check(run(*quick, "paths.log_dir=again", cwd=tmp_path))
     assert points(sweeps(tmp_path / "again")[0]) == points(sweep)  # its seed draws the same
 
 
@@ -101,7 +102,7 @@ def test_a_grid_ends_when_all_of_it_was_run_and_several_objectives_have_several_
     grid = "sweep.space={model.net.width: [8, 16], seed: {low: 1, high: 2}}"
     words = [word for word in SEARCH if not word.startswith(("model.net.width", "sweep.space"))]
     more = ("sweep.sampler=grid", "sweep.objectives=[val/accuracy,parameters]")
-    done = check(run(*words, grid, *more, cwd=tmp_path))
+    done = check(run(*words, grid, *more, *QUICK, cwd=tmp_path))
     (sweep,) = sweeps(tmp_path / "logs")
     assert points(sweep) == [[f"model.net.width={w}", f"seed={s}"] for w in (8, 16) for s in (1, 2)]
     study = study_of(sweep)

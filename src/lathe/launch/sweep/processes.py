@@ -4,7 +4,6 @@ The sweep's process has only imported what a run needs, so jobs can't affect eac
 """
 
 import atexit
-import ctypes
 import json
 import multiprocessing.process
 import multiprocessing.util
@@ -24,6 +23,7 @@ from typing import IO, Any
 from lathe.config.cpu_count import CPU_PROCESSES_PER_CORE
 from lathe.errors import UserError, require
 from lathe.files import NotPlain, open_plain, write_atomically
+from lathe.launch.elastic import die_with_parent
 from lathe.launch.error_reporting import explain_error, report_error
 from lathe.launch.stdio import prepare_stdio
 from lathe.launch.sweep.sweep_dir import Job, SweepDir
@@ -245,10 +245,9 @@ def _detach(parent: int, log: Path) -> None:
     multiprocessing.process._children = set()  # type: ignore[attr-defined]
     for ending in (weakref.finalize._exitfunc, multiprocessing.util._exit_function):  # type: ignore[attr-defined]
         atexit.register(ending)
-    if sys.platform.startswith("linux"):
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
-        if os.getppid() != parent:
-            os._exit(1)
+    die_with_parent()
+    if os.getppid() != parent:  # it died before
+        os._exit(1)
     for number in (*ENDING, signal.SIGCHLD):
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

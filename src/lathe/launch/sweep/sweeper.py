@@ -21,9 +21,9 @@ from lathe.config.resolve import resolve
 from lathe.config.schema import problems, training_commands
 from lathe.config.validate import check
 from lathe.errors import Stopped, UserError, refuse, require
+from lathe.launch.devices import read_nodes
 from lathe.launch.elastic import import_job
 from lathe.launch.external_launch import detect_external_launch
-from lathe.launch.multi_node import read_nodes
 from lathe.launch.sweep.optuna_search import Search
 from lathe.launch.sweep.processes import ENDING, Jobs, Slot, slots_of, was_pruned
 from lathe.launch.sweep.progress_table import ProgressTable, best_job, metric_of
