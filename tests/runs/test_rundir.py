@@ -2,6 +2,7 @@
 
 import errno
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ranks import on_ranks
 
 from lathe.errors import UserError
 from lathe.runs import rundir
@@ -47,7 +47,7 @@ def make_many(rank: int, log_dir: str) -> list[str]:
 
 
 def test_changed_files_of_the_user_are_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rundir, "source_folder", lambda: tmp_path / "src")
+    monkeypatch.setattr(rundir, "SOURCE", tmp_path / "src")
     for name in ("mine/lit.py", "mine/same.py", "mine/gone.py", "lathe/ours.py"):
         (tmp_path / "src" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "src" / name).write_text("x = 1\n")
@@ -92,7 +92,10 @@ def test_a_folder_of_runs_is_its_newest_run_with_a_checkpoint(tmp_path: Path) ->
 
 
 def test_processes_at_once_get_different_directories(tmp_path: Path) -> None:
-    names = [name for names in on_ranks(make_many, str(tmp_path), world=3) for name in names]
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        names = [
+            name for names in pool.starmap(make_many, [(rank, str(tmp_path)) for rank in range(3)]) for name in names
+        ]
     assert len(set(names)) == 30
     assert len(find_runs(tmp_path, "train")) == 30
 
