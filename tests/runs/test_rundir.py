@@ -42,7 +42,7 @@ def new(log_dir: Path, launch_id: str | None = None, **extra: Any) -> RunDir:
     return create(log_dir, cfg(**extra), ["seed=1"], launch_id)
 
 
-def make_many(rank: int, log_dir: str) -> list[str]:
+def make_many(log_dir: str) -> list[str]:
     return [new(Path(log_dir)).path.name for _ in range(10)]
 
 
