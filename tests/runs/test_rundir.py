@@ -93,7 +93,7 @@ def test_a_folder_of_runs_is_its_newest_run_with_a_checkpoint(tmp_path: Path) ->
 
 def test_processes_at_once_get_different_directories(tmp_path: Path) -> None:
     with multiprocessing.get_context("fork").Pool(3) as pool:
-        names = sum(pool.map(make_many, [str(tmp_path)] * 3), [])
+        names = [name for many in pool.map(make_many, [str(tmp_path)] * 3) for name in many]
     assert len(set(names)) == 30
     assert len(find_runs(tmp_path, "train")) == 30
 
