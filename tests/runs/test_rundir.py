@@ -135,12 +135,6 @@ def test_latest_is_a_relative_link_to_the_newest(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "train"]
 
 
-def test_a_run_is_opened_through_the_link(tmp_path: Path) -> None:
-    run = new(tmp_path)
-    point_latest(tmp_path, run.path)
-    assert open_run(tmp_path / "latest", "run").path == run.path.resolve()
-
-
 def test_what_is_not_a_run_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^resume=.*nowhere: there is no such directory; logs/latest is the newest"):
         open_run(tmp_path / "nowhere", "resume")
