@@ -447,6 +447,19 @@ class Reproduce(TypedDict):
     paths: LogPaths
 
 
+class Judge(TypedDict):
+    baseline: str
+    candidate: str
+    metric: Name | None
+    direction: Literal["max", "min"] | None
+    budget: Annotated[int, Field(ge=2)]
+    risk: OpenShare
+    seed: Seed
+    name: RunName
+    output: Name | None
+    paths: LogPaths
+
+
 class GpuCheck(TypedDict):
     accelerator: Literal["cpu", "gpu"]
     only: DistinctNames | None
@@ -575,6 +588,7 @@ COMMANDS: dict[str, Any] = {
     "batch_find": BatchFind,
     "runs": Runs,
     "reproduce": Reproduce,
+    "judge": Judge,
     "gpu_check": GpuCheck,
     "benchmark": Benchmark,
     "make_shards": MakeShards,

@@ -37,7 +37,8 @@ _WORD_BREAK = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _QUOTES = ("'", '"')
 _ITEM = r"""(?:[^,\[\]'"]|\[[^\]]*\]|'[^']*'|"[^"]*")+"""  # of a list, with its brackets and quotes closed
 # Keys whose value may contain =, in an override (baseline=optimizer.lr=0.1) or a path (.../epoch=4-step=100.ckpt).
-_WITH_EQUALS = ("baseline", "run", "ckpt_path", "resume", "checkpoint", "input", "output")
+_SIDES = ("baseline", "candidate")  # labels of groups, or whole lists of overrides
+_WITH_EQUALS = (*_SIDES, "run", "ckpt_path", "resume", "checkpoint", "input", "output")
 AUGMENT = re.compile(r"\{.*\b_target_ *: *['\"]?lathe\.data\.Augment\b", re.DOTALL)
 # What users of other templates type first, and Lathe's word for it: keys, flags and choices.
 KEYS = {
@@ -435,8 +436,8 @@ def quote_equals(key: str, value: str) -> str:
     """Quote the value of a key if it contains =."""
     if key == "where":
         return _quote_items(value)
-    is_bare = "=" in value and "," not in value and value[0] not in (*_QUOTES, "[", "$")
-    return repr(value) if is_bare and key in _WITH_EQUALS else value
+    is_bare = "=" in value and ("," not in value or key in _SIDES) and value[0] not in (*_QUOTES, "[", "$")
+    return as_typed(value) if is_bare and key in _WITH_EQUALS else value
 
 
 def _quote_items(text: str) -> str:

@@ -1,0 +1,160 @@
+"""Judge a change: train two sides with equal seeds, in turns, until a sequential test says which is better.
+
+The command is `python scripts/judge.py`. Looking at the result after each pair would make an ordinary t test find
+differences by chance; `evidence` stays valid however often one looks.
+"""
+
+import hashlib
+import itertools
+import json
+import os
+import shlex
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lathe import files
+from lathe.config.override_parsing import as_typed
+from lathe.errors import UserError, require
+from lathe.verbs.report import metrics
+from lathe.verbs.reproduce import project
+from lathe.verbs.runs.reader import Run, find_runs
+
+EXIT_CODES = {"better": 0, "worse": 3, "not told apart": 4}
+SIDES = ("baseline", "candidate")
+SPREAD = 1.0  # variance of the effect, in standard deviations of a pair's difference, that `evidence` expects
+QUIET = ("trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")
+
+
+def evidence(differences: Sequence[float]) -> float:
+    """Return the Bayes factor of an effect against none, for differences of pairs with unknown variance.
+
+    The standardised effect has the prior N(0, SPREAD), the scale the prior 1 / sigma. Without an effect the factor ever
+    exceeds 1 / risk with probability at most `risk`, whenever one stops: Perez-Ortiz et al. 2024, arXiv:2208.07610.
+    """
+    n, mean = len(differences), statistics.fmean(differences)
+    explained, rest = n * mean**2, sum((value - mean) ** 2 for value in differences)
+    if n < 2 or explained == 0:
+        return 1.0
+    shrunk = 1 + n * SPREAD
+    return float(shrunk**-0.5 * ((rest + explained) / (rest + explained / shrunk)) ** (n / 2))
+
+
+def verdict(differences: Sequence[float], risk: float) -> str | None:
+    """Return better or worse for differences in which more is better; None while they don't tell."""
+    if evidence(differences) < 1 / risk:
+        return None
+    return "better" if statistics.fmean(differences) > 0 else "worse"
+
+
+def judge(request: dict[str, Any]) -> int:
+    """Print a line for each pair and the verdict as one line of JSON; return the exit code."""
+    output, risk = request["output"], request["risk"]
+    if output is not None:  # before training
+        files.require_writable(Path(output).resolve().parent)
+    sides = [Side(name, request) for name in SIDES]
+    pairs: list[tuple[float, float]] = []
+    found, way = None, "max"
+    for seed in itertools.islice(_seeds(sides, request["seed"]), request["budget"]):
+        runs = [side.run(seed) for side in reversed(sides)][::-1]  # a mistake in the candidate costs no training
+        way = metrics.direction(_metric(runs[0], request["metric"]), runs, request["direction"])
+        values = [_value(run, request["metric"]) for run in runs]
+        pairs.append((values[0], values[1]))
+        differences = [(b - a) * (1 if way == "max" else -1) for a, b in pairs]
+        said = f"seed {seed}: baseline {values[0]:.6g}, candidate {values[1]:.6g}, evidence {evidence(differences):.3g}"
+        print(f"{said} of {1 / risk:g}", file=sys.stderr, flush=True)
+        found = verdict(differences, risk)
+        if found is not None:
+            break
+    require(bool(pairs), "baseline and candidate have no complete runs with equal seeds.")
+    baseline, candidate = (statistics.fmean(values) for values in zip(*pairs, strict=True))
+    answer = {
+        "verdict": found or "not told apart",
+        "metric": _metric(runs[0], request["metric"]),
+        "direction": way,
+        "pairs": len(pairs),
+        "baseline": baseline,
+        "candidate": candidate,
+        "difference": candidate - baseline,
+        "evidence": evidence(differences),
+        "risk": risk,
+    }
+    if output is not None:
+        files.write_atomically(files.followed(Path(output)), json.dumps(answer, indent=2) + "\n")
+    print(json.dumps(answer), flush=True)
+    return EXIT_CODES[str(answer["verdict"])]
+
+
+class Side:
+    """One side of the comparison: finished runs, or overrides to train with."""
+
+    def __init__(self, key: str, request: dict[str, Any]) -> None:
+        typed = request[key]
+        self.key, self.words = key, shlex.split(typed)
+        self.trains = not typed or any("=" in word for word in self.words)
+        if self.trains:
+            taken = [word for word in self.words if word.startswith(("seed=", "name=", "-"))]
+            require(not taken, f"{key}: {' '.join(taken)} is set by judge.py; leave it out.")
+            self.root = project("judge.py")
+            self.log_dir = Path(request["paths"]["log_dir"]).absolute()
+            # a folder for each list of overrides, whose complete runs a repeated command takes
+            self.name = f"{request['name']}-{key}-{hashlib.sha256(repr(self.words).encode()).hexdigest()[:8]}"
+            self.runs = self._trained()
+        else:
+            self.runs = _complete(find_runs(typed))
+            require(bool(self.runs), f"{key}={typed}: none of its runs is complete.")
+
+    def _trained(self) -> dict[Any, Run]:
+        folder = self.log_dir / self.name
+        return _complete(find_runs(str(folder))) if any(folder.glob("*/environment.json")) else {}
+
+    def run(self, seed: int) -> Run:
+        """Return the complete run with a seed, trained now if there is none yet."""
+        if seed not in self.runs:
+            words = [*self.words, *QUIET, f"name={self.name}", f"seed={seed}"]
+            command = [str(self.root / "train.py"), *words, f"paths.log_dir={as_typed(str(self.log_dir))}"]
+            _train(command, f"{self.key}, seed {seed}")
+            self.runs = self._trained()
+        return self.runs[seed]
+
+
+def _complete(runs: Sequence[Run]) -> dict[Any, Run]:
+    """Return the complete runs by their seeds."""
+    return {run.seed: run for run in runs if run.state == "complete"}
+
+
+def _seeds(sides: Sequence[Side], first: int) -> Iterator[int]:
+    """Return the seeds that both sides have or can train."""
+    fixed = [set(side.runs) for side in sides if not side.trains]
+    return iter(sorted(set.intersection(*fixed))) if fixed else itertools.count(first)
+
+
+def _train(command: list[str], where: str) -> None:
+    """Train in a subprocess, which SIGTERM ends too; raise UserError with its last line if it fails."""
+    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, *command], env=os.environ, text=True, **pipes) as process:  # noqa: S603
+        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            said = process.communicate()[1].strip().splitlines()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    if process.returncode:
+        last = said[-1].removeprefix("Error: ") if said else f"exit code {process.returncode}"
+        raise UserError(f"{where}: {last}")
+
+
+def _metric(run: Run, asked: str | None) -> str:
+    return asked or run.objective[0]
+
+
+def _value(run: Run, asked: str | None) -> float:
+    name, best = run.objective
+    value = best if asked in (None, name, "objective") else run.metrics.get(str(asked))
+    have = ", ".join(dict.fromkeys([name, *run.metrics]))
+    if value is None:
+        raise UserError(f"metric={asked}: {run.label} has no such number; it has {have}.")
+    return value
