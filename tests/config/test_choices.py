@@ -136,7 +136,14 @@ def built(net: str, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.n
         return made, made(torch.empty(shape, dtype=dtype)).shape
 
 
-@pytest.mark.parametrize("choice", [choice for choice in [*CHOICES, *NO_KEYS] if choice not in OWN])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        pytest.param(choice, marks=pytest.mark.slow if choice.startswith("experiment=") else ())
+        for choice in [*CHOICES, *NO_KEYS]
+        if choice not in OWN
+    ],
+)
 def test_every_choice_composes_and_can_be_built(request: pytest.FixtureRequest, choice: str) -> None:
     """Everything that needs neither data nor a device; each net once."""
     _group, name = choice.split("=")

@@ -8,14 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 from support.commands import environment, in_process
 from support.runs import ROOT
 
 from lathe.config import help as help_page
 from lathe.config.help_key import KeyHelp
-from lathe.config.hydra_errors import hydra_message
-from lathe.config.yaml_comments import read_entries
 
 LINES = (
     ("--help",),
@@ -163,14 +160,6 @@ def test_help_offers_what_the_command_has(
 def test_a_group_that_the_command_does_not_have_is_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert in_process("scripts/report.py", "--help", "optimizer") == 1
     assert "optimizer: unknown key" in capsys.readouterr().err
-
-
-def test_a_broken_file_of_any_group_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "mine.yaml").write_text("net: {depth: 3\ninit: [\n")
-    with pytest.raises(yaml.YAMLError) as caught:
-        read_entries(tmp_path)
-    assert f"{tmp_path / 'model' / 'mine.yaml'}, line " in str(hydra_message(caught.value, {}))
 
 
 def test_a_broken_file_is_left_out_of_the_help_of_other_keys(

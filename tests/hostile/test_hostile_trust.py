@@ -178,7 +178,7 @@ def test_packages_under_src_are_known_by_their_files(tmp_path: Path, monkeypatch
     (tmp_path / "src" / "linked.py").symlink_to(tmp_path / "elsewhere.py")
     (tmp_path / "src" / "torch").mkdir()
     (tmp_path / "src" / "torch" / "mine.py").write_text("")
-    monkeypatch.setattr(user_packages, "source_folder", lambda: tmp_path / "src")
+    monkeypatch.setattr(user_packages, "SOURCE", tmp_path / "src")
     monkeypatch.syspath_prepend(str(tmp_path / "src"))
     forget("mine")
     assert [user_packages.is_user_code(name) for name in ("mine.nets.Net", "mine.Net", "mine.deep.part.f")] == [

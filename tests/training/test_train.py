@@ -56,11 +56,6 @@ def test_metrics_csv_has_every_logged_step_and_one_test(done: Any) -> None:
     assert tested == [pytest.approx(result["test/accuracy"], abs=1e-7)]
 
 
-def test_latest_links_to_the_run(done: Any) -> None:
-    cfg, _ = done
-    assert (Path(cfg["paths"]["log_dir"]) / "latest").resolve() == run_of(cfg).path.resolve()
-
-
 @pytest.mark.parametrize(
     ("words", "end"),
     [

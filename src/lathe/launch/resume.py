@@ -35,15 +35,19 @@ def find_run(
         UserError: `cfg` names a run in two ways, or one that can't be resumed like this.
     """
     log_dir, resume = Path(cfg["paths"]["log_dir"]), cfg["resume"]
+    if resume is None and nodes.launch_id is None and external is None:
+        return None, cfg
+
     found = None
     if resume == "auto":
         require(
             nodes.launch_id is None,
             f"resume=auto and launch.id={nodes.launch_id} both look up a run. Leave resume out.",
         )
-        found = run_discovery.find_unfinished(log_dir, cfg) or _find_complete(log_dir, cfg)
+        found = run_discovery.find_unfinished(log_dir, cfg)
+        found = found or _unless_done(run_discovery.find_complete(log_dir, cfg), cfg)
         if found is None and HydraConfig.get().mode != RunMode.MULTIRUN:
-            _report_differences(log_dir, cfg)
+            _report_differences(run_discovery.find_unlike(log_dir, cfg))
     elif resume is not None:
         run = open_run(resume, "resume")
         if run.complete:
@@ -76,9 +80,8 @@ def _report_restart(run: RunDir) -> None:
         print(f"{run.path} has no checkpoints/last.ckpt to continue from: it starts again at step 0.")
 
 
-def _report_differences(log_dir: Path, cfg: dict[str, Any]) -> None:
+def _report_differences(unlike: tuple[RunDir, list[str]] | None) -> None:
     """Print in which keys the most similar unfinished run differs."""
-    unlike = run_discovery.find_unlike(log_dir, cfg)
     if unlike is not None:
         run, keys = unlike
         named = ", ".join(keys[:3]) + (f" and {len(keys) - 3} more keys" if len(keys) > 3 else "")
@@ -93,9 +96,8 @@ def resume_overrides(cfg: dict[str, Any]) -> list[str]:
     return [word for word in saved_overrides(cfg) if key_of(word).split(".")[0] not in (*NOT_THE_RUNS, "paths")]
 
 
-def _find_complete(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
-    """The complete run of a job of a sweep that is started again, or one whose receipt is missing."""
-    found = run_discovery.find_complete(log_dir, cfg)
+def _unless_done(found: RunDir | None, cfg: dict[str, Any]) -> RunDir | None:
+    """A complete run, if it is of a job of a sweep that is started again, or its receipt is missing."""
     if found is None or HydraConfig.get().mode == RunMode.MULTIRUN or needs_receipt(found, cfg):
         return found
     print(f"{found.path} is a complete run of this configuration; resume=auto starts another (-m keeps the first).")

@@ -13,8 +13,8 @@ from hydra.errors import InstantiationException
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from omegaconf import OmegaConf
 
+from lathe.configs import SOURCE
 from lathe.errors import BUILDING, ArgumentError, UserError, did_you_mean, user_location
-from lathe.trust.user_packages import source_folder
 
 # Constructors raise these for wrong arguments. The traceback of anything else is of use.
 _EXPECTED = (
@@ -102,7 +102,7 @@ def _explain(error: Exception, node: dict[str, Any], key: str) -> Exception:
     text = deepest.msg if isinstance(deepest, SyntaxError) else str(deepest)  # user_location has the line
     text = f"{kind}{' '.join(text.split())[:500]}{user_location(deepest)}"
     if isinstance(deepest, ModuleNotFoundError) and str(node.get("_target_")).startswith(f"{deepest.name}."):
-        text += f". Put your own modules into {source_folder() or 'src'}/, or set PYTHONPATH to their folder."
+        text += f". Put your own modules into {SOURCE or 'src'}/, or set PYTHONPATH to their folder."
     return UserError(f"{key} can't be built: {text}")
 
 

@@ -13,7 +13,6 @@ from lathe.config.compression_plan import methods
 from lathe.config.override_parsing import as_typed
 from lathe.errors import UserError
 from lathe.trust import carried
-from lathe.trust.allowlist import findings
 from lathe.trust.safe_yaml import is_signed, read_yaml
 
 ENDS = ("max_epochs", "max_steps", "max_time")  # keys of the Trainer
@@ -53,9 +52,14 @@ def trusted_names(run: str | Path, config: Mapping[str, Any]) -> list[str]:
     They are in its `config` or in those of its teachers, this user has not signed them, and this process may build them
     because its own command names or trusts them.
     """
+    unsigned = [*([] if is_signed(Path(run)) else [config]), *_teacher_configs(config)]
+    if not unsigned:
+        return []
+    from lathe.trust.allowlist import findings
+
     trusted, typed = carried()
     names = set()
-    for saved in (*([] if is_signed(Path(run)) else [config]), *_teacher_configs(config)):
+    for saved in unsigned:
         if asked := list(findings(saved, [], {})):
             refused = {(found.key, found.name) for found in findings(saved, trusted, typed)}
             names |= {found.name for found in asked if (found.key, found.name) not in refused}

@@ -23,12 +23,12 @@ from hydra.core.hydra_config import HydraConfig
 from lathe import trust
 from lathe.config.resolve import newest_run
 from lathe.config.validate import GROUPS as COMPONENTS
+from lathe.configs import SOURCE
 from lathe.errors import UserError, did_you_mean, require
 from lathe.files import disk_sentence, open_plain, remove, require_plain, sweep, whole, write_atomically
 from lathe.runs.rerun_command import last_values
 from lathe.trust.export_signing import signed_config
 from lathe.trust.safe_yaml import as_yaml, is_signed, read_mapping, read_yaml
-from lathe.trust.user_packages import source_folder
 
 GROUPS = ("paths", *COMPONENTS)  # in the configuration of every run
 # in a run directory, besides the files of loggers; nothing else may be written there
@@ -84,12 +84,17 @@ class RunDir:
         Raises:
             UserError: it is not a configuration, or names what a saved configuration may not build (lathe.trust).
         """
-        return trust.checked_config(self.path / "config.yaml", self.where)
+        return self._checked_config()
 
     @property
     def known_config(self) -> dict[str, Any]:
         """The configuration to compare with, not to build from: nothing is imported to check it. Raises as `config`."""
-        return trust.checked_config(self.path / "config.yaml", self.where, kinds=False)
+        return self._checked_config(kinds=False)
+
+    def _checked_config(self, kinds: bool = True) -> dict[str, Any]:
+        from lathe.trust.allowlist import checked_config  # of runs that exist
+
+        return checked_config(self.path / "config.yaml", self.where, kinds)
 
     @property
     def typed(self) -> list[str]:
@@ -413,9 +418,8 @@ def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
 
 def digest_own_files() -> dict[str, str]:
     """Return the SHA-256 of each Python file below `src/` that is not Lathe's, by its path from there."""
-    folder = source_folder()
-    files = [] if folder is None else sorted(folder.rglob("*.py"))
-    names = {str(file.relative_to(folder)): file for file in files if folder is not None}
+    files = [] if SOURCE is None else sorted(SOURCE.rglob("*.py"))
+    names = {str(file.relative_to(SOURCE)): file for file in files if SOURCE is not None}
     return {
         name: hashlib.sha256(file.read_bytes()).hexdigest()
         for name, file in names.items()

@@ -9,19 +9,23 @@ import os
 import re
 import stat
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from lathe.errors import UserError, require
-from lathe.trust import user_packages
-from lathe.trust.allowlist import GETTERS, KINDS, Finding, findings, is_allowed, kind_at, names_in
-from lathe.trust.safe_yaml import printable, read_json, read_signed, read_yaml
+from lathe.trust.safe_yaml import printable, read_json, read_yaml
 
-__all__ = ["allow", "allow_program", "ask", "carried", "checked_config", "checked_overrides", "read_json", "tell_owner"]
+__all__ = ["allow", "allow_program", "ask", "carried", "checked_overrides", "names_in", "read_json", "tell_owner"]
 
 ENVIRONMENT = "LATHE_TRUSTED"
-FOLDER_NAME = re.compile(r"(?!\.{1,2}$)[^/\\\0]+")
 TRUSTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|\w[\w+.-]*:\S+")  # a package, a name in one, or an address
+# Hydra's functions that look a name up instead of calling it.
+GETTERS = {f"hydra.utils.{name}" for name in ("get_class", "get_method", "get_object", "get_static_method")}
+INIT = re.compile(r"model\.init(?:\[\d+\])?")  # the name of an initialisation of ours, or a dotted path to a function
+# Keys with an address that metrics, messages and API keys are sent to, and addresses on this machine.
+ADDRESS = re.compile(r"logger\.[^.\[]+\.tracking_uri|callbacks\.[^.\[]+\.url")
+LOCAL = re.compile(r"(?:sqlite|file):.*|env:\w+|[^:]*", re.DOTALL)
 _asks = False
 _reported: set[str] = set()
 
@@ -83,53 +87,52 @@ def carried() -> tuple[list[str], dict[str, str]]:
     return found.get("trusted", []), found.get("typed", {})
 
 
-def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]:
-    """Read a run's config.yaml and check that all its names may be built.
-
-    `where` begins each message. Without `kinds` nothing is imported, and the result is not for building.
-
-    Raises:
-        UserError: it is not a configuration, or names what it may not build.
-        OSError: it can't be read.
-    """
-    file = f"{where}: its config.yaml"
-    config, is_signed = read_signed(path, file)
-    if not isinstance(config, dict):
-        raise UserError(f"{file} can't be read as a configuration.")
-    name = config.get("name", "x")
-    is_name = isinstance(name, str) and FOLDER_NAME.fullmatch(name)
-    require(bool(is_name), f"{file} has name={printable(repr(name))}, which is not the name of a folder.")
-    trusted, typed = carried()
-    if is_signed:  # its names were allowed in a command of this user
-        typed = typed | names_in(config)
-    found = list(findings(config, trusted, typed))
-    for finding in found:
-        place = f"`{printable(finding.name)}` at {printable(finding.key)}"
-        require(finding.can_trust, f"{file} names {place}, {finding.why}: use a run directory as Lathe wrote it.")
-    if found:
-        _trust_findings(found, file)
-        trusted, _ = carried()
-    if kinds:
-        _check_kinds(config, file, trusted, typed)
-    config.pop("trusted", None)
-    return {str(key): value for key, value in config.items()}
+def names_in(config: Any) -> dict[str, str]:
+    """Return every name in a configuration that is looked up and called, by its key."""
+    return {key: name for key, name, _ in walk_names(config, "") if isinstance(name, str)}
 
 
-def _trust_findings(found: list[Finding], file: str) -> None:
-    """Refuse names that are not allowed, or with --trust ask for them.
+def walk_names(node: Any, key: str) -> Iterator[tuple[str, Any, str]]:
+    """Give (key, name, use) for all names below a node; the use is component, getter, path, init or address."""
+    if isinstance(node, dict):
+        target = node.get("_target_")
+        is_getter = isinstance(target, str) and target in GETTERS
+        if "_target_" in node:
+            yield key, target, "getter" if is_getter else "component"
+        if is_getter:
+            yield join_key(key, "path"), node.get("path"), "path"
+        for name, value in node.items():
+            yield from walk_names(value, join_key(key, name))
+    elif isinstance(node, list):
+        for number, value in enumerate(node):
+            yield from walk_names(value, f"{key}[{number}]")
+    elif isinstance(node, str):
+        if INIT.fullmatch(key) and "." in node:
+            yield key, node, "init"
+        elif ADDRESS.fullmatch(key) and not LOCAL.fullmatch(node):
+            yield key, node, "address"
+
+
+def join_key(key: str, name: Any) -> str:
+    """Return the dotted path of `name` below `key`."""
+    return f"{key}.{name}" if key else str(name)
+
+
+def trust_findings(found: Sequence[tuple[str, str]], file: str) -> None:
+    """Refuse names at keys that are not allowed, or with --trust ask for them.
 
     Raises:
         UserError: the user can't be asked, or the answer was no.
     """
-    first, names = found[0], sorted({finding.name for finding in found})
+    (key, first), names = found[0], sorted({name for _, name in found})
     listed = ",".join(map(printable, names[:8]))
     if not _asks:
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise UserError(
-            f"{file} names `{printable(first.name)}` at {printable(first.key)}{more}, which a saved configuration may "
+            f"{file} names `{printable(first)}` at {printable(key)}{more}, which a saved configuration may "
             f"not build; if you trust it, add trusted=[{listed}] or --trust."
         )
-    rows = "".join(f"\n  {printable(finding.key)}: {printable(finding.name)}" for finding in found)
+    rows = "".join(f"\n  {printable(key)}: {printable(name)}" for key, name in found)
     _confirm(
         f"{file} names classes or functions that could run any code as you:{rows}",
         no_terminal=f"{file} names {listed}, and --trust asks on a terminal, which this is not: add trusted=[{listed}] "
@@ -138,25 +141,6 @@ def _trust_findings(found: list[Finding], file: str) -> None:
     )
     trusted, typed = carried()
     _carry([*trusted, *names], typed)
-
-
-def _check_kinds(config: dict[str, Any], file: str, trusted: list[str], typed: dict[str, str]) -> None:
-    """Import classes of the user's and of trusted packages, and check that they are of the kind that their key takes.
-
-    Raises:
-        UserError: one is not.
-    """
-    for key, name in names_in(config).items():
-        kind = kind_at(key.removesuffix(".path"))
-        if kind is None or name in GETTERS or is_allowed(name, kind) or typed.get(key) == name:
-            continue
-        is_init = key.startswith("model.init")
-        wrong = user_packages.wrong_kind(name, "" if is_init else kind, name in trusted)
-        require(
-            wrong is None,
-            f"{file} names `{printable(name)}` at {printable(key)}, which takes {'an init' if is_init else KINDS[kind]}"
-            f", and {wrong}: it is not built.",
-        )
 
 
 def checked_overrides(path: Path, where: str) -> list[str]:

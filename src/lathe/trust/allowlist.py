@@ -1,4 +1,4 @@
-"""The allow-list: the classes and functions that a saved configuration may build, by key. Imports none of them.
+"""The allow-list: the classes and functions that a saved configuration may build, by key, and the check against it.
 
 A saved configuration may come from someone else, and what it names is imported and called. A class of another library
 is on the list only if its constructor takes no path, address, command or function.
@@ -7,10 +7,13 @@ is on the list only if its constructor takes no path, address, command or functi
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lathe.config.schema import canonical, definitions
-from lathe.trust import user_packages
+from lathe.errors import UserError, require
+from lathe.trust import GETTERS, carried, join_key, names_in, trust_findings, user_packages, walk_names
+from lathe.trust.safe_yaml import printable, read_signed
 
 KINDS = {
     "task": "a task, which is a LightningModule",
@@ -125,15 +128,10 @@ LIBRARIES = {
     "logger": (rf"lightning\.pytorch\.loggers{MODULES}\.{_one_of(LOGGERS)}",),
     "trainer": (r"lightning\.(?:pytorch\.(?:trainer\.)?)?Trainer",),
 }
-# Hydra's functions that look a name up instead of calling it, and the kinds that may be looked up.
-GETTERS = {f"hydra.utils.{name}" for name in ("get_class", "get_method", "get_object", "get_static_method")}
 GETTERS_AT = ("optimizer", "module", "net part", "data part")
 OPTIONS = {"_partial_": (bool,), "_convert_": (str, bool), "_recursive_": (bool,), "_args_": (list,)}
+FOLDER_NAME = re.compile(r"(?!\.{1,2}$)[^/\\\0]+")
 NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+", re.ASCII)
-INIT = re.compile(r"model\.init(?:\[\d+\])?")  # the name of an initialisation of ours, or a dotted path to a function
-# Keys with an address that metrics, messages and API keys are sent to, and addresses on this machine.
-ADDRESS = re.compile(r"logger\.[^.\[]+\.tracking_uri|callbacks\.[^.\[]+\.url")
-LOCAL = re.compile(r"(?:sqlite|file):.*|env:\w+|[^:]*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -178,18 +176,13 @@ def is_trusted(name: str, trusted: list[str]) -> bool:
     return any(f"{name}.".startswith(f"{item}.") for item in trusted)
 
 
-def names_in(config: Any) -> dict[str, str]:
-    """Return every name in a configuration that is looked up and called, by its key."""
-    return {key: name for key, name, _ in _names(config, "") if isinstance(name, str)}
-
-
 def findings(config: Any, trusted: list[str], typed: dict[str, str]) -> Iterator[Finding]:
     """Give each name in a saved configuration that it may not build.
 
     `trusted` are packages and names that the user trusts, `typed` the names at the same keys of the current command.
     """
     yield from _invalid_options(config, "")
-    for key, name, use in _names(config, ""):
+    for key, name, use in walk_names(config, ""):
         if not isinstance(name, str):
             yield Finding(key, repr(name)[:80], False, "which is not a name")
         elif use == "address":
@@ -216,34 +209,13 @@ def _check_name(key: str, name: str, use: str, trusted: list[str], typed: dict[s
         yield Finding(key, name)
 
 
-def _names(node: Any, key: str) -> Iterator[tuple[str, Any, str]]:
-    """Give (key, name, use) for all names below a node; the use is component, getter, path, init or address."""
-    if isinstance(node, dict):
-        target = node.get("_target_")
-        is_getter = isinstance(target, str) and target in GETTERS
-        if "_target_" in node:
-            yield key, target, "getter" if is_getter else "component"
-        if is_getter:
-            yield _join(key, "path"), node.get("path"), "path"
-        for name, value in node.items():
-            yield from _names(value, _join(key, name))
-    elif isinstance(node, list):
-        for number, value in enumerate(node):
-            yield from _names(value, f"{key}[{number}]")
-    elif isinstance(node, str):
-        if INIT.fullmatch(key) and "." in node:
-            yield key, node, "init"
-        elif ADDRESS.fullmatch(key) and not LOCAL.fullmatch(node):
-            yield key, node, "address"
-
-
 def _invalid_options(node: Any, key: str) -> Iterator[Finding]:
     """Give keys that are not text, and Hydra's options where Lathe writes none."""
     if isinstance(node, list):
         for number, value in enumerate(node):
             yield from _invalid_options(value, f"{key}[{number}]")
     for name, value in node.items() if isinstance(node, dict) else ():
-        full = _join(key, name)
+        full = join_key(key, name)
         if not isinstance(name, (str, int)) or isinstance(name, bool) or (not key and not isinstance(name, str)):
             yield Finding(full, repr(name)[:80], False, "which is not a key")
         elif isinstance(name, str) and re.fullmatch(r"_\w*_", name) and name != "_target_":
@@ -253,5 +225,52 @@ def _invalid_options(node: Any, key: str) -> Iterator[Finding]:
         yield from _invalid_options(value, full)
 
 
-def _join(key: str, name: Any) -> str:
-    return f"{key}.{name}" if key else str(name)
+def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]:
+    """Read a run's config.yaml and check that all its names may be built.
+
+    `where` begins each message. Without `kinds` nothing is imported, and the result is not for building.
+
+    Raises:
+        UserError: it is not a configuration, or names what it may not build.
+        OSError: it can't be read.
+    """
+    file = f"{where}: its config.yaml"
+    config, is_signed = read_signed(path, file)
+    if not isinstance(config, dict):
+        raise UserError(f"{file} can't be read as a configuration.")
+    name = config.get("name", "x")
+    is_name = isinstance(name, str) and FOLDER_NAME.fullmatch(name)
+    require(bool(is_name), f"{file} has name={printable(repr(name))}, which is not the name of a folder.")
+    trusted, typed = carried()
+    if is_signed:  # its names were allowed in a command of this user
+        typed = typed | names_in(config)
+    found = list(findings(config, trusted, typed))
+    for finding in found:
+        place = f"`{printable(finding.name)}` at {printable(finding.key)}"
+        require(finding.can_trust, f"{file} names {place}, {finding.why}: use a run directory as Lathe wrote it.")
+    if found:
+        trust_findings([(finding.key, finding.name) for finding in found], file)
+        trusted, _ = carried()
+    if kinds:
+        _check_kinds(config, file, trusted, typed)
+    config.pop("trusted", None)
+    return {str(key): value for key, value in config.items()}
+
+
+def _check_kinds(config: dict[str, Any], file: str, trusted: list[str], typed: dict[str, str]) -> None:
+    """Import classes of the user's and of trusted packages, and check that they are of the kind that their key takes.
+
+    Raises:
+        UserError: one is not.
+    """
+    for key, name in names_in(config).items():
+        kind = kind_at(key.removesuffix(".path"))
+        if kind is None or name in GETTERS or is_allowed(name, kind) or typed.get(key) == name:
+            continue
+        is_init = key.startswith("model.init")
+        wrong = user_packages.wrong_kind(name, "" if is_init else kind, name in trusted)
+        require(
+            wrong is None,
+            f"{file} names `{printable(name)}` at {printable(key)}, which takes {'an init' if is_init else KINDS[kind]}"
+            f", and {wrong}: it is not built.",
+        )

@@ -6,6 +6,8 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+from lathe.configs import SOURCE
+
 # The base class of each kind of component, as (module, name). Kinds without one are not checked.
 BASES: dict[str, list[tuple[str, str]]] = {
     "task": [("lightning.pytorch", "LightningModule")],
@@ -20,18 +22,12 @@ BASES: dict[str, list[tuple[str, str]]] = {
 }
 
 
-def source_folder() -> Path | None:
-    """Return this project's `src/`, or None where Lathe is installed like other packages."""
-    folder = Path(__file__).resolve().parents[2]
-    return folder if folder.name == "src" and (folder.parent / "configs").is_dir() else None
-
-
 def is_user_code(name: str) -> bool:
     """True if a module under this project's `src/` could define `name`.
 
     Only files are looked at, and where Python would find the package: another one of that name may come first.
     """
-    folder, (package, *rest) = source_folder(), name.split(".")
+    folder, (package, *rest) = SOURCE, name.split(".")
     if folder is None or package == "lathe" or not rest:
         return False
     path = folder.joinpath(package, *rest[:-1])
