@@ -1,7 +1,6 @@
 """The plots are valid SVG, with every point at its values."""
 
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
 
 import pytest
 
@@ -37,24 +36,11 @@ def test_lines_go_through_their_points() -> None:
     assert {"t", "sparsity", "loss", "a<b", "c"} <= set(texts)
 
 
-def boxes(svg: str, names: Sequence[str]) -> list[tuple[float, float, float, float]]:
-    """Return left, top, right and bottom of each text in `names` and of each dot."""
-    found = []
-    for node in ET.fromstring(svg).iter(f"{SVG}text"):
-        if node.text in names:
-            left, base = float(node.attrib["x"]), float(node.attrib["y"])
-            found.append((left, base - 8, left + 5.5 * len(str(node.text)), base + 2))
-    return found
-
-
-def test_names_of_close_points_do_not_overlap() -> None:
-    names = [f"backend_{i}" for i in range(9)]
-    svg = scatter("t", "ms", "y", [(name, 1 + i / 50, 0.9, "g") for i, name in enumerate(names)], ("g",), log_x=True)
-    found = boxes(svg, names)
-    assert len(found) == 9
-    for i, (left, top, right, bottom) in enumerate(found):
-        for start, high, end, low in found[:i]:
-            assert right <= start or end <= left or bottom <= high or low <= top
+def test_dots_of_equal_names_share_a_number_in_the_key() -> None:
+    svg = scatter("t", "ms", "y", [("onnx", 1, 0.9, "this"), ("onnx", 2, 0.8, "dense")], ("this", "dense"), log_x=True)
+    assert set(dots(svg)) == {"onnx: 1, 0.9", "onnx: 2, 0.8"}
+    texts = [node.text for node in ET.fromstring(svg).iter(f"{SVG}text")]
+    assert {"this", "dense", "1: onnx"} <= set(texts)
 
 
 def test_columns_stand_on_the_axis_and_are_as_high_as_their_values() -> None:

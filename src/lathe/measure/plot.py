@@ -14,7 +14,6 @@ DASHES = ("", "6 3", "2 3", "8 3 2 3")  # stroke styles, for more series than co
 FONT = "system-ui, -apple-system, Segoe UI, Roboto, Liberation Sans, sans-serif"
 
 Scale = Callable[[float], float]
-Box = tuple[float, float, float, float]  # left, top, right and bottom
 Point = tuple[float, ...]  # x, y, and the lowest and highest y of an error bar
 
 
@@ -89,28 +88,18 @@ def scatter(
     groups: Sequence[str],
     log_x: bool = False,
 ) -> str:
-    """Return an SVG with a labelled dot for each finite (name, x, y, group), coloured by group."""
+    """Return an SVG with a numbered dot for each finite (name, x, y, group), coloured by group; the key lists names."""
     points = [point for point in points if math.isfinite(point[1]) and math.isfinite(point[2])]
-    frame = _Frame([(x, y) for _, x, y, _ in points], groups, log_x)
-    parts = [frame.key(i, group, COLOURS[i % len(COLOURS)]) for i, group in enumerate(groups)]
-    taken = [(frame.x(x) - 5, frame.y(y) - 5, frame.x(x) + 5, frame.y(y) + 5) for _, x, y, _ in points]
-    for name, x, y, group in sorted(points, key=lambda point: (-point[2], point[1])):
-        at, middle, width = frame.x(x), frame.y(y), 6.4 * len(name)
-        left = at + 9 if at + 9 + width <= frame.right else at - 9 - width
-        rows = sorted(range(TOP - 12, frame.bottom - 12), key=lambda top: abs(top + 6 - middle))
-        top = next((top for top in rows if not _overlaps((left, top, left + width, top + 12), taken)), rows[0])
-        taken.append((left, top, left + width, top + 12))
+    names = list(dict.fromkeys(name for name, *_ in points))
+    key = [*((group, COLOURS[i % len(COLOURS)]) for i, group in enumerate(groups))]
+    key += [(f"{i}: {name}", "none") for i, name in enumerate(names, 1)]
+    frame = _Frame([(x, y) for _, x, y, _ in points], [name for name, _ in key], log_x)
+    parts = [frame.key(i, name, colour) for i, (name, colour) in enumerate(key)]
+    for name, x, y, group in points:
         parts.append(_dot(frame, x, y, COLOURS[groups.index(group) % len(COLOURS)], name, radius=4.5))
-        if abs(top + 6 - middle) > 8:  # away from its dot
-            near = min(max(at, left), left + width)
-            parts.append(_line(at, middle, near, top if top > middle else top + 12, INK["quiet"]))
-        parts.append(f'<text x="{left:.1f}" y="{top + 10}" font-size="11" fill="{INK["text"]}">{escape(name)}</text>')
+        place = f'x="{frame.x(x) + 7:.1f}" y="{frame.y(y) + 4:.1f}" font-size="11" fill="{INK["text"]}"'
+        parts.append(f"<text {place}>{names.index(name) + 1}</text>")
     return frame.svg(title, x_name, y_name, parts)
-
-
-def _overlaps(box: Box, others: Sequence[Box]) -> bool:
-    left, top, right, bottom = box
-    return any(left < end and start < right and top < low and high < bottom for start, high, end, low in others)
 
 
 def stacks(title: str, y_name: str, series: Mapping[str, Mapping[str, float]]) -> str:

@@ -214,8 +214,6 @@ def _doubts(runs: Sequence[Run], wanted: Sequence[str], asked: Sequence[str] | N
         if _recorded(name, runs) is None:
             more = "higher" if best == "max" else "lower"
             yield f"That {more} {name} is better was guessed from its name, no run says it: {turned} turns it round."
-        elif len(_ways(name, runs)) > 1:
-            yield f"The runs do not agree on whether more {name} is better: most say {best}; {turned} is the other way."
 
 
 def _selecting(runs: Sequence[Run]) -> list[str]:

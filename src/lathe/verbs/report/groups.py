@@ -379,10 +379,9 @@ def find_baseline(groups: Sequence[Group], asked: Any) -> int:
 
 
 def _usual(groups: Sequence[Group], key: str) -> str:
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for group in groups:
-        value = code(group.factors[key])
-        counts[value] = counts.get(value, 0) + len(group.units)
+        counts[code(group.factors[key])] += len(group.units)
     return max(counts, key=lambda value: (counts[value], -value.count(",")))
 
 
@@ -446,14 +445,11 @@ def _conclusion(told: Paired, direction: str) -> str:
 
 def _unpaired(group: Group, mine: Sequence[Unit], theirs: Sequence[Unit]) -> str:
     """Return the reason why two groups have no units in common."""
-    seeds = len(SEEDS)
-    if not {unit[:seeds] for unit in mine} & {unit[:seeds] for unit in theirs}:
+    if not {unit[: len(SEEDS)] for unit in mine} & {unit[: len(SEEDS)] for unit in theirs}:
         return "no seed and fold in common: nothing to pair; run both with the same seeds"
-    apart = [not {unit[at] for unit in mine} & {unit[at] for unit in theirs} for at in range(seeds, len(mine[0]))]
-    keys = [key for key, differs in zip(group.mixed, apart, strict=True) if differs] or list(group.mixed)
     return (
-        f"the same seeds, but {' and '.join(keys)} mixed in the groups and never alike on both sides: nothing to pair; "
-        f"group by it as well, by=[{','.join([*group.factors, *keys])}]"
+        f"the same seeds, but {' and '.join(group.mixed)} mixed in the groups and never alike on both sides: nothing "
+        f"to pair; group by it as well, by=[{','.join([*group.factors, *group.mixed])}]"
     )
 
 
