@@ -193,9 +193,34 @@ def test_distilled_from_a_run_of_its_own_kind(tmp_path: Path, name: str) -> None
     assert column(directory(cfg), "train/hard_loss") == [0.0] * 8
 
 
-def test_a_teacher_needs_a_loss_to_add_to(tmp_path: Path) -> None:
-    cfg = cfg_of(tmp_path, "GAN", "compression=distill", "compression.distill.teacher=ema")
-    with pytest.raises(UserError, match="GAN has manual optimization: use prune or qat"):
+REFUSED = {
+    "manual optimization": ("GAN", "distill", "GAN has manual optimization: use prune or qat"),
+    "outputs": ("VAE", "distill", "VAE returns several tensors, none of them named logits"),
+    "channels of outputs": ("VAE", "prune_channels", "VAE returns several tensors, whose channels are not followed"),
+    "one layer": ("Alternating", "prune_channels", "has no channels that could be removed"),
+    "the head": ("SimCLR", "prune", "stays dense unless head=true"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_method_that_does_not_fit_is_refused(tmp_path: Path, reason: str) -> None:
+    name, method, sentence = REFUSED[reason]
+    teacher = ("compression.distill.teacher=ema",) if method == "distill" else ()
+    with pytest.raises(UserError, match=sentence):
+        train(cfg_of(tmp_path, name, f"compression={method}", *teacher))
+
+
+@pytest.mark.parametrize(
+    ("core", "sentence"),
+    [
+        ("null", r"model.core=null: GAN.validation_step \(.*:\d+\) does not call GAN"),
+        ("generatr", "did you mean generator?"),
+    ],
+)
+def test_a_core_that_no_step_calls_is_refused(tmp_path: Path, core: str, sentence: str) -> None:
+    cfg = cfg_of(tmp_path, "GAN", "compression=qat")
+    cfg["model"]["core"] = None if core == "null" else core
+    with pytest.raises(UserError, match=sentence):
         train(cfg)
 
 
