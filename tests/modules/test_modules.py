@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer, seed_everything
 from support import modules
 from support.interruptions import NEVER, Interrupted, Interruption, interruption
 from support.own_lightning import QUICK
+from support.ranks import on_ranks
 from support.runs import column, config, weights
 
 from lathe import trust
@@ -133,6 +134,25 @@ def _full(state: dict[str, Any], key: str) -> str:
     return next(name for name in state if name == key or name.endswith(f".{key}"))
 
 
+MASKS = {
+    "prune_nm": ("compression.prune_nm.start=0",),
+    "prune_structured": ("compression.prune_structured.start=0",),
+    "rigl": ("compression.rigl.every_n_steps=3", "compression.rigl.sparsity=0.5"),
+}
+
+
+@pytest.mark.parametrize("name", ["Classifier", "GAN"])
+@pytest.mark.parametrize("method", MASKS)
+def test_other_masks_hold(tmp_path: Path, name: str, method: str) -> None:
+    """Half of the weights are zero; RigL grows by gradients, which manual optimization has cleared after its steps."""
+    cfg = cfg_of(tmp_path, name, f"compression={method}", f"compression.{method}.head=true", *MASKS[method])
+    assert train(cfg)[f"{method}/sparsity"] == pytest.approx(0.5, abs=0.02)
+    found = core_weights(weights(directory(cfg)), name)
+    matrices = [value for value in found.values() if value.dim() > 1]
+    zeros = sum(int((value == 0).sum()) for value in matrices)
+    assert zeros / sum(value.numel() for value in matrices) == pytest.approx(0.5, abs=0.02)
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_quantized_in_training(tmp_path: Path, name: str) -> None:
     """The best checkpoint has the layers' structure, opens, and has the validation loss that was reported."""
@@ -193,9 +213,34 @@ def test_distilled_from_a_run_of_its_own_kind(tmp_path: Path, name: str) -> None
     assert column(directory(cfg), "train/hard_loss") == [0.0] * 8
 
 
-def test_a_teacher_needs_a_loss_to_add_to(tmp_path: Path) -> None:
-    cfg = cfg_of(tmp_path, "GAN", "compression=distill", "compression.distill.teacher=ema")
-    with pytest.raises(UserError, match="GAN has manual optimization: use prune or qat"):
+REFUSED = {
+    "manual optimization": ("GAN", "distill", "GAN has manual optimization: use prune or qat"),
+    "outputs": ("VAE", "distill", "VAE returns several tensors, none of them named logits"),
+    "channels of outputs": ("VAE", "prune_channels", "VAE returns several tensors, whose channels are not followed"),
+    "one layer": ("Alternating", "prune_channels", "has no channels that could be removed"),
+    "the head": ("SimCLR", "prune", "stays dense unless head=true"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_method_that_does_not_fit_is_refused(tmp_path: Path, reason: str) -> None:
+    name, method, sentence = REFUSED[reason]
+    teacher = ("compression.distill.teacher=ema",) if method == "distill" else ()
+    with pytest.raises(UserError, match=sentence):
+        train(cfg_of(tmp_path, name, f"compression={method}", *teacher))
+
+
+@pytest.mark.parametrize(
+    ("core", "sentence"),
+    [
+        ("null", r"model.core=null: GAN.validation_step \(.*:\d+\) does not call GAN"),
+        ("generatr", "did you mean generator?"),
+    ],
+)
+def test_a_core_that_no_step_calls_is_refused(tmp_path: Path, core: str, sentence: str) -> None:
+    cfg = cfg_of(tmp_path, "GAN", "compression=qat")
+    cfg["model"]["core"] = None if core == "null" else core
+    with pytest.raises(UserError, match=sentence):
         train(cfg)
 
 
@@ -224,3 +269,18 @@ def test_a_finished_run_is_compressed_and_evaluated(tmp_path: Path, method: str)
     found = evaluate(request(RunDir(made), "evaluate", "split=val"))
     assert found["val_loss"] == pytest.approx(result["val_loss"], abs=1e-6)
     assert found["val_loss"] != before
+
+
+def result_of(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
+    return train(cfg)
+
+
+@pytest.mark.slow
+def test_two_processes_prune_and_quantize_as_one(tmp_path: Path) -> None:
+    words = (*PRUNE, "compression=[prune,qat]", "compression.qat.start=0.5")
+    words = tuple(word for word in words if word != "compression=prune")
+    one, two = (cfg_of(tmp_path / str(n), "Classifier", *words, f"trainer.devices={n}") for n in (1, 2))
+    expected, found = train(one), on_ranks(result_of, two)[0]
+    assert found["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-3)
+    assert found["prune/sparsity"] == expected["prune/sparsity"]
+    assert (directory(two) / "example.pt").is_file()
