@@ -84,7 +84,7 @@ class Full:
         return getattr(self.file, name)
 
 
-@pytest.mark.parametrize("room", [0, 100, 100_000, 1_200_000])
+@pytest.mark.parametrize("room", [0, 100_000])
 def test_a_full_disk_leaves_the_old_file_and_nothing_else(
     old: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
@@ -245,7 +245,7 @@ def pythons_own_ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("pythons_own_ctrl_c")
-@pytest.mark.parametrize("at", [1, 2, 5, 9])
+@pytest.mark.parametrize("at", [1, 9])
 def test_a_ctrl_c_while_writing_waits_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """torch's writer calls Python for each piece, where the signal would arrive."""
     path, pieces = tmp_path / "last.ckpt", []

@@ -159,29 +159,6 @@ def test_low_precision_weights_are_averaged_in_float32(tiny: SimpleNamespace, tm
     assert_same(copy_of(again.net), copy_of(task.net))
 
 
-def test_a_mask_zeroes_the_average_where_it_removes(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    kept = torch.arange(12).reshape(4, 3) % 3 > 0
-
-    class Masks(Callback):
-        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-            if trainer.global_step >= 4:
-                pl_module.net[0].weight.data.mul_(kept)
-            if trainer.global_step == 4:
-                ema.mask({"0.weight": kept})
-
-    ema, dense, saves = EMA(decay=0.9), EMA(decay=0.9), Saves(tmp_path)
-    ema.mask({"0.weight": kept})  # before the average exists
-    tiny.trainer(Masks(), ema, saves).fit(tiny.Task(), tiny.Loader())
-    tiny.trainer(dense, Saves(tmp_path / "dense")).fit(tiny.Task(), tiny.Loader())
-    for step in (4, 5, 12):
-        average = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)["state_dict"]["0.weight"]
-        assert (average[~kept] == 0).all()
-        assert (average[kept] != 0).all()
-    at_once = torch.load(tmp_path / "step=4.ckpt", weights_only=True)["state_dict"]["0.weight"]
-    without = torch.load(tmp_path / "dense" / "step=4.ckpt", weights_only=True)["state_dict"]["0.weight"]
-    assert torch.equal(at_once[kept], without[kept])
-
-
 def test_tied_weights_share_one_average(tiny: SimpleNamespace, tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(3, 3, bias=False), nn.ReLU(), nn.Linear(3, 3, bias=False))
     net[2].weight = net[0].weight
@@ -235,11 +212,10 @@ trainer.fit(Own(), TinyLoader())
 
 @pytest.mark.law3
 @pytest.mark.filterwarnings("ignore:callbacks.ema. none of the run's 1 optimizer steps was averaged")  # yet
-@pytest.mark.parametrize("stop", [1, 5, 6, 7, 10])
-@pytest.mark.parametrize("strips", [True, False])
-def test_resume_is_bit_for_bit(tiny: SimpleNamespace, tmp_path: Path, stop: int, strips: bool) -> None:
+@pytest.mark.parametrize("stop", [1, 6, 7])
+def test_resume_is_bit_for_bit(tiny: SimpleNamespace, tmp_path: Path, stop: int) -> None:
     def run(resume: str | None, max_steps: int) -> tuple[EMA, dict[str, Tensor], dict[str, Any]]:
-        ema, task = EMA(decay=0.9, every_n_steps=2, start_step=1), tiny.Task(strips=strips)
+        ema, task = EMA(decay=0.9, every_n_steps=2, start_step=1), tiny.Task()
         file = tmp_path / f"{max_steps}"
         trainer = tiny.trainer(ema, Saves(file), max_epochs=3, max_steps=max_steps)
         trainer.fit(task, tiny.Loader(), ckpt_path=resume, weights_only=True)

@@ -147,6 +147,7 @@ def test_two_shards_average_and_save_what_one_process_does(tmp_path: Path) -> No
         assert_close(shown, whole)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_parts_resumes_bit_for_bit(tmp_path: Path) -> None:
     first = on_ranks(fit_sharded, str(tmp_path / "a"), "sharded", None)
     again = on_ranks(fit_sharded, str(tmp_path / "b"), "sharded", str(tmp_path / "a" / "middle.ckpt"))

@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
+from lathe.callbacks import ExactResume
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.rng_state import ExactResume
 from lathe.compression.pruning import make_masks
 from lathe.compression.pruning.rewiring_callback import Lottery
 from lathe.optim.schedules import cosine
@@ -140,7 +140,7 @@ def test_the_average_starts_anew_and_stays_zero_where_masked(tiny: SimpleNamespa
         assert bool((shown[~mask] == 0).all())
 
 
-@pytest.mark.parametrize("stop", [1, 3, 6, 7, 12, 15])
+@pytest.mark.parametrize("stop", [1, 6, 7, 12])
 def test_an_interruption_changes_nothing(tiny: SimpleNamespace, tmp_path: Path, stop: int) -> None:
     class Stops(Callback):
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:

@@ -11,11 +11,11 @@ from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from torch import Tensor, nn
 
-from lathe.callbacks.rng_state import ExactResume
+from lathe.callbacks import ExactResume
 from lathe.compression.pruning.rewiring_callback import Lottery, RigL
 from lathe.optim.schedules import cosine
 
-pytestmark = pytest.mark.law3
+pytestmark = [pytest.mark.law3, pytest.mark.slow]
 
 
 class Fixed(LightningModule):

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from lathe.callbacks import AtomicCheckpointIO
 from lathe.errors import UserError
@@ -37,7 +36,7 @@ def edited(path: Path, place: str) -> Path:
 
 
 TAKEN = {
-    "del state['global_step']": "`global_step` is not there",
+    "del state['global_step']": "something in `global_step` is not there",
     "del state['callbacks']['support.own.Own']": "something in `callbacks` is not there",
     "del state['callbacks']['Empty']": "something in `callbacks`",
     "del state['callbacks']['support.own.Own']['seen'][1]": "something in `callbacks`",
@@ -46,21 +45,20 @@ TAKEN = {
     "state['state_dict']['bias'] = torch.zeros(3)": "something in `state_dict`",
     "state['state_dict']['bias'] = torch.zeros(2, dtype=torch.float64)": "something in `state_dict`",
     "state['structure']['quantization'] = {}": "something in `structure`",
-    "state['outline'] = 5": "`outline` is of type int",
+    "state['outline'] = 5": "something in `outline`",
     "state['outline']['structure'] = 5": "something in `structure`",
 }
 
 
-@pytest.mark.parametrize("reader", [SingleDeviceStrategy, FSDP])
 @pytest.mark.parametrize("place", TAKEN)
-def test_what_was_taken_out_is_noticed(place: str, reader: Any, tmp_path: Path) -> None:
-    strategy = reader()
+def test_what_was_taken_out_is_noticed(place: str, tmp_path: Path) -> None:
+    strategy = FSDP()
     strategy.checkpoint_io = AtomicCheckpointIO()
     path = written(tmp_path)
     assert strategy.load_checkpoint(path)["global_step"] == 7
     with pytest.raises(UserError) as caught:
         strategy.load_checkpoint(edited(path, place))
-    assert f"checkpoint={path} is not as it was written, " in str(caught.value)
+    assert f"checkpoint={path} is not as it was written: " in str(caught.value)
     assert TAKEN[place] in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -18,8 +18,10 @@ from lathe.trainer import Trainer
 
 
 @pytest.mark.filterwarnings("ignore:.*training ended at step.*")  # the stop simulates a kill
-@pytest.mark.parametrize("criterion", ["magnitude", "random", "taylor", "movement", "wanda"])
-@pytest.mark.parametrize("stop", [3, 11, 20])
+@pytest.mark.parametrize(
+    ("criterion", "stop"),
+    [("magnitude", 3), ("magnitude", 20), ("random", 11), ("taylor", 11), ("movement", 11), ("wanda", 11)],
+)
 def test_resume_is_bit_for_bit(tmp_path: Path, criterion: str, stop: int) -> None:
     def run(resume: str | None, steps: int) -> tuple[dict[str, Tensor], Prune]:
         prune = Prune(0.6, criterion=criterion, start=0.1, end=0.75, every_n_steps=4, batches=3)
@@ -85,11 +87,9 @@ def twice_on_a_rank(rank: int, folder: str, criterion: str, strategy: str) -> li
 @pytest.mark.parametrize(
     ("strategy", "criterion"),
     [
-        ("ddp", "magnitude"),
         ("fsdp", "taylor"),
-        pytest.param("ddp", "taylor", marks=pytest.mark.slow),
+        pytest.param("ddp", "magnitude", marks=pytest.mark.slow),
         pytest.param("ddp", "wanda", marks=pytest.mark.slow),
-        pytest.param("fsdp", "magnitude", marks=pytest.mark.slow),
         pytest.param("fsdp", "wanda", marks=pytest.mark.slow),
     ],
 )
@@ -137,7 +137,7 @@ def cut_layers(rank: int, criterion: str, devices: int) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("criterion", ["magnitude", "taylor", "wanda"])
+@pytest.mark.parametrize("criterion", ["taylor", "wanda"])
 def test_layers_that_processes_share_have_the_masks_of_one(criterion: str) -> None:
     alone, masks = cut_layers(0, criterion, 1)
     for weights, own in on_ranks(cut_layers, criterion, 2, timeout=120):

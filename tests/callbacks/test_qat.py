@@ -37,7 +37,7 @@ def test_rounding_begins_and_ranges_are_fixed_when_it_says() -> None:
     assert integer_weight(net.conv)[0].abs().amax() == 127
 
 
-@pytest.mark.parametrize("at", [1, 3, 6, 9])
+@pytest.mark.parametrize("at", [3, 9])
 def test_a_resumed_run_is_bit_equal(at: int, tmp_path: Path) -> None:
     whole = fit("resnet", save=tmp_path / "a.ckpt", at=at)
     checkpoint = torch.load(tmp_path / "a.ckpt", weights_only=True)
@@ -60,7 +60,6 @@ def test_learned_steps_resume_bit_for_bit_and_learn(tmp_path: Path) -> None:
 
 def test_recomputed_blocks_observe_once() -> None:
     assert_same(fit("resnet", recomputed="blocks")["state"], fit("resnet")["state"])
-    assert_same(fit("vit", recomputed="sqrt")["state"], fit("vit")["state"])
 
 
 def test_accumulated_batches_count_as_one() -> None:
@@ -161,13 +160,14 @@ def test_learned_scales_are_learned_further() -> None:
 Case = tuple[str, dict[str, Any], dict[str, Any]]
 
 
-DDP_CASES: dict[str, Case] = {"resnet": ("resnet", {}, {}), "lsq": ("mlp", {"lsq": True}, {})}
+DDP_CASES: dict[str, Case] = {"resnet": ("resnet", {}, {})}
 
 
 FSDP_CASES: dict[str, Case] = {"vit": ("vit", {}, {}), "lsq": ("mlp", {"lsq": True}, {})}
 
 
 MORE_DDP: dict[str, Case] = {
+    "lsq": ("mlp", {"lsq": True}, {}),
     "vit": ("vit", {}, {"accumulate": 2}),
     "bf16": ("gpt", {"lsq": True}, {"precision": "bf16-mixed"}),
 }

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from lathe.callbacks.rng_state import ExactResume
+from lathe.callbacks import ExactResume
 from lathe.compression.pruning.rewiring import cosine_fraction, erdos_renyi_kernel, exchange
 from lathe.compression.pruning.rewiring_callback import RigL
 

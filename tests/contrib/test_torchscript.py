@@ -43,10 +43,8 @@ def answers(path: Path, net: nn.Module, inputs: list[Tensor], atol: float = 1e-5
     ("method", "freeze", "fuse"),
     [
         ("trace", True, True),
-        ("trace", True, False),
         ("trace", False, False),
         ("script", True, True),
-        ("script", False, False),
     ],
 )
 def test_a_residual_net_with_each_option(
@@ -59,11 +57,10 @@ def test_a_residual_net_with_each_option(
     assert ("batch_norm" in str(module.inlined_graph)) is not freeze
 
 
-@pytest.mark.parametrize("pool", ["mean", "token"])
-def test_a_vision_transformer(tmp_path: Path, pool: str) -> None:
+def test_a_vision_transformer(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = shipped(
-        ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=16, depth=1, heads=2, pool=pool).eval()
+        ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=16, depth=1, heads=2, pool="token").eval()
     )
     target.export(net, pixels(1), tmp_path / "net.pt")
     answers(tmp_path / "net.pt", net, [pixels(1), pixels(5)])

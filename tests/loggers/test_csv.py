@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lathe.loggers import CSVLogger
-from lathe.loggers.lines import read_lines
+from lathe.loggers.csv_logger import read_lines
 
 WRITER = CSVLogger.save.__wrapped__.__code__.co_filename  # type: ignore[attr-defined]
 

@@ -38,9 +38,3 @@ def test_the_deep_stack_is_linear_layer_norm_and_gelu() -> None:
     for layer in (net.stem, *net.blocks):
         hidden = F.gelu(F.layer_norm(F.linear(hidden, layer.linear.weight, layer.linear.bias), (5,)))
     torch.testing.assert_close(net(x), F.linear(hidden, net.head.weight, net.head.bias))
-
-
-def test_the_depth_of_the_deep_stack_is_the_number_of_its_blocks() -> None:
-    net = DeepMLP(channels=1, image_size=2, num_classes=3, width=4, depth=64)
-    assert len(net.blocks) == 64
-    assert sum(parameter.numel() for parameter in net.parameters()) == (4 + 3) * 4 + 64 * (4 + 3) * 4 + (4 + 1) * 3

@@ -9,17 +9,10 @@ from torch import nn
 from lathe.nets import MLP, Blocks, CifarResNet, DeepMLP, ResNet, ViT, WideResNet, blocks_of
 
 # Parameters for 3 channels and 10 classes. He et al. 2016, table 6, has 0.27 M and 0.85 M for ResNet-20 and -56 (option
-# A shortcuts); Zagoruyko and Komodakis 2016 have 11.0 M, 2.2 M and 36.5 M for WRN-16-8, -40-2 and -28-10. ResNet-18 and
-# -50 with a CIFAR stem are the usual 11.17 M and 23.5 M.
+# A shortcuts); Zagoruyko and Komodakis 2016 have 36.5 M for WRN-28-10. test_model_configs.py has the shipped nets.
 COUNTS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "resnet20_zero_pad": (lambda: CifarResNet(depth=20, shortcut="zero_pad"), 269_722),
     "resnet56_zero_pad": (lambda: CifarResNet(depth=56, shortcut="zero_pad"), 853_018),
-    "resnet20": (lambda: CifarResNet(depth=20), 272_474),
-    "resnet56": (lambda: CifarResNet(depth=56), 855_770),
-    "resnet18": (lambda: ResNet(depth=18), 11_173_962),
-    "resnet50": (lambda: ResNet(depth=50), 23_520_842),
-    "wrn16_8": (lambda: WideResNet(depth=16, width=8), 10_961_370),
-    "wrn40_2": (lambda: WideResNet(depth=40, width=2), 2_243_546),
     "wrn28_10": (lambda: WideResNet(depth=28, width=10), 36_479_194),
     # (784 + 1) 256 + 2 (256 + 1) 256 + (256 + 1) 10, by hand
     "mlp": (lambda: MLP(channels=1, image_size=28, num_classes=10, width=256, depth=3), 335_114),

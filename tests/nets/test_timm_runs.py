@@ -17,7 +17,7 @@ from support.strategy_fit import TIMM, fit, mean_losses, relative
 from lathe.errors import UserError
 from lathe.nets import blocks_of, timm_net
 from lathe.nets.blocks import run
-from lathe.optim.rules import layer_numbers
+from lathe.optim.build import layer_numbers
 from lathe.runs.build import make_task
 from lathe.runs.inference import open_run_net
 from lathe.runs.rundir import RunDir
@@ -75,7 +75,6 @@ def test_a_net_is_fine_tuned_from_a_file_evaluated_and_exported(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "first", "last"),
     [
-        ("resnet10t", ["conv1.0.weight", "bn1.bias"], ["fc.weight"]),
         ("convnext_atto", ["stem.0.weight"], ["head.norm.weight", "head.fc.weight"]),
         ("vit_tiny_patch16_224", ["cls_token", "pos_embed", "patch_embed.proj.weight"], ["norm.weight", "head.weight"]),
     ],
@@ -135,15 +134,8 @@ def test_a_pipeline_of_two_stages_has_the_losses_of_one_process(tmp_path: Path) 
         assert [*files[0]["state_dict"]] == [*files[1]["state_dict"]]
 
 
-CHAINED = (
-    "mobilenetv3_small_050",
-    "seresnext26d_32x4d",
-    "convnextv2_atto",
-    "deit_tiny_distilled_patch16_224",
-    "efficientnet_b0",
-    "regnetx_002",
-)
-NOT = {"eva02_tiny_patch14_224": 28, "xcit_nano_12_p16_224": 32, "ghostnet_050": 32}
+CHAINED = ("mobilenetv3_small_050", "deit_tiny_distilled_patch16_224", "efficientnet_b0", "regnetx_002")
+NOT = {"xcit_nano_12_p16_224": 32, "ghostnet_050": 32}
 
 
 @pytest.mark.parametrize("name", [*TIMM, *(pytest.param(name, marks=pytest.mark.slow) for name in CHAINED)])

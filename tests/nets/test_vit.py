@@ -69,14 +69,3 @@ def test_positions_tell_patches_apart() -> None:
 def test_patches_that_do_not_divide_are_refused() -> None:
     with pytest.raises(UserError, match=r"patch_size=3 does not divide .*: set patch_size=2"):
         tiny(patch_size=3)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision(dtype: torch.dtype) -> None:
-    net = tiny()
-    x = torch.rand(3, 3, 8, 8)
-    exact = net(x)
-    logits = net.to(dtype)(x.to(dtype))
-    assert logits.dtype == dtype
-    torch.testing.assert_close(logits.float(), exact, atol=2e-2, rtol=2e-2)
-    logits.logsumexp(-1).sum().backward()

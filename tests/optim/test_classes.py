@@ -23,13 +23,12 @@ __all__ = ["interruption"]  # a fixture
 TORCHS = sorted(
     name
     for name, kind in vars(torch.optim).items()
-    if inspect.isclass(kind) and issubclass(kind, Optimizer) and kind is not Optimizer
+    if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in ("Optimizer", "SparseAdam")
 )
 OFTEN = ("callbacks.checkpoint.every_n_train_steps=5", "callbacks.throughput=null", "test=false")
 REFUSED = {
-    "LBFGS": "optimizer._target_=LBFGS computes the loss several times in a step, and a batch is counted once",
-    "Muon": "optimizer._target_=Muon refused its defaults (Muon only supports 2D parameters",
-    "SparseAdam": "optimizer._target_=SparseAdam refused its defaults (SparseAdam does not support dense gradients",
+    "LBFGS": "optimizer._target_=LBFGS computes the loss several times in a step",
+    "Muon": "optimizer._target_=Muon refused its defaults (ValueError: Muon only supports 2D parameters",
 }
 
 
@@ -83,9 +82,7 @@ def test_each_of_torchs_classes_steps_and_resumes_or_is_refused(name: str) -> No
         assert torch.equal(value, again.net.state_dict()[key]), key
 
 
-@pytest.mark.parametrize(
-    "name", ["Adafactor", "Adagrad", "Rprop"]
-)  # a checkpoint of many pieces; state before a step; no decay
+@pytest.mark.parametrize("name", ["Adafactor", "Adagrad"])  # a checkpoint of many pieces; state before a step
 def test_an_interrupted_run_continues_bit_equal(name: str, tmp_path: Any, interruption: Interruption) -> None:
     alone, cut = (new_run(tmp_path / name, *SMALL, *OFTEN) for name in ("alone", "cut"))
     for cfg in (alone, cut):
@@ -131,7 +128,7 @@ def test_rules_and_options_of_a_users_own_class() -> None:
     ("target", "keys", "words"),
     [
         ("torch.nn.Linear", {"lr": 1.0}, "expected the class of an op"),
-        ("torch.optim.RAdam", {"betaz": [0.9, 0.9]}, r"optimizer\.betaz: RAdam takes no such option"),
+        ("torch.optim.RAdam", {"betaz": [0.9, 0.9]}, r"optimizer\._target_=RAdam refused betaz=.*'betaz'"),
         (f"{HERE}.Mine", {"lr": 11.0}, "AssertionError: lr is too large"),
     ],
 )

@@ -7,7 +7,6 @@ import torch
 
 from lathe.nets import MLP
 from lathe.optim import LAMB, LARS, Muon, build_optimizer
-from lathe.optim.descent import descend
 
 
 @pytest.mark.parametrize("kind", [Muon, LAMB, LARS])
@@ -29,12 +28,3 @@ def test_steps_with_a_rate_in_a_tensor(kind: type[torch.optim.Optimizer], monkey
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)  # otherwise torch's AdamW requires a GPU
     for found, wanted in zip(trained(torch.tensor), numbers, strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
-
-
-def test_both_rates_descend() -> None:
-    start, direction = torch.randn(4, 3), torch.randn(4, 3)
-    found, wanted = start.clone(), start.clone()
-    descend(found, direction, torch.tensor(0.25))
-    descend(wanted, direction, 0.25)
-    torch.testing.assert_close(found, wanted)
-    torch.testing.assert_close(wanted, start - 0.25 * direction)

@@ -27,7 +27,7 @@ def with_scheduler(name: str, *keys: str) -> dict[str, Any]:
 
 def curve(cfg: dict[str, Any], steps: int, total: int) -> list[float]:
     """Return the learning rate of each of `steps` optimizer steps of a run of `total`."""
-    from lathe.optim.foreign import build_scheduler, wants_length
+    from lathe.optim.plan import build_scheduler, wants_length
 
     task = make_task(cfg)
     optimizer = task._make_optimizer(task.net)
@@ -85,10 +85,10 @@ def test_a_run_decays_per_optimizer_step(tmp_path: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("cfg", "words"),
     [
-        (("CosineAnnealingLR",), r"scheduler\.T_max: CosineAnnealingLR needs a value"),
+        (("CosineAnnealingLR",), r"scheduler\._target_=CosineAnnealingLR refused its defaults .*'T_max'"),
         (("StepLR", "step_siz=3"), "did you mean step_size"),
         (("OneCycleLR", "max_lr=1.0", "total_steps=5"), r"scheduler\.total_steps=5 is known from the run"),
-        (("torch.optim.SGD",), "got an optimizer"),
+        (("torch.optim.SGD",), "expected a scheduler"),
     ],
 )
 def test_a_scheduler_that_cant_work_is_refused_before_training(cfg: tuple[str, ...], words: str) -> None:

@@ -12,10 +12,12 @@ from torch import nn
 from lathe.errors import UserError
 from lathe.nets import ViT
 from lathe.optim import build_optimizer
-from lathe.optim.foreign import build_scheduler
-from lathe.optim.rules import layer_numbers
+from lathe.optim.build import layer_numbers
+from lathe.optim.plan import build_scheduler
 from lathe.runs.build import make_task
 from lathe.training.train import train
+
+VIT = ("model=vit_tiny", "model.net.depth=2", "model.net.width=24")
 
 
 def vit() -> ViT:
@@ -45,7 +47,12 @@ def test_each_layer_has_its_share(kind: type[torch.optim.Optimizer]) -> None:
 
 
 def test_roles_keep_their_ratio() -> None:
-    cfg = config("model=vit_tiny", "optimizer=muon", "optimizer.layer_decay=0.5", "optimizer.lr=1.0")
+    cfg = config(
+        *VIT,
+        "optimizer=muon",
+        "optimizer.layer_decay=0.5",
+        "optimizer.lr=1.0",
+    )
     task = make_task(cfg)
     rates = {group["name"]: group["lr"] for group in task._make_optimizer(task.net).param_groups}
     top = max(layer_numbers(task.net).values())

@@ -9,6 +9,7 @@ from lathe.nets import CifarResNet
 from lathe.optim import build_optimizer
 from lathe.runs.build import make_task
 
+VIT = ("model=vit_tiny", "model.net.depth=2", "model.net.width=24")
 OPTIONS = {"kind": torch.optim.SGD, "lr": 0.1, "weight_decay": 0.01, "no_decay": ["norm", "bias"]}
 
 
@@ -34,7 +35,12 @@ def test_groups_are_named_after_it_and_others_keep_their_names() -> None:
 
 
 def test_it_multiplies_what_layers_and_roles_have() -> None:
-    words = ("model=vit_tiny", "optimizer=muon", "optimizer.lr=1.0", "optimizer.layer_decay=0.5")
+    words = (
+        *VIT,
+        "optimizer=muon",
+        "optimizer.lr=1.0",
+        "optimizer.layer_decay=0.5",
+    )
     plain, scaled = (
         {group["name"]: group["lr"] for group in task._make_optimizer(task.net).param_groups}
         for task in (make_task(config(*words)), make_task(config(*words, "optimizer.lr_scale={head.*: 4}")))

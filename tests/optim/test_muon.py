@@ -9,7 +9,7 @@ from torch import nn
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
 from lathe.optim import Muon, build_optimizer
-from lathe.optim.muon import orthogonalise, update_scale
+from lathe.optim.optimizers import orthogonalise, update_scale
 
 
 def build(net: nn.Module, **options: object) -> Muon:
@@ -72,17 +72,6 @@ def test_a_convolution_is_its_flattened_matrix() -> None:
     assert torch.equal(convolution.flatten(1), matrix)
     values = torch.linalg.svdvals((start - convolution.detach()).flatten(1) / 0.1)
     assert 0.65 < values.min() <= values.max() < 1.25
-
-
-def test_channels_last_takes_the_same_step() -> None:
-    torch.manual_seed(0)
-    start, gradient = torch.randn(6, 4, 3, 3), torch.randn(6, 4, 3, 3)
-    plain = nn.Parameter(start.clone())
-    strided = nn.Parameter(start.clone().to(memory_format=torch.channels_last))
-    plain.grad, strided.grad = gradient, gradient.clone().to(memory_format=torch.channels_last)
-    for parameter in (plain, strided):
-        Muon([parameter], lr=0.1).step()
-    torch.testing.assert_close(plain, strided)
 
 
 def test_the_rest_takes_adamw_s_step_exactly() -> None:
@@ -195,19 +184,6 @@ def test_update_scale() -> None:
     assert update_scale(64, 16, "original") == 2.0
     assert update_scale(16, 64, "original") == 1.0
     assert update_scale(16, 64, "match_rms_adamw") == pytest.approx(1.6)
-
-
-def test_training_is_deterministic_and_learns() -> None:
-    results = []
-    for _ in range(2):
-        torch.manual_seed(0)
-        net = CifarResNet(depth=8, width=4)
-        optimizer = build(net)
-        first = train(net, optimizer, 1)
-        losses = [train(net, optimizer, 1) for _ in range(30)]  # the same batch each time
-        assert losses[-1] < 0.4 * first
-        results.append(net.state_dict())
-    assert all(torch.equal(results[0][key], results[1][key]) for key in results[0])
 
 
 def test_parameters_without_gradient_stay() -> None:

@@ -59,21 +59,6 @@ def test_optimizers(name: str) -> None:
     assert len(torch.load(file, weights_only=True)["param_groups"]) == len(optimizer.param_groups)
 
 
-@pytest.mark.parametrize("fast", ["foreach", "fused"])
-@pytest.mark.parametrize("name", ["sgd", "adamw"])
-def test_fast_forms_take_the_same_step(name: str, fast: str) -> None:
-    nets = []
-    for overrides in ([], [f"optimizer.{fast}=true"]):
-        torch.manual_seed(0)
-        net = CifarResNet(depth=8, width=4)
-        optimizer = instantiate(read("optimizer", name, *overrides))(net)
-        net(torch.rand(4, 3, 8, 8)).logsumexp(1).sum().backward()
-        optimizer.step()
-        nets.append(net.state_dict())
-    for key, tensor in nets[0].items():
-        torch.testing.assert_close(tensor, nets[1][key])
-
-
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers(name: str) -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=2.0)

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
 
 from lathe.errors import UserError
 from lathe.optim import schedules
+from lathe.optim.schedules import restarts_factor
 
 ALL: dict[str, Callable[..., LRScheduler]] = {
     "constant": lambda optimizer, total: schedules.constant(optimizer, total, warmup=0.1),
@@ -123,3 +124,9 @@ def test_a_resumed_run_continues_with_the_same_rates(name: str) -> None:
 def test_schedules_that_do_not_fit_the_run_are_refused(make: Callable[[SGD], LRScheduler], words: str) -> None:
     with pytest.raises(UserError, match=words):
         make(make_optimizer())
+
+
+@pytest.mark.parametrize(("step", "expected"), [(0, 0.5), (1, 1), (6, 0.5), (11, 1), (21, 0.5), (31, 1), (51, 0.5)])
+def test_restarts_double(step: int, expected: float) -> None:
+    found = restarts_factor(step, warmup=1, period=10, period_growth=2, min_ratio=0)
+    assert found == pytest.approx(expected, abs=1e-15)

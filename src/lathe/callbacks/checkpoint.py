@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal, TypedDict, Unpack
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from pydantic import Field
 from torch import Tensor
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO, AtomicCheckpointIO
-from lathe.callbacks.loop_state import ends, stop_is_due, validation_follows
 from lathe.compression.callback import compressions
 from lathe.config.types import Count, Name
 from lathe.config.validation import validated
@@ -333,3 +333,21 @@ def _reported(trainer: Trainer) -> dict[str, float]:
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Return metrics as numbers, without the learning rates of Lightning's monitor."""
     return {name: float(value) for name, value in metrics.items() if not name.startswith("lr-")}
+
+
+def ends(trainer: Trainer) -> list[float | None]:
+    """Return the limits that end the run: epochs, steps, and Timer's seconds (`trainer.max_time`)."""
+    timers = [callback._duration for callback in trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
+    return [trainer.max_epochs, trainer.max_steps, *timers]
+
+
+def stop_is_due(trainer: Trainer) -> bool:
+    """Return whether the run ends with this epoch because a stop was requested."""
+    return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
+
+
+def validation_follows(trainer: Trainer) -> bool:
+    """Return whether Lightning validates right after the batch that has just ended."""
+    loop = trainer.fit_loop.epoch_loop
+    fetcher = trainer.fit_loop._data_fetcher
+    return fetcher is not None and loop._should_check_val_fx(fetcher)

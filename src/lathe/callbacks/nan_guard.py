@@ -1,7 +1,7 @@
 """Stop at the first number that is not finite, and name its tensor."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path
 from torch.utils.hooks import RemovableHandle
 
 from lathe.callbacks.module_access import net_of, task_of
@@ -22,7 +23,6 @@ from lathe.measure.processes import everyones
 from lathe.measure.shards import local
 
 ROWS = 5  # rows of a bad batch that are named
-Names = Callable[[list[int]], str]  # from rows of a batch to their joined names; empty if they have none
 
 
 def names_of(trainer: Trainer, split: str, loader: Any, batch: int, rows: list[int]) -> str:
@@ -49,18 +49,13 @@ def bad_batch(trainer: Trainer) -> str:
     return ""
 
 
-def blame(what: str, fault: str) -> NoReturn:
-    """Raise UserError for data that are not finite."""
-    raise UserError(f"Training stopped: {what}: {fault}; drop or fill such rows in the data.")
-
-
-def bad_rows(batch: Any, infinite: bool = False, named: Names = lambda rows: "") -> str:
-    """Describe the rows of a batch that are not finite; "" if all are.
+def bad_rows(batch: Any, infinite: bool = False, named: Callable[[list[int]], str] = lambda rows: "") -> str:
+    """Describe the rows of a batch that are not finite; "" if all are. `named` returns the names of rows.
 
     Without `infinite`, only the first tensor may not hold inf: the net's input. Masks hold -inf.
     """
-    for number, (name, tensor) in enumerate(_tensors(batch, "batch")):
-        if not tensor.is_floating_point():
+    for number, (path, tensor) in enumerate(tree_flatten_with_path(batch)[0]):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             continue
         bad = tensor.isnan() if number and not infinite else ~tensor.isfinite()
         if bad.any():
@@ -68,17 +63,9 @@ def bad_rows(batch: Any, infinite: bool = False, named: Names = lambda rows: "")
             listed = ", ".join(map(str, rows[:ROWS])) + (f" and {len(rows) - ROWS} more" if len(rows) > ROWS else "")
             where = f", in {'row' if len(rows) == 1 else 'rows'} {listed} of {len(bad)}" if rows else ""
             called = named(rows[:ROWS]) if rows else ""
-            return f"the batch itself holds {kind_of(tensor)} ({name}{where}{called and f': {called}'})"
+            name = f"batch{keystr(path)}{where}{called and f': {called}'}"
+            return f"the batch itself holds {kind_of(tensor)} ({name})"
     return ""
-
-
-def _tensors(node: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a batch with their paths; the net's input comes first."""
-    if isinstance(node, Tensor):
-        yield name, node
-    elif isinstance(node, dict | list | tuple):
-        for key, part in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _tensors(part, f"{name}[{key!r}]")
 
 
 def kind_of(tensor: Tensor) -> str:
@@ -251,47 +238,47 @@ class NanGuard(Callback):
         rank, found = min(
             enumerate(findings), key=lambda x: (x[1].step is None, x[1].step or 0, not x[1].state, not x[1].gradient)
         )
-        where = f" on process {rank}" if len(findings) > 1 else ""
-        if found.step is None:
-            if found.state:
-                what = f"after optimizer step {trainer.global_step} {found.state}"
-            elif found.gradient:
+        loss = f"in optimizer step {found.step} the loss is {found.value}"
+        loss += f" on process {rank}" if len(findings) > 1 else ""
+        if found.step is None and found.state:
+            what = f"after optimizer step {trainer.global_step} {found.state}"
+        elif found.step is None:
+            what = f"in optimizer step {now} the gradients are not finite at any loss scale"
+            if found.gradient:
                 what = f"in optimizer step {now} the gradient of {found.gradient} although the loss is finite"
-            else:
-                what = f"in optimizer step {now} the gradients are not finite at any loss scale"
-        elif (
-            found.state.startswith("parameter") and found.step == now
-        ):  # buffers may be bad since this step's own forward pass
-            what = (
-                f"in optimizer step {now} the loss is {found.value}{where} because {found.state} since the step before"
-            )
+        elif found.step == now and found.state.startswith("parameter"):  # a buffer may be of this step's forward pass
+            what = f"{loss} because {found.state} since the step before"
         elif found.step == now and self._batch is not None:
-            what = f"in optimizer step {now} the loss is {found.value}{where}"
-            named = partial(names_of, trainer, "train", trainer.train_dataloader, self._batch_idx)
-            faults = everyones(bad_rows(self._batch, named=named))
-            if faults[rank]:
-                blame(what, faults[rank])
-            # all ranks run it, not only the one with the bad loss: the net may contain collectives
-            parts = everyones([name for name, _ in net.named_parameters()])
-            if any(names != parts[0] for names in parts):
-                what = f"{what}, and each process has a part of the net only"
-            elif task_of(net) is not net:  # a user's own module, which may train with something other than its forward
-                what = f"{what}, made in the training_step of {type(net).__name__} from finite weights"
-            else:
-                culprits = everyones(_first_bad_output(trainer, net, net_input(self._batch)))
-                faults = everyones(bad_rows(self._batch, infinite=True, named=named))
-                if not culprits[rank] and faults[rank]:
-                    blame(what, faults[rank])
-                what = f"{what}: {culprits[rank] or 'the output of the net is finite, so the loss function made it'}"
+            what = self._blame(trainer, net, loss, rank)
         else:
             what = (
-                f"in optimizer step {found.step} the loss is {found.value}{where}, read at step {now} when the weights "
-                "had followed (callbacks.nan_guard.every_n_steps=1 names the module, or the rows of the batch)"
+                f"{loss}, read at step {now} when the weights had followed (callbacks.nan_guard.every_n_steps=1 names "
+                "the module, or the rows of the batch)"
             )
         rate = "optimizer.lr" if task_of(net) is net else "the module's learning rate"
         raise UserError(
             f"Training stopped: {what}; lower {rate}, set trainer.gradient_clip_val, or use precision=32-true."
         )
+
+    def _blame(self, trainer: Trainer, net: nn.Module, loss: str, rank: int) -> str:
+        """Return what made the loss of `rank` in this step; raise UserError if its batch did. A collective."""
+
+        def check_rows(infinite: bool) -> None:
+            named = partial(names_of, trainer, "train", trainer.train_dataloader, self._batch_idx)
+            fault = everyones(bad_rows(self._batch, infinite, named))[rank]
+            require(not fault, f"Training stopped: {loss}: {fault}; drop or fill such rows in the data.")
+
+        check_rows(infinite=False)
+        parts = everyones([name for name, _ in net.named_parameters()])
+        if any(names != parts[0] for names in parts):
+            return f"{loss}, and each process has a part of the net only"
+        if task_of(net) is not net:  # a user's own module, which may train with something other than its forward
+            return f"{loss}, made in the training_step of {type(net).__name__} from finite weights"
+        # all ranks run it, not only the one with the bad loss: the net may contain collectives
+        culprit = everyones(_first_bad_output(trainer, net, net_input(self._batch)))[rank]
+        if not culprit:
+            check_rows(infinite=True)
+        return f"{loss}: {culprit or 'the output of the net is finite, so the loss function made it'}"
 
 
 def _first_bad_output(trainer: Trainer, net: nn.Module, x: Tensor) -> str:

@@ -10,8 +10,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lathe.callbacks.checkpoint import Checkpoint
-from lathe.callbacks.loop_state import validation_follows
+from lathe.callbacks.checkpoint import Checkpoint, validation_follows
 from lathe.config.types import Count
 from lathe.config.validation import validated
 from lathe.data.steps import reached, steps_before

@@ -162,9 +162,8 @@ def devices(cfg: Config) -> Iterator[str]:
 def split_net(cfg: Config) -> Iterator[str]:
     strategy = _class_name(cfg["strategy"])
     is_zero3 = strategy == "DeepSpeed" and cfg["strategy"].get("stage") == 3
-    for kind in ("EMA", "HardSamples", "ImageSizes"):
-        for name in _callbacks(cfg, kind) if strategy in SPLIT_NETS or (is_zero3 and kind == "EMA") else ():
-            yield f"callbacks.{name} needs a whole net, and strategy {strategy} cuts it. Use strategy=fsdp or ddp."
+    for name in _callbacks(cfg, "EMA") if strategy in SPLIT_NETS or is_zero3 else ():
+        yield f"callbacks.{name} needs a whole net, and strategy {strategy} cuts it. Use strategy=fsdp or ddp."
 
 
 def activation_offload(cfg: Config) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Works and tested, but nothing in the core knows it: DataParallel, Horovod, TorchScript and TorchServe."""
+"""Parts that work and are tested, but that nothing in the core knows: strategies, targets and niche callbacks."""
 
 import lazy_loader
 

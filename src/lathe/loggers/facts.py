@@ -1,12 +1,9 @@
-"""Run metadata for loggers: group choices, overrides, the resolved configuration, tags."""
+"""Run metadata for loggers: group choices, overrides and the resolved configuration, without secrets."""
 
 import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
-from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lathe.config.override_parsing import key_of
 
@@ -24,7 +21,6 @@ SECRET_KEYS = ("api_key", "access_key", "private_key", "secret_key", "auth_key")
 ADDRESS = re.compile(r"callbacks\.[^.]+\.url")  # the address is a secret
 LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 SHORTEST = 6  # least characters of a secret in the environment: shorter values are words like "true"
-CHUNK = 100  # parameters in one MLflow request
 
 
 def run_facts(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
@@ -82,63 +78,3 @@ def _shown(key: str, value: Any, secrets: set[str]) -> Any:
     if isinstance(value, dict):
         return {name: _shown(str(name), item, secrets) for name, item in value.items()}
     return value
-
-
-@rank_zero_only
-def log_facts(
-    logger: Logger,
-    facts: Mapping[str, Any],
-    main: Mapping[str, Any],
-    tags: Sequence[str],
-    start_step: int,
-    metric: str | None,
-) -> None:
-    """Log the `main` facts first, then all `facts`, once per run.
-
-    They are nested under `config`, flat parameters in MLflow, and omitted in TensorBoard. A resumed run, which starts
-    at `start_step`, logs nothing twice. `metric` is the one in TensorBoard's table of runs.
-    """
-    if isinstance(logger, MLFlowLogger):
-        _to_mlflow(logger, {**main, **facts}, tags)
-    elif isinstance(logger, TensorBoardLogger):
-        if start_step == 0:  # a resumed run's files have them already
-            _to_tensorboard(logger, main, metric)
-    else:
-        logger.log_hyperparams({**main, "config": dict(facts)})
-        if isinstance(logger, WandbLogger) and tags:
-            experiment: Any = logger.experiment
-            experiment.tags = tuple(dict.fromkeys((*(experiment.tags or ()), *tags)))
-
-
-def _to_tensorboard(logger: TensorBoardLogger, facts: Mapping[str, Any], metric: str | None) -> None:
-    from torch.utils.tensorboard.summary import hparams
-
-    plain = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in facts.items()}
-    writer = logger.experiment._get_file_writer()
-    for summary in hparams(plain, dict.fromkeys(filter(None, (metric, "result/objective")), 0.0)):
-        writer.add_summary(summary)
-
-
-def _to_mlflow(logger: MLFlowLogger, facts: Mapping[str, Any], tags: Sequence[str]) -> None:
-    """Log to MLflow, which never changes a parameter: values that a resumed run has changed become tags."""
-    from mlflow.entities import Param
-    from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH, MAX_TAG_VAL_LENGTH
-
-    client: Any = logger.experiment
-    known = client.get_run(logger.run_id).data.params
-    told = {re.sub(r"[^\w\-. /]", "_", key): str(value) for key, value in facts.items()}
-    long = [key for key, value in told.items() if len(value) > MAX_PARAM_VAL_LENGTH]
-    if long:
-        rank_zero_warn(
-            f"logger=mlflow: {', '.join(long)} cut at {MAX_PARAM_VAL_LENGTH} characters, all that MLflow takes; "
-            "config.yaml has the rest."
-        )
-    told = {key: value[:MAX_PARAM_VAL_LENGTH] for key, value in told.items()}
-    fresh = [Param(key, value) for key, value in told.items() if key not in known]
-    for start in range(0, len(fresh), CHUNK):
-        client.log_batch(run_id=logger.run_id, params=fresh[start : start + CHUNK])
-    for key, value in told.items():
-        if known.get(key, value) != value:
-            client.set_tag(logger.run_id, f"changed.{key}"[:250], value[:MAX_TAG_VAL_LENGTH])
-    if tags:
-        client.set_tag(logger.run_id, "tags", ",".join(tags)[:MAX_TAG_VAL_LENGTH])

@@ -41,18 +41,12 @@ def apply(net: nn.Module, how: str | None) -> None:
     blocks = list(dict.fromkeys(own_blocks(every_block)))  # a net may run the same block twice
     name = type(net).__name__
     if word != "none" and not blocks:
-        lack = "names no `blocks`" if not hasattr(net, "blocks") else "has none"
-        if word == OFFLOAD:
-            raise ArgumentError(f"{KEY}={word} moves what repeated blocks keep, but {name} {lack}: set {KEY}=none.")
-        raise ArgumentError(f"{KEY}={word} recomputes a net's repeated blocks, but {name} {lack}: set {KEY}=none.")
+        raise ArgumentError(f"{KEY}={word} acts on a net's repeated blocks, and {name} has no `blocks`: set none.")
     if every is not None and every > len(every_block):
         raise ArgumentError(f"{KEY}={word}: {name} has {len(every_block)} blocks: take an n of at most that.")
     chain = getattr(net, "blocks", None)
     if word == "sqrt" and not isinstance(chain, Blocks):
-        raise ArgumentError(
-            f"{KEY}=sqrt runs the blocks in segments, which {name} does not let it: make its `blocks` a "
-            f"lathe.nets.Blocks and call that in forward, or set {KEY}=blocks."
-        )
+        raise ArgumentError(f"{KEY}=sqrt requires {name}.blocks to be a lathe.nets.Blocks. Use {KEY}=blocks.")
     for block in blocks:
         _keep(block)
     if isinstance(chain, Blocks):
@@ -65,10 +59,7 @@ def apply(net: nn.Module, how: str | None) -> None:
 def check_device(how: str | None, device_type: str) -> None:
     """Raise ArgumentError for `offload` if activations are in the host's memory already."""
     if how == OFFLOAD and device_type not in AWAY:
-        raise ArgumentError(
-            f"{KEY}={how} moves activations from a GPU to the host's memory, and this run is on {device_type}, where "
-            f"it has no effect: set {KEY}=blocks, which computes them again, or none."
-        )
+        raise ArgumentError(f"{KEY}={how} moves activations from a GPU to the host; this run is on {device_type}.")
 
 
 def _every(word: str) -> int | None:
@@ -79,8 +70,6 @@ def _every(word: str) -> int | None:
         return 1
     if re.fullmatch(r"every_[1-9]\d*", word):
         return int(word.removeprefix("every_"))
-    if re.fullmatch(r"every_-?\d+(\.\d+)?", word):
-        raise ArgumentError(f"{KEY}={word}: n must be a whole number of at least 1, such as every_2.")
     hint = did_you_mean(word, WORDS, "choose none, blocks, every_<n> (such as every_2), sqrt or offload.")
     raise ArgumentError(f"{KEY}={word}: {hint}")
 

@@ -1,8 +1,9 @@
-"""Nets of timm (Wightman 2019, "PyTorch Image Models"), with timm's parameter names for exchange."""
+"""Nets of timm (Wightman 2019, "PyTorch Image Models"), with timm's parameter names, and their pretrained weights."""
 
 import functools
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Annotated, Any
 
@@ -12,8 +13,10 @@ from torch import Tensor, nn
 
 from lathe.config.types import Count, Name, ShareBelowOne
 from lathe.config.validation import validated
-from lathe.errors import ArgumentError, did_you_mean, uninstalled
+from lathe.errors import ArgumentError, UserError, did_you_mean, require, uninstalled
 from lathe.nets.blocks import blocks_of, run
+
+UNFIT = (AssertionError, ValueError, RuntimeError, IndexError, ZeroDivisionError)  # what nets raise for wrong sizes
 
 
 def import_timm(name: str) -> Any:
@@ -63,25 +66,15 @@ def timm_net(
         "drop_path_rate": drop_path_rate,
         "global_pool": global_pool,
     }
-    arch, _, tag = name.partition(".")
-    tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{arch}.*")]
-    if tag and tag not in tags:
-        raise ArgumentError(f"name={name}: timm has no weights {tag} of {arch}; {did_you_mean(tag, tags)}")
     facts = timm.get_pretrained_cfg(name)
-    fixed = image_size is not None and facts is not None and facts.fixed_input_size
-    if fixed:
+    if image_size is not None and facts is not None and facts.fixed_input_size:
         options["img_size"] = image_size
     try:
         net: nn.Module = timm.create_model(name, in_chans=in_channels, num_classes=num_classes, **options)
-    except TypeError as error:
-        surplus = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if surplus and surplus.group(1) in options:
-            raise ArgumentError(f"{surplus.group(1)}: {name} takes no such option: leave it null.") from None
-        raise
-    except (AssertionError, ValueError, RuntimeError, ZeroDivisionError) as error:
+    except (TypeError, *UNFIT) as error:  # an option that the net lacks, an unknown tag, or a size
         raise _unfit(name, in_channels, image_size, error) from None  # the message contains the cause
-    if fixed and image_size is not None:
-        _divides(net, name, image_size)
+    if "img_size" in options:
+        _check_patches(net, name, options["img_size"])
     named = find_blocks(net)
     if named and not hasattr(net, "blocks"):
         net.__dict__["blocks"] = named  # a plain list: names of parameters stay timm's
@@ -91,7 +84,7 @@ def timm_net(
     return net
 
 
-def _divides(net: nn.Module, name: str, size: int) -> None:
+def _check_patches(net: nn.Module, name: str, size: int) -> None:
     """Raise ArgumentError if patches would leave out pixels at the images' edges."""
     for sides in [getattr(module, "patch_size", None) for module in net.children()]:
         side = sides[0] if isinstance(sides, tuple) else sides
@@ -102,9 +95,8 @@ def _divides(net: nn.Module, name: str, size: int) -> None:
 
 
 def _unfit(name: str, channels: int, size: int | None, error: Exception) -> ArgumentError:
-    said = " ".join(str(error).split()) or type(error).__name__
-    images = "" if size is None else f" for images of {channels} x {size} x {size}"
-    return ArgumentError(f"name={name} is no net{images} ({said[:200]}): choose another, or another image_size.")
+    reason = " ".join(str(error).split())[:200] or type(error).__name__
+    return ArgumentError(f"name={name} is no net for images of {channels} x {size or '?'} x {size or '?'} ({reason}).")
 
 
 def _try(net: nn.Module, name: str, images: Tensor, classes: int) -> None:
@@ -118,7 +110,7 @@ def _try(net: nn.Module, name: str, images: Tensor, classes: int) -> None:
                 found = torch.func.functional_call(net, bare, (images,))
             except Exception:  # shapes that do not fit, or a net that needs values
                 found = net(torch.zeros(images.shape))
-    except (AssertionError, ValueError, RuntimeError, IndexError, ZeroDivisionError) as error:
+    except UNFIT as error:
         raise _unfit(name, images.shape[1], images.shape[2], error) from None
     finally:
         net.train(training)
@@ -219,3 +211,83 @@ def _is_its_parts(net: nn.Module, shape: tuple[int, ...]) -> bool:
         return False
     finally:
         net.train(training)
+
+
+def is_timm(net: nn.Module) -> bool:
+    return type(net).__module__.startswith("timm.") and isinstance(getattr(net, "pretrained_cfg", None), dict)
+
+
+def take_timm_weights(net: nn.Module, weights: Mapping[str, Tensor] | None, channels: int, key: str) -> list[str]:
+    """Load `weights`, or those that timm publishes if None, into a net of timm; return lines for the log.
+
+    `channels` is the net's number of input channels. All weights must be present, except a head for other classes,
+    which is skipped. The first convolution is adapted to the channels, and position embeddings to the image's size.
+    Raises UserError for weights of another net, or if timm's published ones can't be downloaded.
+    """
+    from timm.models import clean_state_dict, load_pretrained, model_entrypoint
+
+    cfg: dict[str, Any] = {**net.pretrained_cfg, "num_classes": 0, "label_offset": 0}  # type: ignore[dict-item]
+    # as many classes as passed below: `_checked` handles heads
+    name = cfg["architecture"]
+    # timm's modules have a function of this name that converts weights of other sources or sizes
+    own_filter = getattr(sys.modules[model_entrypoint(name).__module__], "checkpoint_filter_fn", None)
+    lines: list[str] = []
+
+    def fitted(state: dict[str, Any], net: nn.Module) -> dict[str, Any]:
+        state = clean_state_dict(state)
+        if own_filter is not None:
+            state = own_filter(state, net)
+        lines.extend(_checked(net, state, cfg, channels, key))
+        return state
+
+    if weights is not None:
+        cfg |= {"state_dict": dict(weights), "custom_load": False}
+    try:
+        load_pretrained(net, cfg, num_classes=0, in_chans=channels, filter_fn=fitted, strict=False)
+    except UserError:
+        raise
+    except Exception as error:  # of timm, of the network, or names that a function of timm's expects
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(f"{key}: these are no weights of {name}, or can't be had ({reason}).") from error
+    return lines or [f"{key}: the weights that timm publishes for {name} are taken."]
+
+
+def _names(value: Any, *ends: str) -> set[str]:
+    """Return the parameters of the layers in an entry of timm's config: none, one or several."""
+    layers = (value,) if isinstance(value, str) else value or ()
+    return {f"{layer}.{end}" for layer in layers for end in ends}
+
+
+def _checked(net: nn.Module, state: dict[str, Any], cfg: dict[str, Any], channels: int, key: str) -> list[str]:
+    """Remove from `state` what the net has no place for; return lines for the log."""
+    own = net.state_dict()
+    convs, head = _names(cfg.get("first_conv"), "weight"), _names(cfg.get("classifier"), "weight", "bias")
+    other = [name for name in sorted(head) if name in own and name in state and state[name].shape != own[name].shape]
+    lacking = [
+        name for name in own if name not in state and name not in head and not name.endswith("num_batches_tracked")
+    ]
+    require(
+        not lacking,
+        f"{key} does not fit {cfg['architecture']}: it has no {(lacking or [''])[0]}, its first weight is "
+        f"{next(iter(state), 'nothing')}. Choose the net that it is of.",
+    )
+    for name, value in state.items():
+        if name in own and name not in head | convs and value.shape != own[name].shape:
+            shapes = f"{list(value.shape)} there and {list(own[name].shape)} here"
+            raise UserError(f"{key} does not fit {cfg['architecture']}: {name} is {shapes}.")
+    if all(name in state and name in own and state[name].shape == own[name].shape for name in convs):
+        cfg["input_size"] = (channels, *(cfg.get("input_size") or (channels, 0, 0))[1:])  # made for these channels
+    extra = [name for name in state if name not in own]
+    shapes = [f"{name} ({list(state[name].shape)} there, {list(own[name].shape)} here)" for name in other]
+    absent = [name for name in sorted(head) if name in own and name not in state]
+    for name in (*other, *extra):
+        del state[name]
+    lines = [f"{key}: {len(state)} of {len(own)} weights are taken."]
+    for said, found in (
+        ("Of another shape, so as they were made", shapes),
+        ("Not in the file, so as they were made", absent),
+        ("In the file alone", extra),
+    ):
+        if found:
+            lines.append(f"{said}: {', '.join(found)}.")
+    return lines

@@ -1,7 +1,7 @@
 from .build import build_optimizer as build_optimizer
-from .large_batch import LAMB as LAMB
-from .large_batch import LARS as LARS
-from .muon import Muon as Muon
+from .optimizers import LAMB as LAMB
+from .optimizers import LARS as LARS
+from .optimizers import Muon as Muon
 from .schedules import constant as constant
 from .schedules import cosine as cosine
 from .schedules import cosine_restarts as cosine_restarts

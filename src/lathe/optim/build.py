@@ -1,48 +1,99 @@
-"""Builds an optimizer from a net and the keys of `configs/optimizer/`."""
+"""Builds an optimizer from a net and the keys of `configs/optimizer/`: parameter rules, groups, rates, kernels."""
 
 import inspect
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices, _get_fused_kernels_supported_devices
 
 from lathe.config.types import Count, Name, NonNegative, Positive, PositiveShare
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, did_you_mean
-from lathe.optim.foreign import refused, try_out
-from lathe.optim.rules import layer_numbers, matching_names, scale_of_each
+
+# By name, because torch's norms have no common base class, and a user's `ScaleNorm` or `RMSNorm` should match too.
+_NORM = re.compile(r"Norm(\dd)?$")
 
 
-@validated
-def scaled_lr(
-    lr: Positive,
-    *,
-    scale_lr: Literal["none", "linear", "sqrt"],
-    batch_size: Count | None,
-    reference_batch_size: Count | None,
-) -> float:
-    """Return `lr`, tuned at `reference_batch_size`, scaled to the global `batch_size`.
+def norm_names(net: nn.Module) -> set[str]:
+    """Return the names of the parameters of normalisation layers (classes `...Norm`, `...Norm1d` to `3d`)."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in net.named_modules()
+        if _NORM.search(type(module).__name__)
+        for name, _ in module.named_parameters(recurse=False)
+    }
 
-    `linear` multiplies by the ratio of the batches (Goyal et al. 2017, arXiv:1706.02677, for SGD), `sqrt` by its square
-    root (Malladi et al. 2022, arXiv:2205.10287, for Adam), `none` by 1. `batch_size` is None for data that declare no
-    batch size. Raises ArgumentError if the rule needs a batch size that is None.
+
+def bias_names(net: nn.Module) -> set[str]:
+    """Return the names of the parameters that end in `bias` (an attention's `in_proj_bias` too)."""
+    return {name for name, _ in net.named_parameters() if name.endswith("bias")}
+
+
+def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str]:
+    """Return names of parameters that any rule matches: `norm`, `bias`, or a pattern (`*`, `?`, `[...]`)."""
+    names = [name for name, _ in net.named_parameters()]
+    found: set[str] = set()
+    for rule in rules:
+        if rule in ("norm", "bias"):
+            found |= norm_names(net) if rule == "norm" else bias_names(net)
+            continue
+        matched = {name for name in names if fnmatchcase(name, str(rule))}
+        if not matched:
+            like = f"parameters are named like {names[0]}." if names else "it has none."
+            hint = did_you_mean(rule, ["norm", "bias", *names], like)
+            raise ArgumentError(f"{key}: the pattern {rule!r} matches no parameter of {type(net).__name__}; {hint}")
+        found |= matched
+    return found
+
+
+def scale_of_each(net: nn.Module, scales: Mapping[str, float]) -> dict[str, float]:
+    """Return the learning-rate factor of each parameter that matches a rule; the last match counts."""
+    found: dict[str, float] = {}
+    for rule, scale in scales.items():
+        matched = matching_names(net, [rule], key="lr_scale")
+        if not matched:
+            raise ArgumentError(f"lr_scale: {type(net).__name__} has no {rule} to give a learning rate: leave it out.")
+        found |= dict.fromkeys(matched, float(scale))
+    return found
+
+
+def freeze(net: nn.Module, rules: Iterable[str]) -> tuple[int, int]:
+    """Freeze the parameters that `rules` match; return the number of frozen and of all scalars."""
+    frozen = matching_names(net, rules, key="freeze")
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and name not in frozen)
+    sizes = {name: parameter.numel() for name, parameter in net.named_parameters()}
+    if not any(parameter.requires_grad for parameter in net.parameters()):
+        raise UserError(f"freeze={list(rules)} leaves no parameter of {type(net).__name__} to train: free some.")
+    return sum(sizes[name] for name in frozen), sum(sizes.values())
+
+
+def layer_numbers(net: nn.Module) -> dict[str, int]:
+    """Return the layer of each parameter: 0 before the `blocks` of `net`, 1 to n in them, n + 1 after.
+
+    Parameters outside blocks count as before if they are registered before the first block's (stems, embeddings), else
+    as after (heads). Raises UserError if the net names no `blocks` with parameters.
     """
-    if scale_lr == "none":
-        return lr
-    if batch_size is None:
-        raise ArgumentError(f"scale_lr={scale_lr} needs batch_size, the global batch of this run: set it, or use none.")
-    if reference_batch_size is None:
-        raise ArgumentError(
-            f"scale_lr={scale_lr} needs reference_batch_size, the global batch that lr is meant for: set it, or use "
-            "none."
+    blocks = list(getattr(net, "blocks", None) or ())
+    inside = {id(parameter): number for number, block in enumerate(blocks, 1) for parameter in block.parameters()}
+    if not inside:
+        raise UserError(
+            f"layer_decay numbers the layers by the `blocks` of the net, and {type(net).__name__} has none: leave it "
+            "out."
         )
-    ratio = batch_size / reference_batch_size
-    return lr * (ratio if scale_lr == "linear" else math.sqrt(ratio))
+    found: dict[str, int] = {}
+    begun = False
+    for name, parameter in net.named_parameters():
+        begun = begun or id(parameter) in inside
+        found[name] = inside.get(id(parameter), len(blocks) + 1 if begun else 0)
+    return found
 
 
 def parameter_groups(
@@ -100,130 +151,31 @@ def parameter_groups(
     return [groups[name] for name in sorted(groups)]  # a fixed order, independent of the order of registration
 
 
-def _takes(kind: type[Optimizer]) -> tuple[dict[str, inspect.Parameter], bool]:
-    """Return the options of a class, and whether it accepts others."""
-    parameters = list(inspect.signature(kind).parameters.values())[1:]  # the first one is the groups
-    named = {one.name: one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
-    return named, any(one.kind is one.VAR_KEYWORD for one in parameters)
-
-
-def _check_known(kind: type[Optimizer], options: Mapping[str, Any]) -> None:
-    known, takes_any = _takes(kind)
-    unknown = [key for key in options if key not in known]
-    if unknown and not takes_any:
-        key = unknown[0]
-        if key in ("lr", "weight_decay"):
-            raise ArgumentError(f"{key} is not an option of {kind.__name__}: set {key} to null, or choose another.")
-        hint = did_you_mean(key, known, f"its options are {', '.join(known)}.")
-        raise ArgumentError(f"{key}: {kind.__name__} takes no such option; leave it out, or set it to null; {hint}")
-    for key, parameter in known.items():
-        if parameter.default is parameter.empty and key not in options:
-            raise ArgumentError(f"{key}: {kind.__name__} needs a value for it; add one.")
-
-
 @validated
-def check_options(
+def scaled_lr(
+    lr: Positive,
     *,
-    kind: type[Optimizer],
-    lr: Positive | None = None,
-    weight_decay: NonNegative | None = None,
-    scale_lr: Literal["none", "linear", "sqrt"] = "none",
-    reference_batch_size: Count | None = None,
-    batch_size: Count | None = None,
-    no_decay: Sequence[Name] | Name | None = None,
-    layer_decay: PositiveShare | None = None,
-    lr_scale: Mapping[str, Positive] | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Return the options for `kind` without nulls, after a trial step on a single weight.
+    scale_lr: Literal["none", "linear", "sqrt"],
+    batch_size: Count | None,
+    reference_batch_size: Count | None,
+) -> float:
+    """Return `lr`, tuned at `reference_batch_size`, scaled to the global `batch_size`.
 
-    These are all checks that need no net. Raises ArgumentError if `kind` is not an optimizer's class or its step needs
-    a closure, if `scaled_lr` does, or for options that `kind` lacks; UserError for values that it does not accept.
+    `linear` multiplies by the ratio of the batches (Goyal et al. 2017, arXiv:1706.02677, for SGD), `sqrt` by its square
+    root (Malladi et al. 2022, arXiv:2205.10287, for Adam), `none` by 1. `batch_size` is None for data that declare no
+    batch size. Raises ArgumentError if the rule needs a batch size that is None.
     """
-    if not (inspect.isclass(kind) and issubclass(kind, Optimizer)):
-        name = getattr(kind, "__name__", kind)
-        raise ArgumentError(f"kind={name}: expected the class of an optimizer such as torch.optim.SGD.")
-    closure = inspect.signature(kind.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
+    if scale_lr == "none":
+        return lr
+    if batch_size is None:
+        raise ArgumentError(f"scale_lr={scale_lr} needs batch_size, the global batch of this run: set it, or use none.")
+    if reference_batch_size is None:
         raise ArgumentError(
-            f"kind={kind.__name__} computes the loss several times in a step, and a batch is counted once: choose "
-            "another."
+            f"scale_lr={scale_lr} needs reference_batch_size, the global batch that lr is meant for: set it, or use "
+            "none."
         )
-    if scale_lr != "none" and lr is None:
-        raise ArgumentError(f"scale_lr={scale_lr} needs lr, the rate at reference_batch_size: set it, or use none.")
-    if lr is not None:
-        lr = scaled_lr(lr, scale_lr=scale_lr, batch_size=batch_size, reference_batch_size=reference_batch_size)
-    # Hydra passes lists as OmegaConf nodes, which would get into the checkpoint and prevent opening it with
-    # weights_only.
-    given = {"lr": lr, "weight_decay": weight_decay, **options}
-    plain: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-        for key, value in given.items()
-        if value is not None
-    }
-    _check_known(kind, plain)
-    if not hasattr(kind, "roles"):
-        try_out(kind, plain)
-    return plain
-
-
-def factory_of(made: Any) -> Any:
-    """Return `made`, or `of_class` with options if `made` is an optimizer's class, as in Lightning."""
-    function, given = getattr(made, "func", made), getattr(made, "keywords", {})
-    if not (inspect.isclass(function) and issubclass(function, Optimizer)):
-        return made
-    return partial(of_class, **{"no_decay": ["norm", "bias"], "lr": None, "weight_decay": None, **given}, kind=function)
-
-
-def of_class(net: nn.Module, **keys: Any) -> Optimizer:
-    """Call `build_optimizer` with the class in `_target_`."""
-    with _named_by_target():
-        return build_optimizer(net, **keys)
-
-
-@contextmanager
-def _named_by_target() -> Iterator[None]:
-    try:
-        yield
-    except ArgumentError as error:
-        raise ArgumentError(*(re.sub("^kind=", "_target_=", sentence) for sentence in error.args)) from error
-
-
-def check_optimizer(factory: Any) -> None:
-    """Check that a task can call the factory, and that its keys suit the class (else ArgumentError)."""
-    function = getattr(factory, "func", factory)
-    if function is of_class:
-        with _named_by_target():
-            check_options(**factory.keywords)
-    elif function is build_optimizer:
-        missing = [key for key in ("kind", "lr", "weight_decay") if key not in factory.keywords]
-        if missing:
-            raise ArgumentError(
-                f"{missing[0]} is missing: lathe.optim.build_optimizer needs kind, lr and weight_decay."
-            )
-        check_options(**factory.keywords)
-    elif inspect.isclass(function):
-        path = f"{function.__module__}.{function.__qualname__}"
-        raise ArgumentError(
-            f"_target_={path}: expected the class of an optimizer such as torch.optim.SGD, or a function that makes "
-            "one from a net."
-        )
-
-
-def try_on(factory: Any, net: nn.Module) -> None:
-    """Check an optimizer with the net, before data are loaded.
-
-    Builds an optimizer of a user's class once (`check_options` tries only torch's and Lathe's), and looks up the layers
-    of `layer_decay` and `lr_scale`. Raises UserError as `build_optimizer`.
-    """
-    keys = getattr(factory, "keywords", {})
-    own = inspect.isclass(keys.get("kind")) and keys["kind"].__module__.split(".")[0] not in ("torch", "lathe")
-    if own:
-        factory(net)
-        return
-    if keys.get("layer_decay") is not None:
-        layer_numbers(net)
-    scale_of_each(net, keys.get("lr_scale") or {})
+    ratio = batch_size / reference_batch_size
+    return lr * (ratio if scale_lr == "linear" else math.sqrt(ratio))
 
 
 @validated
@@ -250,42 +202,116 @@ def build_optimizer(
     arXiv:2106.08254): the head has the full rate, the stem the lowest. `lr_scale` multiplies the rate of the parameters
     that a rule such as `norm`, `bias` or `head.*` matches; the last matching rule counts.
 
-    Raises UserError as `check_options`, `parameter_groups` and `layer_numbers`.
+    Raises ArgumentError if `kind` is not an optimizer's class, its step needs a closure, it refuses its options, or as
+    `scaled_lr`; UserError as `parameter_groups` and `layer_numbers`.
     """
-    plain = check_options(
-        kind=kind,
-        lr=lr,
-        weight_decay=weight_decay,
-        scale_lr=scale_lr,
-        reference_batch_size=reference_batch_size,
-        batch_size=batch_size,
-        **options,
-    )
-    roles: Mapping[str, str] = kind.roles(net) if hasattr(kind, "roles") else {}
-    patterns = [no_decay] if isinstance(no_decay, str) else list(no_decay or [])
-    known, takes_any = _takes(kind)
+    name = getattr(kind, "__name__", kind)
+    if not _is_optimizer(kind):
+        raise ArgumentError(f"kind={name}: expected the class of an optimizer such as torch.optim.SGD.")
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ArgumentError(f"kind={name} computes the loss several times in a step. Choose another.")
+    if scale_lr != "none" and lr is None:
+        raise ArgumentError(f"scale_lr={scale_lr} needs lr, the rate at reference_batch_size: set it, or use none.")
+    if lr is not None:
+        lr = scaled_lr(lr, scale_lr=scale_lr, batch_size=batch_size, reference_batch_size=reference_batch_size)
+    # Hydra passes lists as OmegaConf nodes, with which a checkpoint would not open with weights_only
+    plain = {
+        key: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+        for key, value in {"lr": lr, "weight_decay": weight_decay, **options}.items()
+        if value is not None
+    }
+    takes = inspect.signature(kind).parameters
     layers = None if layer_decay is None else layer_numbers(net)
     groups = parameter_groups(
         net,
         weight_decay=weight_decay,
-        no_decay=patterns,
-        roles=roles,
-        decays=takes_any or "weight_decay" in known,
+        no_decay=[no_decay] if isinstance(no_decay, str) else list(no_decay or []),
+        roles=kind.roles(net) if hasattr(kind, "roles") else {},
+        decays="weight_decay" in takes or any(one.kind is one.VAR_KEYWORD for one in takes.values()),
         layers=layers,
         scales=scale_of_each(net, lr_scale or {}),
     )
     try:
         optimizer: Optimizer = kind(groups, **plain)
     except Exception as error:  # a user's class can raise anything
-        raise refused(kind, plain, error) from error
+        given = ", ".join(f"{key}={value}" for key, value in plain.items()) or "its defaults"
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ArgumentError(f"kind={name} refused {given} ({reason}).") from error
     if any("lr" not in group for group in optimizer.param_groups):
-        raise ArgumentError(
-            f"kind={kind.__name__} keeps no lr in its groups, which schedulers and monitors read: choose another."
-        )
-    if layers is not None and layer_decay is not None:
-        top = max(layers.values())
-        for group in optimizer.param_groups:
-            group["lr"] = group["lr"] * layer_decay ** (top - group["layer"])
+        raise ArgumentError(f"kind={name} keeps no lr in its groups, which schedulers and monitors read.")
     for group in optimizer.param_groups:
+        if layers is not None and layer_decay is not None:
+            group["lr"] = group["lr"] * layer_decay ** (max(layers.values()) - group["layer"])
         group["lr"] = group["lr"] * group.get("lr_scale", 1.0)
     return optimizer
+
+
+def _is_optimizer(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, Optimizer)
+
+
+def factory_of(made: Any) -> Any:
+    """Return `made`, or `of_class` with options if `made` is an optimizer's class, as in Lightning."""
+    function, given = getattr(made, "func", made), getattr(made, "keywords", {})
+    if not _is_optimizer(function):
+        return made
+    return partial(of_class, **{"no_decay": ["norm", "bias"], "lr": None, "weight_decay": None, **given}, kind=function)
+
+
+def of_class(net: nn.Module, **keys: Any) -> Optimizer:
+    """Call `build_optimizer` with the class in `_target_`."""
+    try:
+        return build_optimizer(net, **keys)
+    except ArgumentError as error:
+        raise ArgumentError(*(re.sub("^kind=", "_target_=", message) for message in error.args)) from error
+
+
+def try_on(factory: Any, net: nn.Module) -> None:
+    """Build an optimizer once before data are loaded; a user's own function is not called.
+
+    Raises UserError as `build_optimizer`, and ArgumentError for a class that is not an optimizer's.
+    """
+    function = getattr(factory, "func", factory)
+    if inspect.isclass(function):
+        path = f"{function.__module__}.{function.__qualname__}"
+        raise ArgumentError(f"_target_={path}: expected the class of an optimizer such as torch.optim.SGD.")
+    if function in (of_class, build_optimizer):
+        factory(net)
+
+
+def with_kernels(factory: Any, parameters: Iterable[nn.Parameter], unscales_late: bool) -> tuple[Any, str]:
+    """Return `factory` with `fused=True`, else `foreach=True`, if its class and the devices support it.
+
+    The second value is the end of a message that says which one was chosen, or why none. Values in the configuration
+    are kept. The weights after a step differ in their last digits from those of torch's default on CPUs, which updates
+    one tensor after the other.
+
+    Args:
+        parameters: of the net, on the devices where they are trained.
+        unscales_late: gradients are clipped and scaled, and a fused step would unscale them too late.
+    """
+    given = getattr(factory, "keywords", {})
+    kind = given.get("kind")
+    if not _is_optimizer(kind):
+        return factory, ": the optimizer of a function stays as it is."
+    typed = [name for name in ("fused", "foreach", "differentiable", "capturable") if given.get(name) is not None]
+    if typed:
+        return factory, f": {typed[0]}={str(given[typed[0]]).lower()} of the optimizer is kept."
+    takes, plain = inspect.signature(kind).parameters, list(parameters)
+    devices = sorted({parameter.device.type for parameter in plain})
+    fits = all(type(p.data) is Tensor and torch.is_floating_point(p) for p in plain)
+    for name, there in (
+        ("fused", [] if unscales_late else _get_fused_kernels_supported_devices()),
+        ("foreach", [*_get_foreach_kernels_supported_devices(), "cpu"]),
+    ):
+        if name in takes and fits and set(devices) <= set(there):
+            how = "one kernel" if name == "fused" else "one call for each operation"
+            line = f" took {name}: {kind.__name__} updates all weights of {_listed(devices)} in {how}."
+            return partial(factory, **{name: True}), line
+    why = "the net is spread over processes" if not fits else f"{kind.__name__} has no such kernels"
+    return factory, f": the optimizer's step stays as it is, since {why}."
+
+
+def _listed(devices: list[str]) -> str:
+    return " and ".join({"cpu": "the CPU", "cuda": "the GPU"}.get(name, name) for name in devices)

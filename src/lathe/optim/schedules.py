@@ -4,10 +4,13 @@ They are stepped after every optimizer step. `optimizer.lr` is always the peak. 
 of the run if it is below 1, and otherwise a number of optimizer steps. Every schedule is a `LambdaLR` over a closure:
 its state is only the step, so it opens with `weights_only`, and a longer run that resumes from it follows its own,
 longer curve. All raise ArgumentError if a position is not below the run's length.
+
+The curves are the functions `..._factor` of the number of optimizer steps so far: 0 gives the rate of the first step,
+`total - 1` that of the last, and from `total` on the curve is constant.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -17,16 +20,55 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from lathe.config.types import Count, OpenShare, Share, StepOrShare
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError
-from lathe.optim.factors import (
-    cosine_factor,
-    linear_factor,
-    one_cycle_factor,
-    restarts_factor,
-    step_factor,
-    warm_up,
-)
 
 TotalSteps = Any  # optimizer steps of the run; inf for an endless run, which raises an error
+
+
+def warm_up(step: int, *, warmup: int) -> float:
+    """Return a line from 0 at step -1 to 1 at `step == warmup`, then 1; a first rate of 0 would be wasted."""
+    return 1.0 if step >= warmup else (step + 1) / (warmup + 1)
+
+
+def half_cosine(progress: float, *, start: float, end: float) -> float:
+    """Return a half cosine from `start` at progress 0 to `end` at 1; progress is clamped to [0, 1]."""
+    return end + (start - end) * 0.5 * (1 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
+
+
+def linear_factor(step: int, *, total: int, warmup: int, end_ratio: float) -> float:
+    """Return the warm-up, then a line from 1 at `warmup` to `end_ratio` at `total`."""
+    if step < warmup:
+        return warm_up(step, warmup=warmup)
+    return 1 - (1 - end_ratio) * min((step - warmup) / (total - warmup), 1.0)
+
+
+def cosine_factor(step: int, *, total: int, warmup: int, min_ratio: float) -> float:
+    """Return the warm-up, then a half cosine from 1 at `warmup` to `min_ratio` at `total`."""
+    if step < warmup:
+        return warm_up(step, warmup=warmup)
+    return half_cosine((step - warmup) / (total - warmup), start=1.0, end=min_ratio)
+
+
+def restarts_factor(step: int, *, warmup: int, period: int, period_growth: float, min_ratio: float) -> float:
+    """Return the warm-up, then half cosines to `min_ratio` of `period`, `period * period_growth`, ... steps."""
+    if step < warmup:
+        return warm_up(step, warmup=warmup)
+    since, length = float(step - warmup), float(period)
+    while since >= length:
+        since -= length
+        length *= period_growth
+    return half_cosine(since / length, start=1.0, end=min_ratio)
+
+
+def one_cycle_factor(step: int, *, total: int, warmup: int, start_ratio: float, end_ratio: float) -> float:
+    """Return a half cosine from `start_ratio` to 1 at `warmup`, then one to `end_ratio` at `total`."""
+    if step < warmup:
+        return half_cosine(step / warmup, start=start_ratio, end=1.0)
+    return half_cosine((step - warmup) / (total - warmup), start=1.0, end=end_ratio)
+
+
+def step_factor(step: int, *, warmup: int, milestones: Sequence[int], gamma: float) -> float:
+    """Return the warm-up, times `gamma` for each milestone that has been reached."""
+    return warm_up(step, warmup=warmup) * gamma ** sum(step >= milestone for milestone in milestones)
 
 
 def steps_of(key: str, value: float, total_steps: int) -> int:
@@ -53,15 +95,11 @@ def _whole_run(total_steps: float) -> int:
     return max(int(total_steps), 1)
 
 
-def _schedule(optimizer: Optimizer, factor: Callable[[int], float]) -> LRScheduler:
-    return LambdaLR(optimizer, factor)
-
-
 @validated
 def constant(optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then the peak."""
     warmup_steps = steps_of("warmup", warmup, _whole_run(total_steps))
-    return _schedule(optimizer, lambda step: warm_up(step, warmup=warmup_steps))
+    return LambdaLR(optimizer, lambda step: warm_up(step, warmup=warmup_steps))
 
 
 @validated
@@ -74,7 +112,7 @@ def cosine(
     """
     total = _whole_run(total_steps)
     warmup_steps = steps_of("warmup", warmup, total)
-    return _schedule(optimizer, lambda step: cosine_factor(step, total=total, warmup=warmup_steps, min_ratio=min_ratio))
+    return LambdaLR(optimizer, lambda step: cosine_factor(step, total=total, warmup=warmup_steps, min_ratio=min_ratio))
 
 
 @validated
@@ -95,7 +133,7 @@ def cosine_restarts(
     total = _whole_run(total_steps)
     warmup_steps = steps_of("warmup", warmup, total)
     first = max(steps_of("period", period, total), 1)
-    return _schedule(
+    return LambdaLR(
         optimizer,
         lambda step: restarts_factor(
             step, warmup=warmup_steps, period=first, period_growth=period_growth, min_ratio=min_ratio
@@ -110,7 +148,7 @@ def linear(
     """Return a line up to the peak over `warmup`, then one down to `end_ratio` of it at the end."""
     total = _whole_run(total_steps)
     warmup_steps = steps_of("warmup", warmup, total)
-    return _schedule(optimizer, lambda step: linear_factor(step, total=total, warmup=warmup_steps, end_ratio=end_ratio))
+    return LambdaLR(optimizer, lambda step: linear_factor(step, total=total, warmup=warmup_steps, end_ratio=end_ratio))
 
 
 @validated
@@ -129,7 +167,7 @@ def one_cycle(
     """
     total = _whole_run(total_steps)
     warmup_steps = steps_of("warmup", warmup, total)
-    return _schedule(
+    return LambdaLR(
         optimizer,
         lambda step: one_cycle_factor(
             step, total=total, warmup=warmup_steps, start_ratio=start_ratio, end_ratio=end_ratio
@@ -152,4 +190,4 @@ def step(
     reached = [steps_of("milestones", milestone, total) for milestone in milestones]
     if reached != sorted(reached):
         raise ArgumentError(f"milestones={list(milestones)} must rise: put them in order.")
-    return _schedule(optimizer, lambda step: step_factor(step, warmup=warmup_steps, milestones=reached, gamma=gamma))
+    return LambdaLR(optimizer, lambda step: step_factor(step, warmup=warmup_steps, milestones=reached, gamma=gamma))

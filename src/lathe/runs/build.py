@@ -18,9 +18,8 @@ from torch import nn
 from lathe.data.base import ExactDataModule
 from lathe.errors import UserError, require, under
 from lathe.nets.init import apply_init
-from lathe.optim.build import check_optimizer, factory_of, try_on
+from lathe.optim.build import factory_of, freeze, try_on
 from lathe.optim.plan import KEYS, check_plan, plan_of
-from lathe.optim.rules import freeze
 from lathe.runs.instantiate import describe_class, instantiate, instantiate_as, locate
 from lathe.tasks import Task
 from lathe.tasks.checkpoint_types import print_left_out
@@ -120,10 +119,7 @@ def make_optimizer(cfg: dict[str, Any]) -> Any:
     options: dict[str, Any] = {}
     if cfg["optimizer"].get("batch_size") is not None:
         options["batch_size"] = cfg["data"]["batch_size"] * int(cfg["trainer"].get("accumulate_grad_batches", 1))
-    optimizer = factory_of(instantiate(cfg["optimizer"], "optimizer", _partial_=True, **options))
-    with under("optimizer"):
-        check_optimizer(optimizer)
-    return optimizer
+    return factory_of(instantiate(cfg["optimizer"], "optimizer", _partial_=True, **options))
 
 
 def make_schedule(node: dict[str, Any]) -> Any:

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lathe.callbacks.checkpoint_digest import check_digests
+from lathe.callbacks.checkpoint_io import check_digests
 from lathe.compression.structure import apply_structure
 from lathe.errors import UserError, require
 from lathe.tasks.core import core_of

@@ -13,10 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from lathe.errors import ArgumentError, UserError, did_you_mean, under
-from lathe.optim.build import factory_of
-from lathe.optim.foreign import build_scheduler, counted_in_steps, wants_length
-from lathe.optim.kernels import with_kernels
-from lathe.optim.plan import Plan, direction, monitored, plan_of
+from lathe.optim.build import factory_of, with_kernels
+from lathe.optim.plan import Plan, build_scheduler, counted_in_steps, direction, monitored, plan_of, wants_length
 
 KEY = "trainer.fused_optimizer=auto"
 NEVER = 2**62  # as a frequency: Lightning leaves a scheduler to `SchedulerCallback`

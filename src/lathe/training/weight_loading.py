@@ -210,7 +210,7 @@ def load_pretrained(net: nn.Module, model: Mapping[str, Any]) -> list[str]:
 
     Returns lines that say which weights were loaded.
     """
-    from lathe.nets.timm_weights import is_timm, take_timm_weights  # few runs need timm
+    from lathe.nets.timm_nets import is_timm, take_timm_weights  # few runs need timm
 
     source, digest, channels = model["pretrained"], model.get("sha256"), model["net"].get("in_channels", 3)
     key = f"model.pretrained={str(source).lower() if isinstance(source, bool) else source}"

@@ -58,7 +58,7 @@ SCHEMA = {
     "scheduler": r"lathe\.optim\.(?!build_optimizer)[a-z]\w*",
     "data": r"lathe\.data\.\w+DataModule",
     "data part": r"lathe\.data\.(?!\w+DataModule$)[A-Z]\w*",
-    "callback": r"lathe\.(callbacks|compression)\.[A-Z]\w*",
+    "callback": r"lathe\.(callbacks|compression|contrib)\.[A-Z]\w*",
     "strategy": r"lathe\.strategies\.([A-Z]\w*|auto)|lathe\.contrib\.[A-Z]\w*",
     "logger": r"lathe\.loggers\.\w+",
 }

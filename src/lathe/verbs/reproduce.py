@@ -20,7 +20,7 @@ from lathe.config.compression_plan import methods
 from lathe.config.override_parsing import as_typed
 from lathe.config.resolve import set_data_folder
 from lathe.errors import UserError, require
-from lathe.loggers.lines import read_lines
+from lathe.loggers.csv_logger import read_lines
 from lathe.runs import rundir
 from lathe.runs.rundir import RunDir, describe_environment
 from lathe.verbs.runs.reader import check_output, differing_environments, printable

@@ -1,13 +1,16 @@
-"""Restore the random generators, and the position in the data if Lightning does not."""
+"""Callbacks that a run adds by itself: exact resume, wall time, frozen norms, Optuna reports, recompilations."""
 
 import random
+from time import monotonic
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import nn
 
 from lathe.callbacks.ownership import is_users
 from lathe.data.order import EpochLoader
@@ -98,3 +101,109 @@ def _set_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"].cpu())
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
+
+
+class WallTime(Callback):
+    """Count `seconds` since construction, plus those of earlier processes up to the restored checkpoint."""
+
+    def __init__(self) -> None:
+        self._start, self._earlier = monotonic(), 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self._earlier + monotonic() - self._start
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._earlier = state_dict["seconds"]
+
+
+class FrozenStatistics(Callback):
+    """Keep fully frozen normalization layers in eval mode, so that their statistics do not change."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._hold(pl_module)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._hold(pl_module)
+
+    @staticmethod
+    def _hold(module: nn.Module) -> None:
+        for part in module.modules():
+            own = list(part.parameters(recurse=False))
+            running = any(value is not None and "running" in name for name, value in part.named_buffers(recurse=False))
+            if own and running and not any(parameter.requires_grad for parameter in own):
+                part.eval()
+
+
+class TrialReport(Callback):
+    """Report `monitor` to an Optuna `trial` (rank 0's) after each validation, and stop if it is pruned.
+
+    The step of a report is the number of validations; `pruned` is the optimizer step of the stop. The last validation
+    does not prune.
+    """
+
+    def __init__(self, trial: Any, monitor: str) -> None:
+        self.trial, self.monitor = trial, monitor
+        self.pruned: int | None = None
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+            return
+        value = trainer.callback_metrics.get(self.monitor)
+        stop = self.trial is not None and value is not None and self._behind(trainer, float(value))
+        if trainer.strategy.broadcast(stop):
+            self.pruned, trainer.should_stop = trainer.global_step, True
+
+    def _behind(self, trainer: Trainer, value: float) -> bool:
+        step = validations(trainer)
+        if step not in self.trial.storage.get_trial(self.trial._trial_id).intermediate_values:  # unless repeated
+            self.trial.report(value, step)
+        return not at_end(trainer) and bool(self.trial.should_prune())
+
+
+def at_end(trainer: Trainer) -> bool:
+    """Return whether training ends with this validation anyway."""
+    steps, epochs = trainer.max_steps, trainer.max_epochs
+    last_epoch = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
+    return 0 <= steps <= trainer.global_step or (last_epoch and trainer.is_last_batch)
+
+
+def validations(trainer: Trainer) -> int:
+    """Count the validations, including this one; the same after a resume."""
+    every = trainer.val_check_batch
+    if isinstance(every, int) and every < trainer.num_training_batches:
+        return round((trainer.fit_loop.total_batch_idx + 1) / every)
+    return (trainer.current_epoch + 1) // (trainer.check_val_every_n_epoch or 1)
+
+
+class Graphs(Callback):
+    """Count the graphs of torch.compile in the newest fit of this process.
+
+    `made` counts all, `anew` those after the first optimizer step: recompilations, as all batches have one size.
+    """
+
+    skippable_steps = None  # every step is needed
+
+    made = anew = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        type(self).made = type(self).anew = 0
+        self._before, self._first = _graphs(), -1
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        type(self).made = _graphs() - self._before
+        if self._first < 0 and trainer.global_step > 0:
+            self._first = self.made
+        if self._first >= 0:
+            type(self).anew = self.made - self._first
+
+
+def _graphs() -> int:
+    from torch._dynamo.utils import counters  # a second of imports, which few runs need
+
+    return int(counters["stats"]["unique_graphs"])

@@ -36,10 +36,7 @@ class Whitening(Callback):
         if not hasattr(net, "whiten"):
             raise UserError(f"callbacks.whitening: {type(net).__name__} has no layer to whiten: leave it out.")
         if not hasattr(data, "first_images"):
-            raise UserError(
-                f"callbacks.whitening: {type(data).__name__} has no first_images(n), which gives normalised images: "
-                "leave it out."
-            )
+            raise UserError(f"callbacks.whitening: {type(data).__name__} has no first_images(n): leave it out.")
         if self.settle_epoch is not None:
             require(
                 hasattr(net, "settle"),
@@ -49,28 +46,19 @@ class Whitening(Callback):
             compiled = getattr(net, "_compiled_call_impl", None) is not None or "whole_step" in vars(pl_module)
             require(
                 not compiled and trainer.world_size == 1,
-                f"callbacks.whitening.settle_epoch={self.settle_epoch} takes a weight out of training, which compiled "
-                "code and several processes do not follow: set it to null.",
+                f"callbacks.whitening.settle_epoch={self.settle_epoch} works in one process, not compiled: set null.",
             )
         if not net.whitened:
             images = data.first_images(self.samples)
             net.whiten(images)
             if trainer.is_global_zero:
-                print(
-                    f"Whitening: the first layer of {type(net).__name__} is made from {len(images)} images.", flush=True
-                )
+                print(f"Whitening: the first layer of {type(net).__name__} is made from {len(images)} images.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        epochs, settles = trainer.max_epochs, self.settle_epoch
-        if (
-            settles is not None
-            and epochs is not None
-            and 0 <= epochs <= settles
-            and not getattr(trainer, "fast_dev_run", False)
-        ):
+        epochs, settles = trainer.max_epochs or -1, self.settle_epoch
+        if settles is not None and 0 <= epochs <= settles:
             rank_zero_warn(
-                f"callbacks.whitening.settle_epoch={settles} never comes in a run of trainer.max_epochs={epochs}: the "
-                "layer's bias learns to the end. Set a smaller one, or null."
+                f"callbacks.whitening.settle_epoch={settles} is not below trainer.max_epochs={epochs}: no effect."
             )
         self._settle(trainer, pl_module)  # a run that resumes inside an epoch has no on_train_epoch_start
 

@@ -12,9 +12,12 @@ from torch.nn import functional as F
 
 from lathe.callbacks.module_access import net_of, planned_batches, task_of
 from lathe.compression.modes import evaluated
+from lathe.config.cross_checks import SPLIT_NETS
 from lathe.config.types import PositiveShare
 from lathe.config.validation import validated
 from lathe.errors import UserError, require
+
+OUT = "leave image_sizes out of callbacks"
 
 
 class ImageSizes(Callback):
@@ -41,21 +44,18 @@ class ImageSizes(Callback):
         data: Any = getattr(trainer, "datamodule", None)
         channels, whole = getattr(data, "channels", None), getattr(data, "image_size", None)
         if not (isinstance(channels, int) and isinstance(whole, int)):
-            raise UserError(
-                f"callbacks.image_sizes: {type(data).__name__} has no square images: leave image_sizes out of "
-                "callbacks."
-            )
+            raise UserError(f"callbacks.image_sizes: {type(data).__name__} has no square images: {OUT}.")
         require(
             task_of(pl_module) is pl_module,
-            "callbacks.image_sizes makes the images smaller that a task hands to its net, and "
-            f"{type(pl_module).__name__} is a LightningModule as it is: leave image_sizes out of callbacks.",
+            f"callbacks.image_sizes needs the net of a task, and {type(pl_module).__name__} has none: {OUT}.",
         )
+        strategy = type(trainer.strategy).__name__
+        require(strategy not in SPLIT_NETS, f"callbacks.image_sizes needs a whole net, and {strategy} cuts it: {OUT}.")
         self._whole = whole
         net: Any = net_of(pl_module)
         require(
             getattr(net, "_compiled_call_impl", None) is None and "whole_step" not in vars(pl_module),
-            "callbacks.image_sizes: compiled code is made for one size of images: use compile=none, or leave "
-            "image_sizes out of callbacks.",
+            f"callbacks.image_sizes: compiled code takes one size of images: use compile=none, or {OUT}.",
         )
         like = next(net.parameters(), torch.empty(0))
         for size in dict.fromkeys(self._side(epoch) for epoch in range(len(self.scales))):
@@ -65,8 +65,7 @@ class ImageSizes(Callback):
             except Exception as error:
                 raise UserError(
                     f"callbacks.image_sizes.scales={self.scales}: {type(net).__name__} takes no images of {size} x "
-                    f"{size} pixels ({type(error).__name__}): choose larger ones if it can take several sizes, or a "
-                    "net whose weights have nothing to do with the size, such as model=resnet20."
+                    f"{size} pixels ({type(error).__name__}): choose another net, such as model=resnet20."
                 ) from error
 
     def _side(self, epoch: int) -> int:

@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,14 +11,16 @@ from support.commands import check as succeeded
 from support.commands import run
 from support.interruptions import NEVER, Interrupted, Interruption, interruption, same
 from support.own_datasets import Pictures
-from support.runs import SMALL, column, config, new_run, runs
+from support.runs import SMALL, column, new_run, runs
+from torch import nn
 from torch.nn import functional as F
 
 import lathe.training.train
-from lathe.config.validate import check
+from lathe.contrib import HardSamples, ImageSizes
 from lathe.data.loader import ImageLoader
 from lathe.data.order import Selection
 from lathe.errors import UserError
+from lathe.strategies import Pipeline
 from lathe.tasks import ClassificationTask
 
 __all__ = ["interruption"]  # a fixture
@@ -41,10 +44,7 @@ def trained(folder: Path, *words: str) -> Path:
     return Path(cfg["paths"]["run_dir"])
 
 
-@pytest.mark.parametrize("steps", ["1", "auto"])
-def test_losses_are_noted_under_the_samples_that_had_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str
-) -> None:
+def test_losses_are_noted_under_the_samples_that_had_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels and losses are compared through the epoch's order of samples."""
     noted: list[tuple[torch.Tensor, torch.Tensor]] = []
     shown: list[torch.Tensor] = []
@@ -71,7 +71,7 @@ def test_losses_are_noted_under_the_samples_that_had_them(
     monkeypatch.setattr(Selection, "note", noting)
     monkeypatch.setattr(ClassificationTask, "sample_losses", showing)
     monkeypatch.setattr(ImageLoader, "__init__", keeping)
-    run_dir = trained(tmp_path, f"trainer.steps_per_call={steps}", "task.label_smoothing=0.1")
+    run_dir = trained(tmp_path, "task.label_smoothing=0.1")
     assert len(noted) == len(column(run_dir, "train/loss")) == 20
     for (samples, _), targets in zip(noted, shown, strict=True):
         assert torch.equal(labels[0][samples], targets)
@@ -99,16 +99,16 @@ def test_losses_are_noted_under_the_samples_that_had_them(
 
 @pytest.mark.law3
 def test_a_death_changes_nothing(tmp_path: Path, interruption: Interruption) -> None:
-    """Within an epoch whose order follows from losses, and at its end; with several steps per call."""
+    """Within an epoch whose order follows from losses; with several steps per call."""
     words = (
         *("model=resnet20", "model.net.depth=8", "model.net.width=4", "trainer.steps_per_call=3"),
         *("callbacks=[default,hard_samples,image_sizes]", "callbacks.image_sizes.scales=[0.5,0.5,1,0.75]"),
         "callbacks.checkpoint.every_n_train_steps=3",
     )
 
-    def train(hook: str, step: int) -> Path:
-        cfg = new_run(tmp_path / f"{hook}{step}", *HARD, *words)
-        interruption.hook, interruption.step = hook, step
+    def train(step: int) -> Path:
+        cfg = new_run(tmp_path / str(step), *HARD, *words)
+        interruption.hook, interruption.step = "on_train_batch_start", step
         if step < NEVER:
             with pytest.raises(Interrupted):
                 lathe.training.train.train(cfg)
@@ -116,16 +116,14 @@ def test_a_death_changes_nothing(tmp_path: Path, interruption: Interruption) -> 
         lathe.training.train.train(cfg)
         return Path(cfg["paths"]["run_dir"])
 
-    alone = train("on_train_batch_start", NEVER)
-    for hook, step in (("on_train_batch_start", 14), ("on_train_epoch_end", 16)):
-        again = train(hook, step)
-        same(alone, again)
-        states = [
-            torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["hard_samples"] for run in (alone, again)
-        ]
-        assert all(torch.equal(states[0][name], states[1][name]) for name in ("losses", "turns", "order"))
+    alone, again = train(NEVER), train(14)
+    same(alone, again)
+    states = [torch.load(run / "checkpoints" / "last.ckpt", weights_only=True) for run in (alone, again)]
+    one, other = (state["hard_samples"] for state in states)
+    assert all(torch.equal(one[name], other[name]) for name in ("losses", "turns", "order"))
 
 
+@pytest.mark.slow
 def test_two_processes_choose_as_one(tmp_path: Path) -> None:
     one = trained(tmp_path / "one")
     succeeded(run(*HARD, "strategy=ddp", "trainer.devices=2", f"paths.log_dir={tmp_path / 'two'}", cwd=tmp_path))
@@ -134,9 +132,12 @@ def test_two_processes_choose_as_one(tmp_path: Path) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_a_strategy_that_cuts_the_net_is_refused() -> None:
-    words = ("callbacks=[default,hard_samples]", "strategy=pipeline")
-    assert any("callbacks.hard_samples" in one for one in check(config(*words)))
+@pytest.mark.parametrize("callback", [HardSamples(), ImageSizes(scales=[0.5])])
+def test_a_strategy_that_cuts_the_net_is_refused(callback: Any) -> None:
+    data = SimpleNamespace(selects=True, channels=1, image_size=8)
+    trainer: Any = SimpleNamespace(strategy=object.__new__(Pipeline), datamodule=data)
+    with pytest.raises(UserError, match="needs a whole net, and Pipeline cuts it"):
+        callback.setup(trainer, nn.Linear(2, 2), "fit")
 
 
 # 160 samples to train on, 64 in an epoch: 4 batches of 16
@@ -161,8 +162,7 @@ def words_of(kind: str, **options: Any) -> tuple[str, ...]:
     return (*OWN, f"data.train={{_target_: {kind}{given}}}")
 
 
-@pytest.mark.parametrize("more", [(), ("data.num_workers=1", "data.persistent_workers=true")])
-def test_an_epoch_reads_what_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]) -> None:
+def test_an_epoch_reads_what_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[torch.Tensor] = []
     note = Selection.note
 
@@ -171,8 +171,8 @@ def test_an_epoch_reads_what_was_chosen(tmp_path: Path, monkeypatch: pytest.Monk
         note(self, samples, losses)
 
     monkeypatch.setattr(Selection, "note", noting)
-    words = words_of("callbacks.test_hard_samples.Seen", n=200, folder=tmp_path)
-    cfg = new_run(tmp_path, *words, *more)
+    words = words_of("contrib.test_hard_samples.Seen", n=200, folder=tmp_path)
+    cfg = new_run(tmp_path, *words, "data.num_workers=1", "data.persistent_workers=true")
     lathe.training.train.train(cfg)
     run_dir = Path(cfg["paths"]["run_dir"])
     assert len(noted) == 20
@@ -206,11 +206,8 @@ class Seen(Pictures):
 
 @pytest.mark.law3
 @pytest.mark.filterwarnings("ignore:data.train. Drawing has no labels at hand:UserWarning")
-@pytest.mark.parametrize("workers", [0, 1])
-def test_a_death_changes_nothing_over_a_dataset_of_ones_own(
-    tmp_path: Path, interruption: Interruption, workers: int
-) -> None:
-    words = (*words_of("support.own_datasets.Drawing", n=200, labels_at_hand="false"), f"data.num_workers={workers}")
+def test_a_death_changes_nothing_over_a_dataset_of_ones_own(tmp_path: Path, interruption: Interruption) -> None:
+    words = words_of("support.own_datasets.Drawing", n=200, labels_at_hand="false")
 
     def train(name: str, step: int) -> Path:
         cfg = new_run(tmp_path / name, *words, "callbacks.checkpoint.every_n_train_steps=3")
@@ -246,7 +243,7 @@ def blended(samples: list[Any]) -> Any:
     [("halved", r"a batch of 16 samples has targets of \(8,\)"), ("blended", r"has targets of \(16, 2\) \(float32\)")],
 )
 def test_samples_that_a_batch_mixes_or_leaves_out_are_refused(tmp_path: Path, collate: str, told: str) -> None:
-    own = f"data.collate_fn={{_target_: callbacks.test_hard_samples.{collate}, _partial_: true}}"
+    own = f"data.collate_fn={{_target_: contrib.test_hard_samples.{collate}, _partial_: true}}"
     cfg = new_run(tmp_path, *words_of("support.own_datasets.Pictures", n=200), own)
     with pytest.raises(UserError, match=told):
         lathe.training.train.train(cfg)

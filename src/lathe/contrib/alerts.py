@@ -6,10 +6,10 @@ import math
 import os
 import platform
 import queue
+import re
 import shutil
 import threading
 from collections import deque
-from collections.abc import Mapping
 from pathlib import Path
 from statistics import mean, median
 from time import monotonic
@@ -34,8 +34,15 @@ from lathe.measure.nvml import Gpu, NoNvml, open_gpu
 from lathe.measure.shards import local
 
 log = logging.getLogger(__name__)
+KEY = "callbacks.alerts"
 ENV = "env:"  # prefix of the name of an environment variable that holds the address
+URL = r"https?://(?:[^\s/@:]+|\[[\da-fA-F:.]+\])(?::\d{1,5})?(?:[/?]\S*)?"  # without a login
 MOST = 100  # queued messages: more are dropped
+WINDOWS = 50  # throughput windows, whose median is the reference
+FEWEST = 3  # windows before one is compared
+LOSSES = 5  # logged steps, whose mean is compared: one batch is noisy
+EVERY = 1.0  # seconds between two checks of temperature and disk
+FLOOR = 0.01  # of the first loss: below it, a rising loss counts as zero
 
 
 class _NoRedirect(HTTPRedirectHandler):
@@ -46,97 +53,58 @@ class _NoRedirect(HTTPRedirectHandler):
 
 
 class Webhook:
-    """Post JSON to an http or https address; warn of the first message that is lost.
+    """Post JSON to an http or https address in a thread; warn of the first message that is lost.
 
     Log messages contain only host and port: the rest of the address is often a secret.
     """
 
-    def __init__(self, url: str, timeout: float, key: str) -> None:
-        self._url, self._timeout, self._key = _address(url, key), timeout, key
-        parts = urlsplit(self._url)
-        self.host = f"{parts.scheme}://{parts.netloc}"  # `_address` refuses a login
+    def __init__(self, url: str, timeout: float) -> None:
+        if url.startswith(ENV):
+            name = url.removeprefix(ENV)
+            require(name in os.environ, f"{KEY}.url={url}: the environment has no variable {name}: set it.")
+            require(re.fullmatch(URL, os.environ[name]) is not None, f"{KEY}.url={url}: {name} is no http address.")
+            url = os.environ[name]
+        self._url, self._timeout, self._warned = url, timeout, False
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST)
-        self._thread: threading.Thread | None = None
-        self._told = False
+        self._thread = threading.Thread(target=self._run, name="lathe-webhook", daemon=True)
+        self._thread.start()
 
-    def post(self, message: Mapping[str, Any]) -> None:
+    def post(self, message: dict[str, Any]) -> None:
         """Queue a message."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="lathe-webhook", daemon=True)
-            self._thread.start()
         try:
             self._waiting.put_nowait(json.dumps(message, allow_nan=False).encode())
         except queue.Full:
-            self._tell(f"more than {MOST} messages wait")
+            self._warn(f"more than {MOST} messages wait")
 
     def close(self) -> None:
         """Wait for queued messages, at most `timeout`."""
-        if self._thread is None:
-            return
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
             return
         self._thread.join(self._timeout)
-        self._thread = None
 
     def _run(self) -> None:
         opener = build_opener(_NoRedirect)
         while (body := self._waiting.get()) is not None:
             headers = {"Content-Type": "application/json", "User-Agent": "lathe"}
-            request = Request(self._url, body, headers)  # noqa: S310, its scheme was checked
             try:
+                request = Request(self._url, body, headers)  # noqa: S310  # its scheme was checked
                 with opener.open(request, timeout=self._timeout):
                     pass
             except HTTPError as error:
-                self._tell(f"status {error.code}")
+                self._warn(f"status {error.code}")
                 error.close()
             except URLError as error:
-                self._tell(str(error.reason))
+                self._warn(str(error.reason))
             except Exception as error:  # the thread must not die; some errors contain the address
-                self._tell(type(error).__name__)
+                self._warn(type(error).__name__)
 
-    def _tell(self, reason: str) -> None:
-        if not self._told:
-            self._told = True
-            log.warning("%s: %s did not take a message (%s); this is said once.", self._key, self.host, reason)
-
-
-def _address(url: str, key: str) -> str:
-    shown = key
-    if url.startswith(ENV):
-        name = url.removeprefix(ENV)
-        shown = f"{key}={url}"
-        require(name in os.environ, f"{shown}: the environment has no variable {name}: set it to the address.")
-        url = os.environ[name]
-    try:
-        parts = urlsplit(url)
-        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and "@" not in parts.netloc
-        fits = fits and (parts.port is None or parts.port > 0) and url.isascii() and url.isprintable()
-    except ValueError:
-        fits = False
-    require(
-        fits and " " not in url,
-        f"{shown}: expected an http:// or https:// address without a login, and a port from 1 to 65535 if any, such as https://host/path.",
-    )
-    return url
-
-
-KEY = "callbacks.alerts"
-WINDOWS = 50  # throughput windows, whose median is the reference
-FEWEST = 3  # windows before one is compared
-LOSSES = 5  # logged steps, whose mean is compared: one batch is noisy
-EVERY = 1.0  # seconds between two checks of temperature and disk
-FLOOR = 0.01  # of the first loss: below it, a rising loss counts as zero
-
-
-Address = Annotated[
-    str,
-    Field(
-        pattern=r"^(env:[A-Za-z_]\w*|https?://[^\s/@]+(?:[/?]\S*)?)$",
-        description="an http:// or https:// address, or env:NAME",
-    ),
-]
+    def _warn(self, reason: str) -> None:
+        if not self._warned:
+            self._warned = True
+            host = urlsplit(self._url).netloc
+            log.warning("%s.url: %s did not take a message (%s). Later losses are not reported.", KEY, host, reason)
 
 
 class Alerts(Callback):
@@ -163,7 +131,11 @@ class Alerts(Callback):
     @validated
     def __init__(
         self,
-        url: Address | None = None,
+        url: Annotated[
+            str,
+            Field(pattern=rf"^(env:[A-Za-z_]\w*|{URL})$", description="an http:// or https:// address, or env:NAME"),
+        ]
+        | None = None,
         throughput_drop: OpenShare | None = 0.5,
         loss_rise: Annotated[float, Field(gt=1)] | None = 2.0,
         temperature: Annotated[float, Field(ge=0, le=200)] | None = 90.0,
@@ -172,13 +144,8 @@ class Alerts(Callback):
     ) -> None:
         self.throughput_drop, self.loss_rise = throughput_drop, loss_rise
         self.temperature, self.disk_free_gb = temperature, disk_free_gb
-        require(
-            any(limit is not None for limit in (throughput_drop, loss_rise, temperature, disk_free_gb)),
-            f"{KEY} looks at nothing: give one of throughput_drop, loss_rise, temperature and disk_free_gb a number, "
-            "or leave alerts out of callbacks.",
-        )
         first = getattr(rank_zero_only, "rank", 0) == 0
-        self._webhook = Webhook(url, timeout, f"{KEY}.url") if url is not None and first else None
+        self._webhook = Webhook(url, timeout) if url is not None and first else None
         if self._webhook is not None and not str(url).startswith(ENV):
             print(
                 f"{KEY}.url: config.yaml and overrides.yaml of the run keep this address; url={ENV}NAME keeps the name "

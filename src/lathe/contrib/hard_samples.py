@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lathe.callbacks.module_access import planned_batches
 from lathe.callbacks.skippable_hooks import SkippableHooks
+from lathe.config.cross_checks import SPLIT_NETS
 from lathe.config.types import Count, OpenShare, Share
 from lathe.config.validation import validated
 from lathe.data.order import Selection
@@ -60,6 +61,8 @@ class HardSamples(SkippableHooks, Callback):
             f"callbacks.hard_samples: samples of {type(data).__name__} can't be chosen by number: use images that "
             f"Lathe reads, such as data=cifar10 or data=image_folder, or data=dataset with a __len__, or {OUT}.",
         )
+        strategy = type(trainer.strategy).__name__
+        require(strategy not in SPLIT_NETS, f"callbacks.hard_samples needs a whole net, and {strategy} cuts it: {OUT}.")
         require(
             hasattr(pl_module, "sample_losses"),
             f"callbacks.hard_samples: {type(pl_module).__name__} has no cross-entropy of each sample: use "

@@ -14,8 +14,8 @@ from support.nvml import FakeNvml, install
 from support.runs import SMALL, new_run
 
 import lathe.training.train
-from lathe.callbacks import Alerts
 from lathe.config.resolve import flatten
+from lathe.contrib import Alerts
 from lathe.loggers import run_facts
 from lathe.trust.allowlist import findings
 
@@ -31,8 +31,8 @@ def server() -> Iterator[Listener]:
 @pytest.fixture
 def looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
     """Pass values at logged steps 10, 20, ...; return the alerts by step."""
-    monkeypatch.setattr("lathe.callbacks.alerts.EVERY", 0.0)
-    caplog.set_level(logging.INFO, "lathe.callbacks.alerts")
+    monkeypatch.setattr("lathe.contrib.alerts.EVERY", 0.0)
+    caplog.set_level(logging.INFO, "lathe.contrib.alerts")
 
     def look(alerts: Alerts, values: list[Any], see: Callable[[Any], Any]) -> list[tuple[str, str]]:
         trainer: Any = SimpleNamespace(
@@ -126,10 +126,10 @@ def test_a_disk_that_fills(looked: Callable[..., Any], monkeypatch: pytest.Monke
     ]
 
 
-def test_a_gpu_that_is_hot(looked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tiny: SimpleNamespace) -> None:
+def test_a_gpu_that_is_hot(looked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     board: dict[str, Any] = {"celsius": 60}
     install(monkeypatch, FakeNvml(board=board), "board")
-    monkeypatch.setattr("lathe.callbacks.alerts.gpus_of", lambda trainer: [torch.device("cuda", 0)])
+    monkeypatch.setattr("lathe.contrib.alerts.gpus_of", lambda trainer: [torch.device("cuda", 0)])
     alerts = Alerts(**{**NOTHING, "temperature": 85.0})
     alerts.setup(SimpleNamespace(callbacks=[alerts], is_global_zero=True), None, "fit")  # type: ignore[arg-type]
     said = looked(alerts, [60, 86, 90, 85, None], lambda celsius: board.update(celsius=celsius))
@@ -160,7 +160,7 @@ def test_a_run_is_told_of_and_goes_on(
     disk = [message for message in server.messages if message["kind"] == "disk"]
     assert [message["step"] for message in disk] == [5]
     assert disk[0]["run"] == str(run)
-    assert (run / "run.log").read_text().count("WARNING lathe.callbacks.alerts: Alert at step 5: the disk of the") == 1
+    assert (run / "run.log").read_text().count("WARNING lathe.contrib.alerts: Alert at step 5: the disk of the") == 1
     for path in run.rglob("*"):
         assert not path.is_file() or b"hidden-word" not in path.read_bytes()
     assert "hidden-word" not in capsys.readouterr().out
@@ -169,7 +169,7 @@ def test_a_run_is_told_of_and_goes_on(
 def test_an_address_is_hidden_from_loggers_and_a_strangers_is_not_posted_to() -> None:
     leaves = flatten({"callbacks": {"alerts": {"url": "https://host/hooks/secret", "timeout": 1.0}}})
     assert run_facts(leaves) == {"callbacks.alerts.url": "hidden", "callbacks.alerts.timeout": 1.0}
-    node = {"_target_": "lathe.callbacks.Alerts", "url": "https://host/hooks/secret"}
+    node = {"_target_": "lathe.contrib.Alerts", "url": "https://host/hooks/secret"}
     (found,) = findings({"callbacks": {"alerts": node}}, [], {})
     assert (found.key, found.name) == ("callbacks.alerts.url", "https://host/hooks/secret")
     named = {"callbacks": {"alerts": {**node, "url": "env:LATHE_TEST_HOOK"}}}

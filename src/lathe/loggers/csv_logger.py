@@ -1,23 +1,97 @@
 """metrics.csv: one line per logged step, the same lines whether or not the run was interrupted."""
 
+import codecs
 import csv
 import io
 import math
 import sys
 from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lathe.errors import naming
+from lathe.errors import UserError, naming
 from lathe.files import open_plain, require_plain, whole
-from lathe.loggers.discard import Discarded
-from lathe.loggers.lines import Lines, read_lines
 
 PERIOD = 0.2  # least seconds between two writes
+
+
+@dataclass
+class Lines:
+    """The `text` of a metrics.csv and its `rows` by column; all empty if the file is missing or empty."""
+
+    text: str = ""
+    columns: list[str] = field(default_factory=list)
+    rows: list[dict[str, str]] = field(default_factory=list)
+
+
+def read_lines(path: Path) -> Lines:
+    """Read a metrics.csv, without a truncated last line, trailing null bytes and a byte order mark.
+
+    Raises:
+        UserError: the text is not UTF-8 or not CSV, or a line has no step.
+        NotPlain: `path` is not a plain file.
+    """
+    try:
+        with open_plain(path, "rb") as file:
+            data = file.read().rstrip(b"\0")
+    except FileNotFoundError:
+        return Lines()
+    data = data[: data.rfind(b"\n") + 1].removeprefix(codecs.BOM_UTF8)
+    try:
+        text = data.decode()
+        reader = csv.DictReader(io.StringIO(text, newline=""), restval="")
+        rows = list(reader)
+        for row in rows:
+            int(row["step"])
+    except (UnicodeDecodeError, csv.Error, KeyError, ValueError) as error:
+        raise UserError(f"{path} can't be read ({error}): mend that line, or move the file away.") from error
+    return Lines(text, list(reader.fieldnames or []), rows)
+
+
+def numbers(path: Path, lines: Lines) -> list[dict[str, float]]:
+    """Return the rows of `lines`, read from `path`, as numbers, without metrics that a step did not log."""
+    found: list[dict[str, float]] = []
+    for row in lines.rows:
+        try:
+            found.append({name: float(value) for name, value in row.items() if value} | {"step": int(row["step"])})
+        except ValueError as error:
+            raise UserError(f"{path}: a value at step {row['step']} is not a number ({error}).") from error
+    return found
+
+
+class Discarded:
+    """An `experiment` that takes calls of any name and discards them, with the `reason` printed at the first one."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason: str | None = reason
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._discard
+
+    def __getitem__(self, index: int) -> "Discarded":
+        return self
+
+    def _discard(self, *args: Any, **kwargs: Any) -> None:
+        if self._reason is not None:
+            rank_zero_only(print)(f"{self._reason}: what is given to logger.experiment is not kept.", flush=True)
+            self._reason = None
+
+
+class Discard(DummyLogger):
+    """Discard what a module logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._experiment = Discarded("This command has no logger")  # type: ignore[assignment]
 
 
 class CSVLogger(Logger):
