@@ -35,6 +35,11 @@ FORMATS = (
 )
 
 
+# of a run, for one process that predicts or evaluates
+HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "enable_progress_bar": False}
+AUTO = {"_target_": "lathe.strategies.auto", "processes": "per_device"}
+
+
 def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
     """Build the task with the requested checkpoint, and a Trainer, without the data, which may have moved."""
     configure_logging()
@@ -53,17 +58,17 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
     return task, make_trainer(cfg, run.path, callbacks, loggers)
 
 
-def check_request(request: dict[str, Any]) -> None:
-    """Raise UserError if `output` of evaluate.py or predict.py can't be written."""
+def check_request(request: dict[str, Any], written: tuple[str, ...] = (".json",)) -> None:
+    """Raise UserError if `output` of evaluate.py or predict.py, a file of these suffixes, can't be written."""
     output = request["output"]
     if output is not None:
         require(Path(output).resolve().parent.is_dir(), f"output={output}: its folder does not exist.")
         require(not Path(output).is_dir(), f"output={output} is a folder: name a file.")
         require_writable(Path(output).resolve().parent)
-        check_output(Path(output), Path(request["run"]), request.get("input"))
+        check_output(Path(output), Path(request["run"]), request.get("input"), written)
 
 
-def check_output(output: Path, run: Path, source: str | None) -> None:
+def check_output(output: Path, run: Path, source: str | None, written: tuple[str, ...]) -> None:
     """Raise UserError if `output` would replace an input or a file of the run, or has a wrong suffix."""
     place = output.resolve()
     require_file(output)
@@ -79,14 +84,14 @@ def check_output(output: Path, run: Path, source: str | None) -> None:
         not inside or inside[0] not in OWN_FILES,
         f"output={output} would take the place of the run's own {'/'.join(inside)}: name another file.",
     )
-    written = ".csv" if source is not None else ".json"
     require(
-        output.suffix.lower() == written or output.suffix.lower() not in FORMATS,
-        f"output={output}: what is written is {written[1:].upper()}: call it {output.with_suffix(written).name}.",
+        output.suffix.lower() in written or (len(written) == 1 and output.suffix.lower() not in FORMATS),
+        f"output={output}: what is written is {' or '.join(suffix[1:].upper() for suffix in written)}: call it "
+        f"{output.with_suffix(written[0]).name}.",
     )
 
 
-class _OpenedToFit(Callback):
+class OpenedToFit(Callback):
     """Also call `setup("fit")`: a user's data module may open its training and validation data only there."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -106,7 +111,7 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     own = is_overridden(step, task.driven)
     require(own, f"split={split}: {type(task.driven).__name__} has no {step}.")
     if split != "test" and not isinstance(datamodule, ExactDataModule):
-        trainer.callbacks.append(_OpenedToFit())  # type: ignore[attr-defined]  # a connector sets it
+        trainer.callbacks.append(OpenedToFit())  # type: ignore[attr-defined]  # a connector sets it
     if split == "val":  # as in training, with the task's own metrics, and the same limit as other splits
         trainer.limit_val_batches = trainer.limit_test_batches
         trainer.validate(task.driven, datamodule=datamodule, verbose=False)
