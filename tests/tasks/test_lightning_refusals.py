@@ -32,8 +32,9 @@ TYPED = {
     "no optimizer": ([net("Plain")], "has no configure_optimizers"),
     "an optimizer too many": ([IT, "optimizer=adamw"], "has configure_optimizers"),
     "a stop without a monitor": ([IT, "callbacks=[default,early_stopping]"], "callbacks.early_stopping.monitor=auto"),
-    "compile": ([IT, "compile=default"], "compile: "),
-    "compression": ([IT, "compression=[prune,qat]"], "compression=prune,qat"),
+    "compile": ([IT, "compile=default", "compile.scope=step"], "compile.scope=step"),
+    "compression": ([IT, "compression=lottery"], "compression=lottery"),
+    "a core": ([IT, "model.core=nett"], "did you mean net?"),
     "a strategy that spreads a net": ([IT, "strategy=fsdp", "trainer.devices=2"], "use strategy=ddp"),
     "a class of pytorch_lightning": (["model.net={_target_: mine_of_old.Net}"], "pytorch_lightning"),
 }

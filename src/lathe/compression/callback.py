@@ -12,7 +12,6 @@ from lathe.data.base import ExactDataModule
 from lathe.data.order import EpochLoader
 from lathe.data.transfer import train_batches, val_batches
 from lathe.errors import UserError
-from lathe.measure.calls import first
 from lathe.measure.flops import net_input
 from lathe.tasks.core import is_foreign, record_calls
 
@@ -83,18 +82,18 @@ def source_of(trainer: Trainer, pl_module: LightningModule) -> Any:
     return getattr(trainer, "datamodule", None) or pl_module
 
 
-def an_input(trainer: Trainer, pl_module: LightningModule, samples: int) -> Any:
-    """Return the core's input for `samples` validation samples, on the trainer's device: a tensor or a Call.
+def an_input(trainer: Trainer, pl_module: LightningModule, samples: int, device: torch.device | None = None) -> Any:
+    """Return the core's input for `samples` validation samples, a tensor or a Call, on the trainer's device by default.
 
     Training samples stand in where a LightningModule is not validated.
     """
-    device, source = trainer.strategy.root_device, source_of(trainer, pl_module)
+    device, source = device or trainer.strategy.root_device, source_of(trainer, pl_module)
     if not is_foreign(pl_module):
-        return net_input(next(iter(val_batches(source))))[:samples]
+        return net_input(next(iter(val_batches(source, device))))[:samples]
     home = next(pl_module.parameters()).device  # the whole module is moved after `setup`
     is_validated = is_overridden("val_dataloader", source, LightningDataModule)
     batches = val_batches(source, home) if is_validated else first_batches(trainer, pl_module, 1, home)
-    return first(record_calls(pl_module, batches)[0].to(device).example, samples)
+    return record_calls(pl_module, batches)[0].to(device)[:samples].example
 
 
 def inputs_of(datamodule: Any, batches: int) -> list[Any]:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
+from lathe.measure.calls import Call, run
+
 
 def copy_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
     """Copy the input of a net that may modify it in place; a forward pre-hook."""
@@ -38,7 +40,7 @@ def uncompiled(net: nn.Module) -> AbstractContextManager[Any]:
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
-def reestimate_batchnorm(net: nn.Module, batches: Iterable[Tensor], limit: int | None = 15) -> int:
+def reestimate_batchnorm(net: nn.Module, batches: Iterable[Tensor | Call], limit: int | None = 15) -> int:
     """Set the running statistics of each BatchNorm to their averages over `batches`, in place.
 
     At most `limit` batches (None: all) of the net's input, `[batch, ...]` on the net's device, are read, and none
@@ -60,7 +62,7 @@ def reestimate_batchnorm(net: nn.Module, batches: Iterable[Tensor], limit: int |
                 if count == 0:
                     for norm in norms:
                         norm.reset_running_stats()
-                net(batch)
+                run(net, batch)
                 count += 1
     finally:
         for norm, momentum in momenta.items():

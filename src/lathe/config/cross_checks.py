@@ -203,14 +203,10 @@ def lightning_module(cfg: Config) -> Iterator[str]:
         )
     if cfg.get("scheduler") and not optimizer:
         yield "scheduler needs an optimizer, and optimizer=none: leave it out, or choose optimizer=adamw too."
-    if cfg["compile"].get("enabled"):
-        yield "compile: torch.compile can't take a LightningModule that calls self.log: call self.net.compile() in it."
-    recompute = cfg["trainer"].get("activation_checkpointing", "none")
-    if recompute != "none":
-        yield f"trainer.activation_checkpointing={recompute} is for the net of a task, and {OWN_MODULE}."
-    names = ",".join(methods(cfg["compression"]))
-    if names:
-        yield f"compression={names} compresses the net of a task, and {OWN_MODULE}: write a task."
+    if cfg["compile"].get("enabled") and cfg["compile"].get("scope", "net") != "net":
+        yield f"compile.scope=step compiles the loss of a task, and {OWN_MODULE}: use compile.scope=net."
+    if "lottery" in methods(cfg["compression"]):
+        yield f"compression=lottery restarts the schedule of a task, and {OWN_MODULE}: use compression=prune."
 
 
 # Compilation

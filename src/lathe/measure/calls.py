@@ -27,6 +27,19 @@ class Call:
     def to(self, device: torch.device | str) -> "Call":
         return self.map(lambda tensor: tensor.to(device))
 
+    def detach(self) -> "Call":
+        return self.map(Tensor.detach)
+
+    @property
+    def device(self) -> torch.device:
+        """Return the device of the first tensor."""
+        return next((tensor.device for tensor in self.tensors().values()), torch.device("cpu"))
+
+    def __getitem__(self, rows: slice) -> "Call":
+        """Return the call for these samples: tensors whose first size is the batch size are cut."""
+        size = self.samples()
+        return self.map(lambda tensor: tensor[rows] if tensor.dim() and len(tensor) == size else tensor)
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors by their place, such as "0" or "mask" or "batch.tokens"."""
         return dict(_tensors("", {**{str(i): value for i, value in enumerate(self.args)}, **self.kwargs}))
@@ -34,11 +47,6 @@ class Call:
     def samples(self) -> int:
         """Return the batch size: the first size of the first tensor that has one; 1 without."""
         return next((len(tensor) for tensor in self.tensors().values() if tensor.dim()), 1)
-
-    def first(self, count: int) -> "Call":
-        """Return the call for the first `count` samples: tensors whose first size is the batch size are cut."""
-        size = self.samples()
-        return self.map(lambda tensor: tensor[:count] if tensor.dim() and len(tensor) == size else tensor)
 
     @property
     def example(self) -> "Tensor | Call":
@@ -77,11 +85,6 @@ def run(net: nn.Module, example: Any) -> Any:
     return net(*copy.args, **copy.kwargs)
 
 
-def first(example: Any, count: int) -> Any:
-    """Return the first `count` samples of a tensor or a Call."""
-    return example.first(count) if isinstance(example, Call) else example[:count]
-
-
 def unknown(tree: Any) -> Any:
     """Return the first value in nested containers that is neither a tensor nor plain; None without one."""
     if type(tree) in (list, tuple):
@@ -91,20 +94,11 @@ def unknown(tree: Any) -> Any:
     return None if isinstance(tree, (Tensor, *PLAIN)) else tree
 
 
-def outputs_of(tree: Any) -> Tensor:
-    """Return the tensor of a net's outputs: the one named logits, or the first.
-
-    Raises:
-        UserError: there is none.
-    """
-    if isinstance(tree, Tensor):
-        return tree
+def output_of(tree: Any) -> Tensor | None:
+    """Return the tensor of a net's outputs: the only one, or the one named logits; None for several."""
     logits = tree.get("logits") if isinstance(tree, Mapping) else getattr(tree, "logits", None)
-    values = [] if logits is not None else list(tree.values()) if isinstance(tree, Mapping) else tree
-    found = logits if logits is not None else next(iter(values), None) if isinstance(values, list | tuple) else None
-    if found is None:
-        raise UserError(f"the net's outputs hold no tensor: {type(tree).__name__}")
-    return outputs_of(found)
+    found = [tensor for _, tensor in _tensors("", {"": tree if logits is None else logits})]
+    return found[0] if len(found) == 1 else None
 
 
 def _map(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
@@ -118,6 +112,6 @@ def _map(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
 def _tensors(place: str, tree: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(tree, Tensor):
         yield place, tree
-    elif isinstance(tree, dict | list | tuple):
-        for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+    elif isinstance(tree, Mapping | list | tuple):
+        for key, value in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
             yield from _tensors(f"{place}.{key}".lstrip("."), value)

@@ -45,6 +45,16 @@ def blocks_of(net: nn.Module) -> list[nn.Module]:
     return [block for block in named if isinstance(block, nn.Module)]
 
 
+def repeated_children(net: nn.Module) -> list[nn.Module]:
+    """Return the largest group of two or more children of one class with children of their own, as a transformer's
+    layers in a ModuleList; empty without one.
+    """
+    families = [list(module.children()) for module in net.modules()]
+    alike = [family for family in families if len({type(one) for one in family}) == 1 < len(family)]
+    deep = [family for family in alike if any(True for _ in family[0].children())]
+    return max(deep, key=lambda family: sum(p.numel() for one in family for p in one.parameters()), default=[])
+
+
 def own_blocks(blocks: Sequence[nn.Module] | nn.ModuleList) -> list[nn.Module]:
     """Return the blocks that compute; a pipeline replaces those of other ranks by `nn.Identity`."""
     return [block for block in blocks if not isinstance(block, nn.Identity)]

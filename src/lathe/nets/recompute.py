@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 
 from lathe.errors import ArgumentError, did_you_mean
-from lathe.nets.blocks import Blocks, blocks_of, own_blocks, recomputed
+from lathe.nets.blocks import Blocks, blocks_of, own_blocks, recomputed, repeated_children
 
 KEY = "activation_checkpointing"
 WORDS = ("none", "blocks", "every_2", "sqrt", "offload")  # every_<n> takes any n
@@ -24,6 +24,8 @@ AWAY = {"cuda"}  # types of devices with their own memory
 
 def apply(net: nn.Module, how: str | None) -> None:
     """Checkpoint the blocks of `net` in place; names of parameters and modules do not change.
+
+    For a net without `blocks` these are its repeated children, such as the layers of a transformer.
 
     `none` (or None) stores all activations, and undoes earlier calls. `blocks` stores only the input of each block;
     `every_<n>` does that for the blocks 0, n, 2n, ...; `sqrt` stores the inputs of about sqrt(number of blocks)
@@ -35,7 +37,7 @@ def apply(net: nn.Module, how: str | None) -> None:
     """
     word = "none" if how is None else str(how)
     every = _every(word)
-    every_block = blocks_of(net)
+    every_block = blocks_of(net) if hasattr(net, "blocks") else repeated_children(net)
     blocks = list(dict.fromkeys(own_blocks(every_block)))  # a net may run the same block twice
     name = type(net).__name__
     if word != "none" and not blocks:

@@ -40,6 +40,12 @@ def open_run_net(
     return task.eval(), cfg
 
 
+def runs_lightning_module(cfg: dict[str, Any]) -> bool:
+    """Return whether a configuration's task wraps a user's LightningModule."""
+    kind = locate(cfg["task"])
+    return inspect.isclass(kind) and issubclass(kind, LightningTask)
+
+
 def refuse_lightning_module(kind: Any, key: str) -> None:
     """Raise UserError if `kind`, the class of a task, wraps a user's LightningModule; `key` names its run."""
     require(
@@ -64,6 +70,11 @@ def check_input_spec(cfg: dict[str, Any], run: str | Path, key: str = "run") -> 
 def open_net(path: str | Path, key: str = "run") -> nn.Module:
     """Return the net of `open_run_net`."""
     return open_run_net(path, key)[0].net
+
+
+def open_core(path: str | Path, key: str = "run") -> nn.Module:
+    """Return the net of a run, or the core of its LightningModule, with the best weights, on the CPU in eval mode."""
+    return open_run_net(path, key, own=True)[0].core
 
 
 def open_data(cfg: dict[str, Any], task: Any = None) -> Any:

@@ -215,7 +215,11 @@ def compile_task(task: Any, device_type: str, options: Mapping[str, Any], cache:
     of_net = {key: value for key, value in options.items() if key != "scope"}
     if scope == "step" and of_net.get("regional") == "auto":
         of_net["regional"] = False  # evaluation is one function too
-    compile_net(task.net, device_type, **of_net)
+    require(
+        task.core is not task.driven or not options.get("enabled"),
+        "compile: a whole LightningModule is not compiled, whose steps call self.log. Name a submodule as model.core.",
+    )
+    compile_net(task.core, device_type, **of_net)
     if scope == "step" and options.get("enabled"):
         own = {key: options[key] for key in ("mode", "dynamic", "backend", "options") if key in options}
         vars(task.driven)["whole_step"] = WholeStep(task, **own, device_type=device_type)

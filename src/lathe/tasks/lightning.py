@@ -153,7 +153,8 @@ class LogCheckpoint(Callback):
             synchronise([name for name in monitors if isinstance(name, str)])
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        later = next((name for name, _ in pl_module.named_parameters() if name not in self.parameters), None)
+        names = (name for name, _ in pl_module.named_parameters() if "_quantizer." not in name)  # those of lsq
+        later = next((name for name in names if name not in self.parameters), None)
         require(
             later is None,
             f"model.net: {name_of(pl_module)} creates {later} in setup(), which is not called to load a run. Create it "

@@ -45,6 +45,9 @@ class ModuleProtocol(LightningModule):
         """Return the name of `core` in the task."""
         return "net"
 
+    def print_core(self) -> None:
+        """Print which submodule is the core, if that was not given."""
+
     @property
     def logs_more(self) -> bool:
         """Return whether `self.log` may report names that the task does not declare."""

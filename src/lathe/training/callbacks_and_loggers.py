@@ -138,7 +138,7 @@ def make_methods(cfg: dict[str, Any]) -> list[Compression]:
         method: Compression = instantiate_as(node, f"compression.{name}", Compression)
         method.window = shares[name]
         if hasattr(method, "open_run"):
-            method.open_run = partial(inference.open_net, key=f"compression.{name}.teacher")
+            method.open_run = partial(inference.open_core, key=f"compression.{name}.teacher")
         built.append(method)
     return built
 

@@ -4,6 +4,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.callbacks import AtomicCheckpointIO
@@ -20,6 +21,7 @@ from lathe.training.trainer_setup import configure_logging
 
 # kept in a checkpoint of weights; `report` has the results of methods, in case the run is interrupted after them
 KEPT = ("epoch", "global_step", "pytorch-lightning_version", "report")
+OF_TRAINING = ("state_dict", "loops", "callbacks", "optimizer_states", "lr_schedulers", "task", "gradients", "digests")
 
 
 def finalize_compression(cfg: dict[str, Any], best: Path, compression: list[Compression]) -> bool:
@@ -35,9 +37,9 @@ def finalize_compression(cfg: dict[str, Any], best: Path, compression: list[Comp
         return False
     task = make_task(cfg, train=False)
     restore(task.net, state, str(best), finite=False)  # the result reports what is not finite
-    task.net.eval()
+    task.eval()
     datamodule = inference.open_data(cfg, task)
-    changes = [method.finalise(task.net, datamodule) for method in late]
+    changes = [method.finalise(task.core, datamodule) for method in late]
     if not any(changes):
         return False
     report = {name: value for method in late for name, value in method.report().items()}
@@ -48,6 +50,8 @@ def finalize_compression(cfg: dict[str, Any], best: Path, compression: list[Comp
 def write_weights(path: Path, net: Any, state: dict[str, Any]) -> None:
     """Write the weights and structure of `net` as a checkpoint at the step of `state`, without optimizer and loops."""
     kept: dict[str, Any] = {name: state[name] for name in KEPT if name in state}
+    if isinstance(net, LightningModule):  # with what its own on_save_checkpoint and save_hyperparameters keep
+        kept = {name: value for name, value in state.items() if name not in OF_TRAINING}
     weights = {name: value.detach().clone().contiguous() for name, value in net.state_dict().items()}
     AtomicCheckpointIO().save_checkpoint(
         {**kept, "state_dict": weights, "structure": structure_of(core_of(net)), "finalised": True}, path
@@ -56,6 +60,9 @@ def write_weights(path: Path, net: Any, state: dict[str, Any]) -> None:
 
 def write_receipt(run: RunDir, cfg: dict[str, Any]) -> None:
     """Measure the compressed net next to the run that it started from; warn if that fails."""
+    if inference.runs_lightning_module(cfg):
+        print("No receipt: sizes and latency are measured for Lathe's tasks. result.json has the metrics.", flush=True)
+        return
     from lathe import receipt  # which measures: not needed without compression
 
     try:

@@ -12,11 +12,13 @@ from lathe.compression import Compression
 from lathe.config.metric_split import split_of
 from lathe.config.sweep_direction import lower_is_better
 from lathe.errors import did_you_mean
+from lathe.loggers.discard import Discard
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.metric_names import directions
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
+from lathe.tasks.core import is_foreign
 from lathe.training.checkpoint_restore import RestoreOwnState
 from lathe.training.compression_finalize import finalize_compression
 from lathe.training.trainer_setup import make_trainer, to_double
@@ -50,7 +52,10 @@ def evaluate_best(
                 task = make_task(cfg, train=False)
                 to_double(task, cfg)
                 testing = [callback for callback in callbacks if getattr(callback, "acts_in_final_test", False)]
-                tester = make_trainer(cfg, run.path, testing)
+                foreign = is_foreign(task.driven)  # its steps may ask a logger for more than numbers
+                tester = make_trainer(
+                    cfg, run.path, [*task.own_callbacks(), *testing], [Discard()] if foreign else None
+                )
             restore(task.net, state, str(checkpoint.path("best")), finite=False)  # the result reports what isn't
             tester.callbacks.append(RestoreOwnState(state))  # type: ignore[attr-defined]  # a connector sets it
         if changed:

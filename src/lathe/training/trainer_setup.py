@@ -20,6 +20,7 @@ from torch import nn
 
 from lathe.callbacks import AtomicCheckpointIO
 from lathe.compression import Compression
+from lathe.config.compression_plan import methods
 from lathe.data.prefetch import tell_no_effect
 from lathe.errors import UserError, under
 from lathe.nets import recompute
@@ -132,17 +133,20 @@ def to_double(task: nn.Module, cfg: Mapping[str, Any]) -> None:
 
 def prepare_model(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
     """Apply activation checkpointing, the memory format and torch.compile to the net, in place."""
+    uses_core = cfg["compile"].get("enabled") or methods(cfg.get("compression") or {})
+    if uses_core or cfg["trainer"].get("activation_checkpointing", "none") != "none":
+        task.print_core()
     check = getattr(trainer.strategy, "check", None)
     if check is not None:
         check(task.net)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
         if isinstance(callback, Compression):
-            callback.check(task.net)
+            callback.check(task.core)
     device = trainer.strategy.root_device.type
     with under("trainer"):
         how = cfg["trainer"].get("activation_checkpointing", "none")
         recompute.check_device(how, device)
-        recompute.apply(task.net, how)
+        recompute.apply(task.core, how)
         channels_last(task.net, trainer.strategy, cfg["trainer"].get("channels_last", False))
     with under("compile"):
         cache = Path(cfg["paths"]["data_dir"]) / "compiled" if "data_dir" in cfg["paths"] else None

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lathe import files, receipt
+from lathe.callbacks import numbers
 from lathe.compression import Prune, PruneChannels, quantization
 from lathe.compression.callback import inputs_of
 from lathe.compression.channels import prune_channels
@@ -19,14 +20,16 @@ from lathe.config.compression_plan import methods
 from lathe.config.cross_checks import check_compression
 from lathe.config.resolve import set_data_folder
 from lathe.errors import require
+from lathe.loggers.discard import Discard
 from lathe.runs import inference, rundir
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.metric_names import directions
 from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir
+from lathe.tasks.core import is_foreign
 from lathe.training import compression_finalize, summary
 from lathe.training.callbacks_and_loggers import make_methods
-from lathe.training.trainer_setup import configure_logging
+from lathe.training.trainer_setup import configure_logging, make_trainer
 
 Metrics = dict[str, float]
 BATCHES = 15  # training batches for the new BatchNorm statistics
@@ -47,11 +50,11 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     check_request(cfg)
     steps = make_methods({"compression": request["compression"]})
     compression_finalize.warn_missing_onnx(request["compression"])
-    task, config = inference.open_run_net(source.path, "run", request["checkpoint"])
+    task, config = inference.open_run_net(source.path, "run", request["checkpoint"], own=True)
     state = read_checkpoint(source.checkpoint(request["checkpoint"], "checkpoint"))
     names = ",".join(methods(request["compression"]))
     require(
-        not quantization.describe(task.net),
+        not quantization.describe(task.core),
         f"run={request['run']} is quantized already, compression={names} would act on rounded weights: name the run "
         "that it was made from.",
     )
@@ -61,6 +64,8 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     datamodule = inference.open_data(config, task)
 
     def metrics() -> Metrics:
+        if is_foreign(task.driven):
+            return own_metrics(task, config, datamodule, source.path)
         found: Metrics = {}
         for split in ("val", "test") if config["test"] else ("val",):
             measured = inference.score(task, task.net, datamodule.eval_loader(split))
@@ -70,7 +75,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     before = metrics()
     reports: Metrics = {}
     for method in steps:
-        reports |= act_once(method, task.net, datamodule)
+        reports |= act_once(method, task.core, datamodule)
     after = metrics()
     steps_done = int(state.get("global_step", 0))  # of a run that has not ended
     unended = {"best_step": steps_done, "steps": steps_done, "seed": config["seed"]}
@@ -94,7 +99,9 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     run.finish(result)
     rundir.point_latest(run.path.parent.parent, run.path)
     show(before, after, reports, run.path)
-    if request["compression"]["receipt"] != "none":
+    if request["compression"]["receipt"] != "none" and is_foreign(task.driven):
+        compression_finalize.write_receipt(run, run.config)
+    elif request["compression"]["receipt"] != "none":
         try:
             receipt.write(run, run.config, source.path, request["compression"]["receipt"])
         except BaseException:  # also a signal: the run itself is complete
@@ -103,6 +110,18 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
             raise
     summary.print_next(run, summary.proposals_after_compress(run, run.config))
     return result
+
+
+def own_metrics(task: Any, config: dict[str, Any], datamodule: Any, folder: Path) -> Metrics:
+    """Return what the steps of a LightningModule log, for validation and, with test=true, for testing."""
+    trainer = make_trainer(config, folder, task.own_callbacks(), [Discard()])
+    trainer.validate(task.driven, datamodule=datamodule, verbose=False)
+    found = numbers(trainer.callback_metrics)
+    if config["test"]:
+        trainer.test(task.driven, datamodule=datamodule, verbose=False)
+        found |= numbers(trainer.callback_metrics)
+    task.driven.trainer = None
+    return found
 
 
 def check_request(cfg: dict[str, Any]) -> None:

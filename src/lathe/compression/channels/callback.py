@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.skippable_hooks import SkippableHooks
-from lathe.compression.callback import Compression, an_input, first_batches
+from lathe.compression.callback import Compression, an_input, first_batches, first_inputs, steps_of
 from lathe.compression.channels import slices
 from lathe.compression.channels.choice import Options, add_penalty, loss_change, shares, sizes, skeleton
 from lathe.compression.channels.groups import find_groups, require_packages
@@ -25,6 +25,7 @@ from lathe.errors import ArgumentError, UserError, require, under
 from lathe.measure.flops import net_input
 from lathe.measure.processes import everyones
 from lathe.measure.shards import local, parameters_of, part_of, whole
+from lathe.tasks.core import core_name, core_of, is_foreign
 
 KEY = "compression.prune_channels"
 BATCHES = 15  # for BatchNorm's statistics and for `taylor`
@@ -88,7 +89,7 @@ class PruneChannels(SkippableHooks, Compression):
         self._sensitivity: dict[str, Tensor] = {}
         self._groups: list[slices.Group] = []
         # the dense net, without values unless its time counts
-        self._dense: tuple[nn.Module, Tensor] | None = None
+        self._dense: tuple[nn.Module, Any] | None = None
         # by parameter name, True where weights do not fade; this rank's weights, and ones where they fade
         self._stays: dict[str, Tensor] = {}
         self._fading: tuple[list[Tensor], list[Tensor]] = ([], [])
@@ -97,7 +98,7 @@ class PruneChannels(SkippableHooks, Compression):
         if stage != "fit":
             return
         self._reset()
-        net = pl_module.get_submodule("net")
+        net = core_of(pl_module)
         strategy: Any = trainer.strategy
         # Lightning's own strategies have no `reshapes`
         reshapes = getattr(strategy, "reshapes", hasattr(strategy, "deepspeed_engine"))
@@ -125,10 +126,11 @@ class PruneChannels(SkippableHooks, Compression):
         else:
             self._dense = skeleton(net, example)
 
-    def _remove_now(self, trainer: Trainer, pl_module: Any, net: nn.Module, example: Tensor) -> None:
+    def _remove_now(self, trainer: Trainer, pl_module: Any, net: nn.Module, example: Any) -> None:
         home, device = next(net.parameters()).device, trainer.strategy.root_device
         net.to(device)
         if self.options.importance == "taylor":
+            require(not is_foreign(pl_module), f"{KEY}.importance=taylor needs mode=gradual with a LightningModule.")
             with evaluated(net):
                 for batch in first_batches(trainer, pl_module, BATCHES):
                     loss = torch.stack(list(pl_module.losses(net(net_input(batch)), batch).values())).sum()
@@ -138,7 +140,7 @@ class PruneChannels(SkippableHooks, Compression):
         self._dense = net, example
         self._choose(trainer, net)
         slices.remove(net, self._groups, self.chosen or {})
-        reestimate_batchnorm(net, map(net_input, first_batches(trainer, pl_module, BATCHES)), BATCHES)
+        reestimate_batchnorm(net, first_inputs(trainer, pl_module, BATCHES), BATCHES)
         if trainer.world_size > 1:
             for buffer in net.buffers():
                 torch.distributed.broadcast(buffer, src=0)
@@ -180,7 +182,7 @@ class PruneChannels(SkippableHooks, Compression):
             f"{KEY}.mode=one_shot finds a net that has lost channels before: use mode=gradual to remove more.",
         )
         if self.mode == "gradual" and self.chosen is not None:  # resumed
-            self._bind(pl_module.get_submodule("net"))
+            self._bind(core_of(pl_module))
         self._begin, self._end = self.step_at(trainer, self.start), self.step_at(trainer, self.end)
         self._first = self.step_at(trainer, 0.0)
         # a resumed run's checkpoint may have been written between an optimizer step and this callback
@@ -189,7 +191,7 @@ class PruneChannels(SkippableHooks, Compression):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if self.mode == "one_shot" or self.chosen is not None:
             return
-        net, step = pl_module.get_submodule("net"), trainer.global_step
+        net, step = core_of(pl_module), steps_of(trainer)
         if self.options.importance == "taylor" and self._begin - BATCHES <= step:
             self._add_sensitivity(net)
         if self.regularise is not None and step >= self._first:
@@ -202,13 +204,13 @@ class PruneChannels(SkippableHooks, Compression):
 
     def _act(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Act after an optimizer step, counted from 1, or before the first one (0)."""
-        step = trainer.global_step
+        step = steps_of(trainer)
         if self.mode == "one_shot" or step <= self._step:  # gradients accumulate
             return
         self._step = step
         if step < self._begin:
             return
-        net = pl_module.get_submodule("net")
+        net = core_of(pl_module)
         if self.chosen is None:
             self._choose(trainer, net)
             self._bind(net)
@@ -222,7 +224,8 @@ class PruneChannels(SkippableHooks, Compression):
         if before > self.factor == 0.0:
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, EMA):  # faded units are zero in the average too
-                    callback.mask(self._stays)
+                    prefix = f"{core_name(pl_module)}." if core_name(pl_module) else ""
+                    callback.mask({f"{prefix}{name}": mask for name, mask in self._stays.items()})
 
     def _bind(self, net: nn.Module) -> None:
         """Find the weights that fade."""
@@ -235,7 +238,7 @@ class PruneChannels(SkippableHooks, Compression):
         self._fading = weights, [part.to(weight.dtype) for part, weight in zip(parts, weights, strict=True)]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        removed = [self.chosen, self.factor, slices.describe(pl_module.get_submodule("net"))]
+        removed = [self.chosen, self.factor, slices.describe(core_of(pl_module))]
         digest = hashlib.sha256(json.dumps(removed, sort_keys=True).encode()).hexdigest()
         assert len(set(everyones(digest))) == 1, "ranks removed different channels"
 

@@ -22,6 +22,7 @@ from lathe.compression.modes import evaluated
 from lathe.config.types import ChannelBudget, ChannelImportance, Count, Name, OpenShare
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError
+from lathe.measure.calls import Call, run
 
 ALPHA = 4.0  # as Torch-Pruning: the weakest unit's penalty is 2**ALPHA times the strongest's
 
@@ -157,7 +158,7 @@ class Options:
         self,
         net: nn.Module,
         groups: Sequence[Group],
-        example: Tensor,
+        example: Tensor | Call,
         tensors: Mapping[str, Tensor],
         sensitivity: Mapping[str, Tensor] | None = None,
         seed: int = 0,
@@ -204,7 +205,7 @@ class Options:
             low, high = (middle, high) if spent(middle) > self.share else (low, middle)
         return removed(high)
 
-    def _cost(self, dense: nn.Module, example: Tensor) -> tuple[nn.Module, Callable[[nn.Module], float]]:
+    def _cost(self, dense: nn.Module, example: Tensor | Call) -> tuple[nn.Module, Callable[[nn.Module], float]]:
         """Return a net to copy, on the meta device unless time counts, and a function for a copy's share."""
         if self.budget == "latency":
             base = copy.deepcopy(dense).to(example.device).eval()
@@ -219,7 +220,7 @@ class Options:
 
 def prune_channels(
     net: nn.Module,
-    example: Tensor,
+    example: Tensor | Call,
     *,
     sensitivity: Mapping[str, Tensor] | None = None,
     seed: int = 0,
@@ -243,7 +244,7 @@ def prune_channels(
     return shares(before, sizes(net, example))
 
 
-def sizes(net: nn.Module, example: Tensor) -> dict[str, int]:
+def sizes(net: nn.Module, example: Tensor | Call) -> dict[str, int]:
     """Count the MACs of one sample, and the parameters, without computing anything."""
     bare, shape = skeleton(net, example)
     return {"macs": macs(bare, shape), "parameters": parameters(bare)}
@@ -259,14 +260,14 @@ def parameters(net: nn.Module) -> int:
     return sum(parameter.numel() for parameter in net.parameters())
 
 
-def macs(net: nn.Module, example: Tensor) -> int:
+def macs(net: nn.Module, example: Tensor | Call) -> int:
     """Count the multiply-adds of a forward pass on `example`; on the meta device nothing is computed."""
     with evaluated(net), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        net(example)
+        run(net, example)
     return int(counter.get_total_flops()) // 2
 
 
-def skeleton(net: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
+def skeleton(net: nn.Module, example: Tensor | Call) -> tuple[nn.Module, Tensor | Call]:
     """Return a copy of a net and one sample on the meta device, with identities for slow BatchNorms."""
     shapes: dict[int, Tensor] = {id(tensor): tensor.detach().to("meta") for tensor in net.buffers()}
     shapes |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in net.parameters()}
@@ -281,17 +282,19 @@ def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
-def latency_share(small: nn.Module, dense: nn.Module, example: Tensor, repeats: int = 15, warmup: int = 3) -> float:
+def latency_share(
+    small: nn.Module, dense: nn.Module, example: Tensor | Call, repeats: int = 15, warmup: int = 3
+) -> float:
     """Return the median time of a forward pass of `small` over that of `dense`, in alternating order."""
     times: dict[nn.Module, list[float]] = {small: [], dense: []}
     with torch.inference_mode():
         for turn in range(warmup + repeats):
             for net, taken in times.items():
-                if example.is_cuda:
+                if example.device.type == "cuda":
                     torch.cuda.synchronize(example.device)
                 began = time.perf_counter()
-                net(example)
-                if example.is_cuda:
+                run(net, example)
+                if example.device.type == "cuda":
                     torch.cuda.synchronize(example.device)
                 if turn >= warmup:
                     taken.append(time.perf_counter() - began)

@@ -16,6 +16,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from lathe.compression.channels.slices import Group, Slice, remove, silence
 from lathe.compression.modes import copy_input
 from lathe.errors import ArgumentError, UserError, uninstalled
+from lathe.measure.calls import Call, output_of, run
 
 PROJECTIONS = ("q", "k", "v")
 
@@ -27,7 +28,7 @@ def require_packages() -> None:
         raise UserError(f"removing channels: {sentence}")
 
 
-def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) -> list[Group]:
+def find_groups(net: nn.Module, example: Tensor | Call, exclude: Sequence[str] = ()) -> list[Group]:
     """Return the removable units of `net`: convolution channels, hidden units of MLPs, attention heads.
 
     Traces a copy on `example` with the dependency graph of Fang et al. 2023 (DepGraph, arXiv:2301.12900). Excluded are
@@ -40,7 +41,7 @@ def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) ->
             installed.
     """
     require_packages()
-    example = example[:2].detach().cpu()
+    example = example[:2].detach().to("cpu")
     twin = copy.deepcopy(net).cpu().float().eval().requires_grad_(True)
     twin.register_forward_pre_hook(copy_input)
     _scatter(twin)
@@ -91,15 +92,17 @@ def layers(group: Group) -> list[str]:
     return list(dict.fromkeys([group.name, *(part.module for part in group.slices if part.role == "out")]))
 
 
-def _dependencies(net: nn.Module, example: Tensor) -> list[Group]:
+def _dependencies(net: nn.Module, example: Tensor | Call) -> list[Group]:
     import torch_pruning as tp  # type: ignore[import-untyped]
 
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")  # on parameters outside of layers, whose groups are dropped
         graph = tp.DependencyGraph()
         try:
-            graph.build_dependency(net, example, forward_fn=lambda net, x: net(x), verbose=False)
+            graph.build_dependency(net, example, forward_fn=_answer, verbose=False)
             found = list(graph.get_all_groups(root_module_types=[nn.modules.conv._ConvNd, nn.Linear]))
+        except UserError:
+            raise
         except Exception as error:
             raise _unfollowed(net, str(error)) from error
     names = {module: name for name, module in net.named_modules()}
@@ -179,28 +182,35 @@ def _scatter(net: nn.Module) -> None:
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
 
 
-def _prove(net: nn.Module, groups: list[Group], example: Tensor) -> None:
+def _prove(net: nn.Module, groups: list[Group], example: Tensor | Call) -> None:
     """Raise UserError unless removing every other unit of each group equals zeroing it."""
     chosen = {group.name: list(range(1, group.units, 2)) for group in groups}
     with torch.no_grad():
-        net(example)  # older weight_norm and spectral_norm keep a weight with its graph, which can't be copied
+        run(net, example)  # older weight_norm and spectral_norm keep a weight with its graph, which can't be copied
     silent, small = copy.deepcopy(net), copy.deepcopy(net)
     silence(silent, groups, chosen)
     remove(small, groups, chosen)
     with torch.no_grad():
-        expected = silent(example)
+        expected = _answer(silent, example)
         try:
-            outputs = small(example)
+            outputs = _answer(small, example)
         except (RuntimeError, ValueError) as error:
             raise _unfollowed(net, str(error).splitlines()[0]) from error
     if outputs.shape != expected.shape or not bool((outputs - expected).abs().max() <= 1e-4 * expected.abs().max()):
         raise _unfollowed(net, "outputs change when silent channels are removed")
 
 
-def _refuse_padding(net: nn.Module, example: Tensor) -> None:
+def _answer(net: nn.Module, example: Tensor | Call) -> Tensor:
+    found = output_of(run(net, example))
+    if found is None:
+        raise UserError(f"{type(net).__name__} returns several tensors, whose channels are not followed. Use prune.")
+    return found
+
+
+def _refuse_padding(net: nn.Module, example: Tensor | Call) -> None:
     """Raise UserError if the net pads channels, as a residual net's parameter-free shortcut does."""
     with torch.enable_grad():
-        stack, seen = [net(example).grad_fn], set()
+        stack, seen = [_answer(net, example).grad_fn], set()
     while stack:
         node = stack.pop()
         if node is None or node in seen:

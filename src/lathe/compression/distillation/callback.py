@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
-from typing import Annotated, Any
+from functools import partial, wraps
+from typing import Annotated, Any, cast
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from lathe.compression.callback import Compression, source_of
+from lathe.compression.callback import Compression, an_input
 from lathe.compression.distillation.losses import (
     Projections,
     Queue,
@@ -44,9 +44,10 @@ from lathe.config.types import (
 )
 from lathe.config.validation import validated
 from lathe.data.order import IGNORE
-from lathe.data.transfer import val_batches
 from lathe.errors import ArgumentError, UserError, require
+from lathe.measure.calls import Call, output_of, run
 from lathe.measure.processes import everyones_tensors, processes
+from lathe.tasks.core import core_of, is_foreign
 
 # Factor of each method's term: 1 in DKD's and DIST's papers, the CRD repository's for the others.
 WEIGHTS = {"kd": 1.0, "dkd": 1.0, "dist": 1.0, "fitnets": 100.0, "attention": 1000.0, "rkd": 1.0, "crd": 0.8}
@@ -134,11 +135,14 @@ class Distill(Compression):
 
     def objective(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """Return the two terms of the loss; outside the window, the task's own terms."""
-        terms = self._inner(outputs, batch)
+        return self._with_soft(self._inner(outputs, batch), outputs, batch[0], batch)
+
+    def _with_soft(self, terms: dict[str, Tensor], outputs: Tensor, x: Any, batch: Any) -> dict[str, Tensor]:
+        """Add the teachers' term for the input `x` of the net to the terms of the loss."""
         (begin, end), step = self._steps, self._trainer.global_step
         if begin <= step < end:
             hard = torch.stack(list(terms.values())).sum() if len(terms) > 1 else next(iter(terms.values()))
-            soft = self._soft(outputs, batch)
+            soft = self._soft(outputs, x, batch)
             if self.warmup:
                 soft = soft * min(1.0, (step - begin + 1) / max(1.0, self.warmup * (end - begin)))
             if self.alpha is not None:
@@ -150,8 +154,8 @@ class Distill(Compression):
             self._capture.found.clear()
         return terms
 
-    def _soft(self, outputs: Tensor, batch: Any) -> Tensor:
-        logits = self.teachers.answers(batch[0])
+    def _soft(self, outputs: Tensor, x: Any, batch: Any) -> Tensor:
+        logits = self.teachers.answers(x)
         kind = outputs.device.type
         # 16 bits are too imprecise for relations, and this part is cheap
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
@@ -169,9 +173,11 @@ class Distill(Compression):
         if stage != "fit":
             return
         self._trainer, task = trainer, pl_module
-        net: nn.Module = task.get_submodule("net")
-        example = next(iter(val_batches(source_of(trainer, task), next(net.parameters()).device)))[0][:2]
+        net = core_of(task)
+        example = an_input(trainer, task, 2, next(net.parameters()).device)
         self.teachers.open(self.open_run, net)
+        if is_foreign(task):
+            self._join_step(task, net, example)
         self._undo.append(net.register_forward_pre_hook(copy_input).remove)  # the teachers read the batch afterwards
         student = Probe.of(net, example)
         for index, (spec, teacher) in enumerate(zip(self.teachers.specs, self.teachers.nets, strict=True)):
@@ -180,14 +186,63 @@ class Distill(Compression):
         names = [ours for comparison in self.comparisons for pairs in comparison.pairs.values() for ours, _ in pairs]
         self._capture = Capture(net, names, training_only=True) if names else None
         trained = self._trained()
+        require(
+            not trained or not is_foreign(task),
+            f"{KEY}.method={'+'.join(self.methods)} trains connectors, which no optimizer of a LightningModule takes: "
+            "use method=kd, dkd, dist, attention or rkd.",
+        )
         if trained:
             self._join(trainer, task, trained)
         if not trained or trainer.world_size == 1:
             self.on_after_backward = None  # type: ignore[assignment]  # Lightning skips it
+        if is_foreign(task):
+            return
         inner: Any = task.objective
         self._inner: Callable[[Any, Any], dict[str, Tensor]] = inner
         task.objective = self.objective  # type: ignore[assignment]
         self._undo.append(lambda: setattr(task, "objective", inner))
+
+    def _join_step(self, module: LightningModule, net: nn.Module, example: Any) -> None:
+        """Add the teachers' term to what `training_step` of a user's LightningModule returns."""
+        name = type(module).__name__
+        require(
+            module.automatic_optimization,
+            f"{KEY} adds to the loss that training_step returns, and {name} has manual optimization: use prune or qat.",
+        )
+        require(
+            self.teachers.cache is None or isinstance(example, Tensor),
+            f"{KEY}.cache is for a net with one input: set cache=0.",
+        )
+        found: dict[str, Any] = {}  # of the last call of the core in a step
+
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            found["call"] = Call(args, kwargs).detach().map(Tensor.clone)
+
+        def after(_: nn.Module, args: tuple[Any, ...], outputs: Any) -> None:
+            found["outputs"] = outputs
+
+        inner = module.training_step
+
+        @wraps(inner)
+        def training_step(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            found.clear()
+            returned = inner(batch, *args, **kwargs)
+            if returned is None:
+                return None
+            outputs = output_of(found.get("outputs"))
+            require(outputs is not None, f"{KEY}: {name}.training_step has no single tensor of the core to compare.")
+            pair = batch[:2] if isinstance(batch, list | tuple) else None  # inputs and targets
+            loss = returned["loss"] if isinstance(returned, Mapping) else returned
+            terms = self._with_soft({"loss": loss}, cast(Tensor, outputs), found["call"].example, pair)
+            total = sum(terms.values())
+            return {**returned, "loss": total} if isinstance(returned, Mapping) else total
+
+        vars(module)["training_step"] = training_step
+        handles = (
+            net.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
+            net.register_forward_hook(after),
+        )
+        self._undo += [*(handle.remove for handle in handles), lambda: vars(module).pop("training_step")]
 
     def _trained(self) -> list[nn.Parameter]:
         return [parameter for comparison in self.comparisons for parameter in comparison.connectors.parameters()]
@@ -215,7 +270,7 @@ class Distill(Compression):
         self._undo.append(lambda: setattr(task, "_make_optimizer", make))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        dtype = next(p.dtype for p in pl_module.get_submodule("net").parameters() if p.is_floating_point())
+        dtype = next(p.dtype for p in core_of(pl_module).parameters() if p.is_floating_point())
         self.teachers.to(pl_module.device, dtype)
         for comparison in self.comparisons:
             comparison.to(pl_module.device)
@@ -223,7 +278,7 @@ class Distill(Compression):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         average = self.teachers.average
         if average is not None:
-            average.bind(pl_module.get_submodule("net"))
+            average.bind(core_of(pl_module))
             # the checkpoint may have been written between an optimizer step and its update
             if 0 <= self._step < trainer.global_step:
                 average.update()
@@ -237,14 +292,14 @@ class Distill(Compression):
             total = [sum(column) / world for column in zip(*rows, strict=True)]
             mine = rows[trainer.global_rank] if len(rows) == world else total
             self._sums = torch.tensor(mine, dtype=torch.float32, device=pl_module.device)
-        if average is None and not self.teachers.metrics:
+        if average is None and not self.teachers.metrics and not is_foreign(pl_module):
             self.teachers.evaluate(trainer, pl_module)
             for comparison in self.comparisons:
                 comparison.forget()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.teachers.average is not None:
-            self.teachers.average.bind(pl_module.get_submodule("net"))
+            self.teachers.average.bind(core_of(pl_module))
         if self.teachers.cache is not None and trainer.current_epoch >= self._filled:
             self.teachers.cache.warn_if_useless()
 
@@ -273,9 +328,15 @@ class Distill(Compression):
             total = trainer.strategy.reduce(self._sums, reduce_op="sum") if trainer.world_size > 1 else self._sums
             self._sums = None
             hard, soft, count = total.tolist()
-            pl_module.write({"train/hard_loss": hard / count, "train/soft_loss": soft / count})
+            metrics = {"train/hard_loss": hard / count, "train/soft_loss": soft / count}
+            if not is_foreign(pl_module):
+                pl_module.write(metrics)
+            for logger in trainer.loggers if is_foreign(pl_module) else ():
+                logger.log_metrics({**metrics, "epoch": trainer.current_epoch}, step=step)
 
     def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if is_foreign(pl_module):
+            return
         value = trainer.callback_metrics.get(pl_module.monitor)
         if value is not None and not trainer.sanity_checking:
             better = min if pl_module.monitor.partition("/")[2] in pl_module.minimised else max
@@ -476,7 +537,7 @@ class Probe:
     embedding: Shape = ()
 
     @classmethod
-    def of(cls, net: nn.Module, x: Tensor) -> "Probe":
+    def of(cls, net: nn.Module, x: Tensor | Call) -> "Probe":
         """Run `net` on `x` [batch, ...] once, in eval mode and uncompiled, and leave it unchanged."""
         found = cls(net)
 
@@ -488,7 +549,10 @@ class Probe:
 
         handles = [module.register_forward_hook(partial(look, name)) for name, module in net.named_modules()]
         with evaluated(net, handles), torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            found.output = net(x)
+            outputs = run(net, x)
+        output = output_of(outputs)
+        require(output is not None, f"{KEY}: {type(net).__name__} returns several tensors, none of them named logits.")
+        found.output = cast(Tensor, output)
         return found
 
     def stage_ends(self) -> list[str]:
@@ -512,13 +576,15 @@ class Probe:
         return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
 
 
-def _probe_teacher(name: str, net: nn.Module, example: Tensor, student: Probe) -> Probe:
+def _probe_teacher(name: str, net: nn.Module, example: Tensor | Call, student: Probe) -> Probe:
     """Probe a teacher; raise UserError if it can't take the inputs or its outputs differ in shape."""
+    tensor = example if isinstance(example, Tensor) else next(iter(example.tensors().values()))
+    shape = list(tensor.shape[1:])
     try:
         found = Probe.of(net, example)
     except (RuntimeError, IndexError, ValueError) as error:
         raise UserError(
-            f"{KEY}.teacher={name} can't take this data's inputs of shape {list(example.shape[1:])} "
+            f"{KEY}.teacher={name} can't take this data's inputs of shape {shape} "
             f"({' '.join(str(error).split())}): take a teacher that was trained on the same data."
         ) from error
     require(

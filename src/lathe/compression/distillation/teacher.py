@@ -4,7 +4,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Trainer
@@ -17,6 +17,7 @@ from lathe.compression.quantization.layers import quantizers
 from lathe.compression.structure import apply_structure
 from lathe.data.transfer import val_batches
 from lathe.errors import ArgumentError, UserError, require
+from lathe.measure.calls import Call, output_of, run
 from lathe.measure.processes import processes
 from lathe.measure.shards import whole
 
@@ -74,16 +75,18 @@ class Teachers:
         for net in self.nets:
             net.to(device, self._dtype)
 
-    def answers(self, x: Tensor) -> Tensor:
+    def answers(self, x: Any) -> Tensor:
         """Return all teachers' logits for the net's input: [batch, teachers, ..., classes]."""
         return self._compute(x) if self.cache is None else self.cache.get(x, self._compute)
 
     @torch.no_grad()
-    def _compute(self, x: Tensor) -> Tensor:
-        answers = [net(self._cast(x)) for net in self.nets]
+    def _compute(self, x: Any) -> Tensor:
+        answers = [cast(Tensor, output_of(run(net, self._cast(x)))) for net in self.nets]
         return answers[0].unsqueeze(1) if len(answers) == 1 else torch.stack(answers, dim=1)
 
-    def _cast(self, x: Tensor) -> Tensor:
+    def _cast(self, x: Any) -> Any:
+        if isinstance(x, Call):
+            return x.map(self._cast)
         return x.to(self._dtype) if x.is_floating_point() else x
 
     def evaluate(self, trainer: Trainer, task: Any) -> None:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.skippable_hooks import SkippableHooks
-from lathe.compression.callback import Compression, an_input, compressions
+from lathe.compression.callback import Compression, an_input, compressions, steps_of
 from lathe.compression.channels.slices import staying
 from lathe.compression.modes import copy_input, evaluated, uncompiled
 from lathe.compression.pruning import criteria
@@ -46,9 +46,10 @@ from lathe.config.types import (
 )
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require
-from lathe.measure.flops import net_input
+from lathe.measure.calls import run
 from lathe.measure.processes import everyones, processes
 from lathe.measure.shards import is_sharded, joined, local, parameters_of, part_of, whole
+from lathe.tasks.core import core_name, core_of, record_calls
 
 GRADIENT_CRITERIA = ("taylor", "movement")
 
@@ -90,6 +91,7 @@ class Masking(SkippableHooks, Compression):
         self._optimizers: list[Optimizer] = []
         self._averages: list[EMA] = []
         self._handles: list[Any] = []
+        self._prefix = ""  # of the core's parameters in the module whose average EMA keeps
         self._removing: list[Any] = []  # methods that remove parts of parameters after training
         self._shapes: dict[str, tuple[int, ...]] = {}  # of all parameters, before sharding
         self._chosen: list[str] = []  # maskable parameters
@@ -151,7 +153,7 @@ class Masking(SkippableHooks, Compression):
                         with torch.no_grad():
                             local(value).mul_(part_of(kept.to(value.dtype), value if is_sharded(value) else owner))
         for average in self._averages:
-            average.mask(self.masks)
+            average.mask({f"{self._prefix}{name}": mask for name, mask in self.masks.items()})
 
     def apply(self) -> None:
         """Zero the masked weights in place."""
@@ -164,7 +166,7 @@ class Masking(SkippableHooks, Compression):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        net = pl_module.get_submodule("net")
+        net = core_of(pl_module)
         self._chosen = list(self.chosen_or_raise(net))
         # without LSQ's scales, which only a resumed run's net has already
         self._shapes = {name: tuple(p.shape) for name, p in net.named_parameters() if "_quantizer." not in name}
@@ -176,7 +178,8 @@ class Masking(SkippableHooks, Compression):
         )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        net = pl_module.get_submodule("net")
+        net = core_of(pl_module)
+        self._prefix = f"{core_name(pl_module)}." if core_name(pl_module) else ""
         spread = parameters_of(net)
         self.parameters = {name: spread[name] for name in self.choose(net)}
         self._averages = [callback for callback in trainer.callbacks if isinstance(callback, EMA)]  # type: ignore[attr-defined]
@@ -192,14 +195,14 @@ class Masking(SkippableHooks, Compression):
             self.masks = {name: mask.to(self.parameters[name].device) for name, mask in self.masks.items()}
             self._bind_masks()
         # the checkpoint may have been written between an optimizer step and its update
-        if self._step < 0 or trainer.global_step > self._step:
-            self._step = trainer.global_step
+        if self._step < 0 or steps_of(trainer) > self._step:
+            self._step = steps_of(trainer)
             self.on_step(trainer, pl_module, self._step)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step = trainer.global_step
+        step = steps_of(trainer)
         if step > self._step:  # not while gradients accumulate
             self._step = step
             self.on_step(trainer, pl_module, step)
@@ -207,7 +210,7 @@ class Masking(SkippableHooks, Compression):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.ready(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
             rank_zero_warn(
-                f"{self.key}: training ended at step {trainer.global_step}, before {self.key}.end, at sparsity "
+                f"{self.key}: training ended at step {steps_of(trainer)}, before {self.key}.end, at sparsity "
                 f"{self.report()[f'{self.name}/sparsity']:.3f}: let it run to its end."
             )
 
@@ -402,9 +405,9 @@ class Prune(Masking):
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         assert self.schedule is not None
         self._take_over()
-        net = pl_module.get_submodule("net")
+        net = core_of(pl_module)
         if self.criterion == "wanda" and self._batch is not None and self._wanted(step):
-            self._measure(net, trainer)
+            self._measure(net, trainer, pl_module)
         # a run that resumes from a checkpoint without masks may be past its start
         late = not self._begun and self.updates == 0 and step > self.schedule.start
         self._begun = True
@@ -416,15 +419,15 @@ class Prune(Masking):
 
     def _check_wanda(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Copy the net's input, measured after the step; raise UserError if a layer is not called."""
-        net = pl_module.get_submodule("net")
+        net = core_of(pl_module)
         self._handles.append(net.register_forward_pre_hook(copy_input))
         try:
-            x = an_input(trainer, pl_module, 2).to(next(net.parameters()).device)
+            x = an_input(trainer, pl_module, 2, next(net.parameters()).device)
         except MisconfigurationException:  # no validation data
             return
         chosen = self.choose(net)
         with criteria.input_squares(net, chosen) as seen, evaluated(net), torch.no_grad(), uncompiled(net):
-            net(x)
+            run(net, x)
         unseen = [name for name in chosen if name not in seen]
         if unseen:
             raise UserError(
@@ -433,12 +436,15 @@ class Prune(Masking):
 
     def _add_gradients(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         assert self.schedule is not None
-        if trainer.global_step >= self.schedule.last:
+        if steps_of(trainer) >= self.schedule.last:
             return
         if not self._sums:
             self._sums = {name: torch.zeros_like(local(p), dtype=torch.float32) for name, p in self.parameters.items()}
         weights = {name: local(parameter) for name, parameter in self.parameters.items()}
-        gradients = {name: None if p.grad is None else local(p.grad) for name, p in self.parameters.items()}
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        gradients = {
+            name: None if p.grad is None or id(p) not in own else local(p.grad) for name, p in self.parameters.items()
+        }
         criteria.add_gradients(self._sums, weights, gradients, self.criterion)  # type: ignore[arg-type]
 
     def _wanted(self, step: int) -> bool:
@@ -446,7 +452,8 @@ class Prune(Masking):
         assert self.schedule is not None
         return any(self.schedule.due(later) for later in range(step, step + self.batches))
 
-    def _measure(self, net: nn.Module, trainer: Trainer) -> None:
+    def _measure(self, net: nn.Module, trainer: Trainer, pl_module: LightningModule) -> None:
+        example = record_calls(pl_module, [self._batch], split="train")[0].example
         with (
             evaluated(net),
             torch.no_grad(),
@@ -454,7 +461,7 @@ class Prune(Masking):
             torch.compiler.set_stance("force_eager"),
             criteria.input_squares(net, self.parameters) as squares,
         ):
-            net(net_input(self._batch))
+            run(net, example)
         for module in net.modules():
             reshard: Any = getattr(module, "reshard", None)
             if reshard is not None:  # fsdp: a root that stays gathered would not get new masks

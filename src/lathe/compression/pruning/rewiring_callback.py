@@ -31,6 +31,7 @@ from lathe.config.validation import validated
 from lathe.errors import UserError
 from lathe.measure.processes import processes
 from lathe.measure.shards import is_sharded, local, part_of, whole
+from lathe.tasks.core import core_of
 
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")  # of the dense gradient, and so valid while a weight is masked
 
@@ -207,7 +208,7 @@ class Lottery(Masking):
         super().on_train_start(trainer, pl_module)
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
-        net = pl_module.get_submodule("net")
+        net = core_of(pl_module)
         if self.round == 0 and not self.saved and step >= self.rewind_step(trainer):
             self.saved = copy_state(net, _whole)
         due = [number for number in range(1, self.rounds) if step >= self.begins(trainer, number)]
@@ -232,7 +233,7 @@ class Lottery(Masking):
         scores = {name: _whole(parameter).abs() for name, parameter in self.parameters.items()}
         masks = make_masks(scores, self.sparsities[number], scope=self.scope, previous=self.masks)
         self.round = number
-        rewind(pl_module.get_submodule("net"), self.saved, put=_put)
+        rewind(core_of(pl_module), self.saved, put=_put)
         self.set_masks(masks)
         for optimizer in trainer.optimizers:
             optimizer.state.clear()

@@ -10,6 +10,7 @@ from lathe.compression.modes import evaluated, uncompiled
 from lathe.compression.quantization.fake_quant import FakeQuantize, affine
 from lathe.compression.quantization.layers import some_quantizers
 from lathe.errors import require
+from lathe.measure.calls import run
 from lathe.measure.shards import whole
 
 Observer = Literal["minmax", "percentile", "entropy"]
@@ -20,9 +21,9 @@ MEMORY = 0.01  # of the newest step in a moving average, as in torch's observers
 def calibrate(net: nn.Module, batches: Iterable[Any], method: Observer = "minmax", percentile: float = 99.99) -> None:
     """Set the ranges of activations from `batches`, fix them and turn rounding on.
 
-    Batches are inputs, or tuples that begin with them. `minmax` takes the extremes, `percentile` that share of the
-    values, `entropy` the clipping of least KL divergence (Migacz 2017); the last two read the batches twice, and keep
-    those of an iterator in memory.
+    Batches are inputs, tensors or Calls, or tuples that begin with them. `minmax` takes the extremes, `percentile` that
+    share of the values, `entropy` the clipping of least KL divergence (Migacz 2017); the last two read the batches
+    twice, and keep those of an iterator in memory.
     """
     require(method in get_args(Observer), f"method={method}: choose one of {', '.join(get_args(Observer))}.")
     every = some_quantizers(net)
@@ -59,7 +60,7 @@ def _passes(
     count = 0
     with evaluated(net, handles), torch.no_grad(), uncompiled(net):
         for batch in batches:
-            net(batch[0] if isinstance(batch, tuple | list) else batch)
+            run(net, batch[0] if isinstance(batch, tuple | list) else batch)
             count += 1
     return count
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lathe.callbacks.skippable_hooks import SkippableHooks
-from lathe.compression.callback import Compression, inputs_of, source_of
+from lathe.compression.callback import Compression, an_input, inputs_of, steps_of
 from lathe.compression.quantization.calibration import Observer, update_quantizers
 from lathe.compression.quantization.fake_quant import FakeQuantize, TrainingObserver
 from lathe.compression.quantization.layers import (
@@ -37,10 +37,9 @@ from lathe.compression.quantization.ptq import (
 )
 from lathe.config.types import Bits, Count, Name, Share
 from lathe.config.validation import validated
-from lathe.data.transfer import val_batches
 from lathe.errors import ArgumentError, UserError
-from lathe.measure.flops import net_input
 from lathe.measure.shards import whole
+from lathe.tasks.core import core_of
 
 EXAMPLES = 64  # samples of the trace of layers and a first range
 RECOMPILATIONS = 64  # compiled graphs per function, which rounding, observing and frozen statistics change once each
@@ -100,7 +99,7 @@ class QAT(SkippableHooks, Compression):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        net = pl_module.get_submodule("net")
+        net = core_of(pl_module)
         key = "compression.qat.layer_bits"
         self._layers = quantized_layers(net)
         if not self._layers:
@@ -151,25 +150,25 @@ class QAT(SkippableHooks, Compression):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # synchronized BatchNorm layers have replaced plain ones since setup
-        self._norms = [module for module in pl_module.get_submodule("net").modules() if isinstance(module, _BatchNorm)]
+        self._norms = [module for module in core_of(pl_module).modules() if isinstance(module, _BatchNorm)]
         for q in self._quantizers:
             q.sync()  # a strategy may have written the buffers directly
-        if trainer.global_step == 0:
-            reopen(pl_module.get_submodule("net"))  # the run may start from a net with fixed ranges
+        if steps_of(trainer) == 0:
+            reopen(core_of(pl_module))  # the run may start from a net with fixed ranges
         shares = {"start": self.start, "observers": self.freeze_observers, "batchnorm": self.freeze_batchnorm}
         self._steps = {
             name: math.inf if share is None else self.step_at(trainer, share) for name, share in shares.items()
         }
-        self._step = trainer.global_step
+        self._step = steps_of(trainer)
         self._apply(self._step)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._freeze_norms(trainer.global_step)  # train() has unfrozen them
+        self._freeze_norms(steps_of(trainer))  # train() has unfrozen them
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        step = trainer.global_step
+        step = steps_of(trainer)
         if step > self._step:  # not while gradients accumulate
             self._step = step
             update_quantizers(self._quantizers, _over_ranks if trainer.world_size > 1 else None)
@@ -180,7 +179,7 @@ class QAT(SkippableHooks, Compression):
             self._check_ranks()
         if self._quantizers and not self.ready(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
             rank_zero_warn(
-                f"compression.qat: training ended at step {trainer.global_step}, before rounding began at step "
+                f"compression.qat: training ended at step {steps_of(trainer)}, before rounding began at step "
                 f"{self._steps['start']}. Lower compression.qat.start, or train longer."
             )
 
@@ -229,10 +228,9 @@ class QAT(SkippableHooks, Compression):
         return {"qat/layers": float(len(self._weighted)), "qat/bits": 32 - saved / max(self._parameters, 1)}
 
 
-def _example(trainer: Trainer, pl_module: LightningModule, net: nn.Module) -> Tensor:
+def _example(trainer: Trainer, pl_module: LightningModule, net: nn.Module) -> Any:
     """Return the inputs of up to 64 validation samples, on the net's device."""
-    batches = val_batches(source_of(trainer, pl_module), next(net.parameters()).device)
-    return net_input(next(iter(batches)))[:EXAMPLES]
+    return an_input(trainer, pl_module, EXAMPLES, next(net.parameters()).device)
 
 
 def _over_ranks(values: Tensor) -> None:
@@ -277,8 +275,8 @@ class AfterTraining(Compression):
         if sentence is not None:
             rank_zero_warn(sentence)
 
-    def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
-        """Quantize `net` in place; `batches` are training inputs."""
+    def act(self, net: nn.Module, batches: list[Any]) -> Quantized:
+        """Quantize `net` in place; `batches` are training inputs, tensors or Calls."""
         raise NotImplementedError
 
     def report(self) -> dict[str, float]:
@@ -314,7 +312,7 @@ class PTQStatic(AfterTraining):
         self.options: dict[str, Any] = {"observer": observer, "percentile": percentile, "equalization": equalize}
         self.options["bias_correction"] = bias_correction
 
-    def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
+    def act(self, net: nn.Module, batches: list[Any]) -> Quantized:
         done = quantize_static(net, batches, self.plan, self.overrides, key=self.key, **self.options)
         if self.options["equalization"] and not done.pairs:
             rank_zero_warn(
@@ -348,7 +346,7 @@ class PTQDynamic(AfterTraining):
     def check_layers(self, net: nn.Module) -> None:
         linear_only(net, self.overrides, self.key)
 
-    def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
+    def act(self, net: nn.Module, batches: list[Any]) -> Quantized:
         return quantize_dynamic(net, batches[0], self.plan, self.overrides, key=self.key)
 
     def warn_of_float(self, net: nn.Module, layers: Sequence[str]) -> None:
@@ -398,7 +396,7 @@ class WeightOnly(AfterTraining):
             raise UserError(f"{self.key}.group_size={size}: it divides the inputs of no layer; give another, or null.")
         return left
 
-    def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
+    def act(self, net: nn.Module, batches: list[Any]) -> Quantized:
         correct = self.bias_correction
         done = quantize_weights(net, batches, self.plan, self.overrides, bias_correction=correct, key=self.key)
         left = self.ungrouped(net, done.layers)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lathe.compression.modes import evaluated
+from lathe.measure.calls import Call, run
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LAYERS = (*CONVOLUTIONS, nn.Linear)
@@ -36,7 +37,7 @@ ROWS = 64  # inputs summed in float64 at a time
 
 
 @dataclass(eq=False)
-class Call:
+class Operation:
     """A function call of a forward pass: innermost module, tensors read and made, their dimensions."""
 
     name: str
@@ -50,22 +51,22 @@ class Call:
 class Flow:
     """The data flow of a forward pass; tensors are identified by `id` and kept alive in `kept`."""
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[Operation] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.readers: dict[int, list[Call]] = defaultdict(list)
+        self.readers: dict[int, list[Operation]] = defaultdict(list)
         self.results: Counter[int] = Counter()
         self.times: Counter[nn.Module] = Counter()
 
-    def add(self, call: Call) -> None:
+    def add(self, call: Operation) -> None:
         self.calls.append(call)
         for tensor in set(call.reads):
             self.readers[tensor].append(call)
         if call.module is not None:
             self.times[call.module] += 1
 
-    def only_reader(self, call: Call) -> Call | None:
+    def only_reader(self, call: Operation) -> Operation | None:
         """Return the only call that reads the result of `call`; None if several do, or the net returns it."""
         if len(call.makes) != 1 or self.results[call.makes[0]]:
             return None
@@ -90,11 +91,13 @@ class _Recorder(TorchFunctionMode):
             name = "reshape"
         if makes and not set(makes) <= set(reads):  # not for a returned argument (dropout in eval)
             self.flow.add(
-                Call(name, self.stack[-1] if self.stack else None, reads, makes, [tensor.dim() for tensor in outputs])
+                Operation(
+                    name, self.stack[-1] if self.stack else None, reads, makes, [tensor.dim() for tensor in outputs]
+                )
             )
         changed = [key for key, tensor, was in zip(reads, inputs, versions, strict=True) if tensor._version != was]
         if changed and name not in RECTIFIERS:  # counts an in-place change as a reader
-            self.flow.add(Call("in_place", None, changed, [], []))
+            self.flow.add(Operation("in_place", None, changed, [], []))
         return result
 
 
@@ -110,7 +113,7 @@ def tensors(item: Any) -> list[Tensor]:
 
 
 @torch.no_grad()
-def trace(net: nn.Module, example: Tensor) -> Flow:
+def trace(net: nn.Module, example: Tensor | Call) -> Flow:
     """Return the calls of `net(example)` in eval mode, in order."""
     flow, stack = Flow(), []  # type: tuple[Flow, list[nn.Module]]
 
@@ -121,7 +124,7 @@ def trace(net: nn.Module, example: Tensor) -> Flow:
     handles = [module.register_forward_pre_hook(lambda module, _: stack.append(module)) for module in modules]
     handles += [module.register_forward_hook(leave) for module in modules]
     with evaluated(net, handles), _Recorder(flow, stack):
-        result = net(example)
+        result = run(net, example)
     flow.kept.append(result)
     flow.results.update(id(tensor) for tensor in tensors(result))
     return flow
@@ -136,7 +139,7 @@ class Pair:
     second: str
 
 
-def find_pairs(net: nn.Module, example: Tensor) -> list[Pair]:
+def find_pairs(net: nn.Module, example: Tensor | Call) -> list[Pair]:
     """Return the pairs of layers that can be equalized, in the order of the forward pass.
 
     Not in a pair: layers that run more than once, share a weight, or have an output with several readers, as before a
@@ -166,7 +169,7 @@ def find_pairs(net: nn.Module, example: Tensor) -> list[Pair]:
     return pairs
 
 
-def followers(net: nn.Module, example: Tensor) -> dict[str, str]:
+def followers(net: nn.Module, example: Tensor | Call) -> dict[str, str]:
     """Return the BatchNorm after each layer whose output has no other reader, by name."""
     flow = trace(net, example)
     names = {module: name for name, module in net.named_modules()}
@@ -204,7 +207,7 @@ def by_input(layer: Any, channels: int) -> Tensor:
 
 
 @torch.no_grad()
-def equalize(net: nn.Module, example: Tensor, iterations: int = 20, tolerance: float = 1e-3) -> list[Pair]:
+def equalize(net: nn.Module, example: Tensor | Call, iterations: int = 20, tolerance: float = 1e-3) -> list[Pair]:
     """Equalize weight ranges over every pair of layers, in place; the net's outputs do not change.
 
     The first layer is scaled by its BatchNorm's weight and bias, or by its own. Sweeps over all pairs until no
@@ -253,7 +256,7 @@ def channel_means(layer: nn.Module, outputs: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def expected_outputs(net: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
+def expected_outputs(net: nn.Module, inputs: Tensor | Call) -> dict[str, Tensor]:
     """Return the mean of each output channel of every convolution and linear layer that runs once."""
     found: dict[str, list[Tensor]] = {}
 
@@ -266,7 +269,7 @@ def expected_outputs(net: nn.Module, inputs: Tensor) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def correct_bias(
-    net: nn.Module, inputs: Tensor, expected: Mapping[str, Tensor], norms: Mapping[str, str]
+    net: nn.Module, inputs: Tensor | Call, expected: Mapping[str, Tensor], norms: Mapping[str, str]
 ) -> dict[str, list[str]]:
     """Restore the mean outputs `expected` of layers of the quantized `net`, in place.
 
@@ -297,13 +300,18 @@ def correct_bias(
     return done
 
 
-def first_inputs(batches: Sequence[Tensor]) -> Tensor:
-    """Return the first inputs as a batch: images `[batch, channels, height, width]`, features or tokens."""
-    first = batches[0]
-    tokens = not first.is_floating_point()
-    size = first[0].numel() if tokens or first.dim() < 4 else first[0, 0].numel()
+def first_inputs(batches: Sequence[Tensor | Call]) -> Tensor | Call:
+    """Return the first inputs as a batch: images `[batch, channels, height, width]`, features or tokens; the first
+    batch of Calls.
+    """
+    one = batches[0]
+    if isinstance(one, Call):
+        return one
+    tokens = not one.is_floating_point()
+    size = one[0].numel() if tokens or one.dim() < 4 else one[0, 0].numel()
     rows = min(SAMPLES, max(1, (TOKENS if tokens else PIXELS) // max(size, 1)))
-    alike = [batch for batch in batches if batch.shape[1:] == first.shape[1:]]  # batches of documents differ in length
+    # batches of documents differ in length
+    alike = [batch for batch in batches if isinstance(batch, Tensor) and batch.shape[1:] == one.shape[1:]]
     return torch.cat(alike)[:rows]
 
 
@@ -319,7 +327,7 @@ class Means:
     Measured on the first 1024 inputs, or as many as have 8 million pixels or 4096 tokens in total.
     """
 
-    def __init__(self, net: nn.Module, batches: Sequence[Tensor]) -> None:
+    def __init__(self, net: nn.Module, batches: Sequence[Tensor | Call]) -> None:
         self.inputs = first_inputs(batches)
         self.expected = expected_outputs(net, self.inputs)
         self.norms = followers(net, self.inputs[:2])
@@ -329,7 +337,7 @@ class Means:
         return correct_bias(net, self.inputs, {n: mean for n, mean in self.expected.items() if n in layers}, self.norms)
 
 
-def _run(net: nn.Module, inputs: Tensor, act: Callable[[str, nn.Module, Tensor], Tensor | None]) -> None:
+def _run(net: nn.Module, inputs: Tensor | Call, act: Callable[[str, nn.Module, Tensor], Tensor | None]) -> None:
     """Run `net(inputs)` in eval mode; `act(name, layer, outputs)` may replace each layer's outputs."""
 
     def hook(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor | None]:
@@ -339,4 +347,4 @@ def _run(net: nn.Module, inputs: Tensor, act: Callable[[str, nn.Module, Tensor],
         layer.register_forward_hook(hook(name)) for name, layer in net.named_modules() if isinstance(layer, LAYERS)
     ]
     with evaluated(net, handles):
-        net(inputs)
+        run(net, inputs)

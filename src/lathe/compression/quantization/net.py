@@ -36,6 +36,7 @@ from lathe.compression.quantization.layers import (
     weighted,
 )
 from lathe.errors import UserError, require
+from lathe.measure.calls import run
 
 __all__ = [
     "LayerPlan",
@@ -71,7 +72,7 @@ class Trace:
         self._alive: list[Tensor] = []  # a freed tensor's id could be used again
         handles = [net.get_submodule(name).register_forward_pre_hook(partial(self._see, name)) for name in names]
         with evaluated(net, handles), torch.no_grad(), uncompiled(net):
-            net(example)
+            run(net, example)
 
     def group(self, item: Hashable) -> Hashable:
         """Return a key that is equal for the slots of the same tensor, and for all calls of a layer."""
@@ -104,10 +105,10 @@ def quantize(
 ) -> list[str]:
     """Quantize convolutions, linear layers, embeddings and residual sums (`Add`) of a float net, in place.
 
-    One forward pass `net(example)` in eval mode shows which layers read the same tensor, which then share a quantizer,
-    and sets a first range of activations. The last pattern of `overrides` that matches a layer's name sets its plan,
-    else `default`; None leaves it in float. `key` names `overrides` in messages. Rounding is off until `set_enabled`.
-    Returns the layers' names.
+    One forward pass on `example`, a tensor or a Call, in eval mode shows which layers read the same tensor, which then
+    share a quantizer, and sets a first range of activations. The last pattern of `overrides` that matches a layer's
+    name sets its plan, else `default`; None leaves it in float. `key` names `overrides` in messages. Rounding is off
+    until `set_enabled`. Returns the layers' names.
 
     Raises:
         UserError: the net is quantized already, a pattern matches no layer that can be quantized, or no layer is left.

@@ -24,6 +24,7 @@ from lathe.compression.quantization.equalize import Means, Pair, equalize
 from lathe.compression.quantization.layers import LayerPlan, Overrides, QuantLinear, quantized_class, quantized_layers
 from lathe.compression.quantization.net import freeze_observers, quantize, set_enabled
 from lathe.errors import require
+from lathe.measure.calls import Call
 
 
 @dataclass
@@ -52,7 +53,7 @@ def require_float(net: nn.Module) -> None:
 
 def quantize_static(
     net: nn.Module,
-    batches: Sequence[Tensor],
+    batches: Sequence[Tensor | Call],
     plan: LayerPlan | None = None,
     overrides: Overrides | None = None,
     *,
@@ -87,7 +88,7 @@ def quantize_static(
 
 def quantize_dynamic(
     net: nn.Module,
-    example: Tensor,
+    example: Tensor | Call,
     plan: LayerPlan | None = None,
     overrides: Overrides | None = None,
     *,
@@ -133,7 +134,7 @@ def linear_only(net: nn.Module, overrides: Overrides, key: str) -> dict[str, Lay
 
 def quantize_weights(
     net: nn.Module,
-    batches: Sequence[Tensor],
+    batches: Sequence[Tensor | Call],
     plan: LayerPlan | None = None,
     overrides: Overrides | None = None,
     *,

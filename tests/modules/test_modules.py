@@ -1,0 +1,226 @@
+"""LightningModules in the styles that are public, unchanged: trained, resumed and compressed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from support import modules
+from support.interruptions import NEVER, Interrupted, Interruption, interruption
+from support.own_lightning import QUICK
+from support.runs import column, config, weights
+
+from lathe import trust
+from lathe.callbacks.rng_state import ExactResume
+from lathe.compression.quantization import describe
+from lathe.errors import UserError
+from lathe.measure.calls import Call, run
+from lathe.runs import rundir
+from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.rundir import RunDir
+from lathe.tasks.core import core_of
+from lathe.training.train import train
+from lathe.verbs.compress import compress
+from lathe.verbs.evaluate import evaluate
+from lathe.verbs.load import load
+
+__all__ = ["interruption"]  # a fixture
+pytestmark = pytest.mark.filterwarnings("ignore:compression.*of the weights")
+
+# of each module: its core, if it must be named, and the kind of its samples
+MODULES = {
+    "Classifier": (None, "image"),
+    "Convolutional": (None, "image"),
+    "VAE": (None, "image"),
+    "GAN": ("generator", "image"),
+    "UNet": (None, "image"),
+    "Recurrent": (None, "sequence"),
+    "LanguageModel": (None, "text"),
+    "TextClassifier": (None, "text"),
+    "SimCLR": ("encoder", "views"),
+    "SelfTaught": ("student", "image"),
+    "Alternating": ("body", "image"),
+}
+PRUNE = (
+    "compression=prune",
+    "compression.prune.head=true",
+    "compression.prune.sparsity=0.7",
+    "compression.prune.start=0",
+    "compression.prune.end=0.5",
+)
+QUIET = (
+    "compression.receipt=none",
+    "test=false",
+    "callbacks.checkpoint.monitor=val_loss",
+    "callbacks.checkpoint.mode=min",
+)
+
+
+def cfg_of(folder: Path, name: str, *words: str) -> dict[str, Any]:
+    core, kind = MODULES[name]
+    node = f"model.net={{_target_: support.modules.{name}}}"
+    words = (*QUICK, *QUIET, node, f"model.core={core or 'null'}", *words)
+    cfg = config(*words, f"paths.log_dir={folder}")
+    del cfg["sweep"]
+    cfg["data"] = {"_target_": "support.modules.Data", "kind": kind}
+    rundir.create(folder, cfg, list(words))
+    return cfg
+
+
+def request(run: RunDir, command: str, *words: str) -> dict[str, Any]:
+    """Return what a command on a finished run passes to its job."""
+    asked = config(f"run={run.path}", "trusted=[support]", *words, name=command)
+    cfg = run.config
+    cfg["trainer"] |= asked["trainer"]
+    return {**cfg, "strategy": asked["strategy"], "request": asked}
+
+
+def directory(cfg: dict[str, Any]) -> Path:
+    return Path(cfg["paths"]["run_dir"])
+
+
+def core_weights(state: dict[str, Any], name: str) -> dict[str, torch.Tensor]:
+    """Return the weights below the module's core in a checkpoint, by full names."""
+    core = MODULES[name][0]
+    return {key: value for key, value in state.items() if core is None or key.startswith(f"{core}.")}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_trains_as_with_a_bare_trainer(tmp_path: Path, name: str) -> None:
+    cfg = cfg_of(tmp_path, name)
+    train(cfg)
+    seed_everything(cfg["seed"], verbose=False)
+    bare = getattr(modules, name)()
+    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    seeds = ExactResume(cfg["seed"])  # a run draws by seed and rank from its first step on
+    trainer = Trainer(max_epochs=2, accelerator="cpu", log_every_n_steps=5, callbacks=[seeds], **off)
+    trainer.fit(bare, modules.Data(MODULES[name][1]))
+    found = weights(directory(cfg))
+    assert found.keys() == bare.state_dict().keys()
+    assert all(torch.equal(found[key], value) for key, value in bare.state_dict().items())
+    task = load(directory(cfg), trusted=["support"]).task
+    call = Call.load(directory(cfg) / "example.pt")  # the core takes it as it is
+    assert call.samples() == modules.BATCH
+    run(core_of(task), call)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_pruned_weights_stay_zero_over_an_interruption(tmp_path: Path, name: str, interruption: Interruption) -> None:
+    """At the share that was asked for, in the core alone, whichever optimizer steps."""
+    whole, cut = (cfg_of(tmp_path / part, name, *PRUNE) for part in ("whole", "cut"))
+    result = train(whole)
+    assert result["prune/sparsity"] == pytest.approx(0.7, abs=0.02)
+    found = weights(directory(whole))
+    zeros = sum(int((value == 0).sum()) for value in core_weights(found, name).values() if value.dim() > 1)
+    state = read_checkpoint(directory(whole) / "checkpoints" / "last.ckpt")
+    masks = next(value["masks"] for key, value in state["callbacks"].items() if key.startswith("Prune"))
+    masked = sum(int((~mask).sum()) for mask in masks.values())
+    assert 0 < masked <= zeros
+    core = MODULES[name][0]
+    for key, mask in masks.items():
+        assert not bool(found[f"{core}.{key}" if core else _full(found, key)][~mask].any()), key
+    interruption.hook, interruption.step = "on_train_epoch_end", 1
+    with pytest.raises(Interrupted):
+        train(cut)
+    interruption.step = NEVER
+    train(cut)
+    again = weights(directory(cut))
+    assert all(torch.equal(again[key], value) for key, value in found.items())
+
+
+def _full(state: dict[str, Any], key: str) -> str:
+    return next(name for name in state if name == key or name.endswith(f".{key}"))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_quantized_in_training(tmp_path: Path, name: str) -> None:
+    """The best checkpoint has the layers' structure, opens, and has the validation loss that was reported."""
+    cfg = cfg_of(tmp_path, name, "compression=qat", "compression.qat.start=0.3")
+    result = train(cfg)
+    assert result["qat/layers"] > 0
+    opened = load(directory(cfg), trusted=["support"])
+    assert len(describe(core_of(opened.task))) >= result["qat/layers"]
+
+
+AFTER = {
+    "ptq_static": ("Classifier", "Convolutional", "UNet", "Recurrent", "TextClassifier", "GAN"),
+    "ptq_dynamic": ("Classifier", "TextClassifier"),
+    "weight_only": ("Classifier", "LanguageModel"),
+}
+
+
+@pytest.mark.parametrize(("method", "name"), [(method, name) for method, names in AFTER.items() for name in names])
+def test_quantized_after_training(tmp_path: Path, method: str, name: str) -> None:
+    cfg = cfg_of(tmp_path, name, f"compression={method}", "trainer.max_epochs=1")
+    result = train(cfg)
+    assert result[f"{method}/layers"] > 0
+    opened = load(directory(cfg), trusted=["support"])
+    assert describe(core_of(opened.task))
+
+
+@pytest.mark.parametrize("name", ["Classifier", "Convolutional", "UNet", "TextClassifier", "GAN"])
+@pytest.mark.parametrize("mode", ["gradual", "one_shot"])
+def test_channels_are_removed(tmp_path: Path, name: str, mode: str) -> None:
+    words = (f"compression.prune_channels.mode={mode}", "compression.prune_channels.min_channels=1")
+    share = ("compression.prune_channels.budget=parameters", "compression.prune_channels.share=0.7")
+    cfg = cfg_of(tmp_path, name, "compression=prune_channels", *words, *share)
+    result = train(cfg)
+    assert result["prune_channels/parameters_share"] <= 0.7
+    task = load(directory(cfg), trusted=["support"]).task
+    assert sum(p.numel() for p in core_of(task).parameters()) < sum(p.numel() for p in core_of_new(name).parameters())
+
+
+def core_of_new(name: str) -> Any:
+    from lathe.tasks import LightningTask
+
+    return LightningTask(getattr(modules, name)(), core=MODULES[name][0]).core
+
+
+@pytest.mark.parametrize("name", ["Classifier", "Convolutional", "TextClassifier"])
+def test_distilled_from_a_run_of_its_own_kind(tmp_path: Path, name: str) -> None:
+    """The teachers' term joins the loss that training_step returns; the run's own loss is reported beside it."""
+    teacher = cfg_of(tmp_path / "teacher", name)
+    train(teacher)
+    words = (f"compression.distill.teacher={directory(teacher)}", "compression.distill.alpha=1", "trusted=[support]")
+    cfg = cfg_of(tmp_path / "student", name, "compression=distill", *words, "trainer.max_epochs=8")
+    cfg["seed"] = 3
+    trust.allow({"trusted": ["support"]})
+    train(cfg)
+    soft = column(directory(cfg), "train/soft_loss")
+    assert len(soft) == 8
+    assert soft[-1] < 0.5 * soft[0]
+    assert column(directory(cfg), "train/hard_loss") == [0.0] * 8
+
+
+def test_a_teacher_needs_a_loss_to_add_to(tmp_path: Path) -> None:
+    cfg = cfg_of(tmp_path, "GAN", "compression=distill", "compression.distill.teacher=ema")
+    with pytest.raises(UserError, match="GAN has manual optimization: use prune or qat"):
+        train(cfg)
+
+
+@pytest.mark.parametrize(
+    "words", [("compile=default", "compile.backend=aot_eager"), ("trainer.activation_checkpointing=blocks",)]
+)
+def test_options_of_speed_and_memory_keep_the_losses(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Compilation of the core and recomputation of its repeated layers, found by their class."""
+    cfgs = [cfg_of(tmp_path / str(number), "LanguageModel", *some) for number, some in enumerate(((), words))]
+    plain, other = (train(cfg)["val_loss"] for cfg in cfgs)
+    assert other == pytest.approx(plain, rel=1e-5)
+    call = Call.load(directory(cfgs[1]) / "example.pt")
+    assert [tuple(tensor.shape) for tensor in call.tensors().values()] == [(8, 5), (5, 5)]
+
+
+@pytest.mark.parametrize("method", ["ptq_static", "prune"])
+def test_a_finished_run_is_compressed_and_evaluated(tmp_path: Path, method: str) -> None:
+    """Through the module's own steps: evaluate.py finds the loss that compress.py reports."""
+    trust.allow({"trusted": ["support"]})
+    dense = cfg_of(tmp_path, "Classifier")
+    before = train(dense)["val_loss"]
+    source = RunDir(directory(dense))
+    result = compress(request(source, "compress", f"compression={method}", "compression.receipt=none"))
+    assert result["source/val_loss"] == pytest.approx(before, abs=1e-6)
+    made = next(path for path in source.path.parent.iterdir() if path.name not in ("latest", source.path.name))
+    found = evaluate(request(RunDir(made), "evaluate", "split=val"))
+    assert found["val_loss"] == pytest.approx(result["val_loss"], abs=1e-6)
+    assert found["val_loss"] != before
