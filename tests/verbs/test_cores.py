@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.exports import left, made, request
+from support.exports import left, made
+from support.exports import request as export_request
 from support.own_cores import Fusion, Rows
 from support.own_lightning import QUICK
 from support.runs import config
@@ -60,7 +61,7 @@ def fusion(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     run = run_of(tmp_path_factory.mktemp("logs"), "LitFusion")
     with pytest.MonkeyPatch.context() as patch:
         in_process(patch)
-        ship(request(run, "target=onnx"))
+        ship(export_request(run, "target=onnx"))
     return run
 
 
@@ -116,7 +117,7 @@ def test_an_export_computes_what_the_core_does(fusion: RunDir) -> None:
 
 
 def test_weights_have_the_cores_own_names(fusion: RunDir, here: None) -> None:
-    report = ship(request(fusion, "target=safetensors"))["safetensors"]
+    report = ship(export_request(fusion, "target=safetensors"))["safetensors"]
     assert report["held_out"]["largest"] == 0
     card = (fusion.path / "exports/safetensors/README.md").read_text()
     assert 'net = restore(LitFusion().get_submodule("backbone"), "model.safetensors").eval()' in card
@@ -125,7 +126,7 @@ def test_weights_have_the_cores_own_names(fusion: RunDir, here: None) -> None:
 def test_declared_axes_are_dynamic(fusion: RunDir, here: None, tmp_path: Path) -> None:
     shutil.copytree(fusion.path, tmp_path / "run")
     run = RunDir(tmp_path / "run")
-    ship(request(run, "target=onnx", "target.axes={tokens: {1: time}, extra.mask: {1: time}}"))
+    ship(export_request(run, "target=onnx", "target.axes={tokens: {1: time}, extra.mask: {1: time}}"))
     bundle = open_bundle(run.path / "exports" / "onnx", 1)
     assert bundle.manifest["inputs"][0]["shape"] == ["batch", "time"]
     short = {**ARRAYS, "tokens": ARRAYS["tokens"][:, :4], "extra.mask": ARRAYS["extra.mask"][:, :4] * 0 + 1}
@@ -135,50 +136,44 @@ def test_declared_axes_are_dynamic(fusion: RunDir, here: None, tmp_path: Path) -
         wanted = core(BATCH["tokens"][:, :4], extra, 0.5)["logits"].numpy()
     np.testing.assert_allclose(bundle(**short)["output.logits"], wanted, atol=1e-5)
     with pytest.raises(UserError, match=r"target\.axes\.words: the inputs are tokens, extra\.mask, extra\.vector"):
-        ship(request(run, "target=onnx", "target.axes={words: {1: time}}"))
+        ship(export_request(run, "target=onnx", "target.axes={words: {1: time}}"))
 
 
-def test_a_core_of_one_input_becomes_integers(regressor: RunDir, here: None) -> None:
-    report = ship(request(regressor, "target=onnx_int8"))["onnx_int8"]
-    assert (report["arithmetic"], report["held_out"]["agreement"]) == ("int8", None)
-    assert report["held_out"]["relative"] < 0.02
+@pytest.mark.parametrize("which", ["fusion", "regressor"])
+def test_a_core_is_calibrated_on_recorded_training_batches(
+    which: str, here: None, request: pytest.FixtureRequest
+) -> None:
+    report = ship(export_request(request.getfixturevalue(which), "target=onnx_int8"))["onnx_int8"]
+    assert report["arithmetic"] == "int8"
+    assert 0 < report["held_out"]["relative"] < 0.02
     figures = report["figures"]
     assert figures["module"] != figures["trained"]
     assert figures["file"]["val_loss"] == pytest.approx(figures["module"]["val_loss"], rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("target", "sentence"),
-    [
-        ("onnx_int8", r"the core takes several inputs, and calibration takes one\. Train with compression=qat"),
-        ("torchscript", r"^target=torchscript takes nets of images and tokens, not the core of a LightningModule"),
-    ],
-)
-def test_targets_that_do_not_take_a_core(
-    fusion: RunDir, here: None, tmp_path: Path, target: str, sentence: str
-) -> None:
+def test_a_target_that_does_not_take_a_core(fusion: RunDir, tmp_path: Path) -> None:
     shutil.copytree(fusion.path, tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
     run = RunDir(tmp_path / "run")
-    with pytest.raises(UserError, match=sentence):
-        ship(request(run, f"target={target}"))
+    with pytest.raises(UserError, match=r"^target=torchscript takes nets of images and tokens, not the core of a"):
+        ship(export_request(run, "target=torchscript"))
     assert left(run) == []
 
 
 def test_a_graph_that_depends_on_values_leaves_nothing(tmp_path: Path, here: None) -> None:
     run = run_of(tmp_path, "Branching")
     with pytest.raises(UserError, match=r"^target=torch_export: torch\.export can't trace Sorting .*"):
-        ship(request(run, "target=torch_export"))
+        ship(export_request(run, "target=torch_export"))
     with pytest.raises(
         UserError, match=r"^target=onnx can't take this net \(.*own_cores\.py:\d+\) \(.* data-dependent"
     ):
-        ship(request(run, "target=onnx"))
+        ship(export_request(run, "target=onnx"))
     assert left(run) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["torch_export", "executorch", "aot_inductor"])
 def test_other_targets(fusion: RunDir, target: str) -> None:
-    report = ship(request(fusion, f"target={target}"))[target]
+    report = ship(export_request(fusion, f"target={target}"))[target]
     assert report["held_out"]["relative"] < 1e-6
     assert report["figures"]["file"] == pytest.approx(report["figures"]["trained"], rel=1e-5)
     agree(open_bundle(fusion.path / "exports" / target, 1)(**ARRAYS), outputs_of(fusion))

@@ -1,10 +1,8 @@
 """The core of a user's LightningModule as it is exported: a function of named arrays."""
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from lathe.compression.quantization.net import describe, strip
-from lathe.compression.quantization.ptq import quantize_static
 from lathe.config.resolve import set_data_folder
 from lathe.errors import require
 from lathe.export.inputs import FlatCore, as_list
 from lathe.measure.calls import Call
-from lathe.runs.export_model import BATCHES, ExportModel
+from lathe.runs.export_model import ExportModel, calibrated
 from lathe.runs.inference import open_run_net
 from lathe.runs.instantiate import locate
 from lathe.runs.rundir import open_run
@@ -89,7 +86,7 @@ def open_core(
         eval_batch_size, data_folder: replace those of the run, unless None.
 
     Raises:
-        UserError: the core's inputs or outputs are not tensors, or `integers` needs a single input.
+        UserError: the core's inputs or outputs are not tensors.
     """
     run = open_run(path, key)
     task, cfg = open_run_net(run.path, key, checkpoint, own=True)
@@ -105,7 +102,7 @@ def open_core(
     if quantized and integers is False:
         net = strip(core).eval()
     elif integers and not quantized:
-        net = _calibrated(found)
+        net = calibrated(core, found.data)
     found.net = FlatCore(net, call.args, call.kwargs)
     found.net.find_batch()
     found.net.declare_axes(axes or {})
@@ -124,17 +121,3 @@ def open_core(
         **found.net.describe(),
     }
     return found
-
-
-def _calibrated(model: CoreModel) -> nn.Module:
-    """Return a copy of the core with 8-bit weights and activations, calibrated on recorded training batches."""
-    found = copy.deepcopy(model.trained)
-    calls = record_calls(model.task, islice(model.data.eval_loader("train"), BATCHES), BATCHES)
-    inputs = [call.example for call in calls]
-    require(
-        all(isinstance(x, Tensor) for x in inputs),
-        "target=onnx_int8: the core takes several inputs, and calibration takes one. Train with compression=qat, or "
-        "use target=onnx.",
-    )
-    quantize_static(found, inputs, bias_correction=True)  # type: ignore[arg-type]
-    return found.eval()

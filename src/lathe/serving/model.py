@@ -109,7 +109,8 @@ def example(facts: dict[str, Any], run: str | Path) -> Array:
         from lathe.tasks.core import EXAMPLE
 
         batched = is_batched(facts)
-        tensors = (Call.load(Path(run, EXAMPLE)).first(1) if batched else Call.load(Path(run, EXAMPLE))).tensors()
+        call = Call.load(Path(run, EXAMPLE))
+        tensors = (call[:1] if batched else call).tensors()
         return pack([tensor.numpy() for tensor in tensors.values()], facts["inputs"], batched)
     given = facts["input"]
     sides = {"height": 32, "width": 32, "time": min(int(given.get("longest") or 8), 8)}
