@@ -13,7 +13,7 @@ from support.ranks import on_ranks
 from support.runs import column, config, weights
 
 from lathe import trust
-from lathe.callbacks.rng_state import ExactResume
+from lathe.callbacks.run_callbacks import ExactResume
 from lathe.compression.quantization import describe
 from lathe.errors import UserError
 from lathe.measure.calls import Call, run

@@ -30,7 +30,8 @@ class Here:
 
         async def predict(inputs: np.ndarray, timeout: float, urgent: bool = False) -> np.ndarray:
             await asyncio.sleep(0)
-            return np.asarray(compute(inputs), dtype=np.float32)
+            found = np.asarray(compute(inputs))
+            return found if found.dtype.names else found.astype(np.float32)
 
         server.batcher.predict, server.batcher.ready = predict, 1  # type: ignore[method-assign]
         self.uvicorn = uvicorn.Server(server.config)  # without its workers and signals

@@ -326,7 +326,7 @@ class Evaluate(OnRunWithData):
 class Predict(OnRun):
     precision: Precision | None
     target: Target | None
-    input: Name
+    input: Name | None
     output: Name
     export: Name | None
     checkpoint: Checkpoint
@@ -376,6 +376,7 @@ class ExportTarget(Target):
     input_size: Annotated[list[Count], Field(min_length=2, max_length=2)] | Literal["any"] | None
     split: Literal["test", "val"]
     samples: Count | None
+    axes: dict[str, dict[NonNegativeInt, Name]] | None
     tolerance: Positive | None
     agreement: Share | None
     max_drop: NonNegative | None

@@ -50,7 +50,7 @@ class TorchScript(Target):
         self.method, self.freeze, self.fuse = method, freeze, fuse
 
     def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
-        found, given, buffer = copied(net, floats=True), stand_in(example), io.BytesIO()
+        found, given, buffer = copied(net, floats=True), stand_in(net, example)[0], io.BytesIO()
         with whole(path) as temporary, torch.no_grad(), _quiet():
             module = _traced(found, given) if self.method == "trace" else _scripted(found, given)
             if self.freeze:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from lathe.config.schema import own_targets
 from lathe.errors import UserError
@@ -41,6 +41,7 @@ class Target:
     computes: ClassVar[bool] = True  # False for weights, which have `restore` instead of `load`
     is_program: ClassVar[bool] = False  # whether loading a file runs code of it: machine code, or TorchScript
     has_gpu: ClassVar[bool] = False  # whether `load` takes a GPU
+    takes_cores: ClassVar[bool] = False  # whether `export` takes a `FlatCore`, the core of a LightningModule
     integers: bool | None = None
     # set by scripts/export.py before `export`: the manifest's entries, and the configuration's node of the net
     facts: Mapping[str, Any] = {}  # replaced, not changed
@@ -53,16 +54,18 @@ class Target:
         """Return None, or the message that says what to install."""
         return None
 
-    def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
+    def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
         """Write the net to `path` atomically; the net and its modes do not change.
 
-        `example` is the net's input `[batch, ...]`, used for its shape and dtype. Raises UserError if the net, an
-        option or the disk does not allow the export.
+        `example` is the net's input `[batch, ...]`, used for its shape and dtype; for a `FlatCore` a tuple of its
+        inputs. Raises UserError if the net, an option or the disk does not allow the export.
         """
         raise NotImplementedError
 
-    def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
+    def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[..., Any]:
         """Load the file as a function of arrays: from the net's input, `[batch, ...]`, to its output.
+
+        A core has an argument for each of its inputs; several outputs come in a list.
 
         `threads` is the number of threads per call; None is the runtime's default. `device` is a GPU such as `cuda:1`,
         only for targets that `has_gpu`. Raises UserError if the file can't be read on this machine.

@@ -9,21 +9,33 @@ from lathe import export, trust
 from lathe.errors import require
 from lathe.export import Array
 from lathe.export import manifest as manifests
+from lathe.export.inputs import as_list
 from lathe.export.torch_runner import prepared
 from lathe.trust.export_signing import made_here
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """`run` maps inputs as in `manifest["input"]`, `[batch, ...]`, to logits `[batch, ..., classes]`."""
+    """`run` maps inputs as in `manifest["input"]`, `[batch, ...]`, to logits `[batch, ..., classes]`.
+
+    For the core of a LightningModule it takes an array for each of `manifest["inputs"]`, and returns one for each of
+    `manifest["outputs"]`: one array, or several in a list.
+    """
 
     folder: Path
     manifest: dict[str, Any]
-    run: Callable[[Array], Array]
+    run: Callable[..., Any]
 
-    def __call__(self, inputs: Array) -> Array:
-        """Return logits of uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]`."""
-        return self.run(prepared(self.manifest, inputs))
+    def __call__(self, *arrays: Array, **named: Array) -> Any:
+        """Return logits of uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]`.
+
+        For a core, the arrays are its inputs in their order, or by name, and the outputs come in a dict by name.
+        """
+        if "inputs" not in self.manifest:
+            return self.run(prepared(self.manifest, *arrays))
+        given = [*arrays, *(named[entry["name"]] for entry in self.manifest["inputs"][len(arrays) :])]
+        outputs = (entry["name"] for entry in self.manifest["outputs"])
+        return dict(zip(outputs, as_list(self.run(*given)), strict=True))
 
 
 def open_bundle(
@@ -44,7 +56,7 @@ def open_bundle(
     require(target.computes, f"{key}={name} holds weights alone, which compute nothing: choose another target.")
     check_origin(folder, manifest)
     require(
-        device is None or target.has_gpu,
+        device is None or (target.has_gpu and "inputs" not in manifest),
         f"{key}={name} runs on CPUs alone, not on {device}: leave trainer.accelerator=cpu, or export to onnx, "
         "torch_export, aot_inductor or tensorrt.",
     )

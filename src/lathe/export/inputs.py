@@ -1,21 +1,189 @@
 """Example inputs for tracers, their dynamic axes, and batches for runtimes with a largest one."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from lathe.errors import require
 from lathe.export import Array
 from lathe.export.preprocess import ANY, Shipped
 
+BATCH = "batch"  # name of the axis of samples
 
-def stand_in(example: Tensor, batch: int = 2) -> Tensor:
-    """Return zeros of the example's shape with a batch of two; tracers make a batch of one constant."""
+
+class FlatCore(nn.Module):
+    """The core of a LightningModule as a function of tensors: nested arguments and outputs become flat lists.
+
+    Plain values among the arguments are constants. `axes` has the dynamic axes of each input, by their names.
+
+    Args:
+        core: a module.
+        args: its positional arguments, as in a recorded call.
+        kwargs: its keyword arguments.
+
+    Raises:
+        UserError: the core returns something other than nested tensors.
+    """
+
+    def __init__(self, core: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.core = core
+        given, self.form = pytree.tree_flatten_with_path((args, dict(kwargs)))
+        self.constants = [None if isinstance(value, Tensor) else value for _, value in given]
+        self.places = [place for place, (_, value) in enumerate(given) if isinstance(value, Tensor)]
+        self.example = tuple(given[place][1] for place in self.places)
+        parameters = [name for name, kind in inspect.signature(core.forward).parameters.items() if kind.kind in (0, 1)]
+        self.names = [_argument_name(given[place][0], parameters) for place in self.places]
+        self.axes: list[dict[int, str]] = [{} for _ in self.places]
+        self.eval()
+        with torch.no_grad():
+            outputs = self.nested(*(tensor.clone() for tensor in self.example))
+        found, self.output_form = pytree.tree_flatten_with_path(outputs)
+        wrong = next((value for _, value in found if not isinstance(value, Tensor | None)), None)
+        kind = f"{type(core).__name__} returns a {type(wrong).__name__}"
+        require(wrong is None, f"model.core: {kind}. Name a submodule that returns tensors, also in tuples or dicts.")
+        self.output_places = [place for place, (_, value) in enumerate(found) if value is not None]
+        require(bool(self.output_places), f"model.core: {type(core).__name__} returns no tensor.")
+        self.output_names = [_path_name("output", found[place][0]) for place in self.output_places]
+        self.outputs = [found[place][1] for place in self.output_places]  # for the example
+
+    def nested(self, *tensors: Tensor) -> Any:
+        """Return the core's own outputs for the tensors of its arguments."""
+        values = list(self.constants)
+        for place, tensor in zip(self.places, tensors, strict=True):
+            values[place] = tensor
+        args, kwargs = pytree.tree_unflatten(values, self.form)
+        return self.core(*args, **kwargs)
+
+    def forward(self, *tensors: Tensor) -> Tensor | tuple[Tensor, ...]:
+        """Return the core's tensors: one, or several as a tuple."""
+        found = tuple(value for value in pytree.tree_leaves(self.nested(*tensors)) if isinstance(value, Tensor))
+        return found[0] if len(found) == 1 else found
+
+    def nest(self, outputs: Sequence[Tensor]) -> Any:
+        """Return tensors, as `forward` returns them, as the core's own outputs."""
+        values = dict(zip(self.output_places, outputs, strict=True))
+        form = self.output_form
+        return pytree.tree_unflatten([values.get(place) for place in range(form.num_leaves)], form)
+
+    def tensors_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """Return the tensors of another call of the core, in the order of the inputs.
+
+        Raises:
+            UserError: its arguments are nested in another way, or its plain values differ from the example's.
+        """
+        values, form = pytree.tree_flatten((args, dict(kwargs)))
+        tensors = tuple(value for value in values if isinstance(value, Tensor))
+        constants = [None if isinstance(value, Tensor) else value for value in values]
+        require(
+            form == self.form and constants == self.constants and len(tensors) == len(self.places),
+            "model.core: its calls differ in their arguments beyond the values of tensors, which a graph can't take. "
+            "Name another submodule.",
+        )
+        return tensors
+
+    def rows(self, tensors: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
+        """Return the tensors with `count` samples, repeated in turn; those without an axis of samples stay."""
+
+        def cut(tensor: Tensor, axes: Mapping[int, str]) -> Tensor:
+            for axis, name in axes.items():
+                if name == BATCH:
+                    index = torch.arange(count) % tensor.shape[axis]
+                    return tensor.index_select(axis, index)
+            return tensor.clone()
+
+        return tuple(cut(tensor, axes) for tensor, axes in zip(tensors, self.axes, strict=True))
+
+    def find_batch(self) -> None:
+        """Make the first axis of the inputs dynamic, if all have the same size there and the core takes others."""
+        sizes = {len(tensor) for tensor in self.example if tensor.dim()}
+        if len(sizes) != 1:
+            return
+        (size,) = sizes
+        self.axes = [{0: BATCH} if tensor.dim() else {} for tensor in self.example]
+        try:
+            with torch.no_grad():
+                found = [pytree.tree_leaves(self(*self.rows(self.example, count))) for count in (1, 3)]
+        except Exception:  # of the user's code, for a size that it does not take
+            follows = False
+        else:
+            follows = all(
+                len(out) == count and own.dim() and len(own) == size
+                for count, outputs in zip((1, 3), found, strict=True)
+                for own, out in zip(self.outputs, outputs, strict=True)
+            )
+        if not follows:
+            self.axes = [{} for _ in self.example]
+
+    def declare_axes(self, declared: Mapping[str, Mapping[Any, str]]) -> None:
+        """Add dynamic axes: for names of inputs, the name of each axis by its number.
+
+        Raises:
+            UserError: there is no such input or axis.
+        """
+        for name, axes in declared.items():
+            require(name in self.names, f"target.axes.{name}: the inputs are {', '.join(self.names)}.")
+            index = self.names.index(name)
+            for axis, word in axes.items():
+                most = self.example[index].dim() - 1
+                require(
+                    str(axis).isdecimal() and int(axis) <= most, f"target.axes.{name}.{axis}: expected 0 to {most}."
+                )
+                self.axes[index][int(axis)] = str(word)
+
+    @property
+    def has_batch(self) -> bool:
+        """Return whether the number of samples may vary."""
+        return any(BATCH in axes.values() for axes in self.axes)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the manifest's entries: `inputs` and `outputs` with name, dtype and shape."""
+
+        def entry(name: str, tensor: Tensor, axes: Mapping[int, str]) -> dict[str, Any]:
+            shape = [axes.get(axis, side) for axis, side in enumerate(tensor.shape)]
+            return {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": shape}
+
+        batch = {0: BATCH} if self.has_batch else {}
+        outputs = zip(self.output_names, self.outputs, strict=True)
+        return {
+            "inputs": [entry(*each) for each in zip(self.names, self.example, self.axes, strict=True)],
+            "outputs": [entry(name, tensor, batch if tensor.dim() else {}) for name, tensor in outputs],
+        }
+
+
+def _argument_name(path: Sequence[Any], parameters: Sequence[str]) -> str:
+    """Return the name of an input: of its parameter, with its place in nested arguments, such as `batch.mask`."""
+    which, first, *rest = path
+    if which.idx == 1:
+        return _path_name(str(first.key), rest)
+    return _path_name(parameters[first.idx] if first.idx < len(parameters) else f"arg{first.idx}", rest)
+
+
+def _path_name(name: str, path: Sequence[Any]) -> str:
+    words = (getattr(key, "key", getattr(key, "idx", getattr(key, "name", None))) for key in path)
+    return ".".join(map(str, (name, *words)))
+
+
+def as_list(outputs: Any) -> list[Any]:
+    """Return the outputs of a net or a file as a list: several come in a list or a tuple, one alone."""
+    return list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+
+
+def stand_in(net: nn.Module, example: Tensor | tuple[Tensor, ...], batch: int = 2) -> tuple[Tensor, ...]:
+    """Return arguments to trace with, with a batch of two; tracers make a batch of one constant.
+
+    They are zeros of the example's shape; for a core rows of the example, whose values may be lengths or indices.
+    """
+    if isinstance(net, FlatCore):
+        return net.rows(as_list(example), batch)
+    assert isinstance(example, Tensor)
     dtype = torch.float32 if example.is_floating_point() else example.dtype
-    return torch.zeros(batch, *example.shape[1:], dtype=dtype)
+    return (torch.zeros(batch, *example.shape[1:], dtype=dtype),)
 
 
 def has_tokens(example: Tensor) -> bool:
@@ -38,23 +206,40 @@ def takes_any_time(net: nn.Module, length: int) -> bool:
     return length > 1
 
 
-def dynamic_axes(net: nn.Module, example: Tensor) -> tuple[dict[int, Any]]:
-    """Return the dynamic axes: batch, time of token ids if the net allows it, and free sides of images."""
-    axes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
-    if has_tokens(example):
-        if takes_any_time(net, example.shape[1]):
+def dynamic_axes(net: nn.Module, given: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
+    """Return the dynamic axes of each input: batch, time of token ids if the net allows it, free sides of images.
+
+    Those of a core are its batch and what target.axes declares.
+    """
+    if isinstance(net, FlatCore):
+        names = {name for axes in net.axes for name in axes.values()}
+        sides = {name: torch.export.Dim(name, min=1) for name in sorted(names)}
+        return tuple({axis: sides[name] for axis, name in axes.items()} for axes in net.axes)
+    axes: dict[int, Any] = {0: torch.export.Dim(BATCH, min=1)}
+    if has_tokens(given[0]):
+        if takes_any_time(net, given[0].shape[1]):
             axes[1] = torch.export.Dim.AUTO
     elif takes_any_size(net):
         axes |= {2: torch.export.Dim("height", min=1), 3: torch.export.Dim("width", min=1)}
     return (axes,)
 
 
-def bounded_axes(net: nn.Module, largest: Tensor) -> tuple[dict[int, Any]]:
+def bounded_axes(net: nn.Module, largest: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
     """Return `dynamic_axes` with the sizes of `largest` as maxima; an axis of size one is fixed."""
-    (axes,) = dynamic_axes(net, largest)
-    names = {0: "batch", 1: "time"}
-    sides = {axis: largest.shape[axis] for axis in axes if largest.shape[axis] > 1}
-    return ({axis: torch.export.Dim(names[axis], min=1, max=side) for axis, side in sides.items()},)
+    names = {0: BATCH, 1: "time"}
+    found, sides = [], dict[str, Any]()
+    for index, (axes, tensor) in enumerate(zip(dynamic_axes(net, largest), largest, strict=True)):
+        own = net.axes[index] if isinstance(net, FlatCore) else names
+        sizes = {axis: tensor.shape[axis] for axis in axes if tensor.shape[axis] > 1}
+        found.append(
+            {axis: sides.setdefault(own[axis], torch.export.Dim(own[axis], min=1, max=n)) for axis, n in sizes.items()}
+        )
+    return tuple(found)
+
+
+def shapes_for(net: nn.Module, axes: tuple[dict[int, Any], ...]) -> Any:
+    """Return the dynamic axes as `torch.export.export` takes them, by the parameters of `net.forward`."""
+    return {"tensors": axes} if isinstance(net, FlatCore) else axes
 
 
 def check_bounds(net: nn.Module, target: str) -> None:
@@ -63,8 +248,11 @@ def check_bounds(net: nn.Module, target: str) -> None:
     require(not takes_any_size(net), message)
 
 
-def in_parts(run: Callable[[Array], Array], x: Array, largest: int) -> Array:
+def in_parts(run: Callable[..., Any], inputs: Sequence[Array], largest: int) -> Any:
     """Run at most `largest` samples at a time; a sample's output does not depend on the rest of the batch."""
-    if len(x) <= largest:
-        return run(x)
-    return np.concatenate([run(x[start : start + largest]) for start in range(0, len(x), largest)])
+    size = len(inputs[0])
+    if size <= largest:
+        return run(*inputs)
+    parts = [as_list(run(*(x[start : start + largest] for x in inputs))) for start in range(0, size, largest)]
+    found = [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
+    return found[0] if len(found) == 1 else found

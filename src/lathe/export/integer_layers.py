@@ -18,6 +18,7 @@ from lathe.compression.quantization.fake_quant import TINY, FakeQuantize
 from lathe.compression.quantization.layers import QuantAdd
 from lathe.compression.quantization.net import integer_weight, quantized_layers, strip
 from lathe.errors import require
+from lathe.measure.calls import Call
 
 # The bias and the sum of products share 32 bits: this leaves as much for the sum.
 LARGEST_BIAS = 2.0**30
@@ -182,7 +183,7 @@ def _read(x: Tensor, source: Affine | str | None, dialect: Dialect) -> Tensor:
     return x if source is None else dialect.rounded_dynamically(x)
 
 
-def deployable(net: nn.Module, example: Tensor, dialect: Dialect) -> nn.Module:
+def deployable(net: nn.Module, example: Tensor | tuple[Tensor, ...], dialect: Dialect) -> nn.Module:
     """Return a copy of `net` for tracing, with its quantized layers written in `dialect`.
 
     The copy is in eval mode on the CPU. ONNX's operators compute nothing in torch, so it can't be run. Signs of folded
@@ -191,7 +192,9 @@ def deployable(net: nn.Module, example: Tensor, dialect: Dialect) -> nn.Module:
     names = list(quantized_layers(net))
     require(bool(names), "the net has no quantized layer: train with compression=qat, or run scripts/compress.py.")
     found = copied(net)
-    norms = followers(copied(net, floats=True), example)
+    single = not isinstance(example, tuple) or len(example) == 1
+    inputs: Any = (example[0] if isinstance(example, tuple) else example) if single else Call(example)
+    norms = followers(copied(net, floats=True), inputs)
     twins: dict[int, Any] = {}  # by the id of the weight, which layers may share, such as a tied head
     for name in names:
         layer: Any = found.get_submodule(name)

@@ -63,9 +63,12 @@ def _files(manifest: dict[str, Any]) -> dict[str, tuple[int, str]]:
     Raises:
         KeyError, TypeError, ValueError: an entry is missing or has another type.
     """
-    given, preprocess = manifest["input"], manifest["preprocess"]
-    texts = (manifest["target"], manifest["file"], given["dtype"])
-    lists = [given["shape"], manifest["output"]["shape"]]
+    preprocess, core = manifest["preprocess"], "inputs" in manifest
+    given = manifest["inputs"] if core else [manifest["input"]]
+    output = manifest["outputs"] if core else [manifest["output"]]
+    texts = [manifest["target"], manifest["file"], *(each["dtype"] for each in given)]
+    texts += [each["name"] for each in (*given, *output)] if core else []
+    lists = [each["shape"] for each in (*given, *output)]
     if preprocess is not None:
         lists += [preprocess["mean"], preprocess["std"], preprocess["size"]]
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(found, list) for found in lists):

@@ -54,26 +54,26 @@ def prepared(manifest: Mapping[str, Any], inputs: Array) -> Array:
 
 
 def on_arrays(
-    call: Callable[[Tensor], Tensor], threads: int | None = None, device: torch.device | None = None
-) -> Callable[[Array], Array]:
-    """Return `call` on arrays, without gradients.
+    call: Callable[..., Any], threads: int | None = None, device: torch.device | None = None
+) -> Callable[..., Any]:
+    """Return `call`, of one tensor or several, on arrays, without gradients; several outputs are a list.
 
-    `threads` is torch's number of threads during each call; None leaves it unchanged. `call` computes on `device`; None
-    is the CPU, without copies.
+    `threads` is torch's number of threads during each call; None leaves it unchanged. `call` computes on `device` with
+    one input and one output; None is the CPU, without copies.
     """
     staged = None if device is None else Staged(call, device)
 
-    def forward(x: Array) -> Array:
+    def forward(*arrays: Array) -> Any:
         was = torch.get_num_threads()
         if threads is not None and threads != was:
             torch.set_num_threads(threads)
         try:
             if staged is not None:
-                return staged(x)
+                return staged(*arrays)
             with torch.no_grad():
                 # a client's buffer may be read-only or have negative strides, which tensors can't have
-                found: Array = call(torch.from_numpy(np.require(x, requirements=["C", "W"]))).numpy()
-            return found
+                found = call(*(torch.from_numpy(np.require(x, requirements=["C", "W"])) for x in arrays))
+            return found.numpy() if isinstance(found, Tensor) else [out.numpy() for out in found]
         finally:
             if threads is not None and threads != was:
                 torch.set_num_threads(was)

@@ -22,7 +22,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from lathe.serving import answers, decode, model
+from lathe.serving import answers, decode, model, named
 from lathe.serving.batcher import Batcher
 from lathe.serving.decode import BINARY, BadRequest
 from lathe.serving.options import Options
@@ -41,7 +41,7 @@ class App:
 
     def __init__(self, batcher: Batcher, options: Options, facts: dict[str, Any]) -> None:
         self.batcher, self.options, self.facts = batcher, options, facts
-        self.example, self.page, self.about = model.example(facts), page(facts), about(options, facts)
+        self.example, self.page, self.about = model.example(facts, options.run), page(facts), about(options, facts)
         self._probe: asyncio.Task[None] | None = None
         self.hosts = {"localhost", *(host_of(name) for name in (options.host, *options.hosts))}
         routes = [
@@ -90,10 +90,13 @@ class App:
         if self.batcher.full:
             raise BadRequest(503, f"{options.max_queue} requests wait already: send it again later.")
         body = await read_body(request, options.limits.body, options.body_timeout)
-        top_k, binary = self._top_k(request), BINARY in headers.get("accept", "")
         if headers.get("content-encoding", "identity") != "identity":
             raise BadRequest(415, "Content-Encoding is not taken: send the body as it is.")
         kind = headers.get("content-type", "")
+        if "inputs" in self.facts:
+            packed = await asyncio.to_thread(named.decode_named, body, kind, self.facts, options.limits)
+            return self._timed(self._named(await self._computed(packed, began), headers.get("accept", "")), began)
+        top_k, binary = self._top_k(request), BINARY in headers.get("accept", "")
         given = (body, kind, self.facts, options.limits, headers.get("x-shape"))
         # JSON may have a picture
         if len(body) <= INLINE and not kind.lower().startswith(("image/", "application/json")):
@@ -104,12 +107,17 @@ class App:
             raise BadRequest(
                 413, f"The answer would have more than {MOST} lines: ask for fewer by top_k, or with Accept: {BINARY}."
             )
+        logits = await self._computed(inputs, began)
+        return self._timed(self._binary(logits) if binary else self._json(logits, top_k, single), began)
+
+    async def _computed(self, inputs: model.Array, began: float) -> model.Array:
         try:
-            left = options.request_timeout - (time.perf_counter() - began)
-            logits = await self.batcher.predict(inputs, max(left, 0.001))
+            left = self.options.request_timeout - (time.perf_counter() - began)
+            return await self.batcher.predict(inputs, max(left, 0.001))
         except asyncio.CancelledError:  # stop_timeout is over
             raise BadRequest(503, "The server is stopping: send it again later.") from None
-        found = self._binary(logits) if binary else self._json(logits, top_k, single)
+
+    def _timed(self, found: Response, began: float) -> Response:
         seconds = time.perf_counter() - began
         found.headers["server-timing"] = f"predict;dur={1000 * seconds:.2f}"  # in milliseconds; browsers show it
         self.batcher.metrics.latency.observe(seconds)
@@ -124,6 +132,16 @@ class App:
     def _binary(self, logits: model.Array) -> Response:
         shape = ",".join(map(str, logits.shape))
         return Response(np.ascontiguousarray(logits, "<f4").tobytes(), headers={"x-shape": shape}, media_type=BINARY)
+
+    def _named(self, packed: model.Array, accept: str) -> Response:
+        outputs = named.unpack(packed, named.is_batched(self.facts))
+        if named.NPZ in accept:
+            return Response(named.answer_npz(outputs), media_type=named.NPZ)
+        if sum(array.size for array in outputs.values()) > MOST:
+            raise BadRequest(413, f"The answer has more than {MOST} numbers: ask with Accept: {named.NPZ}.")
+        if not named.is_finite(packed):
+            raise BadRequest(500, f"The answer has NaN or infinite numbers: ask with Accept: {named.NPZ}.")
+        return JSONResponse(named.answer_json(outputs))
 
     def _json(self, logits: model.Array, top_k: int, single: bool) -> Response:
         try:
@@ -143,7 +161,7 @@ class App:
             logits = await self.batcher.predict(self.example, self.options.health_timeout, urgent=True)
         except BadRequest as error:
             raise BadRequest(503, f"A prediction failed: {error.sentence}") from error
-        if not np.isfinite(logits).all():
+        if not named.is_finite(logits):
             raise BadRequest(503, "A prediction failed: its answer is not finite.")
 
     async def metrics(self, request: Request) -> Response:

@@ -11,6 +11,7 @@ from lathe.errors import require
 from lathe.export.bundle import check_origin, open_bundle
 from lathe.export.manifest import PLAIN
 from lathe.runs.rundir import open_run
+from lathe.serving.named import is_batched, pack, packed_net
 
 MODULE = "module"
 Array = np.ndarray[Any, Any]
@@ -23,7 +24,14 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
         UserError: not a run, no such export, or one of earlier weights, of another checkpoint or from elsewhere.
     """
     opened = open_run(run, "run")
-    if target == MODULE or not (opened.path / "exports" / target).is_dir():  # don't propose one that would be refused
+    from lathe.runs.export_core import is_lightning, open_core
+
+    core = is_lightning(opened.config)
+    if core and target == MODULE:
+        return {"target": MODULE, **open_core(opened.path, checkpoint=checkpoint).facts}
+    if not core and (
+        target == MODULE or not (opened.path / "exports" / target).is_dir()
+    ):  # don't propose one that would be refused
         from lathe.runs.inference import check_input_spec
 
         check_input_spec(opened.config, run)
@@ -66,27 +74,44 @@ def load(run: str, target: str, checkpoint: str, threads: int, device: str | Non
 
     `device` is a GPU, such as `cuda:0`; None is the CPU, or the device of the export's runtime.
     Inputs are uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]`, outputs logits `[batch,
-    ..., classes]`.
+    ..., classes]`; those of a core are structured arrays (`lathe.serving.named`).
     """
     if device is not None and device.startswith("cuda"):
         import torch
 
         torch.cuda.set_device(device)  # a runtime's own allocations are then there as well
     if target != MODULE:
-        return open_bundle(_folder(Path(run), target), threads, device=device)
+        bundle = open_bundle(_folder(Path(run), target), threads, device=device)
+        return packed_net(bundle.run, bundle.manifest) if "inputs" in bundle.manifest else bundle
     import torch
 
     from lathe.export.torch_runner import on_arrays
+    from lathe.runs.export_core import is_lightning, open_core
     from lathe.runs.export_model import open_export_model
 
     torch.set_num_threads(threads)
+    if is_lightning(open_run(run, "run").config):
+        require(device is None, "trainer.accelerator=gpu serves nets of images and tokens: leave it cpu.")
+        opened = open_core(run, checkpoint=checkpoint)
+        return packed_net(on_arrays(opened.net), opened.facts)
     place = None if device is None else torch.device(device)
     net = open_export_model(run, checkpoint=checkpoint).net.to(place)
     return on_arrays(lambda x: net(x).float(), device=place)
 
 
-def example(facts: dict[str, Any]) -> Array:
-    """Return one sample of zeros: uint8 pixels `[1, channels, height, width]` or int64 ids `[1, time]`."""
+def example(facts: dict[str, Any], run: str | Path) -> Array:
+    """Return one sample of zeros: uint8 pixels `[1, channels, height, width]` or int64 ids `[1, time]`.
+
+    For a core it is the first sample of the run's example.pt, since its values may be lengths or indices.
+    """
+    if "inputs" in facts:
+        from lathe.measure.calls import Call
+        from lathe.tasks.core import EXAMPLE
+
+        batched = is_batched(facts)
+        call = Call.load(Path(run, EXAMPLE))
+        tensors = (call[:1] if batched else call).tensors()
+        return pack([tensor.numpy() for tensor in tensors.values()], facts["inputs"], batched)
     given = facts["input"]
     sides = {"height": 32, "width": 32, "time": min(int(given.get("longest") or 8), 8)}
     if facts["preprocess"] is not None:

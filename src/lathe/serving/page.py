@@ -31,8 +31,14 @@ def page(facts: dict[str, Any]) -> str:
 
 def shown(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the data of the page's script: the kind and size of the input, and the lines below the title."""
-    given, arithmetic = facts["input"], "integers" if facts.get("integers") else "floats"
+    arithmetic = "integers" if facts.get("integers") else "floats"
     about = [f"run {facts['run']}", f"{facts['target']} of {facts['checkpoint']}.ckpt, {arithmetic}"]
+    if "inputs" in facts:
+        lines = [f"{entry['name']}: {entry['dtype']} {entry['shape']}" for entry in facts["inputs"]]
+        sizes: list[dict[str, Any]] = facts["inputs"]
+        body = {entry["name"]: _zeros([1 if isinstance(n, str) else n for n in entry["shape"]]) for entry in sizes}
+        return {"kind": "arrays", "body": json.dumps(body), "schema": lines, "about": about}
+    given = facts["input"]
     if "vocab_size" in given:
         return {
             "kind": "tokens",
@@ -55,6 +61,10 @@ def shown(facts: dict[str, Any]) -> dict[str, Any]:
             f"{len(facts['classes'])} classes",
         ],
     }
+
+
+def _zeros(shape: list[int]) -> Any:
+    return [_zeros(shape[1:]) for _ in range(shape[0])] if shape else 0
 
 
 def _hash(text: str, name: str) -> str:

@@ -4,18 +4,19 @@ import asyncio
 import signal
 import socket
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from lathe.errors import UserError
-from lathe.serving import model, worker
 from lathe.serving import options as serve_options
+from lathe.serving import worker
 from lathe.serving.app import App
 from lathe.serving.batcher import Batcher
+from lathe.serving.named import is_batched
 from lathe.serving.options import Options
 
 HEADER_BYTES = 65536  # of a request line and headers
@@ -122,9 +123,9 @@ def listen(host: str, port: int) -> socket.socket:
         raise UserError(f"port={port} at host={host} can't be used ({error.strerror}): choose another.") from error
 
 
-def serve(cfg: dict[str, Any]) -> None:
-    """Serve the run until a signal: the job of scripts/serve.py."""
-    options = serve_options.read(cfg["request"], str(Path(cfg["paths"]["run_dir"])))
+def serve(options: Options, facts: dict[str, Any]) -> None:
+    """Serve the net of a manifest until a signal: the job of scripts/serve.py."""
+    if "inputs" in facts and not is_batched(facts):
+        options = replace(options, max_batch_size=1)  # requests can't be computed together
     with listen(options.host, options.port) as listener:
-        facts = model.describe(options.run, options.target, options.checkpoint)
         Server(options, facts).run([listener])

@@ -70,7 +70,7 @@ def load(options: Options, facts: dict[str, Any], device: str | None = None) -> 
     """Return the net after a first computation, or an error message."""
     try:
         net = model.load(options.run, options.target, options.checkpoint, options.threads, device)
-        first = model.example(facts)
+        first = model.example(facts, options.run)
         for rows in sorted({1, options.max_batch_size}):  # the first call of a size allocates
             net(np.repeat(first, rows, axis=0))
     except UserError as error:
@@ -91,7 +91,7 @@ def compute(net: Net, inputs: list[Array]) -> list[Array | None]:
     found: list[Array | None] = [None] * len(inputs)
     alike: dict[Any, list[int]] = {}
     for index, array in enumerate(inputs):
-        alike.setdefault((array.shape[1:], array.dtype.str), []).append(index)
+        alike.setdefault((array.shape[1:], array.dtype), []).append(index)
     for indices in alike.values():
         for index, logits in zip(indices, _together(net, [inputs[index] for index in indices]), strict=True):
             found[index] = logits
@@ -101,7 +101,9 @@ def compute(net: Net, inputs: list[Array]) -> list[Array | None]:
 def _together(net: Net, inputs: list[Array]) -> list[Array | None]:
     rows = [len(array) for array in inputs]
     try:
-        logits = np.asarray(net(inputs[0] if len(inputs) == 1 else np.concatenate(inputs)), dtype=np.float32)
+        logits = net(inputs[0] if len(inputs) == 1 else np.concatenate(inputs))
+        if logits.dtype.names is None:
+            logits = np.asarray(logits, dtype=np.float32)
         if len(logits) != sum(rows):
             raise ValueError(f"{sum(rows)} rows gave {len(logits)} answers")
         return list(np.split(logits, np.cumsum(rows)[:-1]))

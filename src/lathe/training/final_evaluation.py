@@ -11,7 +11,7 @@ from lathe.callbacks.ownership import is_based_on_lathe
 from lathe.compression import Compression
 from lathe.config.metric_names import directions, lower_is_better, split_of
 from lathe.errors import did_you_mean
-from lathe.loggers.discard import Discard
+from lathe.loggers.csv_logger import Discard
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.rundir import RunDir

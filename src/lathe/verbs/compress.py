@@ -20,7 +20,7 @@ from lathe.config.cross_checks import check_compression
 from lathe.config.metric_names import directions
 from lathe.config.resolve import set_data_folder
 from lathe.errors import require
-from lathe.loggers.discard import Discard
+from lathe.loggers.csv_logger import Discard
 from lathe.runs import inference, rundir
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rerun_command import run_command

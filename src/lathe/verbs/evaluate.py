@@ -31,6 +31,11 @@ from lathe.verbs.runs.reader import check_output
 IMAGES = (*SUFFIXES, ".npy")
 
 
+# of a run, for one process that predicts or evaluates
+HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "enable_progress_bar": False}
+AUTO = {"_target_": "lathe.strategies.auto", "processes": "per_device"}
+
+
 def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
     """Build the task with the requested checkpoint, and a Trainer, without the data, which may have moved."""
     configure_logging()
@@ -49,10 +54,10 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
     return task, make_trainer(cfg, run.path, callbacks, loggers)
 
 
-def check_request(request: dict[str, Any]) -> None:
-    """Raise UserError if `output` can't be written, or would replace an input or a file of the run."""
+def check_request(request: dict[str, Any], suffixes: tuple[str, ...] = ()) -> None:
+    """Raise UserError if `output` can't be written, or has none of `suffixes`, or would replace an input or a file of the run."""
     output, source = request["output"], request.get("input")
-    check_output(output)
+    check_output(output, suffixes)
     if output is None:
         return
     require_file(Path(output))
@@ -66,7 +71,7 @@ def check_request(request: dict[str, Any]) -> None:
     )
 
 
-class _OpenedToFit(Callback):
+class OpenedToFit(Callback):
     """Also call `setup("fit")`: a user's data module may open its training and validation data only there."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -86,7 +91,7 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     own = is_overridden(step, task.driven)
     require(own, f"split={split}: {type(task.driven).__name__} has no {step}.")
     if split != "test" and not isinstance(datamodule, ExactDataModule):
-        trainer.callbacks.append(_OpenedToFit())  # type: ignore[attr-defined]  # a connector sets it
+        trainer.callbacks.append(OpenedToFit())  # type: ignore[attr-defined]  # a connector sets it
     if split == "val":  # as in training, with the task's own metrics, and the same limit as other splits
         trainer.limit_val_batches = trainer.limit_test_batches
         trainer.validate(task.driven, datamodule=datamodule, verbose=False)

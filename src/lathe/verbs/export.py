@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.table import Table
 
 from lathe import export, measure
-from lathe.errors import UserError, require, under
+from lathe.errors import UserError, require, under, user_location
 from lathe.export import manifest as manifests
 from lathe.export.files import fresh_folder
+from lathe.runs.export_core import CoreModel, is_lightning, open_core
 from lathe.runs.export_model import ExportModel, open_export_model
 from lathe.runs.export_staleness import KEY, checkpoint_hash
 from lathe.runs.inference import check_input_spec
@@ -24,7 +25,7 @@ from lathe.training.trainer_setup import configure_logging
 from lathe.verbs.export_parity import compared
 
 # keys of the group that apply to every target
-SHARED = ("preprocess", "input_size", "split", "samples", "tolerance", "agreement", "max_drop")
+SHARED = ("preprocess", "input_size", "split", "samples", "axes", "tolerance", "agreement", "max_drop")
 
 
 def ship(cfg: dict[str, Any]) -> dict[str, Any]:
@@ -36,12 +37,19 @@ def ship(cfg: dict[str, Any]) -> dict[str, Any]:
     run, request, devices = RunDir(cfg["paths"]["run_dir"]), cfg["request"], cfg["trainer"]["devices"]
     shared = request["target"]
     targets = targets_of(shared)
-    check_input_spec(run.config, request["run"])
+    core = is_lightning(run.config)
+    if not core:
+        check_input_spec(run.config, request["run"])
     run.checkpoint(request["checkpoint"], "checkpoint")
     require(
         shared["preprocess"] or shared["input_size"] is None,
         f"target.input_size={shared['input_size']} needs target.preprocess=true: leave one of them out.",
     )
+    require(
+        not core or shared["input_size"] is None,
+        f"target.input_size={shared['input_size']} is for images: leave it null for this run.",
+    )
+    require(core or not shared["axes"], "target.axes is for the core of a LightningModule: leave it null.")
     require(devices in (1, "auto"), f"trainer.devices={devices}: a run is exported in one process; leave it 1.")
     reports: dict[str, Any] = {}
     failed: list[UserError] = []
@@ -73,6 +81,7 @@ def export_to(name: str, options: Mapping[str, Any], run: Path, request: Mapping
         checkpoint=request["checkpoint"],
         preprocess=shared["preprocess"],
         input_size=shared["input_size"],
+        axes=shared["axes"],
         eval_batch_size=request["batch_size"],
         data_folder=request["data"]["folder"],
     )
@@ -104,24 +113,34 @@ def ready_for(
     checkpoint: str = "best",
     preprocess: bool = True,
     input_size: Any = None,
+    axes: Mapping[str, Mapping[Any, str]] | None = None,
     eval_batch_size: int | None = None,
     data_folder: str | None = None,
 ) -> ExportModel:
-    """Build the module that target `name` exports: integer or float, with preprocessing."""
+    """Build the module that target `name` exports: integer or float, with preprocessing, or the core."""
     target = get_target(name, options)
     missing = target.available()
     require(missing is None, str(missing))
-    path = open_run(run, "run").checkpoint(checkpoint, "checkpoint")
+    opened = open_run(run, "run")
+    path = opened.checkpoint(checkpoint, "checkpoint")
     digest = checkpoint_hash(path)  # before it is read: training may replace the file in between
-    ready = open_export_model(
-        run,
-        checkpoint=checkpoint,
-        preprocess=preprocess and target.computes,
-        input_size=input_size if target.computes else None,
-        integers=target.integers,
-        eval_batch_size=eval_batch_size,
-        data_folder=data_folder,
-    )
+    shared: Any = {
+        "checkpoint": checkpoint,
+        "integers": target.integers,
+        "eval_batch_size": eval_batch_size,
+        "data_folder": data_folder,
+    }
+    ready: ExportModel
+    if is_lightning(opened.config):
+        require(
+            target.takes_cores,
+            f"target={name} takes nets of images and tokens, not the core of a LightningModule: choose onnx, "
+            "torch_export, aot_inductor or executorch.",
+        )
+        ready = open_core(run, axes=axes, **shared)
+    else:
+        own = {"preprocess": preprocess and target.computes, "input_size": input_size if target.computes else None}
+        ready = open_export_model(run, **own, **shared)
     ready.facts[KEY] = digest
     return ready
 
@@ -141,13 +160,17 @@ def make(ready: ExportModel, name: str, options: Mapping[str, Any], folder: Path
     target.facts, target.config = facts, ready.cfg["model"].get("net")
     try:
         with silent(), under(f"target.{name}"):
-            target.export(ready.net, ready.example, folder / facts["file"])
+            whole = target.computes or not isinstance(ready, CoreModel)  # weights have the core's own names
+            target.export(ready.net if whole else ready.inner, ready.example, folder / facts["file"])
     except (UserError, OSError):
         raise
     except Exception as error:  # any error of a tracer or a compiler
+        cause: BaseException = error
+        while cause.__cause__ is not None:  # torch's exporter has the reason there
+            cause = cause.__cause__
         raise UserError(
-            f"target={name} can't take this net ({type(error).__name__}: {export.first_line(error)}): choose another "
-            "target; HYDRA_FULL_ERROR=1 shows where."
+            f"target={name} can't take this net{user_location(cause)} ({type(cause).__name__}: "
+            f"{export.first_line(cause)}): choose another target; HYDRA_FULL_ERROR=1 shows where."
         ) from error
     manifests.write(folder, facts, files_in(folder))
     return facts
@@ -177,7 +200,8 @@ def print_table(reports: Mapping[str, Any], run: Path) -> None:
     if not reports:
         return
     first = next(iter(reports.values()))
-    title = f"Exports: {first['metric']} on {first['samples']} held-out samples ({first['split']})"
+    what = f"{first['metric']} on " if first["metric"] else ""
+    title = f"Exports: {what}{first['samples']} held-out samples ({first['split']})"
     if first["held_out"] is None:
         title = "Exports: compared on noise only"
     table = Table(title=title, title_justify="left")
@@ -185,7 +209,7 @@ def print_table(reports: Mapping[str, Any], run: Path) -> None:
         table.add_column(column, justify="left" if column in ("target", "in") else "right")
     for name, report in reports.items():
         metric, figures = report["metric"], report["figures"]
-        values = [figures[which][metric] for which in ("trained", "file")] if figures else []
+        values = [figures[which][metric] for which in ("trained", "file")] if figures and metric else []
         metrics = ["inf" if value is None else f"{value:.4f}" for value in values] or ["-", "-"]
         difference = report["held_out"] or report["odd_inputs"]
         equal = "-" if difference["agreement"] is None else f"{difference['agreement']:.2%}"

@@ -11,16 +11,27 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
+from lathe import export
 from lathe.data.order import IGNORE
 from lathe.errors import UserError, require
+from lathe.export import manifest as manifests
+from lathe.export.bundle import open_bundle
+from lathe.export.inputs import as_list
+from lathe.export.torch_runner import on_arrays
 from lathe.files import scratch
 from lathe.measure import AgreementMeter
+from lathe.runs.build import make_data
+from lathe.runs.export_core import CoreModel
 from lathe.runs.export_model import ExportModel, make_preprocess
 from lathe.runs.inference import score
+from lathe.tasks.core import core_of
+from lathe.verbs.evaluate import AUTO, HERE, OpenedToFit, rebuild
 
 PROBE = "lathe.verbs.export_probe"
 LOGITS = 2**25  # at most, of the held-out data (128 MiB): a limit for large vocabularies
@@ -45,13 +56,18 @@ def compared(
     If the run's data can't be opened, a warning says that only noise is compared, and `held_out` and `figures` are
     None. Raises UserError if the file is outside its tolerance.
     """
-    held, odd = Held([], []), odd_inputs(ready)
+    core, split = isinstance(ready, CoreModel), shared["split"]
+    held, odd = Held([], []), ready.odd_inputs() if isinstance(ready, CoreModel) else odd_inputs(ready)
     try:
         _ = ready.data
     except UserError as error:
         rank_zero_warn(f"target={name}: the file is compared with the module on noise alone, without data: {error}")
     else:
-        held = held_out(ready, shared["split"], shared["samples"])
+        if isinstance(ready, CoreModel):
+            split = evaluated_split(ready, split)
+            held = Held([], ready.held_out(split, shared["samples"]))
+        else:
+            held = held_out(ready, split, shared["samples"])
     arithmetic = arithmetic_of(ready, options)
     largest, least = tolerances(ready, arithmetic)
     largest = largest if shared["tolerance"] is None else shared["tolerance"]
@@ -61,25 +77,34 @@ def compared(
     try:
         references = reference_outputs(ready, inputs)
         outputs = probe_outputs(job, inputs)
-        difference = differences(held.inputs, outputs[:n], references[:n], kind) if n else None
-        strange = differences(odd, outputs[n:], references[n:], kind)
+        compare = worst_difference if core else differences
+        difference = compare(held.inputs, outputs[:n], references[:n], kind) if n else None
+        strange = compare(odd, outputs[n:], references[n:], kind)
     except UserError as error:
         raise UserError(f"target={name}: {error}, so nothing was exported.") from error
     report = {
         "target": name,
-        "split": shared["split"],
+        "split": split,
         "samples": held.n,
         "arithmetic": arithmetic,
         "tolerance": largest,
         "least_agreement": None if strange.agreement is None else least,
         "held_out": difference and {**asdict(difference), "relative": difference.relative},
-        "odd_inputs": {**asdict(strange), "relative": strange.relative, "shapes": [list(x.shape) for x in odd]},
+        "odd_inputs": {
+            **asdict(strange),
+            "relative": strange.relative,
+            "shapes": [list(as_list(x)[0].shape) for x in odd],
+        },
     }
     check_tolerances(report)
     if difference is None:
         report |= {"figures": None, "metric": None, "drop": None, "max_drop": None}
     else:
-        report |= metric_drop(ready, metrics_of(ready, held, references[:n], outputs[:n]), shared["max_drop"], name)
+        if isinstance(ready, CoreModel):
+            metrics = core_metrics(ready, run, folder, split, n)
+        else:
+            metrics = metrics_of(ready, held, references[:n], outputs[:n])
+        report |= metric_drop(ready, metrics, shared["max_drop"], name)
     return {**report, "fresh_process": True}
 
 
@@ -138,11 +163,17 @@ def metric_drop(
 
     The drop is the cost of calibration and of other arithmetic; it is checked unless the file has another input size.
     """
-    metric = ready.task.monitor.rpartition("/")[2]
+    metric, minimised = ready.task.monitor.rpartition("/")[2], ready.task.minimised
+    if isinstance(ready, CoreModel):
+        checkpoint = (ready.cfg.get("callbacks") or {}).get("checkpoint") or {}
+        metric, minimised = checkpoint.get("monitor") or "", ("loss",)
+        minimised = (metric,) if checkpoint.get("mode") == "min" else ()
+        if metric not in metrics["trained"]:
+            return {"figures": _finite(metrics), "metric": None, "drop": None, "max_drop": None}
     if metric == "loss" and "perplexity" in ready.task.computed:
         metric = "perplexity"  # a loss may be nearly 0, which makes a relative drop meaningless
     own, found = metrics["trained"][metric], metrics["file"][metric]
-    worse = found - own if metric in ready.task.minimised else own - found
+    worse = found - own if metric in minimised else own - found
     drop = worse / abs(own) if own else worse
     most = None if ready.other_size is not None else most
     fix = "train with compression=qat, or raise it" if ready.facts["calibrated"] else "raise it"
@@ -151,23 +182,67 @@ def metric_drop(
         f"target={name}: {metric} on held-out data is {found:.4f} and that of the run's own net {own:.4f}, worse by "
         f"{drop:.2g} of it, above target.max_drop={most}, so nothing was exported: choose another target, {fix}.",
     )
-    plain = {
+    return {
+        "figures": _finite(metrics),
+        "metric": metric,
+        "drop": drop if math.isfinite(drop) else None,
+        "max_drop": most,
+    }
+
+
+def _finite(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float | None]]:
+    return {
         which: {key: value if math.isfinite(value) else None for key, value in of.items()}
         for which, of in metrics.items()
     }
-    return {"figures": plain, "metric": metric, "drop": drop if math.isfinite(drop) else None, "max_drop": most}
+
+
+def evaluated_split(ready: CoreModel, split: str) -> str:
+    """Return the split that a LightningModule's own steps evaluate: val where it or the data have no test."""
+    tests = is_overridden("test_step", ready.task.driven) and is_overridden(
+        "test_dataloader", ready.data, LightningDataModule
+    )
+    return split if tests else "val"
+
+
+def core_metrics(ready: CoreModel, run: Path, folder: Path, split: str, batches: int) -> dict[str, dict[str, float]]:
+    """Return what the LightningModule's own steps log on the first `batches` of a split: with its core as trained, with
+    the exported module, and with the file in the place of the core. {} for a module without such a step, or for a file
+    of weights alone.
+    """
+    step = "test_step" if split == "test" else "validation_step"
+    target = export.get(manifests.read(folder)["target"])
+    if not target.computes or not is_overridden(step, ready.task.driven):
+        return {"trained": {}, "module": {}, "file": {}}
+    cfg = {**ready.cfg, "trainer": {**ready.cfg["trainer"], **HERE, "accelerator": "cpu"}, "strategy": AUTO}
+    task, trainer = rebuild({**cfg, "request": {"checkpoint": ready.facts["checkpoint"]}})
+    core: Any = core_of(task.net)
+    if split == "val":
+        trainer.callbacks.append(OpenedToFit())  # type: ignore[attr-defined]  # a connector sets it
+    trainer.limit_val_batches = trainer.limit_test_batches = batches
+    evaluate = trainer.test if split == "test" else trainer.validate
+
+    def of(run: Any) -> dict[str, float]:
+        if run is not None:
+            core.forward = ready.replacement(run)
+        evaluate(task.driven, datamodule=make_data(cfg), verbose=False)
+        return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+    trained = of(None)
+    module = trained if ready.inner is ready.trained else of(on_arrays(ready.net))
+    return {"trained": trained, "module": module, "file": of(open_bundle(folder).run)}
 
 
 @dataclass(frozen=True)
 class Held:
-    """Held-out batches of the data module, and their inputs as clients send them."""
+    """Held-out batches of the data module, and their inputs as clients send them: of a core, a tuple for each batch."""
 
     batches: list[Any]
-    inputs: list[Tensor]
+    inputs: list[Any]
 
     @property
     def n(self) -> int:
-        return sum(len(x) for x in self.inputs)
+        return sum(len(as_list(x)[0]) for x in self.inputs)
 
 
 def held_out(ready: ExportModel, split: str, samples: int | None) -> Held:
@@ -286,26 +361,61 @@ def differences(
     return Difference(found.largest, scale, found.share, found.n)
 
 
+def worst_difference(
+    inputs: Sequence[tuple[Tensor, ...]], outputs: Sequence[Any], references: Sequence[Any], kind: str
+) -> Difference:
+    """Return the largest relative difference of a core's outputs.
+
+    Outputs of integers and booleans have a share of equal values instead.
+    """
+    found = []
+    first = [given[0] for given in inputs]
+    for index, each in enumerate(as_list(references[0])):
+        mine, other = ([as_list(call)[index] for call in calls] for calls in (outputs, references))
+        if each.is_floating_point():
+            found.append(differences(first, mine, other, "values"))
+        else:
+            equal = torch.cat([(a == b).flatten() for a, b in zip(mine, other, strict=True)]).double()
+            found.append(Difference(0.0, 1.0, float(equal.mean()), len(equal)))
+    shares = [each.agreement for each in found if each.agreement is not None]
+    worst = max(found, key=lambda each: math.inf if math.isnan(each.largest) else each.relative)
+    return Difference(worst.largest, worst.scale, min(shares, default=None), worst.n)
+
+
 @torch.no_grad()
-def reference_outputs(ready: ExportModel, inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the module's outputs; raise UserError for nan or inf."""
+def reference_outputs(ready: ExportModel, inputs: Sequence[Any]) -> list[Any]:
+    """Return the module's outputs, of a core as a list for each call; raise UserError for nan or inf."""
     found = []
     for x in inputs:
-        output = ready.net(x).float()
-        finite = bool(output.isfinite().all())
-        require(finite, f"the run's own net answers an input of shape {list(x.shape)} with nan or inf")
-        found.append(output)
+        # a core may write into its input
+        outputs = [_wide(output) for output in as_list(ready.net(*(tensor.clone() for tensor in as_list(x))))]
+        finite = all(bool(output.isfinite().all()) for output in outputs)
+        shape = list(as_list(x)[0].shape)
+        require(finite, f"the run's own net answers an input of shape {shape} with nan or inf")
+        found.append(outputs if isinstance(ready, CoreModel) else outputs[0])
     return found
 
 
-def probe_outputs(job: Mapping[str, Any], inputs: Sequence[Tensor]) -> list[Tensor]:
-    """Return the outputs of `lathe.verbs.export_probe` in a fresh process; raise UserError if it fails."""
+def _wide(output: Tensor) -> Tensor:
+    return output.float() if output.is_floating_point() else output
+
+
+def probe_outputs(job: Mapping[str, Any], inputs: Sequence[Any]) -> list[Any]:
+    """Return the outputs of `lathe.verbs.export_probe` in a fresh process; raise UserError if it fails.
+
+    Those of calls with a tuple of inputs are lists.
+    """
     with scratch() as folder:
         (folder / "job.json").write_text(json.dumps(job))
         for number, x in enumerate(inputs):
-            np.save(folder / f"in_{number}.npy", x.numpy())
+            np.savez(folder / f"in_{number}.npz", *(tensor.numpy() for tensor in as_list(x)))
         _run([sys.executable, "-m", PROBE, str(folder)])
-        return [torch.from_numpy(np.load(folder / f"out_{number}.npy")).float() for number in range(len(inputs))]
+        found = []
+        for number, x in enumerate(inputs):
+            with np.load(folder / f"out_{number}.npz") as file:
+                outputs = [_wide(torch.from_numpy(array)) for array in file.values()]
+            found.append(outputs if isinstance(x, tuple) else outputs[0])
+        return found
 
 
 def _run(words: list[str]) -> None:

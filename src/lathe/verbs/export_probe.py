@@ -1,8 +1,8 @@
 """Run an export in a process of its own: `python -m lathe.verbs.export_probe <job folder>`.
 
 The folder holds job.json, `{"folder": <of the export>, "run": <run directory>, "threads": <number or null>}`, and
-in_0.npy, in_1.npy, ...; out_0.npy, ... are written next to them. Only a file of weights needs the run, whose net it is
-loaded into.
+in_0.npz, in_1.npz, ... with the arrays of each call in order; out_0.npz, ... are written next to them. Only a file of
+weights needs the run, whose net it is loaded into.
 """
 
 import json
@@ -16,6 +16,8 @@ from lathe import export
 from lathe.errors import UserError
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
+from lathe.export.inputs import FlatCore, as_list
+from lathe.measure.calls import Call
 
 
 def main(job: Path) -> None:
@@ -25,8 +27,9 @@ def main(job: Path) -> None:
     manifest = manifests.read(folder)
     target = export.get(manifest["target"])
     run = open_bundle(folder, wanted["threads"]).run if target.computes else _restored(target, wanted, manifest["file"])
-    for number in range(len(list(job.glob("in_*.npy")))):
-        np.save(job / f"out_{number}.npy", np.asarray(run(np.load(job / f"in_{number}.npy"))))
+    for number in range(len(list(job.glob("in_*.npz")))):
+        with np.load(job / f"in_{number}.npz") as given:
+            np.savez(job / f"out_{number}.npz", *as_list(run(*given.values())))
 
 
 def _restored(target: export.Target, wanted: dict[str, Any], file: str) -> Any:
@@ -34,9 +37,14 @@ def _restored(target: export.Target, wanted: dict[str, Any], file: str) -> Any:
     from lathe.export.torch_runner import on_arrays
     from lathe.runs.build import make_task
     from lathe.runs.rundir import open_run
+    from lathe.tasks.core import EXAMPLE
 
-    net = make_task(open_run(wanted["run"], "run").config, train=False).net
-    return on_arrays(target.restore(net, Path(wanted["folder"]) / file).eval())
+    task, example = make_task(open_run(wanted["run"], "run").config, train=False), Path(wanted["run"], EXAMPLE)
+    net = target.restore(task.core, Path(wanted["folder"]) / file).eval()
+    if task.net is task.driven:  # a user's LightningModule
+        call = Call.load(example)
+        net = FlatCore(net, call.args, call.kwargs)
+    return on_arrays(net)
 
 
 if __name__ == "__main__":

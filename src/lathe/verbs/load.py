@@ -36,14 +36,11 @@ from lathe.tasks import Task
 from lathe.tasks.core import core_of
 from lathe.training.trainer_setup import configure_logging
 from lathe.training.weight_loading import load_matching
-from lathe.verbs.evaluate import rebuild
+from lathe.verbs.evaluate import AUTO, HERE, rebuild
 from lathe.verbs.inside import same_numbers
-from lathe.verbs.predict import BATCH, Images, Normalized
+from lathe.verbs.predict import BATCH, Images, Normalized, check_tokens
 
 Array = np.ndarray[Any, Any]
-# one process on this machine's hardware, as in scripts/predict.py
-HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "enable_progress_bar": False}
-AUTO = {"_target_": "lathe.strategies.auto", "processes": "per_device"}
 
 
 def load(
@@ -230,15 +227,8 @@ class Run:
         return Normalized(images, Normalizer(facts["mean"], facts["std"], facts["channels"]))
 
     def _tokens(self, x: Any, batch_size: int) -> DataLoader[Any]:
-        facts, ids = self._config["data"], np.asarray(x)
-        integers = ids.ndim == 2 and ids.size > 0 and np.issubdtype(ids.dtype, np.integer)
-        fits = integers and ids.shape[1] <= facts["length"] and ids.min() >= 0 and ids.max() < facts["vocab_size"]
-        require(
-            bool(fits),
-            f"x of shape {list(ids.shape)} and type {ids.dtype}: expected token ids [n, time], integers from 0 to "
-            f"{facts['vocab_size'] - 1}, at most {facts['length']} in a row.",
-        )
-        return DataLoader(torch.from_numpy(ids.astype(np.int64)), batch_size=batch_size)  # type: ignore[arg-type]  # has rows
+        ids = check_tokens(np.asarray(x), self._config["data"], "x")
+        return DataLoader(torch.from_numpy(ids), batch_size=batch_size)  # type: ignore[arg-type]  # has rows
 
 
 def _files(x: Any, channels: int) -> list[ImageFile]:

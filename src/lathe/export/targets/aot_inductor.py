@@ -26,7 +26,7 @@ from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require
 from lathe.export import Array, Target, export_target, first_line
 from lathe.export.files import readable, whole
-from lathe.export.inputs import dynamic_axes, stand_in
+from lathe.export.inputs import FlatCore, dynamic_axes, shapes_for, stand_in
 from lathe.export.integer_layers import Affine, Inductor, copied, deployable, to_float
 from lathe.export.targets.onnx import quiet
 from lathe.export.torch_runner import DEVICES, describe_device, full_float32, is_missing, on_arrays
@@ -44,6 +44,7 @@ FLOATS = (
 DTYPE, SMALLEST, LARGEST, VALUES = "input_dtype", "input_smallest", "input_largest", "input_values"
 EXACT, DEVICE, CAPABILITY = "exact_sums", "compiled_device", "compiled_capability"
 ANY = -1
+SEVERAL = ";"  # between the entries of several inputs
 
 
 @export_target("aot_inductor")
@@ -55,7 +56,7 @@ class AotInductor(Target):
     exactly are computed in floats, with a warning in the log.
     """
 
-    suffix, is_program, has_gpu = ".pt2", True, True
+    suffix, is_program, has_gpu, takes_cores = ".pt2", True, True, True
 
     @validated
     def __init__(self, integers: bool | None = None, device: Literal["cpu", "cuda"] = "cpu") -> None:
@@ -81,8 +82,8 @@ class AotInductor(Target):
     def machine(self) -> dict[str, Any]:
         return {} if self.device == "cpu" else {"compiled_for": describe_device(DEVICES[self.device])}
 
-    def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
-        given, place = stand_in(example), DEVICES[self.device]
+    def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
+        given, place = stand_in(net, example), DEVICES[self.device]
         quantized = bool(quantized_layers(net))
         if quantized and self.device != "cpu":
             raise ArgumentError(FLOATS.format(self.device))
@@ -90,8 +91,8 @@ class AotInductor(Target):
         with whole(path) as temporary, scratch() as folder, torch.no_grad(), _quiet():
             from torch._inductor.package import package_aoti
 
-            there = given.to(place)
-            program = torch.export.export(found.to(place), (there,), dynamic_shapes=_axes(net, given, place.type))
+            there, axes = tuple(tensor.to(place) for tensor in given), _axes(net, given, place.type)
+            program = torch.export.export(found.to(place), there, dynamic_shapes=shapes_for(net, axes))
             metadata = _signature(program) | {EXACT: str(int(exact))}
             if self.device != "cpu":
                 device = describe_device(place)
@@ -108,7 +109,7 @@ class AotInductor(Target):
             package_aoti(str(package), files)
             shutil.copyfile(package, temporary)
 
-    def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
+    def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[..., Any]:
         """Load a package as a function; several threads may call it, and calls run one at a time.
 
         A package for a GPU runs on `device` (None: torch's current one), with copies to it and back. Compiled code does
@@ -130,9 +131,9 @@ class AotInductor(Target):
         check = _input_check(path, package.get_metadata())
         run = on_arrays(package, threads, place)
 
-        def forward(x: Array) -> Array:
-            check(x)
-            return run(x)
+        def forward(*arrays: Array) -> Any:
+            check(*arrays)
+            return run(*arrays)
 
         return forward
 
@@ -160,7 +161,7 @@ def sums_are_exact() -> bool:
     return bool((found == 255 * 127 * inputs).all())
 
 
-def _integer_net(net: nn.Module, given: Tensor) -> tuple[nn.Module, bool]:
+def _integer_net(net: nn.Module, given: tuple[Tensor, ...]) -> tuple[nn.Module, bool]:
     """Return the net with integer layers, and whether its outputs need exact sums of integers."""
     found, exact = deployable(net, given, Inductor()), sums_are_exact()
     layers = [layer for layer in found.modules() if getattr(layer, "source", None) is not None]
@@ -180,21 +181,24 @@ def _integer_net(net: nn.Module, given: Tensor) -> tuple[nn.Module, bool]:
     return found, len(floats) < len(layers) and exact
 
 
-def _axes(net: nn.Module, given: Tensor, kind: str) -> tuple[dict[int, Any]]:
+def _axes(net: nn.Module, given: tuple[Tensor, ...], kind: str) -> tuple[dict[int, Any], ...]:
     """Return `dynamic_axes` with a time from one, which torch's own bounds exclude.
 
     For a GPU the batch is bounded, as in some kernels (pooling maps a sample to a row of its grid).
     """
-    (axes,) = dynamic_axes(net, given)
+    found = dynamic_axes(net, given)
+    if isinstance(net, FlatCore):
+        return found
+    (axes,) = found
     if kind == "cuda":
         axes[0] = torch.export.Dim("batch", min=1, max=GRID)
     if axes.get(1) is torch.export.Dim.AUTO:
-        axes[1] = torch.export.Dim("time", min=1, max=given.shape[1])
+        axes[1] = torch.export.Dim("time", min=1, max=given[0].shape[1])
     return (axes,)
 
 
 def _compiled(
-    program: torch.export.ExportedProgram, given: Tensor, folder: Path, metadata: Mapping[str, str]
+    program: torch.export.ExportedProgram, given: tuple[Tensor, ...], folder: Path, metadata: Mapping[str, str]
 ) -> list[Any]:
     """Return the files of a package in `folder`."""
     from torch._inductor import aot_compile, config
@@ -205,7 +209,7 @@ def _compiled(
         "freezing": True,
         "cpp.dynamic_threads": True,
         "cpp.cxx": (None, _compiler()),
-        **({"post_grad_custom_pre_pass": PackConvolutions()} if given.device.type == "cpu" else {}),
+        **({"post_grad_custom_pre_pass": PackConvolutions()} if given[0].device.type == "cpu" else {}),
         "aot_inductor.package": True,
         "aot_inductor.output_path": str(folder),
         "aot_inductor.metadata": dict(metadata),
@@ -213,8 +217,8 @@ def _compiled(
     if hasattr(config.aot_inductor, "enable_line_tables"):  # newer torch puts paths of sources into the machine code
         settings["aot_inductor.enable_line_tables"] = False
     # parts of inductor read freezing from the config, not from the options
-    with config.patch(settings), full_float32() if given.device.type == "cuda" else nullcontext():
-        files = aot_compile(program.module(), (given,), options=settings)
+    with config.patch(settings), full_float32() if given[0].device.type == "cuda" else nullcontext():
+        files = aot_compile(program.module(), given, options=settings)
     assert isinstance(files, list)
     return files
 
@@ -238,23 +242,26 @@ def _quiet() -> Iterator[None]:
 
 
 def _signature(program: torch.export.ExportedProgram) -> dict[str, str]:
-    """Return the program's input as metadata of a package."""
-    name = program.graph_signature.user_inputs[0]
-    entry = next(node for node in program.graph.nodes if node.name == name)
-    value = entry.meta["val"]
-    smallest, largest = [], []
-    for side in value.shape:
-        if isinstance(side, int):
-            low = high = side
-        else:
-            bounds = program.range_constraints[side.node.expr]
-            low, high = int(bounds.lower), ANY if bounds.upper >= 2**31 else int(bounds.upper)
-        smallest.append(low)
-        largest.append(high)
-    tables = [node.args[0].meta["val"] for node in entry.users if node.target == torch.ops.aten.embedding.default]
-    lists = {SMALLEST: smallest, LARGEST: largest, VALUES: [min(map(len, tables), default=ANY)]}
-    dtype = str(value.dtype).rpartition(".")[2]
-    return {DTYPE: dtype, **{key: " ".join(map(str, found)) for key, found in lists.items()}}
+    """Return the program's inputs as metadata of a package."""
+    words: dict[str, list[str]] = {DTYPE: [], SMALLEST: [], LARGEST: [], VALUES: []}
+    for name in program.graph_signature.user_inputs:
+        entry = next(node for node in program.graph.nodes if node.name == name)
+        value = entry.meta["val"]
+        smallest, largest = [], []
+        for side in value.shape:
+            if isinstance(side, int):
+                low = high = side
+            else:
+                bounds = program.range_constraints[side.node.expr]
+                low, high = int(bounds.lower), ANY if bounds.upper >= 2**31 else int(bounds.upper)
+            smallest.append(low)
+            largest.append(high)
+        tables = [node.args[0].meta["val"] for node in entry.users if node.target == torch.ops.aten.embedding.default]
+        words[DTYPE].append(str(value.dtype).rpartition(".")[2])
+        lists = {SMALLEST: smallest, LARGEST: largest, VALUES: [min(map(len, tables), default=ANY)]}
+        for key, found in lists.items():
+            words[key].append(" ".join(map(str, found)))
+    return {key: SEVERAL.join(found) for key, found in words.items()}
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -287,7 +294,7 @@ def placed(path: Path, metadata: Mapping[str, str], asked: str | None) -> torch.
     return device
 
 
-def _input_check(path: Path, metadata: Mapping[str, str]) -> Callable[[Array], None]:
+def _input_check(path: Path, metadata: Mapping[str, str]) -> Callable[..., None]:
     """Return a check of inputs, which raises UserError; raise it for a package that this machine can't run."""
     again = "export the run again, here"
     known = {DTYPE, SMALLEST, LARGEST, VALUES} <= set(metadata)
@@ -303,9 +310,19 @@ def _input_check(path: Path, metadata: Mapping[str, str]) -> Callable[[Array], N
         metadata.get(EXACT) != "1" or sums_are_exact(),
         f"{path} was compiled for a CPU that sums products of 8-bit integers exactly (VNNI), unlike this one: {again}.",
     )
-    dtype, values = np.dtype(metadata[DTYPE]), int(metadata[VALUES])
-    smallest, largest = ([int(word) for word in metadata[key].split()] for key in (SMALLEST, LARGEST))
-    sides = list(zip(smallest, largest, strict=True))
+    entries = zip(*(metadata[key].split(SEVERAL) for key in (DTYPE, SMALLEST, LARGEST, VALUES)), strict=True)
+    checks = [_array_check(path, *entry) for entry in entries]
+
+    def check(*arrays: Array) -> None:
+        for own, x in zip(checks, arrays, strict=True):
+            own(x)
+
+    return check
+
+
+def _array_check(path: Path, dtype_name: str, smallest: str, largest: str, most: str) -> Callable[[Array], None]:
+    dtype, values = np.dtype(dtype_name), int(most)
+    sides = list(zip(map(int, smallest.split()), map(int, largest.split()), strict=True))
 
     def check(x: Array) -> None:
         fits = x.dtype == dtype and x.ndim == len(sides)

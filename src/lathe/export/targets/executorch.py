@@ -30,11 +30,11 @@ from lathe.config.validation import validated
 from lathe.errors import UserError, require, uninstalled
 from lathe.export import Array, Target, export_target
 from lathe.export.files import readable, whole
-from lathe.export.inputs import bounded_axes, check_bounds, in_parts, stand_in
+from lathe.export.inputs import FlatCore, bounded_axes, check_bounds, in_parts, shapes_for, stand_in
 from lathe.export.integer_layers import Affine, Dialect, copied, deployable, to_float
 
 MOST_MEMORY = 2**31  # bytes that a program may reserve when it is loaded
-DTYPES = {0: "uint8", 4: "int64", 6: "float32"}  # by ExecuTorch's number of each
+DTYPES = {0: "uint8", 3: "int32", 4: "int64", 6: "float32", 7: "float64", 11: "bool"}  # by ExecuTorch's number of each
 GEMMS = ("aten.conv2d.default", "aten.linear.default")  # in torch's graph
 # printed by ExecuTorch's runtime on every processor that is not a phone's
 NATIVE_NOTES = (b"[cpuinfo_utils.cpp", b"[threadpool.cpp")
@@ -50,7 +50,7 @@ class Executorch(Target):
     those with grouped scales, and convolutions that read one channel each with a float result.
     """
 
-    suffix = ".pte"
+    suffix, takes_cores = ".pte", True
 
     @validated
     def __init__(self, integers: bool | None = None, max_batch_size: Count = 64) -> None:
@@ -59,9 +59,9 @@ class Executorch(Target):
     def available(self) -> str | None:
         return uninstalled("export", "executorch")
 
-    def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
+    def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
         check_bounds(net, "executorch")
-        given, quantized = stand_in(example, self.max_batch_size), bool(quantized_layers(net))
+        given, quantized = stand_in(net, example, self.max_batch_size), bool(quantized_layers(net))
         with whole(path) as temporary, torch.no_grad(), quiet():
             import_module(
                 "executorch.kernels.quantized"
@@ -74,7 +74,7 @@ class Executorch(Target):
             with open(temporary, "wb") as file:
                 made.write_to_file(file)
 
-    def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
+    def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[..., Any]:
         """Load a program as a function; larger batches run in parts.
 
         `threads` is the size of XNNPACK's pool, which the whole process shares: calls wait for each other, and if
@@ -85,20 +85,26 @@ class Executorch(Target):
         program = Program(path, threads)
         try:
             with POOL.lock, quiet(), _without_native_notes():
-                meta = program.ready().metadata.input_tensor_meta(0)
+                meta = program.ready().metadata
+                metas = [meta.input_tensor_meta(index) for index in range(meta.num_inputs())]
         except (RuntimeError, ValueError) as error:
             raise UserError(
                 f"{path} can't be read as an ExecuTorch program ({str(error)[:200]}): export the run again."
             ) from error
-        limits, dtype = tuple(meta.sizes()), DTYPES[meta.dtype()]
+        shapes, dtypes = [tuple(each.sizes()) for each in metas], [DTYPES[each.dtype()] for each in metas]
 
-        def forward(x: Array) -> Array:
-            sequences = dtype == "int64"
-            fits = x.ndim == len(limits) and (x.shape[1] <= limits[1] if sequences else x.shape[1:] == limits[1:])
-            if not fits or not x.size or x.dtype != dtype:
-                takes = ("up to " if sequences else "") + ", ".join(map(str, limits[1:]))
-                raise UserError(f"{path} takes {dtype} of shape [batch, {takes}], not {x.dtype} of {list(x.shape)}.")
-            return in_parts(program, x, limits[0])
+        def forward(*arrays: Array) -> Any:
+            for x, limits, dtype in zip(arrays, shapes, dtypes, strict=True):
+                sequences = len(limits) > 1 and (dtype == "int64" or len(arrays) > 1)
+                longest = all(side <= most for side, most in zip(x.shape[1:], limits[1:], strict=False))
+                fits = x.ndim == len(limits) and (longest if sequences else x.shape[1:] == limits[1:])
+                if not fits or not x.size or x.dtype != dtype:
+                    takes = ("up to " if sequences else "") + ", ".join(map(str, limits[1:]))
+                    raise UserError(
+                        f"{path} takes {dtype} of shape [batch, {takes}], not {x.dtype} of {list(x.shape)}."
+                    )
+            together = len({limits[:1] for limits in shapes}) == 1 and len({x.shape[:1] for x in arrays}) == 1
+            return in_parts(program, arrays, shapes[0][0] if together and shapes[0] else sys.maxsize)
 
         return forward
 
@@ -132,16 +138,16 @@ class Xnnpack(Dialect):
         return out
 
 
-def _traced(net: nn.Module, found: nn.Module, given: Tensor) -> ExportedProgram:
+def _traced(net: nn.Module, found: nn.Module, given: tuple[Tensor, ...]) -> ExportedProgram:
     for name, module in list(found.named_modules()):
         # dropout is a copy in ExecuTorch's graph, which separates a layer from the rounding of its result
         if isinstance(module, nn.Dropout):
             found.set_submodule(name, nn.Identity().eval())
-    return torch.export.export(found, (given,), dynamic_shapes=bounded_axes(net, given))
+    return torch.export.export(found, given, dynamic_shapes=shapes_for(net, bounded_axes(net, given)))
 
 
-def _integer_program(net: nn.Module, given: Tensor) -> ExportedProgram:
-    found = deployable(net, stand_in(given), Xnnpack())
+def _integer_program(net: nn.Module, given: tuple[Tensor, ...]) -> ExportedProgram:
+    found = deployable(net, stand_in(net, given if isinstance(net, FlatCore) else given[0]), Xnnpack())
     for layer in found.modules():
         if hasattr(layer, "integers") and not isinstance(layer, nn.Embedding):
             _prepare(layer)
@@ -275,14 +281,14 @@ def _check_layers(found: Delegated, quantized: bool) -> None:
         warnings.warn(f"ExecuTorch's slow portable kernels compute what XNNPACK does not take: {names}.", stacklevel=3)
 
 
-def _check_memory(made: Any, given: Tensor) -> None:
+def _check_memory(made: Any, given: tuple[Tensor, ...]) -> None:
     """Raise UserError if the largest batch needs too much memory, or memory was planned for another."""
-    plan, key = made.executorch_program.execution_plan[0], f"target.executorch.max_batch_size={len(given)}"
-    planned = tuple(plan.values[plan.inputs[0]].val.sizes)
-    require(  # ExecuTorch narrows bounds by its assumptions about the example
-        planned == tuple(given.shape),
-        f"{key}: ExecuTorch plans memory for {list(planned)} instead of {list(given.shape)}: choose another one.",
-    )
+    plan, key = made.executorch_program.execution_plan[0], f"target.executorch.max_batch_size={len(given[0])}"
+    for index, tensor in enumerate(given):  # ExecuTorch narrows bounds by its assumptions about the example
+        planned, wanted = list(plan.values[plan.inputs[index]].val.sizes), list(tensor.shape)
+        require(
+            planned == wanted, f"{key}: ExecuTorch plans memory for {planned} instead of {wanted}: choose another one."
+        )
     reserved = sum(plan.non_const_buffer_sizes)
     require(
         reserved <= MOST_MEMORY,
@@ -334,11 +340,11 @@ class Program:
             self.method = self.program.load_method("forward")
         return self.method
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, *arrays: Array) -> Any:
         with POOL.lock:
-            (out,) = self.ready().execute((torch.from_numpy(np.require(x, requirements=["C", "W"])),))
-        found: Array = out.numpy()
-        return found
+            given = tuple(torch.from_numpy(np.require(x, requirements=["C", "W"])) for x in arrays)
+            found = [out.numpy() for out in self.ready().execute(given)]
+        return found[0] if len(found) == 1 else found
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lathe.errors import UserError, require, uninstalled
 from lathe.export import Array, Target, export_target, first_line
 from lathe.export.files import readable, whole
-from lathe.export.inputs import dynamic_axes, stand_in
+from lathe.export.inputs import FlatCore, dynamic_axes, shapes_for, stand_in
 from lathe.export.integer_layers import Affine, Dialect, IntegerAdd, copied, deployable
 
 CUDA = "CUDAExecutionProvider"
@@ -31,7 +31,7 @@ EXACT = "session.x64quantprecision"
 class Onnx(Target):
     """One self-contained float file for any batch size; a quantized net keeps only rounded weights."""
 
-    suffix, has_gpu, integers = ".onnx", True, False
+    suffix, has_gpu, takes_cores, integers = ".onnx", True, True, False
 
     def __init__(self) -> None:
         pass
@@ -39,16 +39,16 @@ class Onnx(Target):
     def available(self) -> str | None:
         return uninstalled("export", "onnx", "onnxscript", "onnxruntime")
 
-    def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
+    def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
         write(copied(net, floats=True), example, path)
 
-    def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
+    def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[..., Any]:
         session = open_session(path, threads, device)
-        name = session.get_inputs()[0].name
+        names = [given.name for given in session.get_inputs()]
 
-        def forward(x: Array) -> Array:
-            out: Array = session.run(None, {name: x})[0]
-            return out
+        def forward(*arrays: Array) -> Any:
+            found = session.run(None, dict(zip(names, arrays, strict=True)))
+            return found[0] if len(found) == 1 else found
 
         return forward
 
@@ -64,8 +64,8 @@ class OnnxInt8(Onnx):
 
     has_gpu, integers = False, True
 
-    def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
-        found = deployable(net, stand_in(example), OnnxDialect())
+    def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
+        found = deployable(net, stand_in(net, example), OnnxDialect())
         modules = list(found.modules())
         blocked = any(module.scale.dim() == 2 for module in modules if hasattr(module, "integers"))  # type: ignore[operator]
         rounds = any(
@@ -131,16 +131,19 @@ def write(
     opset: int | None = None,
     properties: dict[str, str] | None = None,
 ) -> None:
-    """Trace a net in eval mode to the self-contained file `path`, with input `input` and output `output`."""
-    given = stand_in(example)
+    """Trace a net in eval mode to the self-contained file `path`, with input `input` and output `output`.
+
+    A core keeps the names of its inputs and outputs.
+    """
+    given, flat = stand_in(net, example), net if isinstance(net, FlatCore) else None
     with whole(path) as temporary, torch.no_grad(), quiet():
         program = torch.onnx.export(
             net,
-            (given,),
+            given,
             dynamo=True,
-            dynamic_shapes=dynamic_axes(net, given),
-            input_names=["input"],
-            output_names=["output"],
+            dynamic_shapes=shapes_for(net, dynamic_axes(net, given)),
+            input_names=["input"] if flat is None else flat.names,
+            output_names=["output"] if flat is None else flat.output_names,
             opset_version=opset,
             verbose=False,
         )
@@ -193,6 +196,8 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*", category=FutureWarning)
+            # several inputs of a core have one batch
+            warnings.filterwarnings("ignore", message="(?s).*shares the same shape constraints", category=UserWarning)
             yield
     finally:
         logger.setLevel(level)

@@ -33,7 +33,7 @@ class Safetensors(Target):
     under "lathe": `{"version", "structure", "integers": {name: {"shape", "bits"}}, "aliases"}`.
     """
 
-    suffix, computes = ".safetensors", False
+    suffix, computes, takes_cores = ".safetensors", False, True
 
     @validated
     def __init__(self, integers: bool | None = None, push_to_hub: Repository | None = None) -> None:
@@ -43,7 +43,7 @@ class Safetensors(Target):
         packages = ("safetensors",) if self.push_to_hub is None else ("safetensors", "huggingface_hub")
         return uninstalled("export", *packages)
 
-    def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
+    def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
         import safetensors.torch
 
         content = content_of(net)
@@ -126,17 +126,19 @@ def model_card(folder: Path) -> str:
     node = dict(config["net"])
     module, _, name = str(node.pop("_target_")).rpartition(".")
     arguments = ", ".join(f"{key}={value!r}" for key, value in node.items() if not key.startswith("_"))
-    given, preprocess = manifest["input"], manifest["preprocess"]
-    takes = f"{given['dtype']} `[{', '.join(map(str, given['shape']))}]`"
+    core, preprocess = manifest.get("core"), manifest["preprocess"]
+    inputs, outputs = ("inputs", "outputs") if "inputs" in manifest else ("input", "output")
+    takes, gives = (_describe(manifest[key]) for key in (inputs, outputs))
+    net = f"{name}({arguments})" + (f'.get_submodule("{core}")' if core else "")
     if preprocess is not None:
         mean, std = preprocess["mean"], preprocess["std"]
         takes += f": pixels on a scale from 0 to 1, minus {mean}, divided by {std}, for each channel"
     metrics = parity["figures"] or {"trained": {}, "file": {}}  # empty without held-out data
-    rows = [f"| {key} | {value:.4f} | {metrics['file'][key]:.4f} |" for key, value in metrics["trained"].items()]
+    trained = metrics["trained"] if metrics["file"] else {}
+    rows = [f"| {key} | {value:.4f} | {metrics['file'][key]:.4f} |" for key, value in trained.items()]
     head = f"| {parity['split']}, n = {parity['samples']} | as trained | this file |\n|---|---|---|\n"
     table = head + "\n".join(rows) + "\n\n" if rows else ""
     kind = ", as integers with their scales" if manifest["integers"] else ""
-    shape = ", ".join(map(str, manifest["output"]["shape"]))
     return f"""---
 library_name: lathe
 tags: [pytorch, lathe]
@@ -146,12 +148,19 @@ tags: [pytorch, lathe]
 
 Weights of a `{module}.{name}` that was trained with Lathe{kind}.
 
-{table}Input: {takes}. Output: {manifest["output"]["dtype"]} logits `[{shape}]`.
+{table}Input: {takes}. Output: {gives}.
 
 ```python
 from {module} import {name}
 from lathe.export.targets.safetensors import restore
 
-net = restore({name}({arguments}), "{manifest["file"]}").eval()
+net = restore({net}, "{manifest["file"]}").eval()
 ```
 """
+
+
+def _describe(entries: Any) -> str:
+    """Return name, dtype and shape of an input or output, or of several."""
+    several = entries if isinstance(entries, list) else [entries]
+    words = (f"{each['name']}, {each['dtype']} `[{', '.join(map(str, each['shape']))}]`" for each in several)
+    return "; ".join(words)

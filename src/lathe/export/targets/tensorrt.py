@@ -66,7 +66,7 @@ class TensorRT(Target):
             return "target=tensorrt: torch finds no NVIDIA GPU here: export on the machine that is to run the file."
         return None
 
-    def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
+    def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
         check_bounds(net, "tensorrt")
         way = self.builder(bool(quantized_layers(net)))
         missing = self.available() or (get("onnx").available() if way == "onnx" else None)
@@ -79,7 +79,7 @@ class TensorRT(Target):
                     write(found, example, folder / "net.onnx")
                     plan = built((folder / "net.onnx").read_bytes(), shapes, self.workspace)
             else:
-                plan = compiled(found, net, stand_in(example, self.max_batch_size), shapes, self.workspace)
+                plan = compiled(found, net, stand_in(net, example, self.max_batch_size)[0], shapes, self.workspace)
             temporary.write_bytes(plan)
 
     def builder(self, quantized: bool) -> str:
@@ -144,7 +144,8 @@ class TensorRT(Target):
             fits = x.ndim == len(most) and x.size > 0 and all(low <= side <= high for low, side, high in sides)
             takes = f"{dtype} of shapes from {list(least)} to {list(most)}"
             require(fits and x.dtype == dtype, f"{path} takes {takes}, not {x.dtype} of shape {list(x.shape)}.")
-            return in_parts(run, x, most[0])
+            out: Array = in_parts(run, [x], most[0])
+            return out
 
         return forward
 
@@ -180,7 +181,7 @@ def prepared(net: nn.Module, example: Tensor, half: bool) -> nn.Module:
     if not quantized_layers(net):
         found = copied(net)
         return Half(found) if half else found
-    found = deployable(net, stand_in(example), Symmetric())
+    found = deployable(net, stand_in(net, example), Symmetric())
     rounded = 0
     for name, layer in list(found.named_modules()):
         if isinstance(layer, IntegerEmbedding):  # TensorRT looks up no integers
@@ -245,7 +246,7 @@ def compiled(found: nn.Module, net: nn.Module, given: Tensor, shapes: Shapes, wo
     import torch_tensorrt  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     make = torch_tensorrt.dynamo.convert_exported_program_to_serialized_trt_engine
-    program = torch.export.export(found.cuda(), (given.cuda(),), dynamic_shapes=bounded_axes(net, given))
+    program = torch.export.export(found.cuda(), (given.cuda(),), dynamic_shapes=bounded_axes(net, (given,)))
     names = ("min_shape", "opt_shape", "max_shape")
     inputs = [torch_tensorrt.Input(**dict(zip(names, shapes, strict=True)), dtype=given.dtype)]
     settings: dict[str, Any] = {"disable_tf32": True, "require_full_compilation": True}

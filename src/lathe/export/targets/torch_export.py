@@ -3,15 +3,16 @@
 import io
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lathe.compression.quantization.net import quantized_layers
 from lathe.errors import UserError
-from lathe.export import Array, Target, export_target, first_line
+from lathe.export import Target, export_target, first_line
 from lathe.export.files import readable, whole
-from lathe.export.inputs import dynamic_axes, stand_in
+from lathe.export.inputs import FlatCore, dynamic_axes, shapes_for, stand_in
 from lathe.export.integer_layers import Inductor, copied, deployable
 from lathe.export.targets import pt2_archive
 from lathe.export.targets.onnx import quiet
@@ -29,13 +30,13 @@ class TorchExport(Target):
     float32: for speed, compile the graph (`torch.compile(program.module())`), or use target=aot_inductor.
     """
 
-    suffix, has_gpu = ".pt2", True
+    suffix, has_gpu, takes_cores = ".pt2", True, True
 
-    def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
-        given = stand_in(example)
+    def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
+        given = stand_in(net, example)
         found = deployable(net, given, Inductor()) if quantized_layers(net) else copied(net)
         with whole(path) as temporary, quiet():
-            program = _program(found, given, dynamic_axes(net, given))
+            program = _program(found, given, shapes_for(net, dynamic_axes(net, given)))
             buffer = (
                 io.BytesIO()
             )  # otherwise the archive contains the temporary file's name, and differs at each export
@@ -48,7 +49,7 @@ class TorchExport(Target):
                 ) from error
             temporary.write_bytes(buffer.getvalue())
 
-    def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
+    def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[..., Any]:
         """Load a file as a function; it computes on `device` with copies to it and back.
 
         `torch.export.load` unpickles and evaluates an archive's content, and has no `weights_only`; so archives with
@@ -65,14 +66,15 @@ class TorchExport(Target):
         return on_arrays(module, threads, None if device is None else torch.device(device))
 
 
-def _program(net: nn.Module, given: Tensor, axes: tuple[dict[int, object]]) -> torch.export.ExportedProgram:
+def _program(net: nn.Module, given: tuple[Tensor, ...], axes: Any) -> torch.export.ExportedProgram:
     """Trace the net; remove notes and example inputs from the program."""
     try:
         with torch.no_grad():
-            program = torch.export.export(net, (given,), dynamic_shapes=axes)
+            program = torch.export.export(net, given, dynamic_shapes=axes)
     except Exception as error:  # tracing Python code can raise anything
+        name = type(net.core if isinstance(net, FlatCore) else net).__name__
         raise UserError(
-            f"target=torch_export: torch.export can't trace {type(net).__name__} for inputs of any size "
+            f"target=torch_export: torch.export can't trace {name} for inputs of any size "
             f"({first_line(error)}); where its code makes a Python number of a size, as len(x) does, write x.shape[0]."
         ) from error
     for module in program.graph_module.modules():

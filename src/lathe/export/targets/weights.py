@@ -29,9 +29,9 @@ class Weights(Target):
     `bits` and `scale`; `aliases` are further names of a tensor.
     """
 
-    suffix, computes = ".pt", False
+    suffix, computes, takes_cores = ".pt", False, True
 
-    def export(self, net: nn.Module, example: Tensor, path: str | Path) -> None:
+    def export(self, net: nn.Module, example: Any, path: str | Path) -> None:
         with whole(path) as temporary:
             torch.save(content_of(net), temporary)
 

@@ -1,0 +1,230 @@
+"""Predict with a user's LightningModule, by its own predict_step, or with an export of its core."""
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from lathe.errors import UserError, require
+from lathe.export import Array, first_line
+from lathe.export.bundle import open_bundle
+from lathe.export.files import whole
+from lathe.runs.build import make_data
+from lathe.serving.named import as_arrays
+from lathe.verbs.evaluate import rebuild
+
+INPUTS = (".npz", ".npy", ".csv", ".parquet")
+OUTPUTS = (".npz", ".csv", ".parquet")
+NAME = "prediction"  # of an output that is a tensor
+
+
+def predict_module(cfg: dict[str, Any], folder: Path | None) -> int:
+    """Write the predictions for `input`, or for the data's own predict_dataloader, to `output`; return their number.
+
+    Args:
+        cfg: the run's configuration with the request.
+        folder: of an export of the core; None for the module, whose predict_step gets a tensor for an `input` with one
+            array, and a dict of tensors for one with several.
+
+    Raises:
+        UserError: `input` can't be read or does not fit, or the predictions do not fit the format of `output`.
+    """
+    request, rows = cfg["request"], None
+    batches: list[Any] | None = None
+    if request["input"] is not None:
+        arrays = read_arrays(Path(request["input"]))
+        rows = len(next(iter(arrays.values())))
+        size = request["batch_size"] or cfg["data"].get("eval_batch_size") or cfg["data"].get("batch_size") or 64
+        batches = [{name: x[i : i + size] for name, x in arrays.items()} for i in range(0, rows, size)]
+    if folder is not None:
+        require(batches is not None, "input=null: an export takes a file; name one, or leave out target.")
+        bundle = open_bundle(folder)
+        names = [entry["name"] for entry in bundle.manifest["inputs"]]
+        outputs = []
+        for batch in batches or []:
+            named = dict(zip(names, batch.values(), strict=False)) if len(batch) == 1 == len(names) else batch
+            outputs.append(bundle(*as_arrays(named, bundle.manifest)))
+    else:
+        outputs = _module_outputs(cfg, batches)
+    found = gather(outputs)
+    counts = {len(array) for array in found.values()}
+    require(
+        rows is None or isinstance(outputs[0], list) or counts == {rows},
+        f"input={request['input']} has {rows} rows, and the predictions {sorted(counts)}: predict_step takes another "
+        "batch than its arrays. Give it predict_dataloader of the data, with input=null.",
+    )
+    write_arrays(Path(request["output"]), found)
+    count = rows or max(counts)
+    print(f"{count} predictions in {request['output']}")
+    return count
+
+
+def _module_outputs(cfg: dict[str, Any], batches: list[Any] | None) -> list[Any]:
+    task, trainer = rebuild(cfg)
+    module = task.driven
+    if batches is not None:
+        given = [{name: torch.from_numpy(x) for name, x in batch.items()} for batch in batches]
+        loader = [next(iter(batch.values())) if len(batch) == 1 else batch for batch in given]
+        return list(trainer.predict(module, dataloaders=PlainLoader(loader)) or [])
+    data = make_data(cfg)
+    own = is_overridden("predict_dataloader", data, LightningDataModule)
+    require(
+        own or is_overridden("predict_dataloader", module),
+        f"input=null: {type(data).__name__} has no predict_dataloader. Write one, or name a file with input=.",
+    )
+    owner: Any = data if own else module
+    owner.predict_dataloader = _Once(owner.predict_dataloader)
+    found = trainer.predict(module, datamodule=data if own else None) or []
+    return [batch for loader in found for batch in loader] if owner.predict_dataloader.several else list(found)
+
+
+class _Once:
+    """A predict_dataloader hook whose loaders are plain iterables: Lightning builds DataLoaders again, and fails on
+    positional arguments."""
+
+    several = False
+
+    def __init__(self, hook: Callable[[], Any]) -> None:
+        self.hook = hook
+
+    def __call__(self) -> Any:
+        found = self.hook()
+        if isinstance(found, list | tuple):
+            self.several = len(found) > 1
+            return [PlainLoader(loader) for loader in found]
+        return PlainLoader(found)
+
+
+class PlainLoader:
+    """An iterable of batches that Lightning neither builds again nor takes for several loaders."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+
+def read_arrays(path: Path) -> dict[str, Array]:
+    """Return the arrays of a file by name. A table is one float32 array `[rows, columns]` named `x`.
+
+    Raises:
+        UserError: the file can't be read, or its arrays have different numbers of rows.
+    """
+    suffix = path.suffix.lower()
+    require(suffix in INPUTS, f"input={path}: expected a file of {', '.join(INPUTS)}.")
+    try:
+        if suffix == ".npz":
+            with np.load(path, allow_pickle=False) as file:
+                found = dict(file)
+        elif suffix == ".npy":
+            found = {"x": np.load(path, allow_pickle=False)}
+        elif suffix == ".csv":
+            with open(path, newline="") as text:
+                lines = [row for row in csv.reader(text) if row]
+            found = {"x": np.array(lines[_has_names(lines[0]) :], dtype=np.float32)}
+        else:
+            found = {"x": _pandas("input").read_parquet(path).to_numpy(dtype=np.float32)}
+    except UserError:
+        raise
+    except Exception as error:  # readers raise many types for a damaged file
+        raise UserError(f"input={path} can't be read: {first_line(error)}.") from error
+    sizes = {name: len(x) if x.ndim else 0 for name, x in found.items()}
+    require(
+        len(set(sizes.values())) == 1 and min(sizes.values()) > 0,
+        f"input={path}: its arrays have {sizes or 'no'} rows: expected as many in each.",
+    )
+    return found
+
+
+def _has_names(row: list[str]) -> bool:
+    """Return whether the first row of a table names its columns."""
+    try:
+        list(map(float, row))
+    except ValueError:
+        return True
+    return False
+
+
+def _pandas(key: str) -> Any:
+    require(find_spec("pandas") is not None, f"{key}: a .parquet file needs pandas and pyarrow: pip install them.")
+    return import_module("pandas")
+
+
+def gather(outputs: list[Any]) -> dict[str, Array]:
+    """Return the outputs of all batches by name: tensors of a name are concatenated.
+
+    A tensor is named `prediction`, and those of dicts and tuples by their keys and places. A list has an entry for each
+    sample, which are numbered through.
+
+    Raises:
+        UserError: there are no outputs, they change between batches, or are not arrays.
+    """
+    parts: dict[str, list[Array]] = {}
+    number = 0
+    for batch in outputs:
+        samples = batch if isinstance(batch, list) else [batch]
+        for sample in samples:
+            prefix = [str(number)] if isinstance(batch, list) else []
+            number += 1
+            for name, array in _named(sample, prefix):
+                parts.setdefault(name, []).append(array)
+    require(bool(parts), "predict_step returns nothing to write.")
+    each = {len(found) for found in parts.values()}
+    require(len(each) == 1, "predict_step returns other names in some batches: return the same ones, or a list.")
+    return {name: np.concatenate(found) for name, found in parts.items()}
+
+
+def _named(tree: Any, prefix: list[str]) -> Iterator[tuple[str, Array]]:
+    for path, value in pytree.tree_flatten_with_path(tree)[0]:
+        if value is None:
+            continue
+        words = [*prefix, *(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path)]
+        array = _wide(value).cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
+        require(
+            array.dtype != object, f"predict_step returns a {type(value).__name__}: expected tensors, numbers or text."
+        )
+        yield ".".join(words) or NAME, np.atleast_1d(array)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Array]) -> None:
+    """Write arrays by name to a .npz file, or as the columns of a .csv or .parquet file with a row for each sample.
+
+    Raises:
+        UserError: an array has more than two axes or another number of rows than the others, for a table.
+    """
+    suffix = path.suffix.lower()
+    columns: dict[str, Array] = {}
+    if suffix != ".npz":
+        fits = len({len(array) for array in arrays.values()}) == 1 and all(array.ndim <= 2 for array in arrays.values())
+        require(fits, f"output={path}: the predictions are not one row per sample: name a .npz file.")
+        for name, array in arrays.items():
+            single = array.ndim == 1
+            columns |= {name: array} if single else {f"{name}.{i}": array[:, i] for i in range(array.shape[1])}
+    with whole(path) as temporary:
+        if suffix == ".npz":
+            with open(temporary, "wb") as file:
+                np.savez(file, **arrays)  # type: ignore[arg-type]
+        elif suffix == ".parquet":
+            _pandas("output").DataFrame(columns).to_parquet(temporary)
+        else:
+            with open(temporary, "w", newline="") as text:
+                writer = csv.writer(text)
+                writer.writerow(columns)
+                writer.writerows(zip(*(array.tolist() for array in columns.values()), strict=True))
