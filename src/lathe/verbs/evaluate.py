@@ -55,7 +55,7 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
 
 
 def check_request(request: dict[str, Any], suffixes: tuple[str, ...] = ()) -> None:
-    """Raise UserError if `output` can't be written, or has none of `suffixes`, or would replace an input or a file of the run."""
+    """Raise UserError if `output` can't be written, has none of `suffixes`, or is an input or a file of the run."""
     output, source = request["output"], request.get("input")
     check_output(output, suffixes)
     if output is None:

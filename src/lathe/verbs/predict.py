@@ -49,7 +49,7 @@ def predict(cfg: dict[str, Any]) -> int:
     collect_errors(
         lambda: require(devices in (1, "auto"), f"trainer.devices={devices}: prediction runs on one device."),
         lambda: require(given is None or given.exists(), f"input={given}: there is no such file or folder."),
-        lambda: check_request(request, OUTPUTS if own else (".csv",)),
+        lambda: check_request(request, OUTPUTS if own else ()),
         lambda: None if own else check_input_spec(cfg, request["run"]),
     )
     manifest = None if target == MODULE else check_export(cfg)
