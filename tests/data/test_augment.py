@@ -111,9 +111,7 @@ def test_normalisation_is_the_textbook_formula() -> None:
 
 
 @pytest.mark.parametrize("convert", [None, lambda x: x.float() / 3])
-def test_strided_windows_give_the_same_bits(
-    convert: Callable[[torch.Tensor], torch.Tensor] | None,
-) -> None:
+def test_strided_windows_give_the_same_bits(convert: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
     images = torch.randint(0, 256, (60, 3, 9, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     draws = draw(Augment(crop=2, flip="random"), seed=1, epoch=2, n=60, height=9, width=7)
     bank = Bank(images, 2, "zero", flips=True, convert=convert)

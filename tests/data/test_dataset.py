@@ -42,6 +42,7 @@ from lathe.training.train import train
 
 __all__ = ["interruption"]  # a fixture
 FACTS = {"num_classes": 2, "channels": 1, "image_size": 4}
+HELD_OUT: dict[str, Any] = {"val": Pictures(20), "test": Pictures(20)}
 
 
 def module(train: Any, replicas: int = 1, rank: int = 0, **settings: Any) -> DatasetDataModule:
@@ -208,19 +209,34 @@ def run_of(folder: Path, *words: str) -> dict[str, Any]:
     return new_run(folder, *own, *SMALL, "data.batch_size=16", "trainer.log_every_n_steps=1", *words)
 
 
-def result_of(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
-    return train(cfg)
+class Divided(Flow):
+    """Gives each process its own part, as datasets for torch's DDP do."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(super().__iter__(), int(os.environ["RANK"]), None, 2)
+
+
+def results_of(rank: int, cfgs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    loader = module(Divided(), 2, rank, samples=40, **HELD_OUT).train_dataloader()
+    with pytest.raises(UserError, match=r"^data\.train: Divided gives each process other samples: let it give all"):
+        next(iter(loader))
+    return [train(cfg) for cfg in cfgs]
 
 
 def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
-    one, two = run_of(tmp_path / "one"), run_of(tmp_path / "two", "trainer.devices=2")
-    result = train(one)
-    results = on_ranks(result_of, two)
-    losses = [column(Path(cfg["paths"]["run_dir"]), "train/loss") for cfg in (one, two)]
-    assert len(losses[0]) == 10
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    for name in ("val/loss", "val/accuracy", "test/loss", "test/accuracy"):
-        assert results[0][name] == pytest.approx(result[name], rel=1e-5)
+    """On a dataset with a length and on an iterable one, which is refused where it divides itself."""
+    one, two = (
+        [run_of(tmp_path / name / "rows", *words), stream_run(tmp_path / name / "stream", "Flow", *words)]
+        for name, words in (("one", []), ("two", ["trainer.devices=2"]))
+    )
+    results = on_ranks(results_of, two)[0]
+    for alone, together, found, steps in zip(one, two, results, (10, 12), strict=True):
+        result = train(alone)
+        losses = [column(Path(cfg["paths"]["run_dir"]), "train/loss") for cfg in (alone, together)]
+        assert len(losses[0]) == steps
+        assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+        for name in ("val/loss", "val/accuracy", "test/loss", "test/accuracy"):
+            assert found[name] == pytest.approx(result[name], rel=1e-5)
 
 
 @pytest.mark.parametrize(("step", "words"), [(3, ()), pytest.param(8, ("data.num_workers=1",), marks=pytest.mark.slow)])
@@ -249,8 +265,7 @@ def test_a_run_directory_is_enough(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("y", "got"),
-    [(1.0, "float64 [2]"), ("cat", "a list of str"), (torch.zeros(3), "float32 [2, 3]")],
+    ("y", "got"), [(1.0, "float64 [2]"), ("cat", "a list of str"), (torch.zeros(3), "float32 [2, 3]")]
 )
 def test_targets_that_are_no_classes(y: Any, got: str) -> None:
     data = module(Odd(y=y), num_classes=2)
@@ -378,21 +393,13 @@ def test_an_item_that_can_not_be_read_is_named(split: str, data: dict[str, Any],
 def test_one_that_is_not_finite_is_named_where_it_stops_the_run(tmp_path: Any) -> None:
     kind = f"{__name__}.Numbered"
     words = (f"data.train={{_target_: {kind}, odd: infinite}}", f"data.val={{_target_: {kind}, n: 20}}")
-    own = (
-        "data=dataset",
-        *words,
-        f"data.test={{_target_: {kind}, n: 20}}",
-        "data.num_classes=2",
-    )
+    own = ("data=dataset", *words, f"data.test={{_target_: {kind}, n: 20}}", "data.num_classes=2")
     shape = ("data.channels=1", "data.image_size=4", "data.batch_size=60", "trainer.log_every_n_steps=1")
     with pytest.raises(UserError, match=rf"holds inf \(batch\[0\], in row \d+ of 60: data\.train: item {BAD}\)"):
         train(new_run(tmp_path, *own, *SMALL, *shape))
 
 
 # data=dataset with an iterable dataset: in its own order, on any number of devices, resumed.
-
-
-HELD_OUT: dict[str, Any] = {"val": Pictures(20), "test": Pictures(20)}
 
 
 def iterable_module(dataset: Any, **settings: Any) -> DatasetDataModule:
@@ -435,6 +442,12 @@ def test_ranks_divide_each_global_batch_and_resume_in_it(kind: Any, replicas: in
     assert torch.equal(torch.cat([torch.cat(part) for part in held_out]).sort(0).values, evaluated.sort(0).values)
 
 
+def test_a_rank_without_samples_is_refused_on_all() -> None:
+    for rank in range(4):
+        with pytest.raises(UserError, match=r"^data\.val: a batch of 3 leaves one of 4 replicas without samples"):
+            list(module(Flow(), 4, rank, samples=80, val=Flow(3), test=Flow(3)).val_dataloader())
+
+
 class Once(Flow):
     """Its own iterator, which cannot be started again."""
 
@@ -474,30 +487,6 @@ def stream_run(folder: Path, kind: str, *words: str) -> dict[str, Any]:
     ]
     facts = ("data.num_classes=2", "data.channels=1", "data.image_size=4", "data.samples=96", "data.batch_size=16")
     return new_run(folder, "data=dataset", *nodes, *SMALL, *facts, "trainer.log_every_n_steps=1", *words)
-
-
-class Divided(Flow):
-    """Gives each process its own part, as datasets for torch's DDP do."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(super().__iter__(), int(os.environ["RANK"]), None, 2)
-
-
-def stream_on_rank(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
-    loader = module(Divided(), 2, rank, samples=40, **HELD_OUT).train_dataloader()
-    with pytest.raises(UserError, match=r"^data\.train: Divided gives each process other samples: let it give all"):
-        next(iter(loader))
-    return train(cfg)
-
-
-def test_two_processes_have_the_losses_of_one_on_an_iterable(tmp_path: Path) -> None:
-    one, two = stream_run(tmp_path / "one", "Flow"), stream_run(tmp_path / "two", "Flow", "trainer.devices=2")
-    result, results = train(one), on_ranks(stream_on_rank, two)
-    losses = [column(Path(cfg["paths"]["run_dir"]), "train/loss") for cfg in (one, two)]
-    assert len(losses[0]) == 12
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    for name in ("val/loss", "val/accuracy", "test/loss", "test/accuracy"):
-        assert results[0][name] == pytest.approx(result[name], rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["Stateful", "Flow"])

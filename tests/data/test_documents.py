@@ -130,16 +130,8 @@ def test_split_makes_pieces_that_go_on_where_the_last_one_ended() -> None:
 @pytest.mark.parametrize(
     ("of", "settings", "names"),
     [
-        (
-            (5, 70, 9),
-            {},
-            r"data\.length=64 .*document 1",
-        ),
-        (
-            (5, 50, 9),
-            {"max_tokens": 49},
-            r"data\.max_tokens=49: .*at least 50",
-        ),
+        ((5, 70, 9), {}, r"data\.length=64 .*document 1"),
+        ((5, 50, 9), {"max_tokens": 49}, r"data\.max_tokens=49: .*at least 50"),
         ((5, 5), {"vocab_size": 3}, r"data\.vocab_size=3 .*data\.vocab_size=11"),
     ],
 )

@@ -12,12 +12,7 @@ from support.interruptions import Interruption, interruption, same, train_throug
 from support.own_parts import Noisy, Table
 from support.ranks import on_ranks
 from support.runs import SMALL, column, new_run
-from torch.utils.data import (
-    DataLoader,
-    DistributedSampler,
-    RandomSampler,
-    get_worker_info,
-)
+from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, get_worker_info
 
 from lathe.data.foreign import SharedLoader, share
 from lathe.errors import UserError

@@ -117,8 +117,7 @@ def test_each_split_is_evaluated_in_whichever_stage_it_is_opened(verb: Call, run
 
 
 @pytest.mark.parametrize(
-    ("script", "words"),
-    [("export", ["target=onnx"]), ("predict", ["input=images.npy", "output=out.csv"])],
+    ("script", "words"), [("export", ["target=onnx"]), ("predict", ["input=images.npy", "output=out.csv"])]
 )
 def test_verbs_that_need_facts_name_them(run: RunDir, verb: Call, script: str, words: list[str]) -> None:
     code, _, errors = verb(script, f"run={run.path}", *words)

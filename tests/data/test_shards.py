@@ -188,12 +188,7 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "harm", "verify", "says"),
     [
-        (
-            "train-000003.tar",
-            cut,
-            False,
-            r"train-000003\.tar was cut or changed",
-        ),
+        ("train-000003.tar", cut, False, r"train-000003\.tar was cut or changed"),
         ("train-000003.tar", Path.unlink, False, r"train-000003\.tar is missing"),
         ("val.index.npy", cut, False, r"val\.index\.npy was cut or changed"),
         ("test-000000.tar", flip, True, r"test-000000\.tar was cut or changed"),

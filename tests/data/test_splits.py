@@ -186,10 +186,7 @@ def refused(given: Any, **facts: int) -> list[str]:
         ({"labels": LABELS / 1}, "the train split's labels and rows are float64 [30] and int64 [20], expected int64 "),
         ({"labels": LABELS + 1}, "the train split's labels go from 1 to 3, expected 0 to 2."),
         ({"rows": np.arange(0)}, "the train split has no rows, expected some to train on."),
-        (
-            {"rows": np.arange(22)},
-            "the train and val splits share 2 images, expected none: divide them by rows.",
-        ),
+        ({"rows": np.arange(22)}, "the train and val splits share 2 images, expected none: divide them by rows."),
     ],
 )
 def test_wrong_content_is_named(changed: dict[str, Any], sentence: str) -> None:

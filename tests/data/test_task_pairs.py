@@ -39,12 +39,7 @@ class Rows:
 
     def __getitem__(self, row: int) -> Any:
         x = torch.arange(4.0) + row % self.n
-        return {
-            "pair": (x, x),
-            "alone": x,
-            "three": (x, x, 1.0),
-            "dict": {"x": x, "y": x, "id": row},
-        }[self.form]
+        return {"pair": (x, x), "alone": x, "three": (x, x, 1.0), "dict": {"x": x, "y": x, "id": row}}[self.form]
 
 
 class Flowing(IterableDataset[Any]):

@@ -93,11 +93,7 @@ def class_name(label: int, names: Sequence[str] | None) -> str:
 
 
 def warn_missing_classes(
-    key: str,
-    labels: NDArray[np.int64],
-    rows: Mapping[str, NDArray[np.int64]],
-    names: Sequence[str] | None,
-    fix: str,
+    key: str, labels: NDArray[np.int64], rows: Mapping[str, NDArray[np.int64]], names: Sequence[str] | None, fix: str
 ) -> None:
     """Warn of classes in `labels` [n] that a split, by its `rows`, does not have: its metrics do not cover them."""
     missing = {split: np.setdiff1d(labels, labels[own]).tolist() for split, own in rows.items()}

@@ -112,12 +112,7 @@ class Bank:
     """
 
     def __init__(
-        self,
-        images: Tensor,
-        padding: int,
-        fill: str,
-        flips: bool,
-        convert: Callable[[Tensor], Tensor] | None = None,
+        self, images: Tensor, padding: int, fill: str, flips: bool, convert: Callable[[Tensor], Tensor] | None = None
     ) -> None:
         self.n, self.channels, self.height, self.width = images.shape
         self.padding = padding

@@ -204,16 +204,18 @@ class EvalStream:
     def __iter__(self) -> Iterator[Any]:
         held: Rowed | None = None
         for count, samples in self.read():
+            if held is None and count < self.world_size:
+                raise UserError(
+                    f"{self.items.key}: a batch of {count} leaves one of {self.world_size} replicas without samples: "
+                    "give more samples, a larger data.eval_batch_size, or fewer devices."
+                )
             if held is not None and count < self.world_size:
                 samples = Rowed([*held, *samples], [*held.rows, *samples.rows])
             elif held is not None:
                 yield self.collate(held)
             held = samples
-        if held is None:
-            return
-        if not held:
-            raise UserError(f"{self.items.key} has too few samples for {self.world_size} replicas: use fewer devices.")
-        yield self.collate(held)
+        if held is not None:
+            yield self.collate(held)
 
     def read(self, epoch: int = 0, first: int = 0, start: int = 0) -> Iterator[tuple[int, Rowed]]:
         """Yield the size of each global batch from batch `first` on, and this process's samples of it.
@@ -234,12 +236,12 @@ class EvalStream:
                     except StopIteration:
                         break
                     count += 1
-                    if start >= first * self.size and number % self.world_size == self.rank:
-                        own.append(self.items.made(sample, number))
-                        own.rows.append(number)  # type: ignore[attr-defined]
                     if not begun and self.world_size > 1:
                         check_same_on_ranks(self.items, sample)
                     begun = True
+                    if start >= first * self.size and number % self.world_size == self.rank:
+                        own.append(self.items.made(sample, number))
+                        own.rows.append(number)  # type: ignore[attr-defined]
             if not count:
                 return
             if start >= first * self.size:
@@ -249,7 +251,7 @@ class EvalStream:
 
 def can_restart(dataset: Any) -> bool:
     """Return whether an iterable dataset can be read again from its start, or from a state."""
-    return hasattr(dataset, "load_state_dict") or iter(dataset) is not dataset
+    return hasattr(dataset, "load_state_dict") or not hasattr(dataset, "__next__")
 
 
 def check_same_on_ranks(items: Any, sample: Any) -> None:
@@ -259,7 +261,9 @@ def check_same_on_ranks(items: Any, sample: Any) -> None:
     digest = hashlib.sha256()
     for leaf in tree_leaves(sample):  # a pickled tensor has addresses in it
         tensor = isinstance(leaf, torch.Tensor)
-        digest.update(leaf.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor else pickle.dumps(leaf))
+        digest.update(
+            leaf.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor else pickle.dumps(leaf)
+        )
     digests: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(digests, digest.hexdigest())
     if len(set(digests)) > 1:
@@ -306,7 +310,7 @@ class TrainStream(EpochLoader):
             self._source.load_state_dict(kept)
         found = self._stream.read(epoch, first, first * self.global_batch_size if placed else 0)
         for number in range(first, len(self)):
-            count, samples = next(found, (0, None))
+            count, samples = next(found, (0, Rowed([], [])))
             if count < self.global_batch_size:
                 raise UserError(
                     f"{self._key}: {type(self._source).__name__} ended within batch {number + 1} of an epoch, expected "
