@@ -11,7 +11,19 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from support.net_state import Saves, assert_same, copy_of
 from torch import Tensor, nn
 
-from lathe.callbacks.ema import EMA
+from lathe.callbacks.ema import EMA, MovingAverage
+
+
+@pytest.mark.parametrize(("warmup", "decays"), [(True, [1 / 10, 2 / 11, 3 / 12]), (False, [0.9] * 3)])
+def test_moving_average_follows_the_formula(warmup: bool, decays: list[float]) -> None:
+    moving = MovingAverage(0.9, warmup)
+    moving.tensors = [torch.ones(2)]
+    expected = 1.0
+    for number, decay in enumerate(decays):
+        moving.update([torch.full((2,), float(number))])
+        expected = decay * expected + (1 - decay) * number
+    assert moving.updates == 3
+    torch.testing.assert_close(moving.tensors[0], torch.full((2,), expected))
 
 
 class Recorder(Callback):
@@ -186,7 +198,7 @@ def test_two_processes_evaluate_one_average(two_processes: Any) -> None:
         """
 import torch
 from conftest import TinyLoader, TinyTask, make_trainer
-from lathe.callbacks.ema import EMA
+from lathe.callbacks.ema import EMA, MovingAverage
 from lightning.pytorch import Callback
 
 class Sees(Callback):

@@ -13,7 +13,7 @@ import lathe.training.train
 from lathe.errors import UserError
 from lathe.nets import CifarResNet
 
-NET = ("model=resnet20", "model.net.depth=8", "model.net.width=4")
+NET = ("model=resnet20", "model.net.depth=8", "model.net.width=16", "trainer.channels_last=true")
 FIRST_SMALL = (
     *(word for word in SMALL if not word.startswith("model")),
     "data.batch_size=100",
@@ -41,10 +41,17 @@ def test_the_net_sees_means_of_areas(
         return forward(self, x)
 
     monkeypatch.setattr(CifarResNet, "forward", seeing)
-    trained(tmp_path / "small", "trainer.max_epochs=3", *NET, "trainer.channels_last=true")
+    trained(tmp_path / "small", "trainer.max_epochs=3", *NET)
     assert "image_sizes: sides of 4, 6 pixels by epoch, then of 8.\n" in capsys.readouterr().out
     small, seen[:] = list(seen), []
-    trained(tmp_path / "whole", "trainer.max_epochs=3", "~callbacks.image_sizes", *NET, "trainer.channels_last=true")
+    trained(
+        tmp_path / "whole",
+        "trainer.max_epochs=3",
+        "~callbacks.image_sizes",
+        *NET,
+        "model.net.width=16",
+        "trainer.channels_last=true",
+    )
     small = [(training, x) for training, x in small if len(x) > 2]  # two check the net's outputs
     seen = [(training, x) for training, x in seen if len(x) > 2]
     train = [x for training, x in small if training]

@@ -26,6 +26,7 @@ AIRBENCH = (
     "scheduler=linear",
     "trainer.max_epochs=1",
     "trainer.limit_train_batches=5",
+    "trainer.limit_val_batches=1",
     "test=false",
 )
 

@@ -124,6 +124,7 @@ def test_mlflow_writes_a_run_and_a_continued_run_goes_on_in_it(tmp_path: Path, s
 
 
 @quiet
+@pytest.mark.slow
 def test_an_address_that_cant_be_used_is_refused_without_its_login(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^logger\.mlflow\.tracking_uri=.* can't be used") as caught:
         mlflow(tmp_path, 0, tracking_uri="http://me:hush@127.0.0.1:9")

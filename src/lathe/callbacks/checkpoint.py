@@ -111,8 +111,8 @@ class Checkpoint(CheckpointBase):
             raise ArgumentError("save_top_k=0: the best epoch is always kept. Choose 1, more, or -1 for all.")
         if monitor is None and save_top_k != 1:
             raise ArgumentError(f"save_top_k={save_top_k} requires a monitor.")
-        for key in options:
-            raise TypeError(f"Checkpoint() got an unexpected keyword argument {key!r}")
+        if options:
+            raise TypeError(f"Checkpoint() got an unexpected keyword argument {next(iter(options))!r}")
         self._dirpath: Path | None = None
         self.monitor, self.mode = monitor, mode
         self.every_n_train_steps, self.every_n_epochs = every_n_train_steps, every_n_epochs
@@ -122,7 +122,8 @@ class Checkpoint(CheckpointBase):
         self.best_metrics: dict[str, float] = {}
         self.latest: dict[str, float] = {}  # metrics of the last epoch's final weights
         self.unjudged: str | None = None
-        self._saved_step = self._validated_step = -1
+        # optimizer steps of this process's newest last.ckpt, and of the last validation; -1 before the first
+        self.saved_step = self.validated_step = -1
         self._validated: dict[str, float] = {}  # metrics of the last validation
         self._stopped: list[float | None] | None = None
         self._due = False
@@ -169,7 +170,7 @@ class Checkpoint(CheckpointBase):
         if not self.every_n_train_steps:
             return
         due = reached(trainer, self.every_n_train_steps) and not trainer.fit_loop._should_accumulate()
-        if not due or trainer.global_step == self._saved_step:
+        if not due or trainer.global_step == self.saved_step:
             return
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             return  # the end of the epoch follows, and writes the checkpoint
@@ -181,7 +182,7 @@ class Checkpoint(CheckpointBase):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        self._validated_step, self._validated = trainer.global_step, _reported(trainer)
+        self.validated_step, self._validated = trainer.global_step, _reported(trainer)
         self._keep_best(trainer, self._validated)
         if self._due and not stop_is_due(trainer):  # else the epoch's end follows, and saves the stop
             self.save_last(trainer)
@@ -190,7 +191,7 @@ class Checkpoint(CheckpointBase):
         epoch = trainer.current_epoch + 1
         stopped = stop_is_due(trainer)
         last_epoch = epoch == trainer.max_epochs or stopped or 0 <= trainer.max_steps <= trainer.global_step
-        reported, fresh = _reported(trainer), self._validated_step == trainer.global_step
+        reported, fresh = _reported(trainer), self.validated_step == trainer.global_step
         every = {**self._validated, **reported}
         if self._validated and self.monitor is not None and self.monitor not in every:
             raise UserError(
@@ -216,7 +217,7 @@ class Checkpoint(CheckpointBase):
 
     def save_last(self, trainer: Trainer, like_best: bool = False) -> None:
         """Write last.ckpt; `like_best` if best.ckpt was just written from the same state."""
-        self._due, self._saved_step = False, trainer.global_step
+        self._due, self.saved_step = False, trainer.global_step
         best, last = self.path("best"), self.path("last")
         alone = trainer.world_size == 1 and type(trainer.strategy.checkpoint_io) is AtomicCheckpointIO
         if not (like_best and alone and best.is_file()) or last.is_symlink():
@@ -227,12 +228,6 @@ class Checkpoint(CheckpointBase):
                 os.link(best, temporary)
             except OSError:  # a file system without hard links
                 shutil.copyfile(best, temporary)
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(
-            f"{type(self).__name__} has no {name}, but monitor, mode, dirpath, best_model_path, best_model_score and "
-            "last_model_path as ModelCheckpoint"
-        )
 
     @property
     def dirpath(self) -> str | None:
@@ -253,16 +248,6 @@ class Checkpoint(CheckpointBase):
     def best_model_score(self) -> Tensor | None:
         """Return the best value of the monitor, a scalar, None before the first, as ModelCheckpoint."""
         return None if self.best_score is None else torch.tensor(self.best_score)
-
-    @property
-    def saved_step(self) -> int:
-        """Return the optimizer step of this process's newest last.ckpt; -1 before the first."""
-        return self._saved_step
-
-    @property
-    def validated_step(self) -> int:
-        """Return the optimizer step of the last validation; -1 before the first."""
-        return self._validated_step
 
     def save(self, trainer: Trainer, name: str) -> None:
         """Write checkpoint `name`; a collective."""
@@ -290,7 +275,7 @@ class Checkpoint(CheckpointBase):
             "best_metrics": self.best_metrics,
             "latest": self.latest,
             "unjudged": self.unjudged,
-            "validated_step": self._validated_step,
+            "validated_step": self.validated_step,
             "stopped": self._stopped,
             "top": self.top.kept,
         }
@@ -316,7 +301,7 @@ class Checkpoint(CheckpointBase):
         self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
         self.best_metrics = state_dict["best_metrics"]
         self.latest, self.unjudged = state_dict["latest"], state_dict["unjudged"]
-        self._validated_step, self._stopped = state_dict["validated_step"], state_dict["stopped"]
+        self.validated_step, self._stopped = state_dict["validated_step"], state_dict["stopped"]
         self.top.kept = state_dict["top"]
 
 

@@ -273,8 +273,8 @@ def _checked(net: nn.Module, state: dict[str, Any], cfg: dict[str, Any], channel
     )
     for name, value in state.items():
         if name in own and name not in head | convs and value.shape != own[name].shape:
-            shapes = f"{list(value.shape)} there and {list(own[name].shape)} here"
-            raise UserError(f"{key} does not fit {cfg['architecture']}: {name} is {shapes}.")
+            there, here = list(value.shape), list(own[name].shape)
+            raise UserError(f"{key} does not fit {cfg['architecture']}: {name} is {there} there and {here} here.")
     if all(name in state and name in own and state[name].shape == own[name].shape for name in convs):
         cfg["input_size"] = (channels, *(cfg.get("input_size") or (channels, 0, 0))[1:])  # made for these channels
     extra = [name for name in state if name not in own]

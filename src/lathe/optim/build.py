@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -216,7 +216,7 @@ def build_optimizer(
     if lr is not None:
         lr = scaled_lr(lr, scale_lr=scale_lr, batch_size=batch_size, reference_batch_size=reference_batch_size)
     # Hydra passes lists as OmegaConf nodes, with which a checkpoint would not open with weights_only
-    plain = {
+    plain: dict[str, Any] = {
         key: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
         for key, value in {"lr": lr, "weight_decay": weight_decay, **options}.items()
         if value is not None
@@ -247,7 +247,7 @@ def build_optimizer(
     return optimizer
 
 
-def _is_optimizer(kind: Any) -> bool:
+def _is_optimizer(kind: Any) -> TypeGuard[type[Optimizer]]:
     return inspect.isclass(kind) and issubclass(kind, Optimizer)
 
 
