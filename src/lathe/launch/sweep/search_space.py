@@ -41,7 +41,7 @@ def planned(
     jobs = [tuple(job) for variant in variants for job in combinations([*first, *variant], loader)]
     once = list(dict.fromkeys(jobs))
     if len(once) < len(jobs):
-        print(f"{len(jobs) - len(once)} jobs stand there twice, and are run once.")
+        print(f"{len(jobs) - len(once)} jobs are listed twice and run once.")
     return [list(job) for job in once]
 
 
