@@ -14,10 +14,12 @@ def test_default(gpu: Acceptance, words: str) -> None:
     close(found, gpu.reference(*PLAIN), 1e-4)
 
 
+@pytest.mark.stand_in(why="tests/strategies compile on a CPU")
 def test_default_of_convolutions(gpu: Acceptance) -> None:
     close(gpu.curve(*CONVOLUTIONS, "compile=default", *BACKEND[gpu.real]), gpu.reference(*CONVOLUTIONS), 1e-3)
 
 
+@pytest.mark.stand_in(why="tests/strategies compile on a CPU")
 def test_whole_step(gpu: Acceptance) -> None:
     words = ("compile=default", "compile.scope=step", "trainer.gradient_clip_val=0.5", *BACKEND[gpu.real])
     close(gpu.curve(*PLAIN, *words), gpu.reference(*PLAIN, "trainer.gradient_clip_val=0.5"), 1e-4)
