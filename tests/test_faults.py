@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.law3]
 # Slow enough for a kill in the middle of an epoch, with dropout, which draws from every rank's generator.
 TRAIN = (
     "model=mlp",
-    "model.net.width=512",
+    "model.net.width=768",
     "model.net.depth=3",
     "model.net.dropout=0.2",
     "data.batch_size=64",

@@ -50,7 +50,6 @@ def test_resident_images_are_on_the_device(gpu: Acceptance) -> None:
 
 
 @pytest.mark.stand_in("true")
-@pytest.mark.stand_in("")
 @pytest.mark.parametrize("pinned", ["true", "false"])
 def test_workers_give_the_same_batches(gpu: Acceptance, pinned: str) -> None:
     resident, losses = watched(gpu)
@@ -77,6 +76,7 @@ def test_pinned_batches_are_page_locked(gpu: Acceptance, pinned: bool, monkeypat
     assert set(read) == {pinned and gpu.real}
 
 
+@pytest.mark.stand_in("")
 @pytest.mark.parametrize("words", ["", " ".join(WORKERS), "data.batch_size=32 data.image_size=128"])
 def test_batches_are_made_ahead_on_a_stream_of_their_own(gpu: Acceptance, words: str) -> None:
     """With images in memory, with workers, and with batches made one by one."""

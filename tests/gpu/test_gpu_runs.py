@@ -124,8 +124,6 @@ def test_offloaded_activations_take_less_memory(
 
 
 @pytest.mark.stand_in("precision=bf16-mixed")
-@pytest.mark.stand_in("fused-adamw")
-@pytest.mark.stand_in("lamb")
 @pytest.mark.parametrize("words", ["strategy=fsdp", "precision=bf16-mixed"])
 def test_offloaded_activations_with_others(gpu: Acceptance, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not gpu.real:
@@ -148,6 +146,7 @@ class Optimizer(Callback):
         self.devices = {p.device.type for group in optimizer.param_groups for p in group["params"]}
 
 
+@pytest.mark.stand_in("fused-adamw")
 @pytest.mark.parametrize("kind", ["adamw", "sgd"])
 @pytest.mark.parametrize("how", ["fused", "foreach"])
 def test_optimizers_in_one_kernel(gpu: Acceptance, kind: str, how: str) -> None:
@@ -158,6 +157,7 @@ def test_optimizers_in_one_kernel(gpu: Acceptance, kind: str, how: str) -> None:
     assert watch.devices == {gpu.device.type}
 
 
+@pytest.mark.stand_in("lamb")
 @pytest.mark.parametrize("kind", ["muon", "lamb", "lars", "radam"])
 def test_optimizers(gpu: Acceptance, kind: str) -> None:
     words = (*CONVOLUTIONS, f"optimizer={kind}", "optimizer.lr=0.01")

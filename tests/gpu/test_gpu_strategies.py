@@ -24,13 +24,12 @@ def need_two(gpu: Acceptance) -> None:
 
 
 @pytest.mark.stand_in("ddp", "fsdp strategy.cpu_offload=true")
-@pytest.mark.stand_in("deepspeed_3_offload")
-@pytest.mark.stand_in("ddp")
 @pytest.mark.parametrize("words", ["auto", "ddp", "fsdp", "fsdp strategy.cpu_offload=true", "tensor"])
 def test_one_device(gpu: Acceptance, words: str) -> None:
     close(gpu.curve(*PLAIN, *f"strategy={words}".split()), gpu.reference(*PLAIN), 1e-4)
 
 
+@pytest.mark.stand_in("deepspeed_3_offload")
 @pytest.mark.parametrize("name", DEEPSPEED)
 def test_deepspeed_on_one_device(gpu: Acceptance, name: str) -> None:
     close(gpu.launched(*PLAIN, f"strategy={name}")[1], gpu.reference(*PLAIN), 1e-4)
@@ -47,6 +46,7 @@ def test_dp(gpu: Acceptance) -> None:
     close(gpu.curve(*PLAIN, "strategy=dp", f"trainer.devices={gpu.count}"), gpu.reference(*PLAIN), 1e-4)
 
 
+@pytest.mark.stand_in("ddp")
 @pytest.mark.parametrize("name", TWO)
 def test_two_devices(gpu: Acceptance, name: str) -> None:
     need_two(gpu)

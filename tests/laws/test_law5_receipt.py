@@ -121,13 +121,6 @@ def test_the_dense_net_is_timed_beside_it_and_every_row_has_a_verdict(pruned: Pa
     assert read(pruned)["versions"]["torch"].startswith(torch.__version__.split("+")[0])
 
 
-def test_the_page_says_what_zeros_do_not_buy(pruned: Path) -> None:
-    page = (pruned / "receipt.md").read_text()
-    assert "which saves no time by itself" in page
-    assert "| this | onnx |" in page
-    assert (pruned / "receipt.svg").read_text().startswith("<svg ")
-
-
 @pytest.mark.slow
 def test_integers(tmp_path: Path) -> None:
     run_dir = trained(tmp_path, "compression=qat", "model.net.width=256", "model.net.depth=2")

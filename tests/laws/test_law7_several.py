@@ -43,13 +43,6 @@ SEVERAL = {
         ["optimizer.lrr=1", "sed=1", "model=rsnet20", "optmizer=adamw", "data.batch_size=0"],
         ["model=rsnet20: ", "optimizer.lrr: ", "sed: ", "optmizer: ", "data.batch_size=0: "],
     ),
-    "a key that another word leaves out": (
-        ["model.net.width=16", "~model.net", "trainer.max_epochs=2", "~trainer.max_epochs"],
-        [
-            "model.net.width: it was typed, and another word leaves it out",
-            "trainer.max_epochs: it was typed, and another",
-        ],
-    ),
     "interpolations that lead nowhere": (
         ["data.batch_size=${nope}", "seed=${neither}"],
         ["data.batch_size: it follows nope", "seed: it follows neither"],

@@ -8,31 +8,9 @@ from lightning.pytorch import Callback, LightningDataModule
 
 from lathe.nets import CifarResNet
 from lathe.tasks import ClassificationTask
-from lathe.trainer import Trainer
+from support.quiet import Batches, quiet_trainer
 
 STEPS = 12
-
-
-class Loader:
-    """Resumes where a checkpoint left it."""
-
-    def __init__(self, batches: list[Any]) -> None:
-        self.batches, self.done, self.begin = batches, 0, 0
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Any:
-        begin, self.begin = self.begin, 0
-        for i, batch in enumerate(self.batches[begin:], begin):
-            self.done = i + 1
-            yield batch
-
-    def state_dict(self) -> dict[str, int]:
-        return {"done": self.done % len(self.batches)}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begin = state["done"]
 
 
 class Data(LightningDataModule):
@@ -50,7 +28,7 @@ class Data(LightningDataModule):
         ]
 
     def train_dataloader(self) -> Any:
-        return Loader(self.batches)
+        return Batches(self.batches)
 
     val_dataloader = train_dataloader
 
@@ -67,20 +45,8 @@ def fit(
     *callbacks: Callback, module: Any = None, data: Any = None, resume: Any = None, **options: Any
 ) -> ClassificationTask:
     module = module or task()
-    defaults: dict[str, Any] = {
-        "accelerator": "cpu",
-        "devices": 1,
-        "max_steps": STEPS,
-        "max_epochs": -1,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-        "use_distributed_sampler": False,
-        "limit_val_batches": 0,
-    }
-    trainer = Trainer(callbacks=list(callbacks), **{**defaults, **options})
+    defaults: dict[str, Any] = {"max_steps": STEPS, "max_epochs": -1, "num_sanity_val_steps": 0, "limit_val_batches": 0}
+    trainer = quiet_trainer(*callbacks, **{**defaults, **options})
     trainer.fit(module, datamodule=data or Data(), ckpt_path=resume, weights_only=True)
     return module
 

@@ -9,32 +9,16 @@ from torch import Tensor, nn
 
 from lathe.compression.pruning.callback import Prune
 from lathe.trainer import Trainer
-from support.quiet import quiet_trainer
+from support.quiet import Batches, quiet_trainer
 
 
-class Loader:
-    """This process's half of each of six batches `(x [8, 4], y [8])`, which remember their position."""
+class Loader(Batches):
+    """This process's half of each of six batches `(x [8, 4], y [8])`."""
 
     def __init__(self, rank: int = 0, world: int = 1) -> None:
         generator = torch.Generator().manual_seed(1)
         x, y = torch.randn(6, 8, 4, generator=generator), torch.randint(0, 3, (6, 8), generator=generator)
-        self.batches = [(a[rank::world], b[rank::world]) for a, b in zip(x, y, strict=True)]
-        self.done = self.begin = 0
-
-    def __len__(self) -> int:
-        return 6
-
-    def __iter__(self) -> Any:
-        begin, self.begin = self.begin, 0
-        for i in range(begin, 6):
-            self.done = i + 1
-            yield self.batches[i]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"done": self.done % 6}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begin = state["done"]
+        super().__init__([(a[rank::world], b[rank::world]) for a, b in zip(x, y, strict=True)])
 
 
 class Task(LightningModule):

@@ -1,7 +1,6 @@
 """Ten steps of a small net with a checkpoint in between, for the tests of quantization-aware training."""
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +19,10 @@ from lathe.strategies import SyncBatchNorm, compile_net
 from lathe.strategies.fsdp import FSDP
 from lathe.tasks import ClassificationTask, LanguageModellingTask, Task
 from lathe.trainer import Trainer
-from support.quiet import quiet_trainer
+from support.quiet import Batches, quiet_trainer
 from support.strategy_fit import NETS, adamw, batches
 
 STEPS = 10
-
-
-class Loader:
-    """Batches that remember their position."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items, self.done, self.begin = items, 0, 0
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __iter__(self) -> Iterator[Any]:
-        begin, self.begin = self.begin, 0
-        for i, item in enumerate(self.items[begin:], begin):
-            self.done = i + 1
-            yield item
-
-    def state_dict(self) -> dict[str, int]:
-        return {"done": self.done}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begin = state["done"]
 
 
 class Data(LightningDataModule):
@@ -55,11 +32,11 @@ class Data(LightningDataModule):
         super().__init__()
         self.items = [(x.chunk(part[1])[part[0]], y.chunk(part[1])[part[0]]) for x, y in batches(name, n)]
 
-    def train_dataloader(self) -> Loader:
-        return Loader(self.items)
+    def train_dataloader(self) -> Batches:
+        return Batches(self.items)
 
-    def val_dataloader(self) -> Loader:
-        return Loader(self.items[:1])
+    def val_dataloader(self) -> Batches:
+        return Batches(self.items[:1])
 
 
 class Saves(Callback):
