@@ -5,6 +5,7 @@ A LightningModule's own step turns a batch into the core's arguments. `record_ca
 
 import inspect
 import os
+import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.core.optimizer import _configure_optimizers
@@ -215,10 +217,6 @@ def _nothing(*_: Any, **__: Any) -> None:
 @contextmanager
 def _other_random_states() -> Iterator[None]:
     """Restore the states of Python's and NumPy's random numbers."""
-    import random
-
-    import numpy as np
-
     python, numpy = random.getstate(), np.random.get_state()
     try:
         yield
