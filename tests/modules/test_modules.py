@@ -1,5 +1,6 @@
 """LightningModules in the styles that are public, unchanged: trained, resumed and compressed."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ MODULES = {
     "SimCLR": ("encoder", "views"),
     "SelfTaught": ("student", "image"),
     "Alternating": ("body", "image"),
+    "Prepared": (None, "image"),
 }
+STEPS = [name for name in MODULES if name != "Prepared"]  # whose steps run outside of a loop
 PRUNE = (
     "compression=prune",
     "compression.prune.head=true",
@@ -56,6 +59,15 @@ QUIET = (
     "callbacks.checkpoint.monitor=val_loss",
     "callbacks.checkpoint.mode=min",
 )
+
+
+def first(*names: Any, rest: Iterable[Any]) -> list[Any]:
+    """Return parameters of a test: those of the default run, and the rest, which are slow."""
+    return [*names, *(pytest.param(*_tuple(one), marks=pytest.mark.slow) for one in rest if one not in names)]
+
+
+def _tuple(one: Any) -> tuple[Any, ...]:
+    return one if isinstance(one, tuple) else (one,)
 
 
 def cfg_of(folder: Path, name: str, *words: str) -> dict[str, Any]:
@@ -106,7 +118,7 @@ def test_trains_as_with_a_bare_trainer(tmp_path: Path, name: str) -> None:
     run(core_of(task), call)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", first("Classifier", "GAN", "TextClassifier", rest=STEPS))
 def test_pruned_weights_stay_zero_over_an_interruption(tmp_path: Path, name: str, interruption: Interruption) -> None:
     """At the share that was asked for, in the core alone, whichever optimizer steps."""
     whole, cut = (cfg_of(tmp_path / part, name, *PRUNE) for part in ("whole", "cut"))
@@ -141,8 +153,10 @@ MASKS = {
 }
 
 
-@pytest.mark.parametrize("name", ["Classifier", "GAN"])
-@pytest.mark.parametrize("method", MASKS)
+@pytest.mark.parametrize(
+    ("method", "name"),
+    first(("rigl", "GAN"), rest=[(method, name) for method in MASKS for name in ("Classifier", "GAN")]),
+)
 def test_other_masks_hold(tmp_path: Path, name: str, method: str) -> None:
     """Half of the weights are zero; RigL grows by gradients, which manual optimization has cleared after its steps."""
     cfg = cfg_of(tmp_path, name, f"compression={method}", f"compression.{method}.head=true", *MASKS[method])
@@ -153,7 +167,7 @@ def test_other_masks_hold(tmp_path: Path, name: str, method: str) -> None:
     assert zeros / sum(value.numel() for value in matrices) == pytest.approx(0.5, abs=0.02)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", first("VAE", "GAN", "LanguageModel", rest=STEPS))
 def test_quantized_in_training(tmp_path: Path, name: str) -> None:
     """The best checkpoint has the layers' structure, opens, and has the validation loss that was reported."""
     cfg = cfg_of(tmp_path, name, "compression=qat", "compression.qat.start=0.3")
@@ -163,14 +177,15 @@ def test_quantized_in_training(tmp_path: Path, name: str) -> None:
     assert len(describe(core_of(opened.task))) >= result["qat/layers"]
 
 
-AFTER = {
-    "ptq_static": ("Classifier", "Convolutional", "UNet", "Recurrent", "TextClassifier", "GAN"),
-    "ptq_dynamic": ("Classifier", "TextClassifier"),
-    "weight_only": ("Classifier", "LanguageModel"),
-}
+STATIC = ("Classifier", "Convolutional", "UNet", "Recurrent", "GAN")
+AFTER = [
+    *first(("ptq_static", "TextClassifier"), rest=[("ptq_static", name) for name in STATIC]),
+    *first(("ptq_dynamic", "TextClassifier"), rest=[("ptq_dynamic", "Classifier")]),
+    *first(("weight_only", "LanguageModel"), rest=[("weight_only", "Classifier")]),
+]
 
 
-@pytest.mark.parametrize(("method", "name"), [(method, name) for method, names in AFTER.items() for name in names])
+@pytest.mark.parametrize(("method", "name"), AFTER)
 def test_quantized_after_training(tmp_path: Path, method: str, name: str) -> None:
     cfg = cfg_of(tmp_path, name, f"compression={method}", "trainer.max_epochs=1")
     result = train(cfg)
@@ -179,8 +194,12 @@ def test_quantized_after_training(tmp_path: Path, method: str, name: str) -> Non
     assert describe(core_of(opened.task))
 
 
-@pytest.mark.parametrize("name", ["Classifier", "Convolutional", "UNet", "TextClassifier", "GAN"])
-@pytest.mark.parametrize("mode", ["gradual", "one_shot"])
+REMOVED = [(name, mode) for name in ("Classifier", "Convolutional", "UNet", "GAN") for mode in ("gradual", "one_shot")]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), first(("Classifier", "gradual"), ("TextClassifier", "one_shot"), rest=REMOVED)
+)
 def test_channels_are_removed(tmp_path: Path, name: str, mode: str) -> None:
     words = (f"compression.prune_channels.mode={mode}", "compression.prune_channels.min_channels=1")
     share = ("compression.prune_channels.budget=parameters", "compression.prune_channels.share=0.7")
@@ -197,7 +216,7 @@ def core_of_new(name: str) -> Any:
     return LightningTask(getattr(modules, name)(), core=MODULES[name][0]).core
 
 
-@pytest.mark.parametrize("name", ["Classifier", "Convolutional", "TextClassifier"])
+@pytest.mark.parametrize("name", first("TextClassifier", rest=["Classifier", "Convolutional"]))
 def test_distilled_from_a_run_of_its_own_kind(tmp_path: Path, name: str) -> None:
     """The teachers' term joins the loss that training_step returns; the run's own loss is reported beside it."""
     teacher = cfg_of(tmp_path / "teacher", name)
@@ -269,6 +288,15 @@ def test_a_finished_run_is_compressed_and_evaluated(tmp_path: Path, method: str)
     found = evaluate(request(RunDir(made), "evaluate", "split=val"))
     assert found["val_loss"] == pytest.approx(result["val_loss"], abs=1e-6)
     assert found["val_loss"] != before
+
+
+def test_an_example_stands_in_for_a_step_that_cant_run_alone(tmp_path: Path) -> None:
+    words = ("compression=qat", "trainer.num_sanity_val_steps=0")
+    with pytest.raises(UserError, match=r"validation_step raises AttributeError .*modules.py:\d+\): .*model.example"):
+        train(cfg_of(tmp_path / "alone", "Prepared", *words))
+    torch.save(torch.randn(4, 1, 8, 8), tmp_path / "example.pt")
+    cfg = cfg_of(tmp_path / "given", "Prepared", *words, f"model.example={tmp_path / 'example.pt'}")
+    assert train(cfg)["qat/layers"] == 2
 
 
 def result_of(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:

@@ -5,13 +5,15 @@ A LightningModule's own step turns a batch into the core's arguments. `record_ca
 
 import inspect
 import os
+import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.core.optimizer import _configure_optimizers
@@ -174,7 +176,7 @@ def _quiet(module: LightningModule) -> Iterator[Callable[[str], Callable[..., An
 
     def optimizers(*_: Any, **__: Any) -> Any:
         if not idle:
-            made = module.trainer.optimizers or _configure_optimizers(module.configure_optimizers())[0]
+            made = module.trainer.optimizers or _configure_optimizers(cast(Any, module.configure_optimizers()))[0]
             idle.extend(map(_Idle, made))
         return idle[0] if len(idle) == 1 else idle
 
@@ -215,10 +217,6 @@ def _nothing(*_: Any, **__: Any) -> None:
 @contextmanager
 def _other_random_states() -> Iterator[None]:
     """Restore the states of Python's and NumPy's random numbers."""
-    import random
-
-    import numpy as np
-
     python, numpy = random.getstate(), np.random.get_state()
     try:
         yield
@@ -253,7 +251,7 @@ class ExampleRecorder(Callback):
         path = Path(trainer.default_root_dir, EXAMPLE)
         core: Any = core_of(pl_module)
         inner = core._compiled_call_impl
-        if rank_zero_only.rank != 0 or path.exists() or hasattr(inner, "lathe_replaces"):
+        if getattr(rank_zero_only, "rank", 0) != 0 or path.exists() or hasattr(inner, "lathe_replaces"):
             return
 
         def call(*args: Any, **kwargs: Any) -> Any:
