@@ -1,5 +1,6 @@
 """LightningModules in the styles that are public, unchanged: trained, resumed and compressed."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from lightning.pytorch import Trainer, seed_everything
 from support import modules
 from support.interruptions import NEVER, Interrupted, Interruption, interruption
 from support.own_lightning import QUICK
+from support.ranks import on_ranks
 from support.runs import column, config, weights
 
 from lathe import trust
@@ -41,7 +43,9 @@ MODULES = {
     "SimCLR": ("encoder", "views"),
     "SelfTaught": ("student", "image"),
     "Alternating": ("body", "image"),
+    "Prepared": (None, "image"),
 }
+STEPS = [name for name in MODULES if name != "Prepared"]  # whose steps run outside of a loop
 PRUNE = (
     "compression=prune",
     "compression.prune.head=true",
@@ -55,6 +59,15 @@ QUIET = (
     "callbacks.checkpoint.monitor=val_loss",
     "callbacks.checkpoint.mode=min",
 )
+
+
+def first(*names: Any, rest: Iterable[Any]) -> list[Any]:
+    """Return parameters of a test: those of the default run, and the rest, which are slow."""
+    return [*names, *(pytest.param(*_tuple(one), marks=pytest.mark.slow) for one in rest if one not in names)]
+
+
+def _tuple(one: Any) -> tuple[Any, ...]:
+    return one if isinstance(one, tuple) else (one,)
 
 
 def cfg_of(folder: Path, name: str, *words: str) -> dict[str, Any]:
@@ -105,7 +118,7 @@ def test_trains_as_with_a_bare_trainer(tmp_path: Path, name: str) -> None:
     run(core_of(task), call)
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", first("Classifier", "GAN", "TextClassifier", rest=STEPS))
 def test_pruned_weights_stay_zero_over_an_interruption(tmp_path: Path, name: str, interruption: Interruption) -> None:
     """At the share that was asked for, in the core alone, whichever optimizer steps."""
     whole, cut = (cfg_of(tmp_path / part, name, *PRUNE) for part in ("whole", "cut"))
@@ -133,7 +146,28 @@ def _full(state: dict[str, Any], key: str) -> str:
     return next(name for name in state if name == key or name.endswith(f".{key}"))
 
 
-@pytest.mark.parametrize("name", MODULES)
+MASKS = {
+    "prune_nm": ("compression.prune_nm.start=0",),
+    "prune_structured": ("compression.prune_structured.start=0",),
+    "rigl": ("compression.rigl.every_n_steps=3", "compression.rigl.sparsity=0.5"),
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    first(("rigl", "GAN"), rest=[(method, name) for method in MASKS for name in ("Classifier", "GAN")]),
+)
+def test_other_masks_hold(tmp_path: Path, name: str, method: str) -> None:
+    """Half of the weights are zero; RigL grows by gradients, which manual optimization has cleared after its steps."""
+    cfg = cfg_of(tmp_path, name, f"compression={method}", f"compression.{method}.head=true", *MASKS[method])
+    assert train(cfg)[f"{method}/sparsity"] == pytest.approx(0.5, abs=0.02)
+    found = core_weights(weights(directory(cfg)), name)
+    matrices = [value for value in found.values() if value.dim() > 1]
+    zeros = sum(int((value == 0).sum()) for value in matrices)
+    assert zeros / sum(value.numel() for value in matrices) == pytest.approx(0.5, abs=0.02)
+
+
+@pytest.mark.parametrize("name", first("VAE", "GAN", "LanguageModel", rest=STEPS))
 def test_quantized_in_training(tmp_path: Path, name: str) -> None:
     """The best checkpoint has the layers' structure, opens, and has the validation loss that was reported."""
     cfg = cfg_of(tmp_path, name, "compression=qat", "compression.qat.start=0.3")
@@ -143,14 +177,15 @@ def test_quantized_in_training(tmp_path: Path, name: str) -> None:
     assert len(describe(core_of(opened.task))) >= result["qat/layers"]
 
 
-AFTER = {
-    "ptq_static": ("Classifier", "Convolutional", "UNet", "Recurrent", "TextClassifier", "GAN"),
-    "ptq_dynamic": ("Classifier", "TextClassifier"),
-    "weight_only": ("Classifier", "LanguageModel"),
-}
+STATIC = ("Classifier", "Convolutional", "UNet", "Recurrent", "GAN")
+AFTER = [
+    *first(("ptq_static", "TextClassifier"), rest=[("ptq_static", name) for name in STATIC]),
+    *first(("ptq_dynamic", "TextClassifier"), rest=[("ptq_dynamic", "Classifier")]),
+    *first(("weight_only", "LanguageModel"), rest=[("weight_only", "Classifier")]),
+]
 
 
-@pytest.mark.parametrize(("method", "name"), [(method, name) for method, names in AFTER.items() for name in names])
+@pytest.mark.parametrize(("method", "name"), AFTER)
 def test_quantized_after_training(tmp_path: Path, method: str, name: str) -> None:
     cfg = cfg_of(tmp_path, name, f"compression={method}", "trainer.max_epochs=1")
     result = train(cfg)
@@ -159,8 +194,12 @@ def test_quantized_after_training(tmp_path: Path, method: str, name: str) -> Non
     assert describe(core_of(opened.task))
 
 
-@pytest.mark.parametrize("name", ["Classifier", "Convolutional", "UNet", "TextClassifier", "GAN"])
-@pytest.mark.parametrize("mode", ["gradual", "one_shot"])
+REMOVED = [(name, mode) for name in ("Classifier", "Convolutional", "UNet", "GAN") for mode in ("gradual", "one_shot")]
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), first(("Classifier", "gradual"), ("TextClassifier", "one_shot"), rest=REMOVED)
+)
 def test_channels_are_removed(tmp_path: Path, name: str, mode: str) -> None:
     words = (f"compression.prune_channels.mode={mode}", "compression.prune_channels.min_channels=1")
     share = ("compression.prune_channels.budget=parameters", "compression.prune_channels.share=0.7")
@@ -177,7 +216,7 @@ def core_of_new(name: str) -> Any:
     return LightningTask(getattr(modules, name)(), core=MODULES[name][0]).core
 
 
-@pytest.mark.parametrize("name", ["Classifier", "Convolutional", "TextClassifier"])
+@pytest.mark.parametrize("name", first("TextClassifier", rest=["Classifier", "Convolutional"]))
 def test_distilled_from_a_run_of_its_own_kind(tmp_path: Path, name: str) -> None:
     """The teachers' term joins the loss that training_step returns; the run's own loss is reported beside it."""
     teacher = cfg_of(tmp_path / "teacher", name)
@@ -193,9 +232,34 @@ def test_distilled_from_a_run_of_its_own_kind(tmp_path: Path, name: str) -> None
     assert column(directory(cfg), "train/hard_loss") == [0.0] * 8
 
 
-def test_a_teacher_needs_a_loss_to_add_to(tmp_path: Path) -> None:
-    cfg = cfg_of(tmp_path, "GAN", "compression=distill", "compression.distill.teacher=ema")
-    with pytest.raises(UserError, match="GAN has manual optimization: use prune or qat"):
+REFUSED = {
+    "manual optimization": ("GAN", "distill", "GAN has manual optimization: use prune or qat"),
+    "outputs": ("VAE", "distill", "VAE returns several tensors, none of them named logits"),
+    "channels of outputs": ("VAE", "prune_channels", "VAE returns several tensors, whose channels are not followed"),
+    "one layer": ("Alternating", "prune_channels", "has no channels that could be removed"),
+    "the head": ("SimCLR", "prune", "stays dense unless head=true"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_method_that_does_not_fit_is_refused(tmp_path: Path, reason: str) -> None:
+    name, method, sentence = REFUSED[reason]
+    teacher = ("compression.distill.teacher=ema",) if method == "distill" else ()
+    with pytest.raises(UserError, match=sentence):
+        train(cfg_of(tmp_path, name, f"compression={method}", *teacher))
+
+
+@pytest.mark.parametrize(
+    ("core", "sentence"),
+    [
+        ("null", r"model.core=null: GAN.validation_step \(.*:\d+\) does not call GAN"),
+        ("generatr", "did you mean generator?"),
+    ],
+)
+def test_a_core_that_no_step_calls_is_refused(tmp_path: Path, core: str, sentence: str) -> None:
+    cfg = cfg_of(tmp_path, "GAN", "compression=qat")
+    cfg["model"]["core"] = None if core == "null" else core
+    with pytest.raises(UserError, match=sentence):
         train(cfg)
 
 
@@ -224,3 +288,27 @@ def test_a_finished_run_is_compressed_and_evaluated(tmp_path: Path, method: str)
     found = evaluate(request(RunDir(made), "evaluate", "split=val"))
     assert found["val_loss"] == pytest.approx(result["val_loss"], abs=1e-6)
     assert found["val_loss"] != before
+
+
+def test_an_example_stands_in_for_a_step_that_cant_run_alone(tmp_path: Path) -> None:
+    words = ("compression=qat", "trainer.num_sanity_val_steps=0")
+    with pytest.raises(UserError, match=r"validation_step raises AttributeError .*modules.py:\d+\): .*model.example"):
+        train(cfg_of(tmp_path / "alone", "Prepared", *words))
+    torch.save(torch.randn(4, 1, 8, 8), tmp_path / "example.pt")
+    cfg = cfg_of(tmp_path / "given", "Prepared", *words, f"model.example={tmp_path / 'example.pt'}")
+    assert train(cfg)["qat/layers"] == 2
+
+
+def result_of(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
+    return train(cfg)
+
+
+@pytest.mark.slow
+def test_two_processes_prune_and_quantize_as_one(tmp_path: Path) -> None:
+    words = (*PRUNE, "compression=[prune,qat]", "compression.qat.start=0.5")
+    words = tuple(word for word in words if word != "compression=prune")
+    one, two = (cfg_of(tmp_path / str(n), "Classifier", *words, f"trainer.devices={n}") for n in (1, 2))
+    expected, found = train(one), on_ranks(result_of, two)[0]
+    assert found["val_loss"] == pytest.approx(expected["val_loss"], rel=1e-3)
+    assert found["prune/sparsity"] == expected["prune/sparsity"]
+    assert (directory(two) / "example.pt").is_file()

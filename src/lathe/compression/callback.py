@@ -67,8 +67,8 @@ def steps_of(trainer: Trainer) -> int:
     """Return the optimizer steps so far; with manual optimization the batches, which may have several steps each."""
     if trainer.lightning_module.automatic_optimization:
         return trainer.global_step
-    processed: int = trainer.fit_loop.epoch_loop.batch_progress.total.processed
-    return processed
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress.total
+    return int(progress.processed)
 
 
 def compressions(trainer: Trainer) -> list[Compression]:

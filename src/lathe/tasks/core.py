@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -174,7 +174,7 @@ def _quiet(module: LightningModule) -> Iterator[Callable[[str], Callable[..., An
 
     def optimizers(*_: Any, **__: Any) -> Any:
         if not idle:
-            made = module.trainer.optimizers or _configure_optimizers(module.configure_optimizers())[0]
+            made = module.trainer.optimizers or _configure_optimizers(cast(Any, module.configure_optimizers()))[0]
             idle.extend(map(_Idle, made))
         return idle[0] if len(idle) == 1 else idle
 
@@ -253,7 +253,7 @@ class ExampleRecorder(Callback):
         path = Path(trainer.default_root_dir, EXAMPLE)
         core: Any = core_of(pl_module)
         inner = core._compiled_call_impl
-        if rank_zero_only.rank != 0 or path.exists() or hasattr(inner, "lathe_replaces"):
+        if getattr(rank_zero_only, "rank", 0) != 0 or path.exists() or hasattr(inner, "lathe_replaces"):
             return
 
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from lathe.callbacks.ema import EMA
+from lathe.compression.callback import steps_of
 from lathe.compression.pruning.callback import Masking
 from lathe.compression.pruning.masks import Masks, make_masks
 from lathe.compression.pruning.rewiring import (
@@ -74,14 +75,32 @@ class RigL(Masking):
         super().__init__(layers, exclude, types, head)
         self.sparsity, self.densities, self.growth, self.initial = sparsity, densities, growth, initial
         self.fraction, self.every_n_steps, self.end, self.seed = fraction, every_n_steps, end, seed
+        self._gradients: dict[str, Tensor] = {}  # of the last step, with manual optimization
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        if pl_module.automatic_optimization or self.growth == "random":
+            return
+
+        def keep(*_: Any) -> None:  # a step of the user's may be followed by zero_grad
+            if self._due(trainer, steps_of(trainer) + 1):
+                found = {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
+                self._gradients |= {name: gradient.clone() for name, gradient in found.items()}
+
+        self._handles += [optimizer.register_step_post_hook(keep) for optimizer in self._optimizers]
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         start, end = self.step_at(trainer, 0.0), self.step_at(trainer, self.end)
         if not self.masks:
             if step >= start:
                 self.set_masks(self._first_masks(), momentum=True)
-        elif start < step < end and (step - start) % self.every_n_steps == 0:
+        elif self._due(trainer, step):
             self._exchange(step, cosine_fraction(step - start, end - start, self.fraction))
+            self._gradients = {}
+
+    def _due(self, trainer: Trainer, step: int) -> bool:
+        start, end = self.step_at(trainer, 0.0), self.step_at(trainer, self.end)
+        return start < step < end and (step - start) % self.every_n_steps == 0
 
     def ready(self, trainer: Trainer) -> bool:
         return bool(self.masks)
@@ -89,8 +108,8 @@ class RigL(Masking):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.updates < 2:
             rank_zero_warn(
-                f"{self.key}.every_n_steps={self.every_n_steps}: no weight was exchanged in {trainer.global_step} "
-                "optimizer steps. Lower it."
+                f"{self.key}.every_n_steps={self.every_n_steps}: no weight was exchanged in {steps_of(trainer)} "
+                "steps. Lower it."
             )
 
     def _first_masks(self) -> Masks:
@@ -105,13 +124,13 @@ class RigL(Masking):
         for index, (name, parameter) in enumerate(self.parameters.items()):
             if self.growth == "random":
                 growth = random_scores(parameter.shape, self.seed, step, index)
-            elif parameter.grad is None:
+            elif (gradient := self._gradients.get(name, parameter.grad)) is None:
                 raise UserError(
                     f"{self.key}.growth=gradient: {name} has no gradient after a step: it is frozen, or the strategy "
                     "keeps none. Name it in exclude, or use growth=random."
                 )
             else:
-                growth = whole(parameter.grad).abs().float()
+                growth = whole(gradient).abs().float()
             if not math.isfinite(growth.sum().item()):
                 return
             growths[name] = growth.to(parameter.device)
