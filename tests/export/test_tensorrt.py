@@ -39,6 +39,7 @@ def test_the_profile_has_the_smallest_typical_and_largest_batch() -> None:
     assert get("tensorrt", max_batch_size=16, typical_batch_size=4).profile(ids) == ((1, 1), (4, 12), (16, 12))
 
 
+@pytest.mark.slow
 def test_symmetric_integers(make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
     net, path = quantized(make_resnet(), images), tmp_path / "net.onnx"
     write(tensorrt.prepared(net, images, half=False), images, path)

@@ -25,7 +25,11 @@ def facts(served_run: Path) -> dict[str, Any]:
     return describe(str(served_run), "onnx", "best")
 
 
-@pytest.fixture(scope="module", params=[None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.fixture(
+    scope="module",
+    params=[None, pytest.param(uvloop.new_event_loop, marks=pytest.mark.slow)],
+    ids=["asyncio", "uvloop"],
+)
 def server(
     request: pytest.FixtureRequest, options: Callable[..., Any], facts: dict[str, Any], bare: Callable[..., Any]
 ) -> Iterator[Here]:

@@ -75,7 +75,7 @@ class FusionData(LightningDataModule):
         return DataLoader(Rows(48), 16, shuffle=True)
 
     def val_dataloader(self) -> Any:
-        return DataLoader(Rows(26), 10)
+        return DataLoader(Rows(26), 16)
 
     def predict_dataloader(self) -> Any:
         return DataLoader(Rows(26), 10)

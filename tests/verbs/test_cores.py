@@ -159,6 +159,15 @@ def test_a_target_that_does_not_take_a_core(fusion: RunDir, tmp_path: Path) -> N
     assert left(run) == []
 
 
+def test_random_cores_and_fixed_sizes(fusion: RunDir, here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FlatCore, "find_batch", lambda self: None)  # as for a core that mixes samples
+    report = ship(export_request(fusion, "target=torch_export", "target.samples=100"))["torch_export"]
+    assert (report["samples"], report["odd_inputs"]["shapes"]) == (16, [[16, 6]])
+    monkeypatch.setattr(Fusion, "forward", lambda self, tokens, **_: self.head(torch.randn(len(tokens), 8)))
+    with pytest.raises(UserError, match=r"model\.core: Fusion draws random numbers: name a submodule that does not"):
+        ship(export_request(fusion, "target=torch_export"))
+
+
 def test_a_graph_that_depends_on_values_leaves_nothing(tmp_path: Path, here: None) -> None:
     run = run_of(tmp_path, "Branching")
     with pytest.raises(UserError, match=r"^target=torch_export: torch\.export can't trace Sorting .*"):
@@ -201,6 +210,11 @@ def test_an_axis_of_samples_is_found_where_the_outputs_follow_it() -> None:
     assert fusion.nest(fusion.outputs)["nothing"] is None
     with pytest.raises(UserError, match="differ in their arguments beyond the values of tensors"):
         fusion.tensors_of((BATCH["tokens"],), {"extra": {"mask": BATCH["mask"]}})
+    causal = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    for length in (5, 4):  # the mask has as many rows as there are samples, or others
+        masked = FlatCore(causal, (torch.randn(4, length, 8), torch.zeros(length, length)), {})
+        masked.find_batch()
+        assert masked.axes == [{0: "batch"}, {}]
     for length in (7, 4):  # at 4 time and samples have the same size
         fixed = FlatCore(TimeFirst(), (torch.ones(length, 4, 3), torch.ones(4)), {})
         fixed.find_batch()

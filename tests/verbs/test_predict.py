@@ -10,6 +10,7 @@ from PIL import Image
 from support.predicting import request, rows, save
 from support.runs import SMALL, new_run
 
+import lathe
 from lathe import export
 from lathe.errors import UserError
 from lathe.export import manifest as manifests
@@ -154,3 +155,23 @@ def test_every_target_predicts_the_same_from_a_folder(run: RunDir, images: Any, 
     for target in targets:
         predict(request(run, folder, tmp_path / f"{target}.csv", "resize=true", f"export={target}", "batch_size=7"))
         same_lines(rows(tmp_path / f"{target}.csv"), rows(tmp_path / "module.csv"))
+
+
+def test_the_next_token_of_each_sequence(tmp_path: Path) -> None:
+    small = ("model.net.depth=1", "model.net.width=16", "trainer.max_epochs=1", "compression.receipt=none")
+    sizes = [f"data.source.{split}_size=16" for split in ("train", "val", "test")]
+    cfg = new_run(tmp_path, *SMALL[3:], "data=synthetic_tokens", "model=gpt_nano", *small, *sizes, "data.batch_size=8")
+    train(cfg)
+    run = RunDir(cfg["paths"]["run_dir"])
+    ids = np.random.default_rng(0).integers(0, 32, (5, 12))
+    assert predict(request(run, save(tmp_path, ids), tmp_path / "out.csv", "batch_size=2")) == 5
+    wanted = lathe.load(run.path).predict(ids)
+    header, *lines = rows(tmp_path / "out.csv")
+    assert header == ["sequence", "prediction", "probability"]
+    assert [[int(line[0]), int(line[1])] for line in lines] == list(map(list, enumerate(wanted.prediction)))
+    assert [float(line[2]) for line in lines] == pytest.approx(wanted.probability.tolist(), abs=1e-6)
+    exported(run, "onnx")
+    predict(request(run, save(tmp_path, ids), tmp_path / "onnx.csv", "export=onnx"))
+    same_lines(rows(tmp_path / "onnx.csv"), rows(tmp_path / "out.csv"))
+    with pytest.raises(UserError, match=r"^input=.*images\.npy holds token ids from 32 to 32: expected 0 to 31\.$"):
+        predict(request(run, save(tmp_path, np.full((1, 3), 32)), tmp_path / "no.csv"))

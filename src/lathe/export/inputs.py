@@ -100,25 +100,32 @@ class FlatCore(nn.Module):
         return tuple(cut(tensor, axes) for tensor, axes in zip(tensors, self.axes, strict=True))
 
     def find_batch(self) -> None:
-        """Make the first axis of the inputs dynamic, if all have the same size there and the core takes others."""
-        sizes = {len(tensor) for tensor in self.example if tensor.dim()}
-        if len(sizes) != 1:
-            return
-        (size,) = sizes
-        self.axes = [{0: BATCH} if tensor.dim() else {} for tensor in self.example]
-        try:
-            with torch.no_grad():
-                found = [pytree.tree_leaves(self(*self.rows(self.example, count))) for count in (1, 3)]
-        except Exception:  # of the user's code, for a size that it does not take
-            follows = False
-        else:
-            follows = all(
-                len(out) == count and own.dim() and len(own) == size
-                for count, outputs in zip((1, 3), found, strict=True)
-                for own, out in zip(self.outputs, outputs, strict=True)
-            )
-        if not follows:
-            self.axes = [{} for _ in self.example]
+        """Make the first axis of the inputs dynamic where it has the size of the batch, if the core takes others.
+
+        The size is that of the first input that has axes. Others of that size may be something else, such as a mask
+        `[time, time]`: then the first input alone is tried.
+        """
+        size = next((len(tensor) for tensor in self.example if tensor.dim()), None)
+        alike = [index for index, tensor in enumerate(self.example) if tensor.dim() and len(tensor) == size]
+        for chosen in (alike, alike[:1]):
+            self.axes = [{0: BATCH} if index in chosen else {} for index in range(len(self.example))]
+            if chosen and self._follows():
+                return
+        self.axes = [{} for _ in self.example]
+
+    @torch.no_grad()
+    def _follows(self) -> bool:
+        """Return whether the outputs have one or three samples if the inputs do; scalars have none."""
+        for count in (1, 3):
+            try:
+                found = as_list(self(*self.rows(self.example, count)))
+            except Exception:  # of the user's code, for a size that it does not take
+                return False
+            if any(own.dim() != out.dim() for own, out in zip(self.outputs, found, strict=True)):
+                return False
+            if any(out.dim() and len(out) != count for out in found):
+                return False
+        return True
 
     def declare_axes(self, declared: Mapping[str, Mapping[Any, str]]) -> None:
         """Add dynamic axes: for names of inputs, the name of each axis by its number.

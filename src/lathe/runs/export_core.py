@@ -44,12 +44,14 @@ class CoreModel(ExportModel):
         limit = HELD if samples is None else max(1, -(-samples // first[0].samples()))
         found = [self.net.tensors_of(call.args, call.kwargs) for call in record_calls(self.task, batches, limit)]
         shapes = [tensor.shape for tensor in self.example]
-        return found if self.net.has_batch else [each for each in found if [x.shape for x in each] == shapes]
+        fixed = not self.net.has_batch
+        return [each for each in found if [x.shape for x in each] == shapes] if fixed else found
 
     def odd_inputs(self) -> list[tuple[Tensor, ...]]:
         """Return the example in batch sizes that were not traced."""
-        counts = (1, 2, 3, 7, 16, 33) if self.net.has_batch else (len(self.example[0]) if self.example[0].dim() else 1,)
-        return [self.net.rows(self.example, count) for count in counts]
+        if not self.net.has_batch:
+            return [self.example]
+        return [self.net.rows(self.example, count) for count in (1, 2, 3, 7, 16, 33)]
 
     def replacement(self, run: Callable[..., Any]) -> Callable[..., Any]:
         """Return a forward pass for the core in its module that runs a file: `run` takes and returns arrays."""

@@ -216,7 +216,7 @@ def print_table(reports: Mapping[str, Any], run: Path) -> None:
         table.add_row(name, report["arithmetic"], *metrics, equal, f"{difference['relative']:.1e}")
     console = Console()
     console.print(table)
-    changed = [name for name, report in reports.items() if (f := report["figures"]) and f["trained"] != f["module"]]
+    changed = [n for n, report in reports.items() if (f := report["figures"]) and f["trained"] != f["module"] != {}]
     if changed:
         note = "the export changed the net (calibration, input size): equal predictions compare the file with that net"
         console.print(f"{', '.join(changed)}: {note}.", highlight=False)

@@ -66,6 +66,10 @@ def compared(
         if isinstance(ready, CoreModel):
             split = evaluated_split(ready, split)
             held = Held([], ready.held_out(split, shared["samples"]))
+            if not held.inputs:
+                rank_zero_warn(
+                    f"target={name}: no batch of {split} has the sizes of the example, which alone is compared."
+                )
         else:
             held = held_out(ready, split, shared["samples"])
     arithmetic = arithmetic_of(ready, options)
@@ -166,9 +170,9 @@ def metric_drop(
     metric, minimised = ready.task.monitor.rpartition("/")[2], ready.task.minimised
     if isinstance(ready, CoreModel):
         checkpoint = (ready.cfg.get("callbacks") or {}).get("checkpoint") or {}
-        metric, minimised = checkpoint.get("monitor") or "", ("loss",)
+        metric = checkpoint.get("monitor") or ""
         minimised = (metric,) if checkpoint.get("mode") == "min" else ()
-        if metric not in metrics["trained"]:
+        if metric not in metrics["trained"] or metric not in metrics["file"]:
             return {"figures": _finite(metrics), "metric": None, "drop": None, "max_drop": None}
     if metric == "loss" and "perplexity" in ready.task.computed:
         metric = "perplexity"  # a loss may be nearly 0, which makes a relative drop meaningless
@@ -211,7 +215,8 @@ def core_metrics(ready: CoreModel, run: Path, folder: Path, split: str, batches:
     of weights alone.
     """
     step = "test_step" if split == "test" else "validation_step"
-    target = export.get(manifests.read(folder)["target"])
+    target_name = manifests.read(folder)["target"]
+    target = export.get(target_name)
     if not target.computes or not is_overridden(step, ready.task.driven):
         return {"trained": {}, "module": {}, "file": {}}
     cfg = {**ready.cfg, "trainer": {**ready.cfg["trainer"], **HERE, "accelerator": "cpu"}, "strategy": AUTO}
@@ -229,8 +234,13 @@ def core_metrics(ready: CoreModel, run: Path, folder: Path, split: str, batches:
         return {name: float(value) for name, value in trainer.callback_metrics.items()}
 
     trained = of(None)
-    module = trained if ready.inner is ready.trained else of(on_arrays(ready.net))
-    return {"trained": trained, "module": module, "file": of(open_bundle(folder).run)}
+    try:
+        module = trained if ready.inner is ready.trained else of(on_arrays(ready.net))
+        return {"trained": trained, "module": module, "file": of(open_bundle(folder).run)}
+    except Exception as error:  # the module's own code with a file of fixed sizes, or calls of several kinds
+        what = f"{type(task.net).__name__}.{step} can't run with the file in the place of {type(core).__name__}"
+        rank_zero_warn(f"target={target_name}: {what} ({export.first_line(error)}), so its metric is not compared.")
+        return {"trained": trained, "module": {}, "file": {}}
 
 
 @dataclass(frozen=True)
@@ -242,7 +252,7 @@ class Held:
 
     @property
     def n(self) -> int:
-        return sum(len(as_list(x)[0]) for x in self.inputs)
+        return sum(next((len(tensor) for tensor in as_list(x) if tensor.dim()), 1) for x in self.inputs)
 
 
 def held_out(ready: ExportModel, split: str, samples: int | None) -> Held:
@@ -386,6 +396,10 @@ def worst_difference(
 def reference_outputs(ready: ExportModel, inputs: Sequence[Any]) -> list[Any]:
     """Return the module's outputs, of a core as a list for each call; raise UserError for nan or inf."""
     found = []
+    if isinstance(ready, CoreModel) and inputs:
+        twice = [as_list(ready.net(*(tensor.clone() for tensor in as_list(inputs[0])))) for _ in range(2)]
+        same = all(torch.equal(a, b) or bool(a.isnan().any()) for a, b in zip(*twice, strict=True))
+        require(same, f"model.core: {type(ready.inner).__name__} draws random numbers: name a submodule that does not")
     for x in inputs:
         # a core may write into its input
         outputs = [_wide(output) for output in as_list(ready.net(*(tensor.clone() for tensor in as_list(x))))]

@@ -98,10 +98,11 @@ class _Once:
 
     def __call__(self) -> Any:
         found = self.hook()
-        if isinstance(found, list | tuple):
-            self.several = len(found) > 1
-            return [PlainLoader(loader) for loader in found]
-        return PlainLoader(found)
+        if not isinstance(found, list | tuple | dict):
+            return PlainLoader(found)
+        loaders = list(found.values()) if isinstance(found, dict) else found
+        self.several = len(loaders) > 1
+        return [PlainLoader(loader) for loader in loaders]
 
 
 class PlainLoader:

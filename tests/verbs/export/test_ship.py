@@ -202,7 +202,7 @@ def test_a_net_that_a_target_cannot_take(run: RunDir, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Onnx, "export", fails)
     with pytest.raises(
         UserError,
-        match=r"^target=onnx can't take this net \(RuntimeError: no operator for this\): choose another target",
+        match=r"^target=onnx can't take this net \(.*:\d+\) \(RuntimeError: no operator for this\): choose another",
     ):
         ship(request(run))
     assert left(run) == []
