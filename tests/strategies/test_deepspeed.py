@@ -102,7 +102,7 @@ def smaller_things(rank: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def small() -> dict[str, Any]:
-    return on_ranks(smaller_things)[0]
+    return on_ranks(smaller_things, timeout=200)[0]
 
 
 def test_each_stage_holds_less(small: dict[str, Any]) -> None:
