@@ -155,7 +155,9 @@ def _why_unnamed(cfg: dict[str, Any], result: dict[str, Any]) -> str:
     """Return the reason why no metric is named as the objective, and the override that names one."""
     monitor = ((cfg.get("callbacks") or {}).get("checkpoint") or {}).get("monitor")
     logged = sorted((name for name in result if split_of(name) == "val"), key=lower_is_better)
-    if monitor == "auto" and logged:
+    trainer = cfg["trainer"]
+    has_checkpoint = trainer.get("enable_checkpointing") is not False and not trainer.get("fast_dev_run")
+    if monitor == "auto" and logged and has_checkpoint:
         mode = "min" if lower_is_better(logged[0]) else "max"
         return (
             f"No monitor: best.ckpt is the last epoch. The module logs {', '.join(logged[:5])}: add "
