@@ -118,8 +118,8 @@ def exported(folder: Path) -> MLP:
         "file": "model.safetensors",
         "integers": False,
         "preprocess": preprocess,
-        "input": {"dtype": "float32", "shape": ["batch", 1, 8, 8]},
-        "output": {"dtype": "float32", "shape": ["batch", 10]},
+        "input": {"name": "input", "dtype": "float32", "shape": ["batch", 1, 8, 8]},
+        "output": {"name": "output", "dtype": "float32", "shape": ["batch", 10]},
     }
     parity = {
         "split": "test",

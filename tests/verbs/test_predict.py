@@ -160,7 +160,16 @@ def test_every_target_predicts_the_same_from_a_folder(run: RunDir, images: Any, 
 def test_the_next_token_of_each_sequence(tmp_path: Path) -> None:
     small = ("model.net.depth=1", "model.net.width=16", "trainer.max_epochs=1", "compression.receipt=none")
     sizes = [f"data.source.{split}_size=16" for split in ("train", "val", "test")]
-    cfg = new_run(tmp_path, *SMALL[3:], "data=synthetic_tokens", "model=gpt_nano", *small, *sizes, "data.batch_size=8")
+    cfg = new_run(
+        tmp_path,
+        *SMALL[3:-1],
+        "trainer.log_every_n_steps=1",
+        "data=synthetic_tokens",
+        "model=gpt_nano",
+        *small,
+        *sizes,
+        "data.batch_size=8",
+    )
     train(cfg)
     run = RunDir(cfg["paths"]["run_dir"])
     ids = np.random.default_rng(0).integers(0, 32, (5, 12))

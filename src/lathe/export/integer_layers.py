@@ -192,9 +192,8 @@ def deployable(net: nn.Module, example: Tensor | tuple[Tensor, ...], dialect: Di
     names = list(quantized_layers(net))
     require(bool(names), "the net has no quantized layer: train with compression=qat, or run scripts/compress.py.")
     found = copied(net)
-    single = not isinstance(example, tuple) or len(example) == 1
-    inputs: Any = (example[0] if isinstance(example, tuple) else example) if single else Call(example)
-    norms = followers(copied(net, floats=True), inputs)
+    given = example if isinstance(example, tuple) else (example,)
+    norms = followers(copied(net, floats=True), given[0] if len(given) == 1 else Call(given))
     twins: dict[int, Any] = {}  # by the id of the weight, which layers may share, such as a tied head
     for name in names:
         layer: Any = found.get_submodule(name)

@@ -28,7 +28,7 @@ HELD = 64  # held-out batches to compare, without target.samples
 class CoreModel(ExportModel):
     """A core to export. `net` is the `FlatCore` of it, `example` its inputs, `trained` the core of the run's task."""
 
-    net: FlatCore  # type: ignore[assignment]
+    net: FlatCore
     example: tuple[Tensor, ...]  # type: ignore[assignment]
 
     @property

@@ -139,7 +139,7 @@ def ready_for(
         )
         ready = open_core(run, axes=axes, **shared)
     else:
-        own = {"preprocess": preprocess and target.computes, "input_size": input_size if target.computes else None}
+        own: Any = {"preprocess": preprocess and target.computes, "input_size": input_size if target.computes else None}
         ready = open_export_model(run, **own, **shared)
     ready.facts[KEY] = digest
     return ready

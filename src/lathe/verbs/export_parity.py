@@ -81,7 +81,7 @@ def compared(
     try:
         references = reference_outputs(ready, inputs)
         outputs = probe_outputs(job, inputs)
-        compare = worst_difference if core else differences
+        compare: Any = worst_difference if core else differences
         difference = compare(held.inputs, outputs[:n], references[:n], kind) if n else None
         strange = compare(odd, outputs[n:], references[n:], kind)
     except UserError as error:
