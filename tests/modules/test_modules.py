@@ -264,7 +264,7 @@ def test_a_core_that_no_step_calls_is_refused(tmp_path: Path, core: str, sentenc
 
 
 @pytest.mark.parametrize(
-    "words", [("compile=default", "compile.backend=aot_eager"), ("trainer.activation_checkpointing=blocks",)]
+    "words", [("compile=default", "compile.backend=eager"), ("trainer.activation_checkpointing=blocks",)]
 )
 def test_options_of_speed_and_memory_keep_the_losses(tmp_path: Path, words: tuple[str, ...]) -> None:
     """Compilation of the core and recomputation of its repeated layers, found by their class."""

@@ -88,7 +88,6 @@ def test_what_asks_for_a_nets_outputs_is_refused(tmp_path: Path, cli: Cli) -> No
     for script, *words in (
         ("export", "target=tensorrt"),
         ("serve", "target=module"),
-        ("compress", "compression=ptq_static"),
         ("predict", f"input={tmp_path}", f"output={tmp_path / 'a.csv'}"),
     ):
         code, errors = cli(f"run={directory}", "trusted=[support]", *words, script=f"scripts/{script}.py")
