@@ -45,10 +45,10 @@ CASES = {
 # tests/strategies compares an MLP under each of them, and every stage of DeepSpeed
 TWO = {
     "ddp": ["vit", "metrics"],
-    "fsdp": ["resnet", "gpt"],
-    "deepspeed_2": ["resnet", "gpt"],
+    "fsdp": ["resnet", "gpt", "metrics"],
+    "deepspeed_2": ["resnet", "gpt", "metrics"],
     "deepspeed_3": ["resnet", "gpt"],
-    "tensor": ["vit", "gpt"],
+    "tensor": ["vit", "gpt", "metrics"],
     "pipeline": ["resnet", "gpt", "metrics"],
     "3d": ["resnet", "gpt", "metrics"],
 }

@@ -43,6 +43,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sharded": ("vit", {"checkpoint": "sharded"}, {}),
     "replicas": ("mlp", {"replicas": 2}, {}),
     "offload": ("mlp", {"cpu_offload": True}, {}),
+    "kept": ("mlp", {"reshard_after_forward": False}, {}),
+    "by value": ("mlp", {}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
     "by size": ("linear", {"min_params": 10}, {}),
     "muon": ("mlp", {}, {"optimizer": muon}),
     "fused": ("mlp", {}, {"optimizer": lambda net: adamw(net, fused=True)}),
@@ -52,6 +54,7 @@ ROUNDED: dict[str, tuple[str, dict[str, Any], float]] = {
     "bf16-mixed": ("resnet", {"precision": "bf16-mixed"}, 5e-2),  # its rounding by itself: 0.11 from float32
     "16-mixed": ("mlp", {}, 2e-3),
     "bf16-true": ("gpt", {"precision": "bf16-true"}, 5e-2),
+    "16-true": ("mlp", {"precision": "16-true", "optimizer": sgd}, 5e-3),
     "64-true": ("mlp", {}, 1e-12),
 }
 PLUGINS = {"16-mixed": scaler, "64-true": DoublePrecision}

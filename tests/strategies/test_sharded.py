@@ -38,6 +38,7 @@ TRAIN = (
 STRATEGIES = {
     "full": "strategy=fsdp",
     "sharded": "strategy=fsdp strategy.checkpoint=sharded",
+    "tensor": "strategy=tensor",
 }
 
 
@@ -94,7 +95,7 @@ class Modes(Callback):
     on_test_batch_start = on_validation_batch_start
 
 
-@pytest.mark.parametrize("words", ["fsdp strategy.cpu_offload=true", "auto"])
+@pytest.mark.parametrize("words", ["fsdp strategy.cpu_offload=true", "tensor", "auto"])
 def test_what_is_gathered_is_no_tensor_of_inference(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 from support.ranks import on_ranks
 from support.strategy_fit import NETS, fit, like_one_process, mean_losses, relative
 from torch import nn
@@ -22,10 +22,13 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gpt": ("gpt", {}, {}),
     "untied": ("untied", {"sequence_parallel": False}, {}),
     "sharded": ("gpt", {"checkpoint": "sharded"}, {}),
+    "by value": ("gpt", {}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
 }
 ROUNDED: dict[str, tuple[dict[str, Any], float]] = {
     "bf16-mixed": ({"precision": "bf16-mixed"}, 2e-2),
     "16-mixed": ({}, 2e-3),
+    "bf16-true": ({"precision": "bf16-true"}, 5e-2),
+    "64-true": ({}, 1e-12),
 }
 
 
@@ -33,6 +36,8 @@ def rounded(name: str) -> dict[str, Any]:
     options = dict(ROUNDED[name][0])
     if name == "16-mixed":
         options["plugins"] = [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))]
+    if name == "64-true":
+        options["plugins"] = [DoublePrecision()]
     return options
 
 

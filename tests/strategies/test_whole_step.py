@@ -53,6 +53,7 @@ RECIPES = {
     "sgd": ("optimizer=sgd", "scheduler=one_cycle", "trainer.gradient_clip_val=0.5"),
     "adamw": ("trainer.gradient_clip_val=0.01", "trainer.gradient_clip_algorithm=value", "callbacks=[default,ema]"),
     "lamb": ("optimizer=lamb", "scheduler=step", "scheduler.milestones=[1]"),
+    "lars": ("optimizer=lars", "optimizer.lr=0.1"),
     "muon": ("optimizer=muon", "model.net.depth=3"),
 }
 
