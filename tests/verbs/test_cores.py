@@ -259,7 +259,7 @@ def test_a_table_is_one_tensor(regressor: RunDir, tmp_path: Path) -> None:
         (tmp_path / "in.txt").touch()
         with pytest.raises(UserError, match=sentence):
             predict(asked(regressor, f"input={tmp_path / name}", f"output={tmp_path}/no.npz"))
-    with pytest.raises(UserError, match=r"^output=.*: what is written is NPZ or CSV or PARQUET"):
+    with pytest.raises(UserError, match=r"^output=.*: name a file of .npz or .csv or .parquet"):
         predict(asked(regressor, f"input={tmp_path}/in.csv", f"output={tmp_path}/no.json"))
     assert not list(tmp_path.glob("no.*"))
 
