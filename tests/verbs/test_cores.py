@@ -24,6 +24,7 @@ from lathe import trust
 from lathe.errors import UserError
 from lathe.export.bundle import open_bundle
 from lathe.export.inputs import FlatCore
+from lathe.runs.export_core import open_core
 from lathe.runs.rundir import RunDir
 from lathe.serving import model as served
 from lathe.serving.decode import BadRequest, Limits
@@ -32,6 +33,7 @@ from lathe.serving.options import read
 from lathe.verbs import export_parity as parity
 from lathe.verbs.export import ship
 from lathe.verbs.predict import predict
+from lathe.verbs.predict_module import gather
 
 pytestmark = pytest.mark.law6
 BATCH = default_collate([Rows(26)[row] for row in range(26)])
@@ -208,7 +210,7 @@ def test_an_axis_of_samples_is_found_where_the_outputs_follow_it() -> None:
     assert fusion.names == ["tokens", "extra.mask", "extra.vector"]
     assert fusion.axes == [{0: "batch"}] * 3
     assert fusion.nest(fusion.outputs)["nothing"] is None
-    with pytest.raises(UserError, match="differ in their arguments beyond the values of tensors"):
+    with pytest.raises(UserError, match="differ in the arguments.* nesting"):
         fusion.tensors_of((BATCH["tokens"],), {"extra": {"mask": BATCH["mask"]}})
     causal = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     for length in (5, 4):  # the mask has as many rows as there are samples, or others
@@ -228,6 +230,56 @@ def asked(run: RunDir, *overrides: str, export: str | None = None) -> dict[str, 
     cfg["trainer"] |= found["trainer"]
     cfg["paths"]["run_dir"] = str(run.path)
     return {**cfg, "strategy": found["strategy"], "request": {**found, "export": export}}
+
+
+class OfADict(nn.Module):
+    """Reads two entries of a batch that has more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        return self.linear(batch["vector"]) * batch.get("scale", 1.0)
+
+
+def test_what_a_core_does_not_read_of_a_batch_is_no_input() -> None:
+    core, x = OfADict(), torch.randn(4, 3)
+    flat = FlatCore(core, ({"name": ["a", "b", "c", "d"], "vector": x, "label": torch.zeros(4), "scale": 2.0},), {})
+    assert flat.names == ["batch.vector"]
+    torch.testing.assert_close(flat(x), 2 * core.linear(x))
+    other = {"name": ["e"], "vector": x[:1], "label": torch.ones(1), "scale": 2.0}
+    assert torch.equal(flat.tensors_of((other,), {})[0], x[:1])
+    with pytest.raises(UserError, match=r"2\.0 in one call and 3\.0 in another"):
+        flat.tensors_of(({**other, "scale": 3.0},), {})
+
+
+class OfAllOfADict(OfADict):
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        return super().forward({**batch})
+
+
+def test_a_core_that_unpacks_a_batch_reads_all_of_it() -> None:
+    flat = FlatCore(OfAllOfADict(), ({"vector": torch.randn(4, 3), "label": torch.zeros(4)},), {})
+    assert flat.names == ["batch.vector", "batch.label"]
+
+
+def test_predictions_with_the_names_of_files() -> None:
+    batches = [{"name": ["a", "b"], "p": torch.zeros(2)}, {"name": ["c"], "p": torch.ones(1)}]
+    found = gather(batches)
+    assert found["name"].tolist() == ["a", "b", "c"]
+    assert found["p"].tolist() == [0, 0, 1]
+    assert gather([["a", "b"], ["c"]])["prediction"].tolist() == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("monitor", ["val_accuracy", "test_accuracy"])
+def test_the_metric_of_the_monitor_is_judged_on_another_split(fusion: RunDir, monitor: str) -> None:
+    metrics = {"trained": {"test_accuracy": 0.8}, "file": {"test_accuracy": 0.6}}
+    ready = open_core(fusion.path)
+    ready.cfg["callbacks"]["checkpoint"] |= {"monitor": monitor, "mode": "max"}
+    assert parity.metric_drop(ready, metrics, 0.5, "onnx")["drop"] == pytest.approx(0.25)
+    with pytest.raises(UserError, match=r"worse by 0.25 of it, above target.max_drop=0.1"):
+        parity.metric_drop(ready, metrics, 0.1, "onnx")
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
 """Example inputs for tracers, their dynamic axes, and batches for runtimes with a largest one."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,8 @@ BATCH = "batch"  # name of the axis of samples
 class FlatCore(nn.Module):
     """The core of a LightningModule as a function of tensors: nested arguments and outputs become flat lists.
 
-    Plain values among the arguments are constants. `axes` has the dynamic axes of each input, by their names.
+    Plain values among the arguments are constants. What the core does not read of dicts, such as a batch's labels, is
+    no input. `axes` has the dynamic axes of each input, by their names.
 
     Args:
         core: a module.
@@ -33,7 +35,8 @@ class FlatCore(nn.Module):
     def __init__(self, core: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         super().__init__()
         self.core = core
-        given, self.form = pytree.tree_flatten_with_path((args, dict(kwargs)))
+        self.unread = _unread(core, args, kwargs)
+        given, self.form = pytree.tree_flatten_with_path(self._read_of(args, kwargs))
         self.constants = [None if isinstance(value, Tensor) else value for _, value in given]
         self.places = [place for place, (_, value) in enumerate(given) if isinstance(value, Tensor)]
         self.example = tuple(given[place][1] for place in self.places)
@@ -77,15 +80,24 @@ class FlatCore(nn.Module):
         Raises:
             UserError: its arguments are nested in another way, or its plain values differ from the example's.
         """
-        values, form = pytree.tree_flatten((args, dict(kwargs)))
-        tensors = tuple(value for value in values if isinstance(value, Tensor))
-        constants = [None if isinstance(value, Tensor) else value for value in values]
-        require(
-            form == self.form and constants == self.constants and len(tensors) == len(self.places),
-            "model.core: its calls differ in their arguments beyond the values of tensors, which a graph can't take. "
-            "Name another submodule.",
-        )
-        return tensors
+        values, form = pytree.tree_flatten(self._read_of(args, kwargs))
+        require(form == self.form, "model.core: its calls differ in the arguments' nesting: name another submodule.")
+        for place, (value, first) in enumerate(zip(values, self.constants, strict=True)):
+            require(
+                isinstance(value, Tensor) == (place in self.places) and (place in self.places or value == first),
+                f"model.core: an argument that is no tensor is {first!r} in one call and {value!r} in another, and a "
+                "graph has one value. Name another submodule.",
+            )
+        return tuple(values[place] for place in self.places)
+
+    def _read_of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return arguments without the entries of dicts that the core does not read."""
+
+        def read(name: int | str, value: Any) -> Any:
+            unread = self.unread.get(name)
+            return {key: one for key, one in value.items() if key not in unread} if unread else value
+
+        return tuple(starmap(read, enumerate(args))), {name: read(name, value) for name, value in kwargs.items()}
 
     def rows(self, tensors: Sequence[Tensor], count: int) -> tuple[Tensor, ...]:
         """Return the tensors with `count` samples, repeated in turn; those without an axis of samples stay."""
@@ -161,6 +173,58 @@ class FlatCore(nn.Module):
             "inputs": [entry(*each) for each in zip(self.names, self.example, self.axes, strict=True)],
             "outputs": [entry(name, tensor, batch if tensor.dim() else {}) for name, tensor in outputs],
         }
+
+
+class _Watched(dict[Any, Any]):
+    """A dict that notes which keys are read; looking at all of them reads all."""
+
+    def __init__(self, values: Mapping[Any, Any]) -> None:
+        super().__init__(values)
+        self.read: set[Any] = set()
+
+    def __getitem__(self, key: Any) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.read.add(key)
+        return super().get(key, default)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        self.read.add(key)
+        return super().pop(key, *default)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.read.update(super().keys())
+        return super().__iter__()
+
+    def keys(self) -> Any:
+        self.read.update(super().keys())
+        return super().keys()
+
+    def values(self) -> Any:
+        self.read.update(super().keys())
+        return super().values()
+
+    def items(self) -> Any:
+        self.read.update(super().keys())
+        return super().items()
+
+
+def _unread(core: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, set[Any]]:
+    """Return the keys that the core does not read of the dicts among its arguments, by place or name of the dict."""
+    watched: dict[int | str, _Watched] = {}
+    given: dict[int | str, Any] = dict(enumerate(args))
+    given.update(kwargs.items())
+    for name, value in given.items():
+        if type(value) is dict:
+            given[name] = watched[name] = _Watched(value)
+    with torch.no_grad():
+        try:
+            core(*(given[place] for place in range(len(args))), **{name: given[name] for name in kwargs})
+        except Exception:  # it wants a plain dict: all of it is read
+            return {}
+    return {name: set(dict.keys(one)) - one.read for name, one in watched.items()}
 
 
 def _argument_name(path: Sequence[Any], parameters: Sequence[str]) -> str:

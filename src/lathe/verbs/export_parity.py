@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
 from lathe import export
+from lathe.config.metric_names import without_split
 from lathe.data.order import IGNORE
 from lathe.errors import UserError, require
 from lathe.export import manifest as manifests
@@ -170,9 +171,13 @@ def metric_drop(
     metric, minimised = ready.task.monitor.rpartition("/")[2], ready.task.minimised
     if isinstance(ready, CoreModel):
         checkpoint = (ready.cfg.get("callbacks") or {}).get("checkpoint") or {}
-        metric = checkpoint.get("monitor") or ""
+        monitor = without_split(checkpoint.get("monitor") or "")
+        metric = next((name for name in metrics["trained"] if monitor and without_split(name) == monitor), "")
         minimised = (metric,) if checkpoint.get("mode") == "min" else ()
-        if metric not in metrics["trained"] or metric not in metrics["file"]:
+        if metric not in metrics["file"]:
+            print(
+                f"target={name}: no metric was compared, since callbacks.checkpoint.monitor names none of this split."
+            )
             return {"figures": _finite(metrics), "metric": None, "drop": None, "max_drop": None}
     if metric == "loss" and "perplexity" in ready.task.computed:
         metric = "perplexity"  # a loss may be nearly 0, which makes a relative drop meaningless

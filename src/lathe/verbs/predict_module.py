@@ -167,8 +167,8 @@ def _pandas(key: str) -> Any:
 def gather(outputs: list[Any]) -> dict[str, Array]:
     """Return the outputs of all batches by name: tensors of a name are concatenated.
 
-    A tensor is named `prediction`, and those of dicts and tuples by their keys and places. A list has an entry for each
-    sample, which are numbered through.
+    A tensor is named `prediction`, and those of dicts and tuples by their keys and places. A list of numbers or texts
+    is an array too. Another list has an entry for each sample, which are numbered through.
 
     Raises:
         UserError: there are no outputs, they change between batches, or are not arrays.
@@ -176,20 +176,23 @@ def gather(outputs: list[Any]) -> dict[str, Array]:
     parts: dict[str, list[Array]] = {}
     number = 0
     for batch in outputs:
-        samples = batch if isinstance(batch, list) else [batch]
+        each = isinstance(batch, list) and not _is_row_list(batch)
+        samples = batch if each else [batch]
         for sample in samples:
-            prefix = [str(number)] if isinstance(batch, list) else []
+            prefix = [str(number)] if each else []
             number += 1
             for name, array in _named(sample, prefix):
                 parts.setdefault(name, []).append(array)
     require(bool(parts), "predict_step returns nothing to write.")
-    each = {len(found) for found in parts.values()}
-    require(len(each) == 1, "predict_step returns other names in some batches: return the same ones, or a list.")
+    require(
+        len({len(found) for found in parts.values()}) == 1,
+        "predict_step returns other names in some batches: return the same ones, or a list.",
+    )
     return {name: np.concatenate(found) for name, found in parts.items()}
 
 
 def _named(tree: Any, prefix: list[str]) -> Iterator[tuple[str, Array]]:
-    for path, value in pytree.tree_flatten_with_path(tree)[0]:
+    for path, value in pytree.tree_flatten_with_path(tree, is_leaf=_is_row_list)[0]:
         if value is None:
             continue
         words = [*prefix, *(str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", "")))) for key in path)]
@@ -198,6 +201,11 @@ def _named(tree: Any, prefix: list[str]) -> Iterator[tuple[str, Array]]:
             array.dtype != object, f"predict_step returns a {type(value).__name__}: expected tensors, numbers or text."
         )
         yield ".".join(words) or NAME, np.atleast_1d(array)
+
+
+def _is_row_list(value: Any) -> bool:
+    """Return whether a list has a number or a text for each sample, such as the names of files."""
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str | int | float) for one in value)
 
 
 def _wide(tensor: Tensor) -> Tensor:

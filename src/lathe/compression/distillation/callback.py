@@ -582,7 +582,7 @@ def _probe_teacher(name: str, net: nn.Module, example: Tensor | Call, student: P
     shape = list(tensor.shape[1:])
     try:
         found = Probe.of(net, example)
-    except (RuntimeError, IndexError, ValueError) as error:
+    except (RuntimeError, IndexError, TypeError, ValueError) as error:
         raise UserError(
             f"{KEY}.teacher={name} can't take this data's inputs of shape {shape} "
             f"({' '.join(str(error).split())}): take a teacher that was trained on the same data."
