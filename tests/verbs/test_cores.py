@@ -210,7 +210,7 @@ def test_an_axis_of_samples_is_found_where_the_outputs_follow_it() -> None:
     assert fusion.names == ["tokens", "extra.mask", "extra.vector"]
     assert fusion.axes == [{0: "batch"}] * 3
     assert fusion.nest(fusion.outputs)["nothing"] is None
-    with pytest.raises(UserError, match="differ in the arguments.* nesting"):
+    with pytest.raises(UserError, match=r"differ in the arguments.* nesting"):
         fusion.tensors_of((BATCH["tokens"],), {"extra": {"mask": BATCH["mask"]}})
     causal = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     for length in (5, 4):  # the mask has as many rows as there are samples, or others
