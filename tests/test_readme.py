@@ -27,6 +27,7 @@ FILES = re.findall(r"^`((?:src|configs)/\S+)`:\n\n```\w+\n(.*?)^```$", README, f
 
 # Commands that are not run here, with reasons.
 SKIPPED = {
+    "python scripts/judge.py": "its exit code is the verdict; tests/verbs/test_judge.py trains both sides",
     "python scripts/serve.py": "test_tutorial runs it",
     "python train.py experiment=cifar10_resnet18": "downloads 165 MB",
     "python scripts/reproduce.py": "tests/verbs/test_reproduce.py runs it on a smaller run",
