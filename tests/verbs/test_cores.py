@@ -24,6 +24,7 @@ from lathe import trust
 from lathe.errors import UserError
 from lathe.export.bundle import open_bundle
 from lathe.export.inputs import FlatCore
+from lathe.measure.calls import Call
 from lathe.runs.export_core import open_core
 from lathe.runs.rundir import RunDir
 from lathe.serving import model as served
@@ -243,10 +244,14 @@ class OfADict(nn.Module):
         return self.linear(batch["vector"]) * batch.get("scale", 1.0)
 
 
-def test_what_a_core_does_not_read_of_a_batch_is_no_input() -> None:
+def test_what_a_core_does_not_read_of_a_batch_is_no_input(tmp_path: Path) -> None:
     core, x = OfADict(), torch.randn(4, 3)
     flat = FlatCore(core, ({"name": ["a", "b", "c", "d"], "vector": x, "label": torch.zeros(4), "scale": 2.0},), {})
     assert flat.names == ["batch.vector"]
+    Call(({"name": ["a", "b", "c", "d"], "vector": x, "label": torch.zeros(4)},)).save(tmp_path / "example.pt")
+    flat.find_batch()
+    asked = served.example(flat.describe(), tmp_path)
+    np.testing.assert_array_equal(asked["batch.vector"], x[:1])
     torch.testing.assert_close(flat(x), 2 * core.linear(x))
     other = {"name": ["e"], "vector": x[:1], "label": torch.ones(1), "scale": 2.0}
     assert torch.equal(flat.tensors_of((other,), {})[0], x[:1])

@@ -42,6 +42,8 @@ class FlatCore(nn.Module):
         self.example = tuple(given[place][1] for place in self.places)
         parameters = [name for name, kind in inspect.signature(core.forward).parameters.items() if kind.kind in (0, 1)]
         self.names = [_argument_name(given[place][0], parameters) for place in self.places]
+        # the places of the inputs in the recorded call, as `Call.tensors` names them
+        self.paths = [_path_name("", given[place][0][1:]).removeprefix(".") for place in self.places]
         self.axes: list[dict[int, str]] = [{} for _ in self.places]
         self.eval()
         with torch.no_grad():
@@ -161,7 +163,7 @@ class FlatCore(nn.Module):
         return any(BATCH in axes.values() for axes in self.axes)
 
     def describe(self) -> dict[str, Any]:
-        """Return the manifest's entries: `inputs` and `outputs` with name, dtype and shape."""
+        """Return the manifest's entries: `inputs` (with their place in the call) and `outputs`: name, dtype, shape."""
 
         def entry(name: str, tensor: Tensor, axes: Mapping[int, str]) -> dict[str, Any]:
             shape = [axes.get(axis, side) for axis, side in enumerate(tensor.shape)]
@@ -169,8 +171,9 @@ class FlatCore(nn.Module):
 
         batch = {0: BATCH} if self.has_batch else {}
         outputs = zip(self.output_names, self.outputs, strict=True)
+        inputs = [entry(*each) for each in zip(self.names, self.example, self.axes, strict=True)]
         return {
-            "inputs": [entry(*each) for each in zip(self.names, self.example, self.axes, strict=True)],
+            "inputs": [one | {"place": path} for one, path in zip(inputs, self.paths, strict=True)],
             "outputs": [entry(name, tensor, batch if tensor.dim() else {}) for name, tensor in outputs],
         }
 

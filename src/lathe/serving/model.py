@@ -111,7 +111,7 @@ def example(facts: dict[str, Any], run: str | Path) -> Array:
         batched = is_batched(facts)
         call = Call.load(Path(run, EXAMPLE))
         tensors = (call[:1] if batched else call).tensors()
-        return pack([tensor.numpy() for tensor in tensors.values()], facts["inputs"], batched)
+        return pack([tensors[entry["place"]].numpy() for entry in facts["inputs"]], facts["inputs"], batched)
     given = facts["input"]
     sides = {"height": 32, "width": 32, "time": min(int(given.get("longest") or 8), 8)}
     if facts["preprocess"] is not None:

@@ -8,7 +8,7 @@ import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -18,8 +18,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.core.optimizer import _configure_optimizers
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from lathe.compression.modes import uncompiled
 from lathe.data.transfer import stand_in
@@ -228,9 +228,13 @@ def _other_random_states() -> Iterator[None]:
 class ExampleRecorder(Callback):
     """Write the arguments of the core's first call to `example.pt` in the run directory, for export, predict and serve.
 
-    The call is that of a step of the run itself: nothing runs twice. It is not a hook, which would change what a
-    compiled net is compiled for.
+    The call is that of a step of the run itself: nothing runs twice. A compiled core gets no hook, which would be
+    compiled too; there the first batch is recorded.
     """
+
+    def __init__(self) -> None:
+        self._hook: RemovableHandle | None = None
+        self._records = False
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._watch(trainer, pl_module)
@@ -238,30 +242,42 @@ class ExampleRecorder(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._watch(trainer, pl_module)
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._records:
+            self._records = False
+            with suppress(UserError):  # export records a call, or says why it can't
+                self._write(record_calls(pl_module, [batch], split="train")[0], trainer)
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.teardown(trainer, pl_module, "fit")
+        self._remove()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        core: Any = core_of(pl_module)
-        replaced = getattr(core._compiled_call_impl, "lathe_replaces", core)
-        if replaced is not core:
-            core._compiled_call_impl = replaced
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = None
 
     def _watch(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        path = Path(trainer.default_root_dir, EXAMPLE)
-        core: Any = core_of(pl_module)
-        inner = core._compiled_call_impl
-        if getattr(rank_zero_only, "rank", 0) != 0 or path.exists() or hasattr(inner, "lathe_replaces"):
+        core = core_of(pl_module)
+        if not trainer.is_global_zero or self._hook is not None or Path(trainer.default_root_dir, EXAMPLE).exists():
+            return
+        if core._compiled_call_impl is not None:
+            self._records = True
             return
 
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def write(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if "forward" not in vars(core):  # DDP calls the whole module with a step in the place of its forward
-                core._compiled_call_impl = inner
+                self._remove()
                 if unknown([list(args), kwargs]) is None:
-                    part = path.with_name(f".{EXAMPLE}.{os.getpid()}")
-                    Call(args, kwargs).save(part)
-                    part.replace(path)
-            return inner(*args, **kwargs) if inner is not None else core._call_impl(*args, **kwargs)
+                    self._write(Call(args, kwargs), trainer)
 
-        call.lathe_replaces = inner  # type: ignore[attr-defined]
-        core._compiled_call_impl = call
+        self._hook = core.register_forward_pre_hook(write, with_kwargs=True)
+
+    @staticmethod
+    def _write(call: Call, trainer: Trainer) -> None:
+        path = Path(trainer.default_root_dir, EXAMPLE)
+        part = path.with_name(f".{EXAMPLE}.{os.getpid()}")
+        call.save(part)
+        part.replace(path)
