@@ -73,6 +73,7 @@ class Hang(Callback):
 """
 
 
+@pytest.mark.stand_in(why="tests/launch/test_elastic.py has it on a CPU")
 def test_a_rank_that_hangs_is_ended_within_the_limit(gpu: Acceptance, tmp_path: Path) -> None:
     """By NCCL's watchdog here, by gloo's timeout on the stand-in."""
     need_two(gpu)

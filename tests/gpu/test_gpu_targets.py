@@ -103,6 +103,7 @@ def test_a_receipt_has_rows_of_the_device(gpu: Acceptance, run: Run) -> None:
         assert "GPU" in (run.dir / "receipt.md").read_text()
 
 
+@pytest.mark.stand_in(why="tests/export compile on a CPU")
 def test_aot_inductor(gpu: Acceptance, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not gpu.real:
         monkeypatch.setitem(DEVICES, "cuda", gpu.device)
@@ -147,7 +148,7 @@ def test_gpu_suite(gpu: Acceptance, tmp_path: Path) -> None:
     assert all(case["rounds"][0]["step_ms"] > 0 and case["rounds"][0]["peak"] > 0 for case in cases)
 
 
-@pytest.mark.stand_in("torch_export")
+@pytest.mark.stand_in(why="tests/serving has a server on a CPU")
 @pytest.mark.parametrize("target", ["module", "torch_export", "onnx"])
 def test_workers_of_a_server_compute_on_devices(gpu: Acceptance, run: Run, target: str) -> None:
     """Shared batches in a process for each device, with the answers of the module on the CPU."""

@@ -100,7 +100,7 @@ def test_drawn_runs(tmp_path: Path, interruption: Interruption) -> None:
 
 @pytest.mark.slow
 def test_many_drawn_runs(tmp_path: Path, interruption: Interruption) -> None:
-    for case in range(5, 40):
+    for case in range(5, 25):
         hold(tmp_path / str(case), interruption, *drawn(case))
 
 
@@ -156,7 +156,7 @@ def test_a_signal_within_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_the_draws_reach_what_they_are_for() -> None:
-    options = [drawn(case)[0] for case in range(40)]
+    options = [drawn(case)[0] for case in range(25)]
     for word in (
         "trainer.max_epochs=-1",
         "trainer.max_steps=-1",
