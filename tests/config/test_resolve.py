@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from lathe.config.resolve import differences, flatten, resolve
+from lathe.config.resolve import differences, resolve
 from lathe.errors import UserError, did_you_mean
 
 
@@ -15,21 +15,6 @@ def test_did_you_mean() -> None:
     assert did_you_mean("xyz", ["sgd", "adamw"]) == "choose one of adamw, sgd"
     assert did_you_mean("xyz", []) == ""
     assert did_you_mean("@@", [f"name{i}" for i in range(41)]) == ""
-
-
-def test_lists_and_empty_groups_are_leaves() -> None:
-    assert flatten({"a": {"b": 1, "c": {"d": [1, {"e": 2}]}}, "f": {}, "g": None}) == {
-        "a.b": 1,
-        "a.c.d": [1, {"e": 2}],
-        "f": {},
-        "g": None,
-    }
-
-
-def test_a_resolved_configuration_is_plain_data() -> None:
-    cfg = resolve(OmegaConf.create({"a": 1, "b": {"c": "${a}", "d": ["${a}"]}}))
-    assert cfg == {"a": 1, "b": {"c": 1, "d": [1]}}
-    assert type(cfg["b"]["d"]) is list
 
 
 @pytest.mark.parametrize(

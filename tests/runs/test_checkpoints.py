@@ -33,19 +33,13 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_checkpoint(Path("last"), "ckpt_path")
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_a_truncated_file_is_refused(path: Path, share: float) -> None:
+@pytest.mark.parametrize("content", [b"", b"text\n", b"PK\x03\x04 not really a zip", b"\x80\x04garbage"])
+def test_a_file_of_another_kind_or_a_part_of_one_is_refused(path: Path, content: bytes) -> None:
     whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(UserError, match=r"^ckpt_path=.*good\.ckpt (can't be read as|is not) a checkpoint"):
-        read_checkpoint(path, "ckpt_path")
-
-
-@pytest.mark.parametrize("content", [b"text\n", b"\x00" * 1000, b"PK\x03\x04 not really a zip", b"\x80\x04garbage"])
-def test_a_file_of_another_kind_is_refused(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"good\.ckpt (can't be read as|is not) a checkpoint"):
-        read_checkpoint(path)
+    for data in (content, whole[: len(whole) // 2]):
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=r"^ckpt_path=.*good\.ckpt (can't be read as|is not) a checkpoint"):
+            read_checkpoint(path, "ckpt_path")
 
 
 class Trap:
@@ -56,15 +50,13 @@ class Trap:
         return (Path.touch, (self.mark,))
 
 
-@pytest.mark.parametrize("kind", ["torch", "pickle"])
-def test_code_in_a_file_does_not_run(path: Path, tmp_path: Path, kind: str) -> None:
+def test_code_in_a_file_does_not_run(path: Path, tmp_path: Path) -> None:
     mark = tmp_path / "was run"
-    if kind == "torch":
-        torch.save({**GOOD, "extra": Trap(mark)}, path)
-    else:
-        path.write_bytes(pickle.dumps({**GOOD, "extra": Trap(mark)}))
-    with pytest.raises(UserError, match=r"^resume=.*(loading it could run code\.$|can't be read as a checkpoint)"):
-        read_checkpoint(path, "resume")
+    trap = {**GOOD, "extra": Trap(mark)}
+    for save in (lambda: torch.save(trap, path), lambda: path.write_bytes(pickle.dumps(trap))):
+        save()
+        with pytest.raises(UserError, match=r"^resume=.*(loading it could run code\.$|can't be read as a checkpoint)"):
+            read_checkpoint(path, "resume")
     assert not mark.exists()
 
 
@@ -73,15 +65,6 @@ def test_a_torch_file_without_a_checkpoint_is_refused(path: Path, content: Any) 
     torch.save(content, path)
     with pytest.raises(UserError, match=r"is not a checkpoint of a run"):
         read_checkpoint(path)
-
-
-def test_weights_are_copied_into_the_net() -> None:
-    net = nn.Linear(3, 2)
-    weights = {"weight": torch.full((2, 3), 2.0), "bias": torch.zeros(2)}
-    load_weights(net, weights, "ckpt_path=a.ckpt")
-    assert torch.equal(net.weight, weights["weight"])
-    weights["weight"].zero_()
-    assert net.weight.sum() == 12
 
 
 FITS = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}

@@ -35,7 +35,7 @@ class RunStart(Callback):
         self.run, self.cfg, self.first_step, self.monitor = run, cfg, first_step, monitor
         self.begun = self.interrupted = False
         self.given: list[Callback] = []  # to the Trainer
-        self.command = run_command("train.py", "resume", run.path, cfg)  # continues the run
+        self.command = run_command("train.py", "resume", run.path)  # continues the run
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for callback in trainer.checkpoint_callbacks:

@@ -91,10 +91,6 @@ def check(cfg: dict[str, Any], data: LightningDataModule, task: Task, callbacks:
     check_loaders(cfg, data, task.driven)
     check_metric_names(cfg, task, callbacks)
     task.check_facts(cfg["data"])
-    if any(isinstance(callback, Compression) for callback in callbacks):
-        from lathe.training.compression_finalize import warn_missing_onnx
-
-        warn_missing_onnx(cfg["compression"])
 
 
 def warn_no_checkpoints(cfg: dict[str, Any], trainer: Trainer) -> None:
