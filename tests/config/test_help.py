@@ -11,7 +11,6 @@ import pytest
 from support.commands import environment, in_process
 from support.runs import ROOT
 
-from lathe.config import help as help_page
 from lathe.config.help_key import KeyHelp
 
 LINES = (
@@ -56,15 +55,6 @@ def test_torch_is_not_imported(arguments: tuple[str, ...], in_turn: list[tuple[i
     assert not set(imported) & {"torch", "lightning", "numpy"}
 
 
-def test_root_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py")])
-    assert {"model", "optimizer", "seed", "resume"} <= set(help_page.root_names())
-    monkeypatch.setattr(sys, "argv", ["/nowhere/at/train.py"])  # as where a wheel is installed
-    assert {"model", "optimizer", "seed", "resume"} <= set(help_page.root_names())
-    monkeypatch.setattr(sys, "argv", ["/nowhere/at/all.py"])
-    assert help_page.root_names() == {}
-
-
 EXPLAINED = {
     "a key": (
         ["optimizer.lr"],
@@ -74,10 +64,6 @@ EXPLAINED = {
             "means   learning rate at the peak of the schedule",
             "in      configs/optimizer/sgd.yaml",
         ],
-    ),
-    "of another choice": (
-        ["optimizer.lr", "optimizer=adamw", "optimizer.lr=0.5"],
-        ["optimizer.lr=0.5", "configs/optimizer/adamw.yaml"],
     ),
     "an argument that no file has": (
         ["optimizer.amsgrad", "optimizer=adamw"],

@@ -29,9 +29,8 @@ def test_the_defaults_are_right(defaults: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("seed", -1, "seed=-1: expected a whole number from 0 to 4294967295."),
-        ("ckpt_mode", "weigths", "ckpt_mode=weigths: expected weights or trainer; did you mean weights?"),
-        ("data.batch_size", 12.5, "data.batch_size=12.5: expected a whole number from 1."),
+        ("seed", None, "seed=null: expected a whole number from 0 to 4294967295."),
+        ("trainer.use_distributed_sampler", True, "trainer.use_distributed_sampler=true: expected false, as Lathe's"),
         ("model", None, "model=null: a run needs this group; choose one of the files in configs/model, in a YAML file"),
     ],
 )

@@ -67,11 +67,3 @@ def test_a_script_has_its_path_from_the_working_directory(
         assert os.path.samefile(named, project / name)
         assert (named == name) == (place == ".")
         assert shlex.split(run_command(name, "run", "x y"))[1] == named
-
-
-@pytest.mark.parametrize("started", ["/usr/bin/pytest", "", "-c", "other/train.py", "notebook.py"])
-def test_another_program_names_scripts_by_their_path_in_the_project(
-    monkeypatch: pytest.MonkeyPatch, started: str
-) -> None:
-    monkeypatch.setattr("sys.argv", [started])
-    assert script_path("scripts/evaluate.py") == "scripts/evaluate.py"

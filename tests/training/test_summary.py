@@ -61,11 +61,6 @@ def test_it_has_the_monitor(tmp_path: Path) -> None:
     assert "val/other" not in table
 
 
-def test_validation_metrics_replace_those_of_a_missing_test(tmp_path: Path) -> None:
-    table = cells(printed({"val/accuracy": 0.5, "parameters": 1, "seconds": 0.0}, new_run(tmp_path, "model=mlp")))
-    assert table == {"val/accuracy": "0.5000", "parameters": "1", "seconds": "0.0"}
-
-
 def test_notes_and_values_that_are_not_finite_are_printed(tmp_path: Path) -> None:
     best = {"best": "the last weights, no validation ran", "notes": ["objective is null: [why]"]}
     lines = printed({**RESULT, "test/loss": None, **best}, new_run(tmp_path, "model=mlp"))

@@ -196,8 +196,6 @@ def compiled_step(cfg: Config) -> Iterator[str]:
     is_wrong = {
         "trainer.accumulate_grad_batches": trainer["accumulate_grad_batches"] != 1,
         "trainer.steps_per_call": trainer.get("steps_per_call") == 1,
-        "trainer.profiler": bool(trainer.get("profiler")),
-        "trainer.detect_anomaly": bool(trainer.get("detect_anomaly")),
         "trainer.activation_checkpointing": trainer.get("activation_checkpointing", "none") != "none",
         "compile.regional": options.get("regional") is True,
     }
