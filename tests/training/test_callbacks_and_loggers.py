@@ -173,9 +173,6 @@ def test_weights_that_are_changed_after_training_are_evaluated_and_changed_once(
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert run.result["best_step"] == 6
     assert 0 < run.result["val/accuracy"] <= 1
-    again = new_run(tmp_path / "on", *CONV, f"ckpt_path={run.path}")
-    with pytest.warns(UserWarning, match=r"^ckpt_path=.* is a quantized net: .* add qat"):
-        train(again)
 
 
 def test_the_best_epoch_is_one_with_all_masks(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def allow(cfg: dict[str, Any]) -> None:
     for item in trusted:
         is_name = isinstance(item, str) and TRUSTED.fullmatch(item)
         require(bool(is_name), f"trusted={item!r}: expected the name of a package or of a class in one, such as timm.")
-    _carry(trusted, names_in(cfg))
+    os.environ[ENVIRONMENT] = json.dumps({"trusted": trusted, "typed": names_in(cfg)})
 
 
 def allow_program(target: str, folder: Path) -> None:
@@ -54,10 +54,6 @@ def allow_program(target: str, folder: Path) -> None:
         f"target={target}: {folder} is a program that you have not exported here, and loading it runs it; if you trust "
         f"it, add trusted=[{target}], or export the run again.",
     )
-
-
-def _carry(trusted: list[str], typed: dict[str, str]) -> None:
-    os.environ[ENVIRONMENT] = json.dumps({"trusted": trusted, "typed": typed})
 
 
 def carried() -> tuple[list[str], dict[str, str]]:
