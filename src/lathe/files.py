@@ -28,15 +28,11 @@ _SCRATCH = re.compile(r"lathe-(\w+)-(\d+)-.+")
 _STARTED = time.time()
 _FULL, _OTHER_PLACE = "the disk is full: free some space", "choose another place"
 _REASONS = {
-    errno.ENOSPC: _FULL,
-    errno.EDQUOT: _FULL,
-    errno.EROFS: f"the disk is read-only: {_OTHER_PLACE}",
-    errno.EACCES: f"writing there is not permitted: {_OTHER_PLACE}",
-    errno.EPERM: f"writing there is not permitted: {_OTHER_PLACE}",
-    errno.ENOTDIR: f"a part of that path is a file: {_OTHER_PLACE}",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), _FULL),
+    **dict.fromkeys((errno.EACCES, errno.EPERM), f"this user is not permitted to read or write there: {_OTHER_PLACE}"),
     **{
         number: f"{os.strerror(number).lower()}: {_OTHER_PLACE}"
-        for number in (errno.EFBIG, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
+        for number in (errno.EROFS, errno.ENOTDIR, errno.EFBIG, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG)
     },
 }
 _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
@@ -105,20 +101,7 @@ def disk_sentence(error: OSError) -> str | None:
     reason = disk_reason(error)
     if isinstance(error, NotPlain) or reason is None:
         return str(error) if isinstance(error, NotPlain) else None
-    path = Path(str(error.filename or "a file"))
-    if error.errno in (errno.EACCES, errno.EPERM) and not _is_readable(path):
-        return f"{path} can't be read, this user is not permitted to: change its rights (chmod), or take another."
-    run = next((folder for folder in path.parents if (folder / "config.yaml").is_file()), None)
-    if run is not None:
-        reason = reason.replace(_OTHER_PLACE, f"copy the run, {run}, to a place of your own")
-    hint = " (paths.log_dir and paths.data_dir say where things go)" * reason.endswith((_OTHER_PLACE, "some space"))
-    return f"{path} can't be written, {reason}{hint}."
-
-
-def _is_readable(path: Path) -> bool:
-    """False if the file, or a folder on the way to it, is hidden from this user."""
-    existing = next((part for part in (path, *path.absolute().parents) if os.path.lexists(part)), path)
-    return os.access(existing, os.R_OK if existing == path else os.X_OK)
+    return f"{error.filename or 'a file'}: {reason} (paths.log_dir and paths.data_dir say where things go)."
 
 
 def beside(path: Path) -> Path:

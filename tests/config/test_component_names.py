@@ -6,7 +6,7 @@ import pytest
 from hydra.utils import get_object
 from support.runs import ROOT
 
-from lathe.config.schema import canonical, component_keys, definitions
+from lathe.config.schema import component_keys, definitions
 
 
 def is_public(name: str) -> bool:
@@ -30,19 +30,3 @@ def test_all_public_names_can_be_imported() -> None:
         assert [name for name in getattr(package, "__all__", ()) if not hasattr(package, name)] == []
         with pytest.raises(AttributeError, match="Nothing"):
             _ = package.Nothing
-
-
-@pytest.mark.parametrize(
-    ("target", "name"),
-    [
-        ("lathe.callbacks.ema.EMA", "lathe.callbacks.EMA"),
-        ("lathe.callbacks.EMA", "lathe.callbacks.EMA"),
-        ("lightning.pytorch.callbacks.early_stopping.EarlyStopping", "lightning.EarlyStopping"),
-        ("pytorch_lightning.Trainer", "lightning.Trainer"),
-        ("torch.optim.sgd.SGD", "torch.optim.SGD"),
-        ("mine.parts.EMA", "mine.parts.EMA"),
-        ("EMA", "EMA"),
-    ],
-)
-def test_a_class_has_one_name_whichever_module_is_named(target: str, name: str) -> None:
-    assert canonical(target) == name

@@ -9,27 +9,11 @@ from support.runs import config
 from lathe.config.compression_plan import windows
 from lathe.config.cross_checks import READ_WITH, check_compression, unused_keys
 from lathe.config.validate import check
-from lathe.errors import UserError, refuse
+from lathe.errors import UserError
 
 TOGETHER: dict[str, tuple[list[str], str]] = {
     "no end": (["trainer.max_epochs=null"], "trainer.max_epochs=null needs an end: set trainer.max_steps or"),
     "min above max": (["trainer.min_epochs=31"], "trainer.min_epochs=31 is above trainer.max_epochs=30"),
-    "a share of an endless epoch": (
-        ["trainer.check_val_every_n_epoch=null", "trainer.val_check_interval=0.5"],
-        "trainer.check_val_every_n_epoch=null counts batches across epochs",
-    ),
-    "a limit that overfitting replaces": (
-        ["trainer.overfit_batches=3", "trainer.limit_train_batches=5"],
-        "trainer.limit_train_batches=5 has no effect with trainer.overfit_batches=3. Drop one.",
-    ),
-    "clipping without a value": (
-        ["trainer.gradient_clip_algorithm=value"],
-        "trainer.gradient_clip_algorithm=value clips nothing with trainer.gradient_clip_val=null",
-    ),
-    "clipping before unscaling": (
-        ["optimizer.fused=true", "precision=16-mixed", "trainer.gradient_clip_val=1.0"],
-        "optimizer.fused=true unscales the gradients of precision=16-mixed after they were clipped",
-    ),
     "a scaler without 16-mixed": (["+precision.init_scale=2.0"], "precision.init_scale is of the gradient scaler"),
     "a mode without a checkpoint": (["ckpt_mode=trainer"], "ckpt_mode=trainer requires ckpt_path."),
     "a precision of another strategy": (
@@ -40,7 +24,6 @@ TOGETHER: dict[str, tuple[list[str], str]] = {
         ["callbacks=[default,ema]", "strategy=pipeline"],
         "callbacks.ema needs a whole net, and strategy Pipeline cuts it.",
     ),
-    "too many workers": (["data.num_workers=5000"], "data.num_workers=5000 would start that many processes"),
 }
 
 
@@ -49,19 +32,6 @@ def test_keys_that_do_not_go_together(name: str) -> None:
     overrides, message = TOGETHER[name]
     (found,) = check(config(*overrides))
     assert found.startswith(message)
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["trainer.max_epochs=null", "trainer.max_steps=10"],
-        ["trainer.max_epochs=null", "trainer.max_time=00:00:01:00"],
-        ["trainer.overfit_batches=3", "trainer.limit_train_batches=3", "trainer.limit_test_batches=1"],
-        ["debug=overfit"],
-    ],
-)
-def test_keys_that_go_together(overrides: list[str]) -> None:
-    assert check(config(*overrides)) == []
 
 
 def test_a_command_on_a_run_checks_only_what_it_builds() -> None:
@@ -126,7 +96,6 @@ def test_orders_of_methods(names: tuple[str, ...]) -> None:
     ("names", "message"),
     [
         (("qat", "prune"), r"^compression=\[qat,prune\] is out of order.*write compression=\[prune,qat\]\.$"),
-        (("prune", "distill"), r"write compression=\[distill,prune\]"),
         (("prune", "rigl"), r"has prune and rigl, which decide over the same weights: keep one\.$"),
         (("qat", "ptq_static"), "quantizes in training and again after it"),
     ],
@@ -140,9 +109,6 @@ def test_methods_that_do_not_go_together(names: tuple[str, ...], message: str) -
     ("stages", "message"),
     [
         (["prune"], r"^compression\.stages=.* leaves out qat"),
-        (["qat", "prune"], "has a later method in an earlier stage"),
-        (["prune", "qat", "prune"], "names prune twice"),
-        (["prun", "qat"], "names prun, which the run does not have; did you mean prune?"),
         ([], "give a list of methods, or null"),
     ],
 )
@@ -173,19 +139,8 @@ def test_methods_after_training_need_a_best_checkpoint(override: str) -> None:
     check_compression(config("compression=prune_channels", override, "trainer.fast_dev_run=true"))
 
 
-def test_options_of_a_method_that_was_not_chosen() -> None:
-    cfg = config()
-    cfg["compression"]["distill"] = {"teacher": "logs/a"}
-    with pytest.raises(UserError, match=r"^compression\.distill sets options of a method that the run does not have"):
-        refuse(check(cfg))
-
-
 def group(*names: str, stages: Any = None) -> dict[str, Any]:
     return {"stages": stages, "receipt": "none", **{name: {"_target_": "a.b"} for name in names}}
-
-
-def test_methods_act_during_the_whole_run() -> None:
-    assert windows(group("distill", "prune")) == {"distill": (0.0, 1.0), "prune": (0.0, 1.0)}
 
 
 def test_stages_share_the_run() -> None:

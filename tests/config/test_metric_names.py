@@ -10,15 +10,8 @@ from lathe.config.metric_names import data_keys, loss_keys, objective_of
     ("key", "other"),
     [
         ("data.source.folder", True),
-        ("data.source.split_seed", True),
-        ("data.share", True),
-        ("data.folds", True),
-        ("data.image_size", True),
         ("data.batch_size", False),
-        ("data.augment.crop", False),
-        ("data.num_workers", False),
         ("data.source.skip_bad", False),
-        ("data.source.data_dir", False),
         ("model.net.width", False),
     ],
 )
@@ -48,11 +41,3 @@ def test_the_direction_follows_what_the_run_returns(
     overrides: list[str], name: str | None, is_lower_better: bool | None
 ) -> None:
     assert objective_of(config(*overrides)) == (name, is_lower_better)
-
-
-def test_of_a_task_that_monitors_nothing_no_direction_is_known() -> None:
-    lightning = ("model=lightning", "model.net={_target_: support.own_lightning.LitNet}")
-    assert objective_of(config(*lightning)) == (None, None)
-    named = config(*lightning, "callbacks.checkpoint.monitor=val_loss")
-    named["callbacks"]["checkpoint"]["mode"] = "min"
-    assert objective_of(named) == ("val_loss", True)

@@ -31,16 +31,6 @@ def test_sizes_multiply_to_the_world(strategy: dict[str, int | None], world: int
             2,
             r"^strategy\.data=1 x strategy\.tensor=3 needs 3 processes, but trainer\.devices x .* = 2: change",
         ),
-        (
-            {"data": None, "tensor": 1, "stages": 2},
-            3,
-            r"data=null x .*stages=2 needs a multiple of 2 processes, but .* = 3: change",
-        ),
-        (
-            {"data": None, "tensor": None},
-            4,
-            r"^strategy\.data and strategy\.tensor are both null: give one of them a number\.",
-        ),
     ],
 )
 def test_what_does_not_fit_is_refused(strategy: dict[str, object], world: int, sentence: str) -> None:

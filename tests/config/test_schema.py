@@ -59,9 +59,8 @@ def test_your_own_package_is_checked_before_anything_is_built(tmp_path: Path) ->
     assert not (clone / "logs").exists()
 
 
-@pytest.mark.parametrize("name", SCHEMA["files"])
-def test_every_file_is_valid(name: str) -> None:
-    assert WHOLE.is_valid(loaded((ROOT / "configs" / name).read_text()))
+def test_every_file_is_valid() -> None:
+    assert [name for name in SCHEMA["files"] if not WHOLE.is_valid(loaded((ROOT / "configs" / name).read_text()))] == []
 
 
 @pytest.mark.parametrize(
@@ -97,35 +96,28 @@ def test_interpolations_and_your_own_classes_are_valid(text: str) -> None:
     assert WHOLE.is_valid(loaded(text))
 
 
-@pytest.mark.parametrize("name", [name for name in definitions() if component_keys(name) is not None])
-def test_a_component_is_meant_by_its_names(name: str) -> None:
-    pattern = jsonschema.Draft202012Validator({"pattern": f"^{name_pattern(name)}$"})
-    assert canonical(name) == name
-    longer = name.replace("lightning.", "lightning.pytorch.callbacks.")
-    assert pattern.is_valid(longer)
-    assert not pattern.is_valid(f"{name}x")
-    assert not pattern.is_valid(f"mine.{name}")
+def test_a_component_is_meant_by_its_names() -> None:
+    for name in [name for name in definitions() if component_keys(name) is not None]:
+        pattern = jsonschema.Draft202012Validator({"pattern": f"^{name_pattern(name)}$"})
+        assert canonical(name) == name
+        assert pattern.is_valid(name.replace("lightning.", "lightning.pytorch.callbacks."))
+        assert not pattern.is_valid(f"{name}x")
+        assert not pattern.is_valid(f"mine.{name}")
+    assert canonical("lathe.callbacks.ema.EMA") == "lathe.callbacks.EMA"
+    assert canonical("pytorch_lightning.Trainer") == "lightning.Trainer"
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
         (["+foo=1"], "foo: unknown key, and nothing reads it; "),
-        (["+launch.foo=1"], "launch.foo: unknown key in launch; "),
-        (["+trainer.foo=1"], "trainer.foo: lightning.pytorch.Trainer takes no such argument; "),
-        (["+data.foo=1"], "data.foo: lathe.data.ImageDataModule takes no such argument; "),
         (["+model.net.widht=3"], "model.net.widht: lathe.nets.CifarResNet takes no such argument; did you mean width?"),
-        (["+callbacks.ema.x=1"], "callbacks.ema sets options of a callback that the run does not have: add ema"),
-        (["~launch.timeout"], "launch.timeout is missing: leave ~launch.timeout out."),
         (["~trainer.enable_progress_bar"], "trainer.enable_progress_bar is missing"),
         (
             ["optimizer.kind.path=torch.optim.NAdam"],
             "optimizer.momentum: torch.optim.NAdam takes no such option; leave it out with "
             "optimizer.momentum=null; did you mean momentum_decay?",
         ),
-        (["optimizer=adamw", "+optimizer.amsgrad=maybe"], "optimizer.amsgrad=maybe: expected true or false or null"),
-        (["optimizer.lr={_target_: builtins.print}"], "optimizer.lr={'_target_': 'builtins.print'}: expected a number"),
-        (["task._target_='a b'"], "task._target_=a b: expected the dotted path of a class or function."),
         (["~task._target_"], "task has no _target_: choose one of the files in configs/task"),
         (["data.source=5"], "data.source=5: expected a group"),
     ],

@@ -1,8 +1,5 @@
 """Components built from Python check their arguments as those of a configuration are checked."""
 
-import copy
-import inspect
-import pickle
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,21 +46,6 @@ def test_a_subclass_is_checked_by_what_it_passes_on() -> None:
     assert Wider(4, **own)(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
     with pytest.raises(ArgumentError, match=r"^width=0: expected a whole number from 1"):
         Wider(0, **own)
-
-
-def test_a_class_keeps_its_signature_and_can_be_pickled() -> None:
-    assert [*inspect.signature(MLP).parameters] == [
-        "channels",
-        "image_size",
-        "num_classes",
-        "width",
-        "depth",
-        "dropout",
-    ]
-    net = MLP(**SIZES)
-    assert type(pickle.loads(pickle.dumps(copy.deepcopy(net)))) is MLP
-    with pytest.raises(TypeError, match="unexpected keyword argument 'widht'"):
-        MLP(**SIZES, widht=1)  # type: ignore[call-arg]
 
 
 def test_objects_paths_and_tuples_stand_for_nodes_text_and_lists(tmp_path: Path) -> None:

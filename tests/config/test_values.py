@@ -36,29 +36,22 @@ JUNK: dict[str, Any] = {
     "surrogate": "\udcff",
     "long": "x" * 5000,
 }
-SEVERAL = {"one", "word", "ones", "none"}
-WORDS = {"word", "quoted number"}
 TAKEN = {
     "NonNegativeInt": (NonNegativeInt, {"zero", "one"}),
     "Count or -1": (Count | Literal[-1], {"one", "minus"}),
     "float": (float, {"zero", "one", "minus", "half", "whole float"}),
-    "up to a half": (Annotated[float, Field(gt=0, le=0.5)], {"half"}),
-    "Share": (Share, {"zero", "one", "half", "whole float"}),
     "a step or a share": (StepOrShare, {"zero", "one", "half"}),
-    "bool": (bool, {"yes"}),
     "False": (Literal[False], set()),
-    "a choice": (Literal["abc"], {"word"}),
-    "Name": (Name, WORDS),
-    "Name or None": (Name | None, {*WORDS, "none"}),
-    "counts": (list[Count], {"list", "ones"}),
+    "Name or None": (Name | None, {"word", "quoted number", "none"}),
     "a sequence of counts": (Sequence[Count], {"list", "ones"}),
-    "two counts": (Annotated[list[Count], Field(min_length=2, max_length=2)], {"ones"}),
     "a group of counts": (dict[str, Count], {"group"}),
-    "an object": (nn.Module, {"node"}),
     "a function or None": (Callable[[Any], Any] | None, {"node", "none"}),
     "a number or a tensor": (float | Tensor, {"zero", "one", "minus", "half", "whole float"}),
     "anything": (Any, set(JUNK)),
-    "several": (Count | Literal["abc"] | Annotated[list[Count], Field(min_length=1)] | None, SEVERAL),
+    "several": (
+        Count | Literal["abc"] | Annotated[list[Count], Field(min_length=1)] | None,
+        {"one", "word", "ones", "none"},
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from support.runs import SMALL, config, new_run, runs
 from lathe.config.validate import check
 from lathe.errors import UserError
 from lathe.runs.build import make_task
-from lathe.training.weight_loading import load_initial_weights
+from lathe.training.weight_loading import initialise
 
 Cli = Callable[..., tuple[int, str]]
 
@@ -36,7 +36,7 @@ def test_an_address_gives_its_weights_and_is_asked_once(tmp_path: Path, serve: A
         assert check(config(*SMALL, *words)) == []
         cfg = new_run(tmp_path / "logs", *SMALL, *words)
         task = make_task(cfg, train=False)
-        load_initial_weights(cfg, task)
+        initialise(cfg, task)
         assert all(torch.equal(value, net[name]) for name, value in task.net.state_dict().items())
     assert server.asked == [None]
 
@@ -49,7 +49,7 @@ def test_another_file_is_refused_before_it_is_read(tmp_path: Path, serve: Any, t
     cfg = new_run(tmp_path / "logs", *SMALL, f"ckpt_path={path}", f"ckpt_sha256={'0' * 64}")
     cfg["paths"]["data_dir"] = str(tmp_path / "data")
     with pytest.raises(UserError, match="hash"):
-        load_initial_weights(cfg, make_task(cfg, train=False))
+        initialise(cfg, make_task(cfg, train=False))
     assert list((tmp_path / "data").rglob("*w*.pth")) == []
 
 

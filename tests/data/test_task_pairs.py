@@ -125,12 +125,12 @@ def test_data_that_have_changed_since_the_run_warn_or_are_refused(tmp_path: Path
     asked = {**cfg, "request": {"run": str(done.path), "checkpoint": "best", "split": "test", "output": None}}
     same = evaluate(asked)
     asked["data"] = {**cfg["data"], "train": {**cfg["data"]["train"], "n": 41}}
-    told = r"^The data have changed since this checkpoint was trained: samples of train 32 -> 33\. Where splits are cut"
+    told = r"^The data are not those that this checkpoint was trained with: train 32 -> 33\. Where splits are cut"
     with pytest.warns(UserWarning, match=told):
         evaluate(asked)
     assert evaluate({**asked, "data": cfg["data"]}) == same
     cfg["data"]["train"]["n"], cfg["trainer"]["max_epochs"] = 60, 2
-    with pytest.raises(UserError, match=r"ckpt: the data have changed since the run began, samples of train 32 -> 48"):
+    with pytest.raises(UserError, match=r"ckpt: the data are not those that it was written with, train 32 -> 48"):
         train(cfg)
     begun = run(tmp_path / "from", "pair", f"ckpt_path={done.last}", "ckpt_mode=trainer", "trainer.max_epochs=2")
     begun["data"]["train"]["n"] = 41
@@ -145,10 +145,10 @@ def test_a_checkpoint_of_a_run_with_another_seed_warns_or_is_refused(tmp_path: P
     for name in ("best", "last"):
         shutil.copy(folders[0].path / "checkpoints" / f"{name}.ckpt", folders[1].path / "checkpoints" / f"{name}.ckpt")
     asked = {"run": str(folders[1].path), "checkpoint": "best", "split": "test", "output": None}
-    with pytest.warns(UserWarning, match=r"^This checkpoint is another run's: it was written with data\.seed=1\.$"):
+    with pytest.warns(UserWarning, match=r"^The data are not those .*: data\.seed 1 -> 2\."):
         evaluate({**second, "request": asked})
     second["trainer"]["max_epochs"] = 2
-    with pytest.raises(UserError, match=r"last\.ckpt is another run's: it was written with data\.seed=1, this run has"):
+    with pytest.raises(UserError, match=r"last\.ckpt: the data are not those .*, data\.seed 1 -> 2"):
         train(second)
     begun = run(tmp_path / "from", "pair", f"ckpt_path={folders[0].last}", "ckpt_mode=trainer", "trainer.max_epochs=2")
     assert begun["data"]["seed"] == 42

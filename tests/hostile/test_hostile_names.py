@@ -18,10 +18,6 @@ from lathe.trust.allowlist import findings, kind_at
 Refusal = Callable[[RunDir], str]
 
 
-def test_an_unchanged_run_opens(foreign: RunDir) -> None:
-    assert open_run(foreign.path, "run").config["seed"] == 42
-
-
 def test_every_gadget_is_refused_at_every_key(foreign: RunDir, refusal: Refusal) -> None:
     for name, node in gadgets(Path(CANARY).absolute()).items():
         for key in (*HERE, *NOWHERE):
@@ -30,14 +26,6 @@ def test_every_gadget_is_refused_at_every_key(foreign: RunDir, refusal: Refusal)
         words = refusal(foreign)
         assert name in words
         assert "model.net" in words
-
-
-def test_the_message_has_name_key_and_fix(foreign: RunDir, refusal: Refusal) -> None:
-    plant(foreign, "callbacks.mine", {"_target_": "joblib.load", "filename": "payload.pkl"})
-    assert refusal(foreign) == (
-        f"run={foreign.path}: its config.yaml names `joblib.load` at callbacks.mine, which a saved "
-        "configuration may not build; if you trust it, add trusted=[joblib.load] or --trust."
-    )
 
 
 def test_keys_that_take_no_component(foreign: RunDir, refusal: Refusal) -> None:

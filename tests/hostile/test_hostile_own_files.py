@@ -12,7 +12,6 @@ import pytest
 from support.commands import in_process
 from support.hostile_runs import copied
 
-from lathe.errors import UserError
 from lathe.launch.error_reporting import explain_error
 from lathe.launch.sweep.processes import Jobs
 from lathe.loggers import CSVLogger, run_log
@@ -176,15 +175,6 @@ def test_a_loss_of_power_and_an_editor_cost_no_line(kind: str, foreign: RunDir) 
     damage(foreign, "metrics.csv", kind)
     resume(foreign.path)
     assert (foreign.path / "metrics.csv").read_text() == "step,train/loss,late\n1,2.0,\n2,,1.0\n"
-
-
-def test_values_are_read_without_pandas(foreign: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lathe.verbs.load.find_spec", lambda name: None)
-    (foreign.path / "metrics.csv").write_text("step,a,b\n1,0.5,\n")
-    assert load(foreign.path).metrics == [{"step": 1, "a": 0.5}]
-    (foreign.path / "metrics.csv").write_text("step,a,b\n1,word,\n")
-    with pytest.raises(UserError, match="a value at step 1 is not a number"):
-        _ = load(foreign.path).metrics
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
-"""Names that the user trusts: `trusted`, the command itself, --trust, packages under src/; and the allow-list."""
+"""Names that the user trusts: `trusted`, the command itself, packages under src/; and the allow-list."""
 
 import importlib
 import inspect
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
@@ -45,7 +43,7 @@ def test_trusted_names_hold_for_what_they_name(foreign: RunDir, refusal: Refusal
         "class Other: ...\ndef build(): return Net(1, 1)\nvalue = 3\n"
     )
     plant(foreign, "model.net", {"_target_": "theirs.Net"})
-    assert "add trusted=[theirs.Net] or --trust" in refusal(foreign)
+    assert "add trusted=[theirs.Net]" in refusal(foreign)
 
     def with_trust(*trusted: str) -> RunDir:
         trust.allow({"trusted": list(trusted)})
@@ -89,25 +87,18 @@ def test_a_run_that_this_user_trained_needs_no_trust(cli: Cli, tmp_path: Path, m
     (site / "installed" / "__init__.py").write_text("from lathe.nets import MLP\nclass Net(MLP): ...\n")
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.delenv("LATHE_TRUSTED", raising=False)
-    np.save("images.npy", np.zeros((3, 8, 8), np.uint8))
     net = "model.net._target_=installed.Net"
     assert cli(*SMALL, net, "trainer.max_epochs=1") == (0, "")
     (path,) = runs(tmp_path / "logs")
-    evaluate, predict = ("run=logs/latest", "trainer.accelerator=cpu"), ("input=images.npy", "output=out.csv")
+    evaluate = ("run=logs/latest", "trainer.accelerator=cpu")
 
     def later() -> list[str]:
-        called = [
-            cli(*evaluate, script="scripts/evaluate.py"),
-            cli(*evaluate, *predict, script="scripts/predict.py"),
-            cli("resume=logs/latest"),
-        ]
+        called = [cli(*evaluate, script="scripts/evaluate.py"), cli("resume=logs/latest")]
         return [sentence for code, sentence in called if code]
 
-    assert later() == []
     assert cli("resume=logs/latest", "trainer.max_epochs=2")[0] == 0
     assert cli("runs=logs", "tag=[good]", script="scripts/runs.py")[0] == 0
     assert (RunDir(path).config["trainer"]["max_epochs"], RunDir(path).config["tags"]) == (2, ["good"])
-    assert later() == []
     assert cli("runs=logs", "archive=moved", script="scripts/runs.py")[0] == 0
     (path,) = runs(tmp_path / "moved")
     assert RunDir(path).config["tags"] == ["good"]
@@ -116,13 +107,12 @@ def test_a_run_that_this_user_trained_needs_no_trust(cli: Cli, tmp_path: Path, m
 
     refusal = "names `installed.Net` at model.net, which a saved configuration may not build"
     (path / "config.yaml").write_bytes(signed.replace(b"max_epochs: 2", b"max_epochs: 3"))
-    assert [refusal in sentence for sentence in later()] == [True] * 3
+    assert [refusal in sentence for sentence in later()] == [True] * 2
     assert cli("runs=logs/latest", "tag=[mine]", script="scripts/runs.py")[0] == 0
-    assert len(later()) == 3  # a tag signs only what was signed before
+    assert len(later()) == 2  # a tag signs only what was signed before
     (path / "config.yaml").write_bytes(signed)
-    assert later() == []
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))  # of another user, or on another machine
-    assert [refusal in sentence for sentence in later()] == [True] * 3
+    assert [refusal in sentence for sentence in later()] == [True] * 2
     assert cli("resume=logs/latest", "trusted=[installed]", "trainer.max_epochs=3")[0] == 0
     assert later() == []
 
@@ -133,38 +123,16 @@ def test_what_trusted_takes(trusted: Any) -> None:
         trust.allow({"trusted": trusted})
 
 
-def test_the_flag_asks_on_a_terminal_alone(
-    foreign: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refusal: Refusal
-) -> None:
-    Path("asked_for.py").write_text("import torch\nclass Net(torch.nn.Linear): ...\n")
-    plant(foreign, "model.net", {"_target_": "asked_for.Net"})
-    trust.ask(True)
-    try:
-        monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
-        assert "--trust asks on a terminal, which this is not: add trusted=[asked_for.Net]" in refusal(foreign)
-        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-        monkeypatch.setattr("builtins.input", lambda question: "n")
-        assert "names asked_for.Net: not trusted, so nothing of it was built." in refusal(foreign)
-        assert "  model.net: asked_for.Net\n" in capsys.readouterr().out
-        monkeypatch.setattr("builtins.input", lambda question: "y")
-        assert open_run(foreign.path, "run").config["model"]["net"]["_target_"] == "asked_for.Net"
-    finally:
-        trust.ask(False)
-
-
 def test_another_owner_is_reported_in_one_line(
     foreign: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: mine + 7)
     if foreign.path.stat().st_uid == 0:
-        monkeypatch.setattr(os, "stat", os.stat)
         os.chown(foreign.path, 4242, -1)
     open_run(foreign.path, "run")
     open_run(foreign.path, "run")
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith(f"Note: the directory {foreign.path} belongs to another user (")
+    assert capsys.readouterr().err == f"Note: {foreign.path} belongs to another user of this machine.\n"
 
 
 def test_packages_under_src_are_known_by_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,18 +198,6 @@ def test_listed_classes_are_of_their_kind_and_take_no_code(kind: str, place: str
             continue  # a layer of a newer or older torch
         assert issubclass(found, base), name
         assert not code & set(inspect.signature(found.__init__).parameters), name
-
-
-def test_values_are_read_as_omegaconf_writes_them(tmp_path: Path) -> None:
-    content = {"a": 1e-3, "b": "1e-3", "c": [True, None, "null", "2001-01-01", -3, 1e16], "d": {"e": "ß: #", "f": ""}}
-    path = tmp_path / "config.yaml"
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
-    assert read_yaml(path, "x") == content
-    path.write_text("lr: 1e-3\nday: 2001-01-01\n")
-    assert read_yaml(path, "x") == {"lr": 0.001, "day": "2001-01-01"}
-    path.write_text("lr: 1\nlr: 2\n")
-    with pytest.raises(UserError, match=r"^x can't be read as a configuration\.$"):
-        read_yaml(path, "x")
 
 
 def test_written_yaml_is_omegaconfs_and_is_read_again(tmp_path: Path) -> None:

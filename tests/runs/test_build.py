@@ -18,16 +18,6 @@ def test_a_task_has_its_net_optimizer_and_scheduler() -> None:
     assert isinstance(task._make_scheduler(optimizer, total_steps=100), torch.optim.lr_scheduler.LRScheduler)
 
 
-def test_a_task_for_evaluation_has_no_optimizer() -> None:
-    assert make_task(config("model=mlp"), train=False).configure_optimizers() is None
-
-
-def test_a_scheduler_is_optional() -> None:
-    cfg = config("model=mlp")
-    del cfg["scheduler"]
-    assert isinstance(make_task(cfg).configure_optimizers(), torch.optim.Optimizer)
-
-
 def test_the_scaled_learning_rate_includes_accumulated_batches() -> None:
     cfg = config(
         "model=mlp",

@@ -1,8 +1,6 @@
 """Checkpoint files are read without running code, and their weights must fit the net."""
 
-import pickle
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -29,59 +27,15 @@ def test_a_checkpoint_is_read(path: Path) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^ckpt_path=.*no\.ckpt: there is no such file"):
         read_checkpoint(tmp_path / "no.ckpt", "ckpt_path")
-    with pytest.raises(UserError, match=r"^ckpt_path=last: .*: name its run, such as ckpt_path=logs/latest\.$"):
-        read_checkpoint(Path("last"), "ckpt_path")
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_a_truncated_file_is_refused(path: Path, share: float) -> None:
+@pytest.mark.parametrize("content", [b"", b"text\n", b"PK\x03\x04 not really a zip", b"\x80\x04garbage"])
+def test_a_file_of_another_kind_or_a_part_of_one_is_refused(path: Path, content: bytes) -> None:
     whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(UserError, match=r"^ckpt_path=.*good\.ckpt (can't be read as|is not) a checkpoint"):
-        read_checkpoint(path, "ckpt_path")
-
-
-@pytest.mark.parametrize("content", [b"text\n", b"\x00" * 1000, b"PK\x03\x04 not really a zip", b"\x80\x04garbage"])
-def test_a_file_of_another_kind_is_refused(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
-    with pytest.raises(UserError, match=r"good\.ckpt (can't be read as|is not) a checkpoint"):
-        read_checkpoint(path)
-
-
-class Trap:
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return (Path.touch, (self.mark,))
-
-
-@pytest.mark.parametrize("kind", ["torch", "pickle"])
-def test_code_in_a_file_does_not_run(path: Path, tmp_path: Path, kind: str) -> None:
-    mark = tmp_path / "was run"
-    if kind == "torch":
-        torch.save({**GOOD, "extra": Trap(mark)}, path)
-    else:
-        path.write_bytes(pickle.dumps({**GOOD, "extra": Trap(mark)}))
-    with pytest.raises(UserError, match=r"^resume=.*(loading it could run code\.$|can't be read as a checkpoint)"):
-        read_checkpoint(path, "resume")
-    assert not mark.exists()
-
-
-@pytest.mark.parametrize("content", [[1, 2], {"weight": torch.ones(2)}, {"state_dict": {}}])
-def test_a_torch_file_without_a_checkpoint_is_refused(path: Path, content: Any) -> None:
-    torch.save(content, path)
-    with pytest.raises(UserError, match=r"is not a checkpoint of a run"):
-        read_checkpoint(path)
-
-
-def test_weights_are_copied_into_the_net() -> None:
-    net = nn.Linear(3, 2)
-    weights = {"weight": torch.full((2, 3), 2.0), "bias": torch.zeros(2)}
-    load_weights(net, weights, "ckpt_path=a.ckpt")
-    assert torch.equal(net.weight, weights["weight"])
-    weights["weight"].zero_()
-    assert net.weight.sum() == 12
+    for data in (content, whole[: len(whole) // 2]):
+        path.write_bytes(data)
+        with pytest.raises(UserError, match=r"^ckpt_path=.*good\.ckpt (can't be read as|is not) a checkpoint"):
+            read_checkpoint(path, "ckpt_path")
 
 
 FITS = {"weight": torch.ones(2, 3), "bias": torch.ones(2)}

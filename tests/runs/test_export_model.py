@@ -28,6 +28,9 @@ def test_pixels_give_the_logits_of_the_run(run: RunDir) -> None:
     with torch.no_grad():
         assert torch.equal(ready.net(pixels), ready.trained(x))
     assert (ready.inner is ready.trained, ready.other_size, ready.takes_any_size) == (True, None, False)
+    without = open_export_model(run.path, preprocess=False)
+    assert without.net is without.trained
+    assert without.facts["preprocess"]["in_graph"] is False
     assert not ready.net.training
     assert torch.equal(ready.example, torch.zeros(2, 1, 8, 8, dtype=torch.uint8))
 
@@ -38,13 +41,6 @@ def test_preprocessed_pixels_equal_the_batches_of_training(run: RunDir) -> None:
     for split in ("train", "val", "test"):
         for x, _ in ready.data.eval_loader(split):
             assert torch.equal(ready.net.preprocess(ready.inputs_of(x)), x)
-
-
-def test_without_preprocessing(run: RunDir) -> None:
-    ready = open_export_model(run.path, preprocess=False)
-    assert ready.net is ready.trained
-    assert (ready.example.dtype, ready.facts["input"]["dtype"]) == (torch.float32, "float32")
-    assert ready.facts["preprocess"]["in_graph"] is False
 
 
 def test_images_of_another_size(run: RunDir) -> None:
@@ -91,13 +87,7 @@ def test_a_run_with_fewer_channels(tmp_path: Path) -> None:
     assert sum(p.numel() for p in ready.inner.parameters()) == run.result["parameters"]
 
 
-def test_the_evaluation_batch_is_replaced(run: RunDir) -> None:
-    for integers in (None, True):
-        model = open_export_model(run.path, eval_batch_size=5, integers=integers)
-        assert len(next(iter(model.data.eval_loader("val")))[0]) == 5
-
-
-def test_class_names(run: RunDir, tmp_path: Path) -> None:
+def test_class_names() -> None:
     ten = config("data=cifar10")
     assert (class_names(ten) or [])[:2] == ["airplane", "automobile"]
     assert class_names(config("data=synthetic_tokens", "model=gpt_nano")) is None

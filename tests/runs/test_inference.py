@@ -3,13 +3,11 @@
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from support.runs import SMALL, new_run
 
 from lathe.errors import UserError
-from lathe.runs.inference import check_input_spec, compute_outputs, open_data, open_net, open_run_net, score
+from lathe.runs.inference import check_input_spec, open_data, open_run_net, score
 from lathe.training.train import train
 
 QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")
@@ -40,11 +38,6 @@ def test_score_equals_the_test(tmp_path: Path, overrides: tuple[str, ...]) -> No
     )
     arrays = score(task, lambda x: task.net(x).numpy(), data.eval_loader("test"))
     assert arrays == found
-    outputs = compute_outputs(task.net, data.eval_loader("val"))
-    assert outputs.shape[0] >= 200
-    assert torch.equal(
-        outputs, compute_outputs(lambda x: np.asarray(open_net(directory)(x).detach()), data.eval_loader("val"))
-    )
 
 
 def test_only_classes_of_images_and_tokens_are_served() -> None:

@@ -19,18 +19,11 @@ class Data(pl.LightningDataModule):
 """
 
 
-def test_both_names_are_the_same_classes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in [name for name in sys.modules if name.partition(".")[0] == "pytorch_lightning"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [one for one in sys.meta_path if type(one).__name__ != "_Alias"])
+def test_both_names_are_the_same_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if not k.startswith("pytorch_lightning")})
     (tmp_path / "older.py").write_text(PACKAGE)
     monkeypatch.syspath_prepend(tmp_path)
     alias_pytorch_lightning()
-    alias_pytorch_lightning()  # once is enough
     older = importlib.import_module("older")
     assert issubclass(older.Data, lightning.pytorch.LightningDataModule)
     assert older.EarlyStopping is lightning.pytorch.callbacks.EarlyStopping
-    assert lightning.pytorch.__spec__.name == "lightning.pytorch"
-    assert capsys.readouterr().out.count("pytorch_lightning is imported as lightning.pytorch") == 1

@@ -30,14 +30,6 @@ def test_samples_depend_on_trial_and_seed(name: str) -> None:
     assert drawn(name, 1) != found
 
 
-@pytest.mark.parametrize("name", ["tpe", "cmaes"])
-def test_samples_under_hyperband_are_reproducible(name: str) -> None:
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    found = drawn(name, 0, "hyperband")
-    assert len(set(found)) > 8
-    assert drawn(name, 0, "hyperband") == found
-
-
 def test_hyperband_samples_from_the_trials_of_its_bracket() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     seen: list[set[int]] = []

@@ -8,7 +8,7 @@ import pytest
 from support.run_directories import write_run, write_sweep
 
 from lathe.config.resolve import with_absolute_paths
-from lathe.runs.run_discovery import is_run, jobs_by_run, jobs_of, runs_below
+from lathe.runs.run_discovery import is_run, jobs_by_run, runs_below
 from lathe.runs.rundir import open_run
 from lathe.verbs.runs.reader import find_runs
 
@@ -37,7 +37,7 @@ def tree(log_dir: Path, rng: random.Random) -> None:
     (log_dir / "report").mkdir()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_runs_and_failed_jobs_are_found_once(tmp_path: Path, seed: int) -> None:
     log_dir = tmp_path / "logs"
     tree(log_dir, random.Random(seed))
@@ -60,17 +60,6 @@ def test_a_run_that_failed_as_a_job_has_failed_for_every_path(tmp_path: Path) ->
     for words in ("logs", "logs/train", "logs/sweeps", str(run)):
         (found,) = find_runs(words)
         assert (found.path, found.state, found.sentence) == (run, "failed", "the loss is not finite")
-
-
-def test_a_job_with_a_damaged_file_has_failed(tmp_path: Path) -> None:
-    sweep = write_sweep(tmp_path / "logs", [{}, {"state": "waiting"}])
-    torn = sweep / "jobs" / "00000.json"
-    torn.write_text('{"number": 0, "sta')
-    (first, second) = jobs_of(sweep)
-    assert first.job == {"number": 0, "state": "failed", "sentence": f"{torn} can't be read as JSON."}
-    assert second.job["state"] == "waiting"
-    (listed, _) = find_runs("logs/sweeps", tmp_path / "logs")
-    assert (listed.state, Path(listed.where).absolute()) == ("failed", torn)
 
 
 def test_runs_that_moved_with_their_sweep_are_found(tmp_path: Path) -> None:

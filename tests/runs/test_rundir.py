@@ -17,12 +17,7 @@ import pytest
 from lathe.errors import UserError
 from lathe.runs import rundir
 from lathe.runs.run_discovery import find_launch, find_runs, find_unfinished
-from lathe.runs.rundir import (
-    RunDir,
-    create,
-    open_run,
-    point_latest,
-)
+from lathe.runs.rundir import RunDir, create, open_run
 
 
 def cfg(name: str = "train", **extra: Any) -> dict[str, Any]:
@@ -100,7 +95,7 @@ def test_processes_at_once_get_different_directories(tmp_path: Path) -> None:
 
 def test_a_file_in_the_place_of_a_folder_is_reported(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("")
-    with pytest.raises(UserError, match=r"a part of that path is a file: choose another place"):
+    with pytest.raises(UserError, match=r"logs.*: (not a directory|file exists): choose another place"):
         new(tmp_path / "logs")
 
 
@@ -109,7 +104,7 @@ def test_a_full_disk_is_reported_and_leaves_nothing(tmp_path: Path, monkeypatch:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(rundir, "write_atomically", full)
-    with pytest.raises(UserError, match=r"config\.yaml can't be written, the disk is full: free some space"):
+    with pytest.raises(UserError, match=r"config\.yaml: the disk is full: free some space"):
         new(tmp_path)
     assert list(tmp_path.rglob("*.yaml")) == []
     assert list(tmp_path.glob("train/*")) == []
@@ -126,15 +121,6 @@ def test_a_result_makes_a_run_complete_and_reopening_undoes_it(tmp_path: Path) -
     assert run.config["seed"] == 2
 
 
-def test_latest_is_a_relative_link_to_the_newest(tmp_path: Path) -> None:
-    one, two = new(tmp_path), new(tmp_path)
-    for run in (one, two):
-        point_latest(tmp_path, run.path)
-        assert (tmp_path / "latest").resolve() == run.path.resolve()
-    assert os.readlink(tmp_path / "latest") == f"train/{two.path.name}"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "train"]
-
-
 def test_what_is_not_a_run_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^resume=.*nowhere: there is no such directory; logs/latest is the newest"):
         open_run(tmp_path / "nowhere", "resume")
@@ -149,7 +135,7 @@ def test_what_is_not_a_run_directory_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_configuration_is_refused(tmp_path: Path, text: str) -> None:
     run = new(tmp_path)
     (run.path / "config.yaml").write_text(text)
-    with pytest.raises(UserError, match=r"its config\.yaml (can't be read as a configuration|has no group paths)"):
+    with pytest.raises(UserError, match=r"its config\.yaml (can't be read as a configuration|has no .*paths)"):
         open_run(run.path, "run")
 
 
@@ -164,24 +150,20 @@ def test_a_missing_checkpoint_is_named_with_those_that_exist(tmp_path: Path) -> 
     assert run.checkpoint("last") == run.last
 
 
-def test_removing_a_run_removes_its_empty_parent_only(tmp_path: Path) -> None:
-    one, two = new(tmp_path), new(tmp_path)
-    one.remove()
-    assert list(tmp_path.glob("*/*")) == [two.path]
-    two.remove()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_kill_while_a_run_is_removed_leaves_no_part_under_its_name(
+def test_removing_a_run_removes_its_empty_parent_and_a_kill_leaves_no_part_under_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def killed(*words: Any, **more: Any) -> None:
         raise KeyboardInterrupt
 
-    one = new(tmp_path)
+    one, two, three = new(tmp_path), new(tmp_path), new(tmp_path / "other")
+    one.remove()
+    assert list(tmp_path.glob("train/*")) == [two.path]
+    three.remove()
+    assert list((tmp_path / "other").iterdir()) == []
     monkeypatch.setattr("shutil.rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
-        one.remove()
+        two.remove()
     (left,) = (tmp_path / "train").iterdir()
     assert left.name.startswith(".tmp-")  # the next process removes it
 
@@ -243,38 +225,22 @@ def place(log_dir: Path, stamp: str, **extra: Any) -> RunDir:
 def test_auto_finds_the_newest_unfinished_run_of_the_same_experiment(tmp_path: Path) -> None:
     oldest, middle = place(tmp_path, "1"), place(tmp_path, "2")
     place(tmp_path, "3", seed=2)
-    done = place(tmp_path, "4")
-    done.finish({})
-    other_launch = {"launch": {"max_restarts": 3}, "paths": {"run_dir": None, "log_dir": "other"}}
-    wanted = cfg(resume="auto", **other_launch)
-    found = find_unfinished(tmp_path, wanted)
-    assert found is not None
-    assert found.path == middle.path
-    middle.finish({})
-    found = find_unfinished(tmp_path, wanted)
-    assert found is not None
-    assert found.path == oldest.path
+    place(tmp_path, "4").finish({})
+    (place(tmp_path, "5").path / "config.yaml").write_text("{ torn")
+    wanted = cfg(resume="auto", launch={"max_restarts": 3}, paths={"run_dir": None, "log_dir": "other"})
+    for run in (middle, oldest):
+        found = find_unfinished(tmp_path, wanted)
+        assert found is not None
+        assert found.path == run.path
+        run.finish({})
     assert find_unfinished(tmp_path, cfg(seed=3)) is None
-
-
-def test_a_damaged_run_does_not_hide_the_others(tmp_path: Path) -> None:
-    good = place(tmp_path, "1")
-    for stamp, file in (("2", "config.yaml"), ("3", "environment.json")):
-        (place(tmp_path, stamp).path / file).write_text("{ torn")
-    found = find_unfinished(tmp_path, cfg())
-    assert found is not None
-    assert found.path in (good.path, tmp_path / "train" / "3")
-    found = find_launch(tmp_path, "train", "torchrun:7")
-    assert found is None
 
 
 def test_a_launch_finds_its_own_run(tmp_path: Path) -> None:
     place(tmp_path, "1", launch_id="torchrun:1")
     mine = place(tmp_path, "2", launch_id="torchrun:7")
-    place(tmp_path, "3", launch_id="torchrun:2")
     found = find_launch(tmp_path, "train", "torchrun:7")
     assert found is not None
     assert found.path == mine.path
     mine.finish({})
     assert find_launch(tmp_path, "train", "torchrun:7") is None
-    assert json.loads((mine.path / "environment.json").read_text())["launch_id"] == "torchrun:7"

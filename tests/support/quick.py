@@ -51,7 +51,7 @@ def quick() -> None:
     """
     dynamic_rendezvous.get_method_name = _method_name
     registry.entry_points = functools.cache(metadata.entry_points)
-    rundir._git = functools.cache(rundir._git)
+    rundir._output = functools.cache(rundir._output)
     rundir._version = functools.cache(rundir._version)
     rundir.describe_environment()
     safe_yaml._parsed = _parsed_once

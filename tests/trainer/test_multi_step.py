@@ -1,6 +1,5 @@
 """Several optimizer steps per call: what needs every step, and rows logged inside a group."""
 
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from lightning.pytorch import Callback
 from lightning.pytorch.loggers.logger import DummyLogger
 from support.multi_step import STEPS, Sees, SeesEach, SeesEveryThird, groups, train
 from support.runs import column, rows
-from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 
 import lathe.training.train
@@ -24,7 +22,6 @@ __all__ = ["groups"]  # a fixture
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("trainer.steps_per_call=1",), "Lightning makes the steps"),
         (("trainer.accumulate_grad_batches=2",), "gradients accumulate"),
         (("trainer.profiler=simple",), "it measures Lightning's actions"),
     ],
@@ -69,7 +66,6 @@ class Hooks(Callback):
             hook = partial(self.look, trainer)
         first = next(pl_module.net.parameters())
         self.handle = {
-            "forward": torch.nn.Module.register_forward_hook,
             "log": torch.nn.Module.register_forward_hook,
             "backward": lambda net, made: [*net.modules()][-1].register_full_backward_hook(made),
             "gradient": lambda net, made: first.register_hook(made),
@@ -82,7 +78,7 @@ class Hooks(Callback):
         self.handle.remove()
 
 
-@pytest.mark.parametrize("kind", ["forward", "log", "backward", "gradient", "everywhere"])
+@pytest.mark.parametrize("kind", ["log", "backward", "gradient", "everywhere"])
 def test_a_users_hook_on_the_net_sees_each_step_and_is_named_once(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,19 +91,6 @@ def test_a_users_hook_on_the_net_sees_each_step_and_is_named_once(
         assert len(column(run, "mean")) == STEPS // 5
     else:
         assert hooks.batches == [*range(STEPS // 2)] * 2
-
-
-def test_hooks_of_lathe_and_torch_allow_grouping(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, groups: list[int]
-) -> None:
-    class Normed(Callback):
-        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-            linear = next(module for module in pl_module.net.modules() if isinstance(module, torch.nn.Linear))
-            with warnings.catch_warnings(action="ignore"):
-                torch.nn.utils.spectral_norm(linear)  # by a forward hook
-
-    train(tmp_path, monkeypatch, Normed(), words=("trainer.max_epochs=1",))
-    assert groups
 
 
 def test_callbacks_see_the_steps_that_they_declared(
@@ -253,26 +236,3 @@ def test_rows_before_an_exception_are_written(
         train(tmp_path, monkeypatch, Dies(), words=("trainer.log_every_n_steps=3",))
     (file,) = tmp_path.rglob("metrics.csv")
     assert [row["step"] for row in rows(file.parent) if row.get("train/loss")] == ["3", "6", "9", "12"]
-
-
-def test_logged_windows_inside_a_group_have_the_same_digits() -> None:
-    """Batches of two sizes: some are summed together, some one by one."""
-
-    def sums(several: bool) -> list[Tensor]:
-        torch.manual_seed(0)
-        task, found = ClassificationTask(torch.nn.Linear(4, 3)), list[Tensor]()
-        for number in range(30):
-            x, y = torch.randn(6 if number % 11 else 5, 4), torch.randint(0, 3, (6 if number % 11 else 5,))
-            task.training_loss(task.net(x), (x, y))
-            if number % 4 == 3:
-                if several:
-                    task.end_window()
-                else:
-                    found.append(task._take("train"))
-            if number % 13 == 0:
-                found += task.take_windows()
-        return [*found, *task.take_windows(), task._take("train"), task._epoch_sums["train"]]
-
-    expected, got = sums(several=False), sums(several=True)
-    assert len(expected) == 9
-    assert all(torch.equal(left, right) for left, right in zip(expected, got, strict=True))

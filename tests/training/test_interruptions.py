@@ -1,14 +1,11 @@
 """Files of earlier runs are kept, damage is noticed, and locks end with their process."""
 
-import json
 import multiprocessing
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,16 +29,13 @@ def trained(folder: Path, *words: str) -> Path:
     return Path(cfg["paths"]["run_dir"])
 
 
-@pytest.mark.parametrize("place", ["head", "middle", "tail"])
-def test_a_damaged_block_of_a_checkpoint_is_noticed(tmp_path: Path, place: str) -> None:
+def test_a_damaged_block_of_a_checkpoint_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
     torch.save({"state_dict": {"w": torch.arange(4096.0)}, "global_step": 1}, path)
     assert read_checkpoint(path)["global_step"] == 1
-    with zipfile.ZipFile(path) as file:
-        record = next(one for one in file.infolist() if one.filename.endswith("data/0"))
-        data = file.read(record)
+    data = torch.arange(4096.0).numpy().tobytes()
     raw = path.read_bytes()
-    start = raw.index(data) + {"head": 0, "middle": len(data) // 2, "tail": len(data) - 16}[place]
+    start = raw.index(data) + len(data) // 2
     path.write_bytes(raw[:start] + bytes(b ^ 1 for b in raw[start : start + 16]) + raw[start + 16 :])
     with pytest.raises(UserError, match=r"last\.ckpt is damaged: its record '.*data/0' has another checksum"):
         read_checkpoint(path)
@@ -66,24 +60,6 @@ def test_latest_replaces_only_links_to_runs(tmp_path: Path, capsys: pytest.Captu
         assert capsys.readouterr().out == f"{latest} is not a link to a run, and stays as it is.\n"
         assert (os.readlink(latest) if latest.is_symlink() else latest.read_text()) == before
         latest.unlink()
-
-
-def test_latest_works_below_a_linked_log_dir(tmp_path: Path, cli: Cli) -> None:
-    """logs/ may be on another disk."""
-    (tmp_path / "disk").mkdir()
-    (tmp_path / "linked").symlink_to(tmp_path / "disk")
-    assert cli(*SMALL, "test=false", *SHORT, f"paths.log_dir={tmp_path / 'linked'}")[0] == 0
-    (run,) = runs(tmp_path / "disk")
-    assert (tmp_path / "linked" / "latest").resolve() == run
-
-
-def test_a_copied_run_makes_no_latest(tmp_path: Path, cli: Cli) -> None:
-    run = trained(tmp_path / "logs", *SHORT)
-    copied = tmp_path / "other" / "mine" / "run"
-    shutil.copytree(run, copied)
-    assert cli(f"resume={copied}", "trainer.max_epochs=2")[0] == 0
-    assert json.loads((copied / "result.json").read_text())["epochs"] == 2
-    assert not (tmp_path / "other" / "latest").exists()
 
 
 def test_a_resume_without_a_checkpoint_starts_again_with_a_message(

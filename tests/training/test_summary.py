@@ -10,7 +10,7 @@ from support.runs import config, new_run
 
 from lathe.config.resolve import differences
 from lathe.launch.error_reporting import report_errors
-from lathe.runs.rundir import RunDir, create
+from lathe.runs.rundir import RunDir
 from lathe.training.summary import print_next, print_summary, proposals
 
 TRAINED = {"parameters": 1234567, "seconds": 12.345, "samples_per_s": 43210.9}
@@ -54,23 +54,11 @@ def test_it_has_test_metrics_and_the_run_directory(tmp_path: Path, monkeypatch: 
     assert f"Run directory: {Path(cfg['paths']['run_dir']).relative_to(tmp_path)}" in lines
 
 
-def test_a_run_without_a_validation_is_not_to_be_evaluated_on_it(tmp_path: Path) -> None:
-    for folder, result, proposed in (("a", RESULT, True), ("b", {"train/loss": 0.5, **TRAINED}, False)):
-        lines = commands(printed(result, new_run(tmp_path / folder, "model=mlp")))
-        assert any(line[1] == "scripts/evaluate.py" for line in lines) == proposed
-
-
-@pytest.mark.parametrize("monitor", ["val/accuracy", "val_f1", "f1"])
-def test_it_has_the_monitor(monitor: str, tmp_path: Path) -> None:
-    result = {"test/accuracy": 0.9, "test/loss": 0.1, monitor: 0.25, "val/other": 0.5, "monitor": monitor, **TRAINED}
+def test_it_has_the_monitor(tmp_path: Path) -> None:
+    result = {"test/accuracy": 0.9, "test/loss": 0.1, "val_f1": 0.25, "val/other": 0.5, "monitor": "val_f1", **TRAINED}
     table = cells(printed(result, new_run(tmp_path, "model=mlp")))
-    assert table[monitor] == "0.2500"
+    assert table["val_f1"] == "0.2500"
     assert "val/other" not in table
-
-
-def test_validation_metrics_replace_those_of_a_missing_test(tmp_path: Path) -> None:
-    table = cells(printed({"val/accuracy": 0.5, "parameters": 1, "seconds": 0.0}, new_run(tmp_path, "model=mlp")))
-    assert table == {"val/accuracy": "0.5000", "parameters": "1", "seconds": "0.0"}
 
 
 def test_notes_and_values_that_are_not_finite_are_printed(tmp_path: Path) -> None:
@@ -108,20 +96,6 @@ def test_the_next_commands_repeat_the_overrides(tmp_path: Path, monkeypatch: pyt
     assert (tmp_path / config(*report[2:], name="report")["runs"]).samefile(Path(cfg["paths"]["run_dir"]).parent)
 
 
-def test_pages_and_logger_files_have_the_command_that_shows_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    cfg = new_run(tmp_path / "logs", "model=mlp")
-    run = Path(cfg["paths"]["run_dir"])
-    for name in ("samples/val.html", "tensorboard/events.out.tfevents.1", "wandb/offline-run-1-a/run-a.wandb"):
-        (run / name).parent.mkdir(parents=True)
-        (run / name).touch()
-    lines, path = printed(RESULT, cfg), run.relative_to(tmp_path)
-    assert f"Samples page: {path}/samples/val.html" in lines
-    assert lines[-2:] == [f"  tensorboard --logdir {path}", f"  wandb sync {path}/wandb/offline-run-1-a"]
-
-
 def test_the_next_commands_have_the_config_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "my own"
     (own / "experiment").mkdir(parents=True)
@@ -132,17 +106,6 @@ def test_the_next_commands_have_the_config_dir(tmp_path: Path, monkeypatch: pyte
     _, slower, seeds, _ = commands(printed(RESULT, new_run(tmp_path, "model=mlp")))
     assert slower[:4] == ["python", "train.py", "--config-dir", str(own)]
     assert seeds[:5] == ["python", "train.py", "--config-dir", str(own), "-m"]
-
-
-def test_the_next_commands_start_from_the_same_run(tmp_path: Path) -> None:
-    """logs/latest is another run now."""
-    start = tmp_path / "start"
-    start.mkdir()
-    words = ["model=mlp", "ckpt_path=logs/latest"]
-    cfg = config(*words, f"paths.log_dir={tmp_path}")
-    cfg["ckpt_path"] = str(start)
-    create(tmp_path, cfg, words)
-    assert all(f"ckpt_path={start}" in command for command in commands(printed(RESULT, cfg))[1:3])
 
 
 def test_without_a_checkpoint_no_evaluation_is_proposed(tmp_path: Path) -> None:

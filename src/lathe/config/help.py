@@ -77,7 +77,6 @@ def help_text(typed: Sequence[str] = ()) -> str:
         f"--help {key} explains a key{f', --help {group} the group' if group else ''}",
         "-m runs a sweep (-m seed=1,2,3)" * ("sweep" in groups),
         "--cfg job prints the composed configuration without running",
-        "--trust asks before a class that a run directory names is built" * (is_training or "trust" in groups),
         "--hydra-help lists Hydra's own.",
     ]
     sections = [title, f"Choices of each group:\n{rows}" if rows else "", text.strip()]

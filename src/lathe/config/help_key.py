@@ -1,11 +1,9 @@
 """Print --help <key>: its value in this composition, the values it takes, its comment and its file."""
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -15,7 +13,6 @@ from lathe.config.schema import canonical, key_schemas, takes
 from lathe.config.values import Json, expected
 from lathe.config.yaml_comments import (
     Entry,
-    all_files,
     command_files,
     comments,
     group_comments,
@@ -46,7 +43,7 @@ class KeyHelp:
         tree: Any = OmegaConf.to_container(self.cfg, resolve=False)
         self.tree = {key: value for key, value in tree.items() if key != "hydra"}
         self.schemas: Mapping[str, Json] = key_schemas(self.tree, verb)
-        self.entries = _readable_entries(folder) if entries is None else entries
+        self.entries = read_entries(folder) if entries is None else entries
         self.choices: dict[str, dict[str, list[Entry]]] = {}  # by group and name
         for entry in self.entries:
             group, _, name = entry.file.removeprefix("configs/").removesuffix(".yaml").rpartition("/")
@@ -74,10 +71,9 @@ class KeyHelp:
         if choice := self._choice_with(key):
             other = KeyHelp(self.folder, self.verb, [*self.overrides, choice], self.entries)
             return f"{other.explain(key)}\n  with    {choice}"
-        keys = {*self.schemas, *(one.rpartition(".")[0] for one in self.schemas), *self.tree, *self.choices} - {""}
-        same = [one for one in sorted(keys) if one.rpartition(".")[2] == key][:3]
-        near = [*keys, *(f"{key.rpartition('.')[0]}.{one}" for one in arguments)]
-        hint = f"did you mean {' or '.join(same)}?" if same else did_you_mean(key, near, "--help lists the groups")
+        keys = [*self.schemas, *self.tree, *self.choices, *(f"{key.rpartition('.')[0]}.{one}" for one in arguments)]
+        same = sorted((one for one in keys if one.endswith(f".{key}")), key=lambda one: one.count("."))
+        hint = f"did you mean {same[0]}?" if same else did_you_mean(key, keys, "--help lists the groups")
         raise UserError(f"--help {key}: unknown key; {hint}")
 
     def _choice_with(self, key: str) -> str | None:
@@ -120,16 +116,11 @@ class KeyHelp:
 
     def _entry(self, key: str, value: Any) -> Entry | None:
         """Return the entry that sets a key: of this composition's files, else one with this value, else any."""
-        files = {f"configs/{self.verb}.yaml"}
-        for group, chosen in self.chosen.items():
-            names = chosen if isinstance(chosen, Sequence) and not isinstance(chosen, str) else [chosen]
-            files |= {f"configs/{group}/{name}.yaml" for name in names}
-        group, own = key.split(".")[0], [entry for entry in self.entries if entry.key == key]
-        ranked = sorted(
-            [*(entry for entry in own if entry.value == one_line(value)), *own],
-            key=lambda entry: (entry.file not in files, not entry.file.startswith(f"configs/{group}/")),
-        )
-        return ranked[0] if ranked else None
+        chosen = [(group, name) for group, names in self.chosen.items() for name in _as_list(names)]
+        files = [f"configs/{self.verb}.yaml", *(f"configs/{group}/{name}.yaml" for group, name in chosen)]
+        own = [entry for entry in self.entries if entry.key == key]
+        own.sort(key=lambda entry: (entry.file not in files, entry.value != one_line(value)))
+        return own[0] if own else None
 
     def _title(self, group: str) -> str:
         rows = {"choices": ", ".join(self.choices[group]), "chosen": one_line(self.chosen.get(group))}
@@ -149,18 +140,6 @@ class KeyHelp:
         return f"{title}\n\n" + "\n".join(lines) + (f"\n\n  with a plus: {', '.join(more)}" if more else "")
 
 
-def _readable_entries(folder: Path) -> list[Entry]:
-    """Read the keys of all files, and warn of each that is not YAML."""
-    entries: list[Entry] = []
-    for path in all_files(folder):
-        try:
-            entries += read_entries(folder, [path])
-        except yaml.YAMLError as error:
-            why = getattr(error, "problem", None) or str(error).splitlines()[0]
-            print(f"Warning: {path} can't be read as YAML ({why}), so this help leaves it out.", file=sys.stderr)
-    return entries
-
-
 def _arguments(node: Any) -> dict[str, Json]:
     """Return the schemas of the arguments of a node's class, if it is in the schema."""
     return (takes(node) or {}) if isinstance(node, Mapping) and isinstance(node.get("_target_"), str) else {}
@@ -170,6 +149,10 @@ def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping) or not value:
         return [(key, value)]
     return [leaf for name, item in value.items() for leaf in _leaves(f"{key}.{name}", item)]
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
 
 
 def _table(rows: Mapping[str, str | None]) -> str:

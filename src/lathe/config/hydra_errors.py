@@ -8,7 +8,6 @@ import shlex
 import sys
 import traceback
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from lathe.config.override_parsing import (
     no_such_choice,
 )
 from lathe.config.resolve import flatten, resolve
-from lathe.config.schema import FILLED_IN
 from lathe.config.validate import check
 from lathe.errors import UserError, did_you_mean
 
@@ -60,11 +58,6 @@ def hydra_message(error: BaseException, groups: Groups) -> str | None:
     if isinstance(refused, OmegaConfBaseException):
         return f"{refused.full_key or 'configuration'}: {str(refused).splitlines()[0]}"
     text = " ".join(str(error).split())
-    without_package = re.match(r"In '([\w/]+)': Could not override '(\w+)@", text)
-    if without_package:
-        return (
-            f"{without_package[1]}.yaml: override /{without_package[2]} requires '# @package _global_' as first line."
-        )
     if isinstance(error, HydraException):
         return text
     return f"Hydra can't read the configuration: {type(error).__name__}: {text}" if _raised_by_hydra(error) else None
@@ -93,8 +86,6 @@ def _file_that_is_not_utf8() -> Path | None:
 
 def _missing_file(error: MissingConfigException, groups: Groups) -> str:
     file = str(error.missing_cfg_file or "")
-    if "submitit" in file and not find_spec("submitit"):
-        return "launch=slurm requires hydra-submitit-launcher. Install it: pip install -e '.[slurm]'."
     group = max((name for name in groups if file.startswith(f"{name}/")), key=len, default=file.rpartition("/")[0])
     options = error.options or groups.get(group)
     if group and options:
@@ -119,10 +110,6 @@ def _unknown_key(key: str, parent: Any, groups: Groups) -> str:
             return f"{key}: a resumed run keeps its own {prefix}. Leave {last} out."
         chosen = ",".join([*LISTS.get(prefix, []), last])
         return f"{key}: the run has no {last} in {prefix}. Add it: {prefix}=[{chosen}]."
-    if key == "data.folder":
-        return f"{key}: unknown key in data. Add data=image_folder, also to resume a run whose images have moved."
-    if prefix == "trainer" and last in FILLED_IN:
-        return f"{key}: unknown key in trainer; {FILLED_IN[last]}."
     if prefix in groups and names in ([], ["enabled"]):  # compile=none has a switch
         others = [f"{prefix}={name}" for name in groups[prefix] if name != "none"]
         return f"{key}: {prefix}=none has no keys. Choose another: {', '.join(others)}."
@@ -146,60 +133,40 @@ def explain_overrides(
 ) -> UserError | None:
     """The messages for all overrides in `words` that are refused, where Hydra stops at the first with `error`.
 
-    Composes the configuration in `folder` again without each refused override. None if `error` is something else.
+    Composes the configuration in `folder` again, adding one override after the other. None if `error` is something
+    else.
     """
-    messages: list[str] = []
-    refusal: Exception | None = error
-    left = [word for word in find_split_words(words)[1] if not word.startswith("-")]
     if isinstance(error, InvalidOverrides):
-        messages, left, refusal = list(error.args), list(error.valid), None
-    elif isinstance(error, UserError) or hydra_message(error, groups) is None:
+        messages, left = list(error.args), list(error.valid)
+    elif isinstance(error, UserError) or (first := hydra_message(error, groups)) is None:
         return None
-    has_flags = any(word.startswith("-") for word in words)  # a sweep, or other configuration files
-    while True:
-        if refusal is not None:
-            message = hydra_message(refusal, groups) or str(refusal)
-            refused = "" if message in messages else _refused_override(refusal, message, left)
-            messages += [] if message in messages else [message]
-            below = f"{key_of(refused)}." if groups.get(key_of(refused)) else "="  # keys of an unknown choice
-            left = [word for word in left if word != refused and not key_of(word).startswith(below)]
-            has_flags = has_flags or not refused
-        if has_flags or folder is None:
-            return UserError(*messages)
+    else:
+        messages, left = [], find_split_words(words)[1]
+    if folder is None or any(word.startswith("-") for word in words):  # a sweep, or other configuration files
+        return UserError(*(messages or [first]))
+    taken: list[str] = []
+    refused: list[str] = []
+    cfg = DictConfig({})
+    for word in left:
+        if any(key_of(word).startswith(f"{key}.") for key in refused):  # a key of a choice that is not there
+            continue
         try:
             with initialize_config_dir(str(folder), version_base="1.3"):
-                cfg = compose(verb, overrides=left)
-        except HydraException as next_refusal:
-            refusal = next_refusal
-        else:
-            return UserError(*messages, *_invalid_values(cfg, verb, left, messages))
+                cfg = compose(verb, overrides=[*taken, word])
+            taken.append(word)
+        except Exception as refusal:
+            messages.append(hydra_message(refusal, groups) or str(refusal))
+            refused.append(key_of(word))
+    if not messages:
+        return UserError(first)
+    return UserError(*dict.fromkeys(messages), *_invalid_values(cfg, verb, taken))
 
 
-def _refused_override(error: Exception, message: str, words: Sequence[str]) -> str:
-    """The override that an error of Hydra is about; empty if its message names none."""
-    if getattr(error, "override", None) in words:
-        return str(error.override)  # type: ignore[attr-defined]
-    places = {word: re.search(rf"(?<![\w.]){re.escape(key_of(word))}(?![\w.])", message) for word in words}
-    named = sorted((match.start(), word) for word, match in places.items() if match)
-    below = [word for word in words if key_of(word).startswith(f"{_key_in(message)}.")]
-    return named[0][1] if named else next(iter(below), "")
-
-
-def _invalid_values(cfg: DictConfig, verb: str, words: Sequence[str], known: Sequence[str]) -> list[str]:
-    """The messages for values of the overrides `words`, without those for keys that `known` messages name."""
+def _invalid_values(cfg: DictConfig, verb: str, words: Sequence[str]) -> list[str]:
+    """The messages for values of the overrides `words`."""
     try:
         messages = check(resolve(cfg), verb, rules=None, raw=OmegaConf.to_container(cfg, resolve=False))
     except UserError:  # the refused overrides may be what is missing
         return []
-    typed, reported = [key_of(word) for word in words], [_key_in(message) for message in known]
-    return [
-        message
-        for message in messages
-        if (key := _key_in(message)) in typed
-        and not any(f"{key}.".startswith(f"{other}.") or other.startswith(f"{key}.") for other in reported)
-    ]
-
-
-def _key_in(message: str) -> str:
-    """The key that a message begins with."""
-    return re.split("[=:]", message)[0]
+    typed = [key_of(word) for word in words]
+    return [message for message in messages if re.split("[=:]", message)[0] in typed]

@@ -7,11 +7,11 @@ import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import count, takewhile
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lathe.errors import UserError, did_you_mean, refuse, require
+from lathe.errors import UserError, did_you_mean, require
 
 Groups = Mapping[str, Sequence[str]]  # what an override may begin with: groups and their choices, keys without any
 MULTIRUN = ("-m", "--multirun")
@@ -25,8 +25,6 @@ UNUSED = (
     *("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.chdir"),
     "hydra.verbose",
 )
-# Groups of Hydra's, whose choices are typed with a slash.
-HYDRA_GROUPS = ("env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output", "sweeper")
 SPACED = re.compile(r"[\w.@/+]+( = |= | =)[^\s=]\S*")  # key = value, key= value, key =value
 SCALAR = re.compile(r"null|true|false|[\d.]+", re.IGNORECASE)  # Hydra takes none of these for the name of a file
 NODE = re.compile(r"\{.*\b_target_ *:", re.DOTALL)
@@ -35,16 +33,14 @@ _TARGET = re.compile(r"_target_ *: *['\"]?([\w.]+)")
 _NAMED_NODE = re.compile(r"(\w+) *: *(\{.*\})", re.DOTALL)
 _WORD_BREAK = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _QUOTES = ("'", '"')
-_ITEM = r"""(?:[^,\[\]'"]|\[[^\]]*\]|'[^']*'|"[^"]*")+"""  # of a list, with its brackets and quotes closed
 # Keys whose value may contain =, in an override (baseline=optimizer.lr=0.1) or a path (.../epoch=4-step=100.ckpt).
 _SIDES = ("baseline", "candidate")  # labels of groups, or whole lists of overrides
 _WITH_EQUALS = (*_SIDES, "run", "ckpt_path", "resume", "checkpoint", "input", "output")
 AUGMENT = re.compile(r"\{.*\b_target_ *: *['\"]?lathe\.data\.Augment\b", re.DOTALL)
-# What users of other templates type first, and Lathe's word for it: keys, flags and choices.
+# What users of other templates type first, and Lathe's word for it.
 KEYS = {
     "hparams_search": "a search is a sweep: python train.py -m optimizer.lr=0.03,0.1, or sweep=optuna with sweep.space",
-    "train": "train=false tests the weights of ckpt_path=... without training; a finished run is evaluated by "
-    "python scripts/evaluate.py run=logs/latest",
+    "train": "train=false tests the weights of ckpt_path=... without training",
     "task_name": "the label of a run is name=...",
     "datamodule": "data sets are chosen by data=...",
     "trainer.gpus": "devices are trainer.accelerator=gpu trainer.devices=...",
@@ -52,17 +48,7 @@ KEYS = {
     "ckpt": "a new run starts from ckpt_path=..., an interrupted one continues with resume=...",
     "extras": "leave it out: python train.py --help lists the keys of warnings and tables",
 }
-FLAGS = {
-    "lr": "optimizer.lr",
-    "batch_size": "data.batch_size",
-    "epochs": "trainer.max_epochs",
-    "gpus": "trainer.devices",
-}
-CHOICES = {
-    "resnet": "resnet20",
-    "16": "16-mixed",
-    "bf16": "bf16-mixed",
-}
+CHOICES = {"resnet": "resnet20", "16": "16-mixed", "bf16": "bf16-mixed"}
 
 
 class InvalidOverrides(UserError):
@@ -103,7 +89,7 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     ordered = sorted(arguments, key=lambda word: word not in MULTIRUN)
     messages, ordered = find_split_words(ordered)
     try:
-        flags = check_flags(ordered, groups)
+        flags = check_flags(ordered)
     except UserError as error:
         raise UserError(*messages, *error.args) from error
     typed = set(flags.overrides)
@@ -116,25 +102,19 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     overrides = [word for word in words if word in typed or word not in ordered]
     if messages:
         raise InvalidOverrides(messages, overrides)
-    if flags.multirun:
-        _check_sweeps(overrides, {} if flags.config_dir else groups)  # that folder may have more choices
     return words
 
 
 def _without_replaced(words: Sequence[str], typed: set[str]) -> list[str]:
     """Print which overrides a later one replaces, and leave those out that Hydra would merge with a later node."""
     kept: list[str] = []
-    last: dict[str, str] = {}
     for word in words:
-        key = key_of(word)
-        earlier = last.get(key) if word in typed else None
-        if earlier is not None:
-            if word != earlier and not (word[0] == "+" and earlier == f"~{key}"):
+        earlier = next((one for one in kept if one in typed and key_of(one) == key_of(word)), None)
+        if word in typed and earlier is not None:
+            if word != earlier and not (word[0] == "+" and earlier[0] == "~"):
                 print(f"{earlier} is replaced by {word}, which was typed later.")
             if NODE.match(value_of(word)):
                 kept.remove(earlier)
-        if word in typed:
-            last[key] = word
         kept.append(word)
     return kept
 
@@ -142,28 +122,26 @@ def _without_replaced(words: Sequence[str], typed: set[str]) -> list[str]:
 # Hydra's flags: -m, --cfg and others
 
 
-def check_flags(words: Sequence[str], groups: Groups | None = None) -> argparse.Namespace:
+def check_flags(words: Sequence[str]) -> argparse.Namespace:
     """Parse the flags of a command line.
 
     Raises:
-        UserError: unknown flags, or flags that have no effect here.
+        UserError: unknown flags, or flags that are not supported here.
     """
     from hydra._internal.utils import get_args_parser  # not needed for --help
 
     parser = get_args_parser()
     parser.error = _refuse_flag  # type: ignore[method-assign]  # argparse would print its usage and exit
     flags, rest = parser.parse_known_args(list(words))
-    refuse(_as_key(word, words, groups or {}) for word in rest if word.startswith("-"))
+    for word in rest:
+        if word.startswith("-"):
+            _refuse_flag(word)
     require(not rest, f"{' '.join(rest)}: put every flag before the first key, or after the last one.")
     rerun = flags.experimental_rerun  # it would load a pickle, which can run code
     require(rerun is None, f"--experimental-rerun {rerun} is not supported. Use python scripts/reproduce.py run=...")
-    verb = Path(sys.argv[0]).stem
-    name = str(flags.config_name or verb).removesuffix(".yaml")
-    require(
-        name == verb,
-        f"--config-name {name}: each script has one configuration. Write configs/experiment/<name>.yaml, and use "
-        "experiment=<name>.",
-    )
+    name = flags.config_name
+    is_own = name is None or name.removesuffix(".yaml") == Path(sys.argv[0]).stem
+    require(is_own, f"--config-name {name} is not supported. Write configs/experiment/<name>.yaml.")
     folder = flags.config_path
     require(folder is None, f"--config-path {folder} is not supported. Use --config-dir {folder} to add a folder.")
     folder = flags.config_dir
@@ -176,18 +154,6 @@ def _refuse_flag(message: str) -> NoReturn:
     raise UserError(f"{text}: keys are written key=value, without dashes; --hydra-help lists the flags.")
 
 
-def _as_key(flag: str, words: Sequence[str], groups: Groups) -> str:
-    """Return the message for an unknown flag, with the key that was meant."""
-    dashed, _, value = flag.partition("=")
-    name = dashed.lstrip("-")
-    following = next(iter(words[words.index(flag) + 1 :]), "")
-    if "=" not in flag and "=" not in following and not following.startswith("-"):
-        value = following
-    key = name if "." in name or name in groups else FLAGS.get(name.replace("-", "_"), "")
-    hint = f": {key}={value or '...'}" if key else "; --help lists the keys, --hydra-help the flags"
-    return f"{f'{dashed} {value}'.strip()}: keys are written key=value, without dashes{hint}."
-
-
 # Words that the shell has split, and words of another form
 
 
@@ -197,32 +163,26 @@ def find_split_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     others: list[str] = []
     rest = list(words)
     while rest:
-        size, whole = _join_split_value(rest)
+        whole = _join_split_value(rest)
         spaced = next((size for size in (3, 2) if SPACED.fullmatch(" ".join(rest[:size]))), 0)
-        if size:
-            messages.append(f"{key_of(whole)}: the shell split its value. Quote it all: {shlex.quote(whole)}.")
+        if whole > 1:
+            word = " ".join(rest[:whole])
+            messages.append(f"{key_of(word)}: the shell split its value. Quote it all: {shlex.quote(word)}.")
         elif spaced:
             pair = rest[:spaced]
             messages.append(f"{' '.join(pair)}: write it without spaces around =: {''.join(pair)}.")
         else:
             others.append(rest[0])
-        rest = rest[size or spaced or 1 :]
+        rest = rest[max(whole, spaced, 1) :]
     return messages, others
 
 
-def _join_split_value(words: Sequence[str]) -> tuple[int, str]:
-    """Count the words into which a shell has split the first override, at spaces or by expanding braces.
-
-    Returns that number, 0 for a whole override, and the joined override.
-    """
-    key, _, value = words[0].partition("=")
-    if value.startswith(("[", "{")) and not split_items(value):
-        for size in range(2, len(words) + 1):
-            if split_items(value_of(" ".join(words[:size]))):
-                return size, " ".join(words[:size])
-    expanded = list(takewhile(lambda word: word.startswith(f"{key}="), words)) if "_target_:" in value[:9] else []
-    items = ",".join(map(value_of, expanded))
-    return (len(expanded), f"{key}={{{items}}}") if len(expanded) > 1 else (0, "")
+def _join_split_value(words: Sequence[str]) -> int:
+    """Count the words into which a shell has split the first override, whose value has an open bracket; else 1."""
+    if not value_of(words[0]).startswith(("[", "{")):
+        return 1
+    sizes = range(1, len(words) + 1)
+    return next((size for size in sizes if split_items(value_of(" ".join(words[:size])))), 1)
 
 
 def _without_equals(word: str, groups: Groups) -> str:
@@ -230,10 +190,8 @@ def _without_equals(word: str, groups: Groups) -> str:
     group = next((group for group, names in groups.items() if word in names), "")
     run = next((key for key in ("run", "runs") if key in groups and "/" in word), "")
     hint = "seed=1, for example. Quote a value with spaces"
-    if word in groups:
-        hint = f"{word}={'|'.join(groups[word]) or '...'}"
-    elif group or run:
-        hint = f"{group or run}={word}"
+    if word in groups or group or run:
+        hint = f"{word}=..." if word in groups else f"{group or run}={word}"
     return f"{word}: every word has the form key=value: {hint}."
 
 
@@ -246,6 +204,8 @@ def _translate_word(word: str, groups: Groups) -> list[str]:
     if "=" in word and sign != "~" and key in groups:
         value = quote_equals(key, value)
         word = f"{word.partition('=')[0]}={value}"
+    is_swept = key.partition(".")[0] in ("sweep", "hydra") and len(split_items(value)) > 1
+    require(not is_swept, f"{word}: a sweep can't go over its own keys and Hydra's.")
     require("=" in word or sign == "~" or not re.fullmatch(r"[\w.@/+-]+", word), _without_equals(word, groups))
     if (key, value) == ("train", "false") and not sign and key not in groups:
         return ["trainer.max_epochs=0"]
@@ -261,19 +221,10 @@ def _translate_word(word: str, groups: Groups) -> list[str]:
 def _translate_key(word: str, sign: str, groups: Groups) -> list[str]:
     key, value = key_of(word), value_of(word)
     root = key.partition(".")[0]
-    strategy = strategy_override(value) if key == "trainer.strategy" else ""
-    require(not strategy, f"{word}: the strategy is a group. Write {strategy}.")
     other = key if key in KEYS else root
     hint = KEYS.get(other, "")
-    if "checkpoint" in groups and other == "ckpt_path":  # of a command on a run
-        hint = f"the checkpoint of a run is run={value}"
     require(not hint or other in groups, f"{word}: unknown key; {hint}.")
-    if root == "hydra":
-        require(sign != "~", f"{word} would remove what Hydra needs: leave it out.")
-        require(key not in UNUSED, f"{word} has no effect. The directory of a run follows from paths.log_dir and name.")
-        group = key.removeprefix("hydra.")
-        is_choice = group in HYDRA_GROUPS and value[:1] not in ("{", "$")
-        require(not is_choice, f"{word} would choose nothing: write hydra/{group}={value}, or leave it out.")
+    require(key not in UNUSED, f"{word} has no effect. The directory of a run follows from paths.log_dir and name.")
     if key == "data.augment" and NODE.match(value) and not AUGMENT.match(value):
         return [f"{sign}{key}=[{value}]"]  # one transform
     return [word]
@@ -292,11 +243,16 @@ def _translate_choice(word: str, key: str, sign: str, value: str, groups: Groups
     typed = word.split("=", 1)[0]
     require("@" not in typed, f"{typed}=...: the package of a group is fixed. Write {key}=<choice>, without the @.")
     inside = split_items(value[1:-1]) if value.startswith("[") and value.endswith("]") else []
-    _check_number_of_choices(word, key, inside)
+    if key in SEVERAL:
+        twice = next((item for item in inside if not item.startswith("{") and inside.count(item) > 1), None)
+        require(twice is None, f"{word} has {twice} twice: leave one out.")
+        require("none" not in inside or len(inside) == 1, f"{word}: leave none out, or use {key}=none.")
+    elif key not in REPLACED and len(inside) > 1:
+        raise UserError(f"{word}: {key} takes one choice. To run each: -m {key}={','.join(inside)}.")
     default = "default," * ("default" in choices)
     if key in LISTS:
-        require(not NODE.match(value), f"{word} replaces the list. Use {key}=[{default}{value}].")
-        require(not sign.startswith("+"), f"{word} replaces the list. Use {key}=[{default}{value}].")
+        replaces = NODE.match(value) or sign.startswith("+")
+        require(not replaces, f"{word} replaces the list. Use {key}=[{default}{value}].")
         if not sign and "{" in value:
             return expand_nodes(word, key, value, choices)
     elif NODE.match(value):  # Hydra would merge it with the file that it replaces
@@ -310,66 +266,15 @@ def _translate_choice(word: str, key: str, sign: str, value: str, groups: Groups
     return [word]
 
 
-def _check_number_of_choices(word: str, key: str, items: Sequence[str]) -> None:
-    if key in SEVERAL:
-        nothing = next((item for item in items if item in NOTHING and item not in ("null", "false", "False")), None)
-        require(nothing is None or len(items) == 1, f"{word}: leave {nothing} out, or use {key}=none.")
-        twice = next((item for item in items if not item.startswith("{") and items.count(item) > 1), None)
-        require(twice is None, f"{word} has {twice} twice: leave one out.")
-    else:
-        is_one = key in REPLACED or len(items) < 2
-        require(
-            is_one, f"{word}: {key} takes one choice, {' or '.join(items)}. To run each: -m {key}={','.join(items)}."
-        )
-
-
-def strategy_override(name: str) -> str:
-    """Return the override for one of Lightning's names of strategies; empty where it is the same, or unknown."""
-    if re.fullmatch(r"ddp_(spawn|fork|notebook|find_unused_parameters)\w*", name):
-        return "strategy=ddp" + " strategy.find_unused_parameters=true" * name.endswith("_true")
-    if stage := re.fullmatch(r"deepspeed_stage_([123](_offload)?)", name):
-        return f"strategy=deepspeed_{stage[1]}"
-    return {"deepspeed": "strategy=deepspeed_2", "single_device": "strategy=auto"}.get(name, "")
-
-
 def no_such_choice(group: str, choice: str, options: Sequence[str], groups: Groups) -> str:
     """The message for a choice that is not among the `options` of a group."""
     meant = CHOICES.get(choice, choice)
     hint = f"did you mean {meant}?" if meant in options else did_you_mean(choice, options)
-    if group == "strategy" and (override := strategy_override(choice)):
-        hint = f"write {override}."
     others = [name for name, names in groups.items() if name != group and choice in names]
     others.sort(key=lambda name: name == "debug")  # its choices have names of other groups' choices
     if others and choice != "default" and not hint.startswith("did you mean"):
         hint = f"{choice} is one of {others[0]}: {others[0]}={choice}."
     return f"{group}={choice}: there is no such choice; {hint}"
-
-
-# Sweeps
-
-
-def _check_sweeps(overrides: Sequence[str], groups: Groups) -> None:
-    """Refuse sweeps without a job, which Hydra runs silently, and those over keys that a sweep can't change."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import Glob
-    from hydra.errors import HydraException
-
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException:
-        return  # Hydra reports it with its place
-    for item in [one for one in parsed if one.is_sweep_override()]:
-        word, key, value = str(item.input_line), str(item.key_or_group), item.value()
-        root = key.partition(".")[0]
-        require(root != "sweep", f"{word}: a sweep can't go over its own keys. Name one: sweep=folds.")
-        require(root != "hydra", f"{word}: a sweep can't go over Hydra's keys: give one value.")
-        if isinstance(value, Glob):
-            is_empty = key in groups and not value.filter(list(groups[key]))
-        else:
-            is_empty = item.is_discrete_sweep() and not any(True for _ in item.sweep_iterator())  # a value may be null
-        require(
-            not is_empty, f"{word} has no values, so the sweep has no job. Give values such as 1,2,3 or range(1,4)."
-        )
 
 
 # Nodes in the list of a group, as in callbacks=[default,{_target_: mine.Largest}]
@@ -435,18 +340,10 @@ def split_items(text: str) -> list[str]:
 def quote_equals(key: str, value: str) -> str:
     """Quote the value of a key if it contains =."""
     if key == "where":
-        return _quote_items(value)
+        items = split_items(value[1:-1] if value.startswith("[") and value.endswith("]") else value)
+        return f"[{','.join(item if item[0] in _QUOTES else repr(item) for item in items)}]" if items else value
     is_bare = "=" in value and ("," not in value or key in _SIDES) and value[0] not in (*_QUOTES, "[", "$")
     return as_typed(value) if is_bare and key in _WITH_EQUALS else value
-
-
-def _quote_items(text: str) -> str:
-    """Quote each item of a list such as [a=b,c>=1]."""
-    inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-    if not re.fullmatch(rf"(?:{_ITEM}|,)*", inside):
-        return text  # Hydra reports where a bracket or quote is missing
-    items = [item.strip() for item in re.findall(_ITEM, inside) if item.strip()]
-    return f"[{','.join(item if item[0] in _QUOTES else repr(item) for item in items)}]"
 
 
 def as_typed(value: Any) -> str:

@@ -74,16 +74,13 @@ def resolved(schema: Json) -> Json:
     """Return the schema of a resolved value: references followed, and without interpolations and components' names."""
     reference = str(schema.get("$ref", "")).removeprefix("#/$defs/").replace("~1", "/")
     if reference:
-        return NODE if "." in reference and not reference.endswith(".yaml") else _referred(reference)
+        is_component = "." in reference and not reference.endswith(".yaml")
+        return NODE if is_component or reference == "own" else resolved(definitions()[reference])
     if "anyOf" not in schema:
         return schema
     arms = [resolved(arm) for arm in schema["anyOf"] if arm.get("$ref") != "#/$defs/interpolation"]
     arms = [arm for number, arm in enumerate(arms) if arm not in arms[:number]]
     return arms[0] if len(arms) == 1 else {"anyOf": [kind for arm in arms for kind in kinds(arm)]}
-
-
-def _referred(name: str) -> Json:
-    return NODE if name == "own" else resolved(definitions()[name])
 
 
 def command_keys(command: str, cfg: Mapping[str, Any]) -> dict[str, Json]:

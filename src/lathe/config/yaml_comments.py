@@ -39,11 +39,6 @@ def command_files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != "train", path))
 
 
-def all_files(folder: Path) -> list[Path]:
-    """Return the files of commands, then those of the groups."""
-    return [*command_files(folder), *sorted(folder.glob("*/*.yaml"))]
-
-
 def files_of(folder: Path, names: Container[str]) -> list[Path]:
     """Return the files of the commands with these names, and of the groups that they choose from."""
     commands = [path for path in command_files(folder) if path.stem in names]
@@ -54,7 +49,7 @@ def files_of(folder: Path, names: Container[str]) -> list[Path]:
 def read_entries(folder: Path, files: list[Path] | None = None) -> list[Entry]:
     """Read every key of `files`, by default of all files in a folder of configurations."""
     entries: list[Entry] = []
-    for path in files or all_files(folder):
+    for path in files or [*command_files(folder), *sorted(folder.glob("*/*.yaml"))]:
         group = path.parent.name if path.parent != folder else ""
         if group not in NOT_GROUPS:
             entries += _entries_of(path, f"configs/{path.relative_to(folder).as_posix()}", group)

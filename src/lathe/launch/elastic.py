@@ -21,7 +21,7 @@ from lathe.launch.error_reporting import explain_error, explain_user_code, full_
 from lathe.launch.process_group import describe_timeouts, find_timeout, init_process_group, save_timeout
 from lathe.launch.stdio import prepare_stdio
 from lathe.launch.threads import choose_threads, numa_mode, use_threads
-from lathe.runs.rerun_command import run_command, run_overrides
+from lathe.runs.rerun_command import quote_value, run_command
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # passed on to the workers
 UNGUARDED = 78  # exit code of a worker that called lathe.train again while it imported the script
@@ -92,7 +92,7 @@ def run_job(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
             _raise_outcome(folder)
             return (results or {}).get(0)
         except SignalException as error:
-            command = run_command("train.py", "resume", run_dir, cfg) if run_dir else None
+            command = run_command("train.py", "resume", run_dir) if run_dir else None
             raise Stopped(signal.Signals(error.sigval).name, command) from error
         except RendezvousError as error:
             raise UserError(_rendezvous_message(error, options, nodes)) from error
@@ -101,7 +101,7 @@ def run_job(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
             rank, failure = error.get_first_failure()
             fix = "set launch.max_restarts"
             if run_dir:
-                fix = f"continue with {shlex.join(run_overrides('resume', run_dir, cfg))}, or {fix}"
+                fix = f"continue with {shlex.quote(f'resume={quote_value(str(run_dir))}')}, or {fix}"
             no_restart = f"launch.max_restarts={options['max_restarts']} leaves no restart: {fix}."
             timeouts = _describe_last_start(folder)
             if timeouts is not None:

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lathe import trust
 from lathe.config.help import configuration_folder, help_text, root_names
 from lathe.config.override_parsing import check_flags, translate
 from lathe.errors import BUILDING, PACKAGE, WORKER, Stopped, UserError, source_frames, worker_message
@@ -39,12 +38,10 @@ def report_errors(main: Callable[[], Any]) -> Callable[[], None]:
             os.environ.setdefault(FULL_ERROR, os.environ.get("HYDRA_FULL_ERROR", "0"))
             os.environ["HYDRA_FULL_ERROR"] = "1"
             warn_of_another_clone(Path(inspect.unwrap(main).__code__.co_filename).resolve())
-            trust.ask("--trust" in sys.argv[1:])
-            words = [word for word in sys.argv[1:] if word != "--trust"]
+            words = sys.argv[1:]
             if {"-h", "--help"} & set(words):
                 print(help_text([word for word in words if word not in ("-h", "--help")]), flush=True)
             else:
-                sys.argv[1:] = words
                 sys.argv[1:] = translate(words, root_names())
                 _remember_config_dir()
                 main()

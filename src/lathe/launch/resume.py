@@ -18,7 +18,6 @@ from lathe.errors import UserError, require
 from lathe.launch.command_checks import saved_overrides, typed_overrides
 from lathe.launch.devices import Nodes
 from lathe.launch.external_launch import ExternalLaunch
-from lathe.runs import run_discovery
 from lathe.runs.rerun_command import ENDS
 from lathe.runs.rundir import NOT_THE_EXPERIMENT, RunDir, display_path, open_run
 
@@ -37,6 +36,7 @@ def find_run(
     log_dir, resume = Path(cfg["paths"]["log_dir"]), cfg["resume"]
     if resume is None and nodes.launch_id is None and external is None:
         return None, cfg
+    from lathe.runs import run_discovery  # few runs continue another
 
     found = None
     if resume == "auto":

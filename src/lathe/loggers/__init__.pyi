@@ -1,11 +1,11 @@
 from .csv_logger import CSVLogger as CSVLogger
 from .csv_logger import Discard as Discard
+from .csv_logger import csv as csv
 from .facts import main_facts as main_facts
 from .facts import run_facts as run_facts
+from .run_log import ended_on_error as ended_on_error
 from .run_log import run_log as run_log
 from .services import comet as comet
-from .services import csv as csv
-from .services import ended_on_error as ended_on_error
 from .services import log_facts as log_facts
 from .services import log_page as log_page
 from .services import log_result as log_result

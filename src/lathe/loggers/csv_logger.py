@@ -1,7 +1,7 @@
 """metrics.csv: one line per logged step, the same lines whether or not the run was interrupted."""
 
 import codecs
-import csv
+import csv as csv_files
 import io
 import math
 import sys
@@ -46,11 +46,11 @@ def read_lines(path: Path) -> Lines:
     data = data[: data.rfind(b"\n") + 1].removeprefix(codecs.BOM_UTF8)
     try:
         text = data.decode()
-        reader = csv.DictReader(io.StringIO(text, newline=""), restval="")
+        reader = csv_files.DictReader(io.StringIO(text, newline=""), restval="")
         rows = list(reader)
         for row in rows:
             int(row["step"])
-    except (UnicodeDecodeError, csv.Error, KeyError, ValueError) as error:
+    except (UnicodeDecodeError, csv_files.Error, KeyError, ValueError) as error:
         raise UserError(f"{path} can't be read ({error}): mend that line, or move the file away.") from error
     return Lines(text, list(reader.fieldnames or []), rows)
 
@@ -206,7 +206,7 @@ class CSVLogger(Logger):
         if not self._closed and not self._open:
             return
         text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, self._columns, restval="", extrasaction="ignore")
+        writer = csv_files.DictWriter(text, self._columns, restval="", extrasaction="ignore")
         writer.writerows(self._closed)
         opens = self._offset + len(text.getvalue().encode())
         if self._open:
@@ -247,7 +247,7 @@ class CSVLogger(Logger):
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         """Write all lines; the last stays open."""
         with whole(self._path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, self._columns, restval="")
+            writer = csv_files.DictWriter(file, self._columns, restval="")
             writer.writeheader()
             writer.writerows(rows[:-1])
             self._offset = file.tell()
@@ -257,3 +257,8 @@ class CSVLogger(Logger):
 
 def _text(value: Any) -> str:
     return repr(value.item() if hasattr(value, "item") else value)
+
+
+def csv(run_dir: Path, start_step: int) -> Logger:
+    """metrics.csv, without the lines after `start_step` of an interrupted run, which will be repeated."""
+    return CSVLogger(run_dir / "metrics.csv", start_step)

@@ -101,3 +101,16 @@ def run_log(run_dir: Path, leaves: Mapping[str, Any], environment: Mapping[str, 
         for home in homes:
             home.removeHandler(file)
         file.close()
+
+
+@contextmanager
+def ended_on_error(run_dir: Path) -> Iterator[None]:
+    """End the W&B run that a failed run leaves open in this process, and mark it as failed."""
+    try:
+        yield
+    except BaseException:
+        package = sys.modules.get("wandb")
+        if package is not None and package.run is not None and package.run.id == run_dir.name:
+            with suppress(Exception):  # the run's own error is raised
+                package.finish(exit_code=1)
+        raise

@@ -6,10 +6,8 @@ Each function of a logger takes the run directory and the first optimizer step, 
 import hashlib
 import os
 import re
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -20,16 +18,10 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 from lathe.config.types import Name
 from lathe.config.validation import validated
 from lathe.errors import UserError
-from lathe.loggers.csv_logger import CSVLogger
 from lathe.loggers.facts import LOGIN
 
 CHUNK = 100  # parameters in one MLflow request
 PREFIX = "result/"  # result/val/accuracy is the best epoch's, val/accuracy that of every epoch
-
-
-def csv(run_dir: Path, start_step: int) -> Logger:
-    """metrics.csv, without the lines after `start_step` of an interrupted run, which will be repeated."""
-    return CSVLogger(run_dir / "metrics.csv", start_step)
 
 
 def tensorboard(run_dir: Path, start_step: int) -> Logger:
@@ -165,19 +157,6 @@ def comet(
     )
 
 
-@contextmanager
-def ended_on_error(run_dir: Path) -> Iterator[None]:
-    """End the W&B run that a failed run leaves open in this process, and mark it as failed."""
-    try:
-        yield
-    except BaseException:
-        package = sys.modules.get("wandb")
-        if package is not None and package.run is not None and package.run.id == run_dir.name:
-            with suppress(Exception):  # the run's own error is raised
-                package.finish(exit_code=1)
-        raise
-
-
 @rank_zero_only
 def log_facts(
     logger: Logger,
@@ -244,8 +223,6 @@ def log_result(logger: Logger, result: Mapping[str, Any], best: Path) -> None:
 
     A W&B run ends here, with `best` as an artifact if its `log_model` is set.
     """
-    if isinstance(logger, CSVLogger):
-        return  # the run directory has result.json
     numbers = {
         f"{PREFIX}{name}": float(value)
         for name, value in result.items()
@@ -277,8 +254,6 @@ def _to_wandb(logger: WandbLogger, numbers: dict[str, float], best: Path) -> Non
 @rank_zero_only
 def log_page(logger: Logger, page: Path) -> None:
     """Log an HTML page: a panel in W&B, a file in MLflow and Comet; other loggers keep no pages."""
-    if isinstance(logger, CSVLogger):
-        return
     experiment: Any = getattr(logger, "experiment", None)
     if isinstance(logger, WandbLogger):
         import wandb

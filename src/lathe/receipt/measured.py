@@ -121,7 +121,7 @@ def add_comparison(run: RunDir, section: Mapping[str, Any]) -> bool:
     try:
         _put(run, run.receipt, section)
     except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
-        command = run_command("scripts/receipt.py", "run", run.path, run.known_config)
+        command = run_command("scripts/receipt.py", "run", run.path)
         raise UserError(f"{path} can't be read as a receipt: {command} measures again.") from error
     return True
 

@@ -29,12 +29,8 @@ def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
 
         return _checked(sharded_files.read(path, key), path, key)
     if not path.is_file():
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{key}={path} is a device, a pipe or a socket, and no file: take another.")
-        named = f": name its run, such as {key}=logs/latest" if str(path) in ("best", "last") else ""
         raise UserError(
-            f"{key}={path}: there is no such file; a run's checkpoints are best.ckpt and last.ckpt in its "
-            f"checkpoints folder{named}."
+            f"{key}={path}: there is no such file; name a run, such as {key}=logs/latest, or one of its checkpoints."
         )
     return _checked(read_plain(path, key), path, key)
 

@@ -1,6 +1,5 @@
 """The core of a user's LightningModule as it is exported: a function of named arrays."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,16 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantization.net import describe, strip
-from lathe.config.resolve import set_data_folder
 from lathe.errors import require
 from lathe.export.inputs import FlatCore, as_list
 from lathe.measure.calls import Call
-from lathe.runs.export_model import ExportModel, calibrated
-from lathe.runs.inference import open_run_net
-from lathe.runs.instantiate import locate
+from lathe.runs.export_model import ExportModel, opened
 from lathe.runs.rundir import open_run
-from lathe.tasks import LightningTask
 from lathe.tasks.core import EXAMPLE, record_calls
 
 HELD = 64  # held-out batches to compare, without target.samples
@@ -63,12 +57,6 @@ class CoreModel(ExportModel):
         return forward
 
 
-def is_lightning(cfg: Mapping[str, Any]) -> bool:
-    """Return whether a run's task is a user's LightningModule."""
-    kind = locate(cfg["task"])
-    return inspect.isclass(kind) and issubclass(kind, LightningTask)
-
-
 def open_core(
     path: str | Path,
     *,
@@ -82,8 +70,7 @@ def open_core(
     """Open the core of a run's LightningModule for an export target, with the arguments of example.pt.
 
     Args:
-        integers: None keeps the core as it was trained; False gives a quantized core in floats, with its rounded
-            weights; True calibrates one that is not quantized on its training data.
+        integers: as for `ExportModel.in_numbers`.
         axes: dynamic axes in addition to the batch, by input and number.
         eval_batch_size, data_folder: replace those of the run, unless None.
 
@@ -91,35 +78,14 @@ def open_core(
         UserError: the core's inputs or outputs are not tensors.
     """
     run = open_run(path, key)
-    task, cfg = open_run_net(run.path, key, checkpoint, own=True)
-    assert isinstance(task, LightningTask)
-    if eval_batch_size is not None:
-        cfg["data"]["eval_batch_size"] = eval_batch_size
-    set_data_folder(cfg, data_folder)
-    core = task.core
-    found = CoreModel(task, cfg, core, core, (), {})  # type: ignore[arg-type]
+    found = opened(CoreModel, run, key, checkpoint, eval_batch_size, data_folder)
+    task: Any = found.task
     file = run.path / EXAMPLE
     call = Call.load(file) if file.is_file() else record_calls(task, found.data.eval_loader("val"), 1)[0]
-    quantized, net = bool(describe(core)), core
-    if quantized and integers is False:
-        net = strip(core).eval()
-    elif integers and not quantized:
-        net = calibrated(core, found.data)
-    found.net = FlatCore(net, call.args, call.kwargs)
+    found.net = FlatCore(found.in_numbers(integers), call.args, call.kwargs)
     found.net.find_batch()
     found.net.declare_axes(axes or {})
     found.example = found.net.example
-    found.facts = {
-        "run": run.path.name,
-        "task": type(task).__name__,
-        "module": type(task.net).__name__,
-        "core": task.core_name,
-        "net": type(core).__name__,
-        "checkpoint": checkpoint,
-        "integers": bool(describe(net)),
-        "calibrated": bool(integers and not quantized),
-        "classes": None,
-        "preprocess": None,
-        **found.net.describe(),
-    }
+    found.facts |= {"module": type(task.net).__name__, "core": task.core_name, "classes": None, "preprocess": None}
+    found.facts |= found.net.describe()
     return found

@@ -1,11 +1,11 @@
 """The net of a run as it is exported: with preprocessing, in floats or integers, and with the facts for clients."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,10 @@ from lathe.errors import require
 from lathe.export.inputs import takes_any_size, takes_any_time
 from lathe.export.preprocess import ANY, Preprocess, Shipped
 from lathe.runs.inference import check_input_spec, open_data, open_run_net
-from lathe.runs.rundir import open_run
+from lathe.runs.rundir import RunDir, open_run
 from lathe.tasks import Task
 
+T = TypeVar("T", bound="ExportModel")
 BATCHES = 16  # training batches to calibrate ranges on
 
 
@@ -42,6 +43,21 @@ class ExportModel:
     def data(self) -> Any:
         """The run's data module, set up."""
         return open_data(self.cfg, self.task)
+
+    def in_numbers(self, integers: bool | None) -> nn.Module:
+        """Return the trained net, or a copy of it in floats or integers, and note that in the facts.
+
+        None keeps the net as it was trained; False gives a quantized net in floats, with its rounded weights; True
+        calibrates one that is not quantized on its training data, as compression=ptq_static does.
+        """
+        net, is_quantized = self.trained, bool(describe(self.trained))
+        if is_quantized and integers is False:
+            net = strip(net).eval()
+        elif integers and not is_quantized:
+            net = copy.deepcopy(net)
+            quantize_static(net, inputs_of(self.data, BATCHES), bias_correction=True)
+        self.facts |= {"integers": bool(describe(net)), "calibrated": bool(integers and not is_quantized)}
+        return net.eval()
 
     @property
     def inner(self) -> nn.Module:
@@ -81,6 +97,18 @@ class ExportModel:
         return ((x - own.shift) / own.scale).round().clamp(0, 255).to(torch.uint8)
 
 
+def opened(
+    kind: Callable[..., T], run: RunDir, key: str, checkpoint: str, eval_batch_size: int | None, data_folder: str | None
+) -> T:
+    """Open a run for an export as a `kind` of ExportModel, whose net is not prepared yet; None keeps the run's own."""
+    task, cfg = open_run_net(run.path, key, checkpoint, own=kind is not ExportModel)
+    if eval_batch_size is not None:
+        cfg["data"]["eval_batch_size"] = eval_batch_size
+    set_data_folder(cfg, data_folder)
+    facts = {"run": run.path.name, "task": type(task).__name__, "net": type(task.core).__name__}
+    return kind(task, cfg, task.core, task.core, torch.empty(0), {**facts, "checkpoint": checkpoint})
+
+
 def is_image(cfg: Mapping[str, Any]) -> bool:
     """Return whether the data of a configuration are images."""
     return cfg["data"].get("image_size") is not None and cfg["data"].get("channels") is not None
@@ -111,36 +139,16 @@ def open_export_model(
     """Open the net of a run directory for an export target.
 
     Args:
-        integers: None keeps the net as it was trained; False gives a quantized net in floats, with its rounded weights;
-            True calibrates a net that is not quantized on its training data.
+        integers: as for `ExportModel.in_numbers`.
         eval_batch_size, data_folder: replace those of the run, unless None.
     """
     run = open_run(path, key)
-    run.checkpoint(checkpoint, "checkpoint")
     check_input_spec(run.config, path, key)
-    task, cfg = open_run_net(run.path, key, checkpoint)
-    if eval_batch_size is not None:
-        cfg["data"]["eval_batch_size"] = eval_batch_size
-    set_data_folder(cfg, data_folder)
-    trained = task.net
-    quantized = bool(describe(trained))
-    found = ExportModel(task, cfg, trained, trained, torch.empty(0), {})
-    net: nn.Module = trained
-    if quantized and integers is False:
-        net = strip(trained).eval()
-    elif integers and not quantized:
-        net = calibrated(trained, found.data)
-    found.facts = {
-        "run": run.path.name,
-        "task": type(task).__name__,
-        "net": type(trained).__name__,
-        "checkpoint": checkpoint,
-        "integers": bool(describe(net)),
-        "calibrated": bool(integers and not quantized),
-        "classes": class_names(cfg),
-    }
-    behind = _images if is_image(cfg) else _tokens
-    found.net, found.example = behind(found.facts, cfg, net, preprocess, input_size)
+    found = opened(ExportModel, run, key, checkpoint, eval_batch_size, data_folder)
+    cfg, net = found.cfg, found.in_numbers(integers)
+    found.facts["classes"] = class_names(cfg)
+    prepare = _images if is_image(cfg) else _tokens
+    found.net, found.example = prepare(found.facts, cfg, net, preprocess, input_size)
     with torch.no_grad():
         answer = found.net(found.example)
     times = found.facts["input"]["shape"][1:2] if answer.dim() == 3 else []
@@ -188,13 +196,6 @@ def _tokens(
         "vocab_size": int(cfg["data"]["vocab_size"]),
     }
     return net, torch.zeros(2, length, dtype=torch.int64)
-
-
-def calibrated(net: nn.Module, data: Any) -> nn.Module:
-    """Return a copy of `net` with 8-bit weights and activations, calibrated as by compression=ptq_static."""
-    found = copy.deepcopy(net)
-    quantize_static(found, inputs_of(data, BATCHES), bias_correction=True)
-    return found.eval()
 
 
 def class_names(cfg: Mapping[str, Any]) -> list[str] | None:

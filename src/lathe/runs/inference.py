@@ -40,7 +40,7 @@ def open_run_net(
     return task.eval(), cfg
 
 
-def runs_lightning_module(cfg: dict[str, Any]) -> bool:
+def is_lightning(cfg: dict[str, Any]) -> bool:
     """Return whether a configuration's task wraps a user's LightningModule."""
     kind = locate(cfg["task"])
     return inspect.isclass(kind) and issubclass(kind, LightningTask)
@@ -89,13 +89,6 @@ def open_data(cfg: dict[str, Any], task: Any = None) -> Any:
     for stage in ("fit",) if isinstance(datamodule, ExactDataModule) else ("fit", "validate", "test"):
         datamodule.setup(stage)
     return datamodule
-
-
-@torch.no_grad()
-def compute_outputs(forward: Forward, batches: Iterable[Any]) -> Tensor:
-    """Return the outputs of `forward` for all batches, concatenated, in float32 or wider."""
-    found = [torch.as_tensor(forward(batch[0].clone())) for batch in batches]  # a net may write into its input
-    return torch.cat([part.to(torch.promote_types(part.dtype, torch.float32)) for part in found])
 
 
 @torch.no_grad()

@@ -13,24 +13,26 @@ from omegaconf import OmegaConf
 
 from lathe.errors import UserError, require, uninstalled
 
-# Optuna's classes with arguments that differ from its defaults. A rung is three times the previous one.
-SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "tpe": ("TPESampler", {}),
-    "gp": ("GPSampler", {}),
-    "cmaes": ("CmaEsSampler", {}),
-    "random": ("RandomSampler", {}),
-    "qmc": ("QMCSampler", {}),
-    "grid": ("RandomSampler", {}),  # not asked: each trial is given its point
-    "nsga2": ("NSGAIISampler", {}),
+# Optuna's classes, and the arguments that differ from its defaults. A rung is three times the previous one.
+SAMPLERS = {
+    "tpe": "TPESampler",
+    "gp": "GPSampler",
+    "cmaes": "CmaEsSampler",
+    "random": "RandomSampler",
+    "qmc": "QMCSampler",
+    "grid": "RandomSampler",  # not asked: each trial is given its point
+    "nsga2": "NSGAIISampler",
 }
-PRUNERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "none": ("NopPruner", {}),
-    "asha": ("SuccessiveHalvingPruner", {"min_resource": 1, "reduction_factor": 3}),
-    "hyperband": ("HyperbandPruner", {"min_resource": 1, "reduction_factor": 3}),
-    "median": ("MedianPruner", {}),
-    "percentile": ("PercentilePruner", {"percentile": 25.0}),
-    "wilcoxon": ("WilcoxonPruner", {}),
+PRUNERS = {
+    "none": "NopPruner",
+    "asha": "SuccessiveHalvingPruner",
+    "hyperband": "HyperbandPruner",
+    "median": "MedianPruner",
+    "percentile": "PercentilePruner",
+    "wilcoxon": "WilcoxonPruner",
 }
+RUNGS = {"min_resource": 1, "reduction_factor": 3}
+ARGUMENTS: dict[str, dict[str, Any]] = {"asha": RUNGS, "hyperband": RUNGS, "percentile": {"percentile": 25.0}}
 RACES = ("already exists", "UNIQUE constraint", "duplicate key")  # two processes create the same tables
 LOCKED = 120.0  # seconds to wait for other writers of an SQLite file, which has one lock
 _LOGIN = re.compile(r"(?<=//)[^/@]*@")
@@ -103,7 +105,7 @@ def open_study(folder: Path, facts: Mapping[str, Any], directions: Sequence[str]
 
 def pruner_of(options: Mapping[str, Any]) -> Any:
     """Build the pruner of `sweep.pruner`."""
-    return _build("pruner", options, PRUNERS)
+    return _build("pruner", options, PRUNERS, ARGUMENTS.get(str(options["pruner"]), {}))
 
 
 def compares_repeats(pruner: Any) -> bool:
@@ -157,24 +159,20 @@ def sampler_of(options: Mapping[str, Any], number: int, point: Mapping[str, Any]
     return _build("sampler", options, SAMPLERS, {"seed": seed if name == "qmc" else drawn})  # qmc counts trials itself
 
 
-def _build(
-    key: str, options: Mapping[str, Any], known: Mapping[str, Any], more: Mapping[str, Any] | None = None
-) -> Any:
+def _build(key: str, options: Mapping[str, Any], names: Mapping[str, str], arguments: Mapping[str, Any]) -> Any:
+    """Build the sampler or pruner at a key of the sweep: one of `names` with `arguments`, or a node with a class."""
     import optuna
     from hydra.utils import instantiate
 
-    node = options[key]
+    node, package = options[key], getattr(optuna, f"{key}s")
     warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # qmc and wilcoxon
+    if isinstance(node, str):
+        return getattr(package, names[node])(**arguments)
     try:
-        if isinstance(node, str):
-            name, arguments = known[node]
-            return getattr(getattr(optuna, f"{key}s"), name)(**arguments, **(more or {}))
         made = instantiate(OmegaConf.create({"_convert_": "all", **node}))
     except Exception as error:
-        said = " ".join(str(error).split())[:300]
-        said = "there is no such class." if said.startswith("Error locating target") else said
-        raise UserError(f"sweep.{key}={node if isinstance(node, str) else node['_target_']}: {said}") from error
-    base = optuna.samplers.BaseSampler if key == "sampler" else optuna.pruners.BasePruner
+        raise UserError(f"sweep.{key}={node['_target_']}: {' '.join(str(error).split())[:300]}") from error
+    base = getattr(package, f"Base{key.title()}")
     require(isinstance(made, base), f"sweep.{key}={node['_target_']}: that is no {key} of Optuna's.")
     return made
 

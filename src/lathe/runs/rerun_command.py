@@ -4,16 +4,10 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lathe.config.compression_plan import methods
 from lathe.config.override_parsing import as_typed
-from lathe.errors import UserError
-from lathe.trust import carried
-from lathe.trust.safe_yaml import is_signed, read_yaml
 
 ENDS = ("max_epochs", "max_steps", "max_time")  # keys of the Trainer
 CONFIG_DIR = "LATHE_CONFIG_DIR"  # the variable with the folder of --config-dir
@@ -35,46 +29,9 @@ def train_command() -> list[str]:
     return ["python", script_path("train.py"), *(["--config-dir", folder] if folder else [])]
 
 
-def run_command(script: str, key: str, run: str | Path, config: Mapping[str, Any], *more: str) -> str:
-    """Return the shell command that runs `script` on the directory `run`, which has this `config`."""
-    return shlex.join(["python", script_path(script), *run_overrides(key, run, config), *more])
-
-
-def run_overrides(key: str, run: str | Path, config: Mapping[str, Any]) -> list[str]:
-    """Return the overrides that give `run` to a command at `key`, not yet quoted for a shell."""
-    names = trusted_names(run, config)
-    return [f"{key}={quote_value(str(run))}", *([f"trusted=[{','.join(map(quote_value, names))}]"] if names else [])]
-
-
-def trusted_names(run: str | Path, config: Mapping[str, Any]) -> list[str]:
-    """Return the names that a later command on `run` must list in `trusted`.
-
-    They are in its `config` or in those of its teachers, this user has not signed them, and this process may build them
-    because its own command names or trusts them.
-    """
-    unsigned = [*([] if is_signed(Path(run)) else [config]), *_teacher_configs(config)]
-    if not unsigned:
-        return []
-    from lathe.trust.allowlist import findings
-
-    trusted, typed = carried()
-    names = set()
-    for saved in unsigned:
-        if asked := list(findings(saved, [], {})):
-            refused = {(found.key, found.name) for found in findings(saved, trusted, typed)}
-            names |= {found.name for found in asked if (found.key, found.name) not in refused}
-    return sorted(names)
-
-
-def _teacher_configs(config: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the unsigned configurations of the teachers of a run, which are opened with it."""
-    for node in methods(config.get("compression") or {}).values():
-        teachers = node.get("teacher")
-        for path in teachers if isinstance(teachers, list) else [teachers]:
-            file = Path(str(path)) / "config.yaml"
-            with suppress(UserError, OSError):  # an error is raised where the teacher is opened
-                if isinstance(path, str) and file.is_file() and not is_signed(file.parent):
-                    yield read_yaml(file, str(path))
+def run_command(script: str, key: str, run: str | Path, *more: str) -> str:
+    """Return the shell command that runs `script` on the directory `run`, which it takes as `key`."""
+    return shlex.join(["python", script_path(script), f"{key}={quote_value(str(run))}", *more])
 
 
 def quote_value(text: str) -> str:

@@ -4,12 +4,11 @@ A run directory holds config.yaml, overrides.yaml, environment.json, checkpoints
 complete, result.json.
 """
 
-import hashlib
 import json
 import os
 import platform
+import re
 import secrets
-import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -25,7 +24,7 @@ from lathe.config.resolve import newest_run
 from lathe.config.validate import GROUPS as COMPONENTS
 from lathe.configs import SOURCE
 from lathe.errors import UserError, did_you_mean, require
-from lathe.files import disk_sentence, open_plain, remove, require_plain, sweep, whole, write_atomically
+from lathe.files import disk_sentence, open_plain, remove, require_plain, sha256, sweep, whole, write_atomically
 from lathe.runs.rerun_command import last_values
 from lathe.trust.export_signing import signed_config
 from lathe.trust.safe_yaml import as_yaml, is_signed, read_mapping, read_yaml
@@ -340,37 +339,27 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool
     """
     if trusted:
         trust.allow({"trusted": list(trusted)})
-    if not isinstance(path, (str, Path)) or not str(path).strip():
-        raise UserError(f"{key}={path}: expected the path of a run directory; logs/latest is the newest run.")
     try:
         run = RunDir(Path(newest_run(str(path), key not in ("resume", "compare"))).resolve(), f"{key}={path}")
-        exists = run.path.exists()
+        exists = bool(str(path).strip()) and run.path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long or with a null byte
-        why = str(error.strerror if isinstance(error, OSError) else error)[:200]
-        raise UserError(f"{key}={str(path)[:200]!r} leads nowhere: {why}; logs/latest is the newest run.") from error
+        raise UserError(f"{key}={str(path)[:200]!r} leads nowhere: {str(error)[:200]}.") from error
     if not exists:
         fix = "python train.py makes a run." if run.path.name == "latest" else "logs/latest is the newest run."
         raise UserError(f"{key}={path}: there is no such directory; {suggest_folder(Path(path), fix)}")
     above = run.path.parent.parent
     if run.path.suffix == ".ckpt" and (above / "config.yaml").is_file():
         raise UserError(f"{key}={path} is a checkpoint; expected its run: {key}={Path(path).parent.parent}.")
-    if not (run.path / "config.yaml").is_file() or not (run.path / "environment.json").is_file():
-        raise UserError(
-            f"{key}={path} is not a run directory (it has no config.yaml and environment.json); logs/latest is the "
-            "newest run."
-        )
+    for name in ("config.yaml", "environment.json"):
+        is_there = (run.path / name).is_file()
+        require(is_there, f"{key}={path} is not a run directory, it has no {name}; logs/latest is the newest run.")
     trust.tell_owner(run.path, run.path / "config.yaml", run.path / "checkpoints")
-    require("launch_id" in run.environment, f"{key}={path}: its environment.json is not one that a run has written.")
     saved = run.plain("config.yaml") if look else run.known_config
-    require(
-        isinstance(saved, dict) and "name" in saved, f"{key}={path}: its config.yaml can't be read as a configuration."
-    )
-    missing = [group for group in GROUPS if not isinstance(saved.get(group), dict)]
-    require(
-        not missing,
-        f"{key}={path}: its config.yaml has no group {', '.join(missing)}, which every run has: take a run directory "
-        "as Lathe has written it.",
-    )
+    names = ("name", *GROUPS)
+    missing = [name for name in names if not isinstance(saved, dict) or name not in saved or saved[name] is None]
+    missing += [name for name in GROUPS if name not in missing and not isinstance(saved[name], dict)]
+    require(not missing, f"{key}={path}: its config.yaml has no {', '.join(missing)}, which every run has.")
+    require("launch_id" in run.environment, f"{key}={path}: its environment.json is not one that a run has written.")
     run.sweep()
     return run
 
@@ -408,23 +397,22 @@ def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
-        "gpus": _gpu_names(),
+        "gpus": (_output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader") or "").splitlines(),
         "packages": {package: version for package, version in versions.items() if version is not None},
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_diff": _git("diff", "HEAD"),
+        "git_commit": _output("git", "rev-parse", "HEAD"),
+        "git_diff": _output("git", "diff", "HEAD"),
         "own_files": digest_own_files(),
     }
 
 
 def digest_own_files() -> dict[str, str]:
     """Return the SHA-256 of each Python file below `src/` that is not Lathe's, by its path from there."""
-    files = [] if SOURCE is None else sorted(SOURCE.rglob("*.py"))
-    names = {str(file.relative_to(SOURCE)): file for file in files if SOURCE is not None}
-    return {
-        name: hashlib.sha256(file.read_bytes()).hexdigest()
-        for name, file in names.items()
-        if Path(name).parts[0] not in ("lathe", "hydra_plugins") and file.is_file()
-    }
+    if SOURCE is None:
+        return {}
+    packages = [folder for folder in sorted(SOURCE.iterdir()) if folder.name not in ("lathe", "hydra_plugins")]
+    files = [file for folder in packages for file in sorted(folder.rglob("*.py")) if file.is_file()]
+    files += [file for file in packages if file.suffix == ".py"]
+    return {str(file.relative_to(SOURCE)): sha256(file) for file in files}
 
 
 def _version(package: str) -> str | None:
@@ -437,37 +425,20 @@ def _version(package: str) -> str | None:
 
 
 def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+    with suppress(OSError):
+        found = re.search(r"^model name\s*: (.+)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found is not None:
+            return found[1]
+    return platform.processor()
 
 
-def _gpu_names() -> list[str]:
-    """Return the names of the NVIDIA GPUs; none if nvidia-smi is missing or fails."""
-    import subprocess  # not needed for --help
-
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    try:
-        done = subprocess.run(  # noqa: S603
-            [program, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True, timeout=10
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return done.stdout.splitlines() if done.returncode == 0 else []
-
-
-def _git(*arguments: str) -> str | None:
+def _output(*command: str) -> str | None:
+    """Return what a program prints; None if it is missing or fails."""
     import subprocess  # not needed for --help
 
     try:
         done = subprocess.run(  # noqa: S603
-            ["git", *arguments],  # noqa: S607
+            command,
             capture_output=True,
             encoding="utf-8",
             errors="surrogateescape",  # a diff is in the encoding of its files
@@ -476,5 +447,4 @@ def _git(*arguments: str) -> str | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # the last lines of a diff may be blank
     return done.stdout.removesuffix("\n") if done.returncode == 0 else None

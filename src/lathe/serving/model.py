@@ -24,7 +24,8 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
         UserError: not a run, no such export, or one of earlier weights, of another checkpoint or from elsewhere.
     """
     opened = open_run(run, "run")
-    from lathe.runs.export_core import is_lightning, open_core
+    from lathe.runs.export_core import open_core
+    from lathe.runs.inference import is_lightning
 
     core = is_lightning(opened.config)
     if core and target == MODULE:
@@ -86,8 +87,9 @@ def load(run: str, target: str, checkpoint: str, threads: int, device: str | Non
     import torch
 
     from lathe.export.torch_runner import on_arrays
-    from lathe.runs.export_core import is_lightning, open_core
+    from lathe.runs.export_core import open_core
     from lathe.runs.export_model import open_export_model
+    from lathe.runs.inference import is_lightning
 
     torch.set_num_threads(threads)
     if is_lightning(open_run(run, "run").config):

@@ -21,12 +21,16 @@ from lathe.callbacks import ExactResume, TrialReport
 from lathe.compression import Compression
 from lathe.config.compression_plan import methods, windows
 from lathe.config.schema import canonical
-from lathe.errors import UserError, require
+from lathe.errors import require
 from lathe.runs.instantiate import instantiate_as, locate
 from lathe.tasks import Task
 
-# callbacks that search within a run, and the command that searches before one
-FINDERS: dict[type[Callback], str] = {LearningRateFinder: "lr_find", BatchSizeFinder: "batch_find"}
+# Lightning's callbacks that don't work in a run, and what does
+REFUSED: dict[type[Callback], str] = {
+    LearningRateFinder: "it trains inside the run with settings of its own: use scripts/lr_find.py",
+    BatchSizeFinder: "it trains inside the run with settings of its own: use scripts/batch_find.py",
+    StochasticWeightAveraging: "it averages after the last checkpoint is written: use callbacks=[default,ema]",
+}
 TRAINER_SWITCHES = {
     "checkpoint": "enable_checkpointing",
     "progress_bar": "enable_progress_bar",
@@ -43,86 +47,58 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
     nodes = {name: node for name, node in cfg["callbacks"].items() if node is not None and name not in skipped}
     built: dict[str, Callback] = {}
     for name, node in nodes.items():
-        node = _with_metric(name, _with_checkpoint_monitor(node, nodes.get("checkpoint")), task)
-        callback = instantiate_as(node, f"callbacks.{name}", Callback)
-        _check_callback(name, callback, built)
-        built[name] = callback
+        node = _with_metric(name, node, nodes.get("checkpoint"), task)
+        built[name] = instantiate_as(node, f"callbacks.{name}", Callback)
+        for kind, reason in REFUSED.items():
+            require(not isinstance(built[name], kind), f"callbacks.{name}: {kind.__name__}: {reason}.")
+        if isinstance(built[name], ModelPruning):
+            rank_zero_warn(f"callbacks.{name}: ModelPruning saves no masks. Use compression=prune.")
+    _check_duplicates(built)
     frozen = [lathe.callbacks.FrozenStatistics()] if cfg.get("freeze") else []
     return [ExactResume(cfg["seed"]), *task.own_callbacks(), *frozen, *make_methods(cfg), *built.values()]
 
 
-def _check_callback(name: str, callback: Callback, others: dict[str, Callback]) -> None:
-    """Raise UserError for a callback that conflicts with `others` or with what Lathe does itself."""
-    key = f"callbacks.{name}"
-    for other, known in others.items():
-        require(
-            known.state_key != callback.state_key,
-            f"callbacks.{other} and {key} are both {callback.state_key}: leave one of them out.",
-        )
-        require(
-            not (isinstance(known, ProgressBar) and isinstance(callback, ProgressBar)),
-            f"callbacks.{other} and {key} are both progress bars, and a Trainer takes one: add callbacks.{other}=null.",
-        )
-    for kind, command in FINDERS.items():
-        require(
-            not isinstance(callback, kind),
-            f"{key}: {type(callback).__name__} trains for a while with settings of its own, inside the run: leave it "
-            f"out, and have python scripts/{command}.py, with the other words of this command, find a value.",
-        )
-    require(
-        not isinstance(callback, StochasticWeightAveraging),
-        f"{key}: StochasticWeightAveraging averages when the checkpoints have been written, so nothing would hold its "
-        "average: leave it out, and take callbacks=[default,ema].",
-    )
-    if isinstance(callback, ModelPruning):
-        rank_zero_warn(
-            f"{key}: ModelPruning keeps no masks in a checkpoint, so a resumed run differs from an uninterrupted one. "
-            "Use compression=prune."
-        )
+def _check_duplicates(callbacks: dict[str, Callback]) -> None:
+    """Raise UserError for two callbacks with one place in a checkpoint, or two progress bars."""
+    seen: dict[str, str] = {}
+    for name, callback in callbacks.items():
+        kind = "a progress bar" if isinstance(callback, ProgressBar) else callback.state_key
+        other = seen.setdefault(kind, name)
+        require(other == name, f"callbacks.{other} and callbacks.{name} are both {kind}: leave one of them out.")
 
 
-def _with_checkpoint_monitor(node: Any, checkpoint: Any) -> Any:
-    """Return a callback's node with the monitor and mode of the checkpoint callback for `monitor: auto`, if that names
-    one.
+def _with_metric(name: str, node: Any, checkpoint: Any, task: Task) -> Any:
+    """Return a callback's node with a metric for `monitor: auto`, and its direction for `mode: auto`.
+
+    The metric is that of the checkpoint callback, if it names one, else the task's.
     """
-    is_named = isinstance(checkpoint, dict) and checkpoint.get("monitor") not in ("auto", None)
-    if not is_named or not isinstance(node, dict) or node.get("monitor") != "auto":
-        return node
-    mode = {"mode": checkpoint.get("mode", "auto")} if node.get("mode") == "auto" else {}
-    return {**node, "monitor": checkpoint["monitor"], **mode}
-
-
-def _with_metric(name: str, node: Any, task: Task) -> Any:
-    """Return a callback's node with the task's metric for `monitor: auto`, and its direction for `mode: auto`."""
     if not isinstance(node, dict):
         return node
-    if node.get("monitor") == "auto":
-        node = {**node, "monitor": _task_monitor(name, node, task)}
-    if node.get("mode") == "auto":
-        monitor = node.get("monitor")  # a callback that needs one reports that itself
+    monitor, mode = node.get("monitor"), node.get("mode")
+    if monitor == "auto":
+        is_named = isinstance(checkpoint, dict) and checkpoint.get("monitor") not in ("auto", None)
+        monitor = checkpoint["monitor"] if is_named else _task_monitor(name, node, task)
+        mode = checkpoint.get("mode", "auto") if is_named and mode == "auto" else mode
+        node = {**node, "monitor": monitor}
+    if mode == "auto":
         metric = str(monitor).rpartition("/")[2]
-        fix = f"set callbacks.{name}.mode to max or min."
+        is_known = monitor is None or monitor in task.metric_names or not task.logs_more
         require(
-            metric not in task.undirected,
-            f"callbacks.{name}.mode=auto: the torchmetric behind {monitor} does not say whether higher is better; "
-            + fix,
+            is_known and metric not in task.undirected,
+            f"callbacks.{name}.mode=auto: nothing says whether a higher {monitor} is better: set callbacks.{name}.mode "
+            "to max or min.",
         )
-        require(
-            monitor is None or monitor in task.metric_names or not task.logs_more,
-            f"callbacks.{name}.mode=auto knows the task's own metrics, and not {monitor}: {fix}",
-        )
-        node = {**node, "mode": "min" if metric in task.minimised else "max"}
-    return node
+        mode = "min" if metric in task.minimised else "max"
+    return node if mode is None else {**node, "mode": mode}
 
 
 def _task_monitor(name: str, node: dict[str, Any], task: Task) -> str | None:
-    """Return the metric for `monitor: auto`; None for the checkpoint callback of a task that declares no metrics."""
+    """Return the task's metric; None for the checkpoint callback of a task that declares no metrics."""
     if task.monitor:
         return task.monitor
     start = f"callbacks.{name}.monitor=auto: {type(task.driven).__name__} declares no metrics"
-    if canonical(str(node.get("_target_"))) != "lathe.callbacks.Checkpoint":
-        fix = f"callbacks.{name}.monitor=val_loss callbacks.{name}.mode=min"
-        raise UserError(f"{start}. Name one, such as {fix}.")
+    is_checkpoint = canonical(str(node.get("_target_"))) == "lathe.callbacks.Checkpoint"
+    require(is_checkpoint, f"{start}. Name one: callbacks.{name}.monitor=val_loss callbacks.{name}.mode=min.")
     rank_zero_only(print)(f"{start}, so best.ckpt is the last epoch.")
     return None
 

@@ -21,7 +21,7 @@ from torch import OutOfMemoryError, Tensor
 
 from lathe.callbacks.ownership import is_users
 from lathe.data.base import ExactDataModule
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.tasks.checkpoint_types import check_checkpoint, readable_hyper_parameters, without_numpy
 from lathe.trainer.schedule_resume import replan
 
@@ -42,70 +42,45 @@ class CheckpointRestore(_CheckpointConnector):
         check_checkpoint(checkpoint, mappings=isinstance(self.trainer.strategy, ModelParallelStrategy))
         return checkpoint
 
+    def _restore_modules_and_callbacks(self, *args: Any, **kwargs: Any) -> None:
+        with self._misfits():
+            super()._restore_modules_and_callbacks(*args, **kwargs)
+
+    def restore_training_state(self) -> None:
+        with self._misfits():
+            super().restore_training_state()
+
     def restore_datamodule(self) -> None:
         datamodule = self.trainer.datamodule  # type: ignore[attr-defined]  # a connector sets it
-        is_resumed = bool(self._loaded_checkpoint) and self.trainer.state.fn == TrainerFn.FITTING and self._is_own()
-        changed = changed_sizes(datamodule, self._loaded_checkpoint)
-        if changed is not None and is_resumed:
-            raise UserError(
-                f"checkpoint={self._ckpt_path}: the data have changed since the run began, samples of {changed}: put "
-                "them back as they were, or start a new run from its weights with ckpt_path."
+        if self._loaded_checkpoint and self.trainer.state.fn == TrainerFn.FITTING and self._is_own():
+            changed = data_changes(datamodule, self._loaded_checkpoint)
+            require(
+                changed is None,
+                f"checkpoint={self._ckpt_path}: the data are not those that it was written with, {changed}: put them "
+                "back as they were, or start a new run from its weights with ckpt_path.",
             )
-        seed = different_seed(datamodule, self._loaded_checkpoint)
-        if seed is not None and is_resumed:
-            raise UserError(
-                f"checkpoint={self._ckpt_path} is another run's: it was written with data.seed={seed}, this run has "
-                f"{datamodule.seed}: put its own back, or start a new run from its weights with ckpt_path."
-            )
-        with self._errors_name("state of the data"):
-            super().restore_datamodule()
-
-    def restore_model(self) -> None:
-        with self._errors_name("state_dict"):
-            super().restore_model()
-
-    def restore_callbacks(self) -> None:
-        with self._errors_name("callbacks"):
-            super().restore_callbacks()
-
-    def restore_loops(self) -> None:
-        with self._errors_name("loops"):
-            super().restore_loops()
-
-    def restore_precision_plugin_state(self) -> None:
-        with self._errors_name("state of the number format"):
-            super().restore_precision_plugin_state()
+        super().restore_datamodule()
 
     def restore_optimizers(self) -> None:
         if self._loaded_checkpoint:
-            states, own = self._part("optimizer_states"), self.trainer.optimizers
+            states, own = self._loaded_checkpoint["optimizer_states"], self.trainer.optimizers
             self._check_count("optimizer_states", len(states), len(own))
-            with self._errors_name("optimizer_states"):
-                for optimizer, state in zip(own, states, strict=True):
-                    fresh = optimizer.state_dict()
-                    for group, saved in zip(fresh.get("param_groups", ()), state["param_groups"], strict=False):
-                        if "name" in group:  # plain Lightning has none, and optimizers may use it
-                            saved.setdefault("name", group["name"])
-                    self._warn_other_options(fresh, state)
-        with self._errors_name("optimizer_states"):
-            super().restore_optimizers()
-
-    def restore_optimizers_and_schedulers(self) -> None:
-        if self._loaded_checkpoint:
-            if self.trainer.strategy.lightning_restore_optimizer:
-                self._part("optimizer_states")
-            self._part("lr_schedulers")
-        super().restore_optimizers_and_schedulers()
+            for optimizer, state in zip(own, states, strict=True):
+                fresh = optimizer.state_dict()
+                for group, saved in zip(fresh.get("param_groups", ()), state["param_groups"], strict=False):
+                    if "name" in group:  # plain Lightning has none, and optimizers may use it
+                        saved.setdefault("name", group["name"])
+                self._warn_other_options(fresh, state)
+        super().restore_optimizers()
 
     def restore_lr_schedulers(self) -> None:
         configs = self.trainer.lr_scheduler_configs
         fresh = [config.scheduler.state_dict() for config in configs]
         if self._loaded_checkpoint:
-            self._check_count("lr_schedulers", len(self._part("lr_schedulers")), len(configs))
-        with self._errors_name("lr_schedulers"):
-            super().restore_lr_schedulers()
-            changed = [replan(config.scheduler, state) for config, state in zip(configs, fresh, strict=True)]
-        for config, lengths in zip(configs, changed, strict=True):
+            self._check_count("lr_schedulers", len(self._loaded_checkpoint["lr_schedulers"]), len(configs))
+        super().restore_lr_schedulers()
+        for config, state in zip(configs, fresh, strict=True):
+            lengths = replan(config.scheduler, state)
             if lengths and self.trainer.is_global_zero:
                 name = type(config.scheduler).__name__
                 print(f"{name} is planned anew for this run's length: {', '.join(lengths)}.", flush=True)
@@ -114,14 +89,9 @@ class CheckpointRestore(_CheckpointConnector):
         """Return whether the checkpoint is in the run's directory, and so was not written by plain Lightning."""
         return Path(str(self._ckpt_path)).is_relative_to(self.trainer.default_root_dir)
 
-    def _part(self, name: str) -> Any:
-        if name not in self._loaded_checkpoint:
-            raise self._misfit(name, "it is not there")
-        return self._loaded_checkpoint[name]
-
     def _check_count(self, part: str, found: int, expected: int) -> None:
         if found != expected:
-            raise self._misfit(part, f"there are {found} of them, and this run has {expected}")
+            raise self._misfit(f"{part}: there are {found} of them, and this run has {expected}")
 
     def _warn_other_options(self, own: dict[str, Any], saved: dict[str, Any]) -> None:
         """Warn about options of the optimizer in which another run's checkpoint replaces those of config.yaml."""
@@ -141,14 +111,14 @@ class CheckpointRestore(_CheckpointConnector):
                 f"{', '.join(changed.values())}. For this run's own options start from its weights, ckpt_mode=weights."
             )
 
-    def _misfit(self, part: str, reason: str) -> UserError:
+    def _misfit(self, reason: str) -> UserError:
         return UserError(
-            f"checkpoint={self._ckpt_path} does not fit this run in `{part}`: {reason}; use another checkpoint, or "
-            "start a new run from its weights with ckpt_path."
+            f"checkpoint={self._ckpt_path} does not fit this run: {reason}; use another checkpoint, or start a new run "
+            "from its weights with ckpt_path."
         )
 
     @contextmanager
-    def _errors_name(self, part: str) -> Iterator[None]:
+    def _misfits(self) -> Iterator[None]:
         try:
             yield
         except (UserError, MisconfigurationException, SIGTERMException, OutOfMemoryError, OSError):
@@ -156,30 +126,26 @@ class CheckpointRestore(_CheckpointConnector):
         except Exception as error:
             lines = str(error).split("\n\t")  # torch lists each weight that differs
             text = " ".join((lines[1] if len(lines) > 1 else lines[0]).split()) or "no message"
-            raise self._misfit(part, f"{type(error).__name__}, {text}") from error
+            raise self._misfit(f"{type(error).__name__}, {text}") from error
 
 
 def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def changed_sizes(datamodule: Any, checkpoint: dict[str, Any]) -> str | None:
-    """Return the splits whose number of samples differs from the checkpoint's, such as "train 900 -> 901"."""
+def data_changes(datamodule: Any, checkpoint: dict[str, Any]) -> str | None:
+    """Return what differs from the data of the checkpoint: numbers of samples and the seed, "train 900 -> 901"."""
     saved = checkpoint.get(type(datamodule).__qualname__)
-    before = saved.get("sizes") if isinstance(saved, dict) else None
-    now = getattr(datamodule, "sizes", None)
-    if not isinstance(before, dict) or not isinstance(now, dict):
-        return None
-    return ", ".join(f"{n} {before[n]} -> {now[n]}" for n in now if n in before and before[n] != now[n]) or None
-
-
-def different_seed(datamodule: Any, checkpoint: dict[str, Any]) -> int | None:
-    """Return the seed of the checkpoint's data if it differs: the checkpoint is another run's then."""
-    if not isinstance(datamodule, ExactDataModule):  # another class may save something else under that name
-        return None
-    saved = checkpoint.get(type(datamodule).__qualname__)
-    seed = saved.get("seed") if isinstance(saved, dict) else None
-    return None if seed is None or seed == datamodule.seed else seed
+    if not isinstance(saved, dict) or not isinstance(datamodule, ExactDataModule):
+        return None  # another class may save something else under that name
+    before, now = saved.get("sizes") or {}, getattr(datamodule, "sizes", None) or {}
+    found = [f"{name} {before[name]} -> {now[name]}" for name in now if before.get(name, now[name]) != now[name]]
+    found += (
+        [f"data.seed {saved['seed']} -> {datamodule.seed}"]
+        if saved.get("seed", datamodule.seed) != datamodule.seed
+        else []
+    )
+    return ", ".join(found) or None
 
 
 class RestoreOwnState(Callback):
@@ -194,14 +160,12 @@ class RestoreOwnState(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         saved, datamodule = self._checkpoint, trainer.datamodule  # type: ignore[attr-defined]  # a connector sets it
-        changed, seed = changed_sizes(datamodule, saved), different_seed(datamodule, saved)
+        changed = data_changes(datamodule, saved)
         if changed is not None and stage != "fit":
             rank_zero_warn(
-                f"The data have changed since this checkpoint was trained: samples of {changed}. Where splits are cut "
-                "out of one set, some of those that were trained on may be in another split now."
+                f"The data are not those that this checkpoint was trained with: {changed}. Where splits are cut out of "
+                "one set, samples that were trained on may be in another split now."
             )
-        if seed is not None and stage != "fit":
-            rank_zero_warn(f"This checkpoint is another run's: it was written with data.seed={seed}.")
         if datamodule is not None and type(datamodule).__qualname__ in saved:
             datamodule.load_state_dict(saved[type(datamodule).__qualname__])
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # a connector sets it

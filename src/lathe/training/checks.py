@@ -50,49 +50,27 @@ def check_metric_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callb
     declared: list[str] = list(getattr(task, "metric_names", []))
     any_name = getattr(task, "logs_more", True) or any(map(is_users, callbacks))
     for callback in callbacks:
-        monitor = getattr(callback, "monitor", None)
-        if isinstance(monitor, str):
-            _check_monitor(cfg, callback, monitor, None if any_name else declared)
+        if isinstance(monitor := getattr(callback, "monitor", None), str):
+            key = f"callbacks.{_callback_name(cfg, callback)}.monitor={monitor}"
+            known = [name for name in declared if not name.startswith("test/")]
+            require(not monitor.startswith("test/"), f"{key}: the test split is evaluated after training; monitor val.")
+            is_known = any_name or monitor in known
+            require(is_known, f"{key}: the task reports no such metric; {did_you_mean(monitor, known)}")
+            waits = isinstance(callback, EarlyStopping) and not callback._check_on_train_epoch_end
+            require(
+                not waits or cfg["trainer"]["limit_val_batches"] != 0,
+                f"{key} is looked at after a validation, and trainer.limit_val_batches=0 leaves them out: drop one.",
+            )
     objective = cfg["objective"]
     if objective is None:
         return
-    require(isinstance(objective, str), f"objective={objective}: give a metric's name, such as val/accuracy, or null.")
-    require(
-        cfg["test"] or not objective.startswith("test/"),
-        f"objective={objective} needs the test that test=false leaves out.",
-    )
-    known = [*declared, *COUNTS]
-    for callback in callbacks:
-        if hasattr(callback, "result_names"):
-            known += callback.result_names(task)
+    needs_test = not cfg["test"] and objective.startswith("test/")
+    require(not needs_test, f"objective={objective} needs the test that test=false leaves out.")
+    added = [name for one in callbacks if hasattr(one, "result_names") for name in one.result_names(task)]
+    known = [*declared, *COUNTS, *added]
     of_method = objective.partition("/")[0] in methods(cfg.get("compression") or {})  # its reports depend on the net
-    require(
-        any_name or of_method or objective in known,
-        f"objective={objective}: the run reports no such metric; {did_you_mean(objective, known)}",
-    )
-
-
-def _check_monitor(cfg: dict[str, Any], callback: Callback, monitor: str, declared: list[str] | None) -> None:
-    """Raise UserError if a callback can't monitor `monitor`; with `declared` None any name may be logged."""
-    name = _callback_name(cfg, callback)
-    key = f"callbacks.{name}.monitor={monitor}"
-    require(
-        not monitor.startswith("test/"),
-        f"{key}: the test split is evaluated once, after training; monitor a metric of val.",
-    )
-    if declared is not None:
-        known = [metric for metric in declared if not metric.startswith("test/")]
-        require(monitor in known, f"{key}: the task reports no such metric; {did_you_mean(monitor, known)}")
-    if isinstance(callback, EarlyStopping) and not callback._check_on_train_epoch_end:
-        require(
-            not monitor.startswith("train/"),
-            f"{key} is known at the end of a training epoch: add callbacks.{name}.check_on_train_epoch_end=true.",
-        )
-        require(
-            cfg["trainer"]["limit_val_batches"] != 0,
-            f"{key} is looked at after a validation, and trainer.limit_val_batches=0 leaves them out: drop one of the "
-            "two.",
-        )
+    is_known = any_name or of_method or objective in known
+    require(is_known, f"objective={objective}: the run reports no such metric; {did_you_mean(objective, known)}")
 
 
 @contextmanager

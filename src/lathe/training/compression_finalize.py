@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.callbacks import AtomicCheckpointIO
 from lathe.compression import Compression
 from lathe.compression.structure import structure_of
-from lathe.config.compression_plan import methods
 from lathe.runs import inference
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
@@ -60,7 +58,7 @@ def write_weights(path: Path, net: Any, state: dict[str, Any]) -> None:
 
 def write_receipt(run: RunDir, cfg: dict[str, Any]) -> None:
     """Measure the compressed net next to the run that it started from; warn if that fails."""
-    if inference.runs_lightning_module(cfg):
+    if inference.is_lightning(cfg):
         print("No receipt: sizes and latency are measured for Lathe's tasks. result.json has the metrics.", flush=True)
         return
     from lathe import receipt  # which measures: not needed without compression
@@ -71,7 +69,7 @@ def write_receipt(run: RunDir, cfg: dict[str, Any]) -> None:
         reason = " ".join(str(error).split())[:300]
         warnings.warn(
             f"The run is complete, but its receipt failed ({type(error).__name__}: {reason}): "
-            + run_command("scripts/receipt.py", "run", run.path, cfg),
+            + run_command("scripts/receipt.py", "run", run.path),
             stacklevel=2,
         )
 
@@ -80,15 +78,3 @@ def complete_receipt(cfg: dict[str, Any]) -> None:
     """Write the receipt of a complete run that was interrupted before it."""
     configure_logging()
     write_receipt(RunDir(cfg["paths"]["run_dir"]), cfg)
-
-
-def warn_missing_onnx(group: dict[str, Any]) -> None:
-    """Warn before a run if its receipt will lack ONNX Runtime, because packages are not installed."""
-    wanted = methods(group) and group.get("receipt", "none") != "none"
-    if not wanted:
-        return
-    from lathe import export
-
-    missing = export.get("onnx").available()
-    if missing:
-        rank_zero_warn(f"compression.receipt={group['receipt']} will be without ONNX Runtime: {missing}")

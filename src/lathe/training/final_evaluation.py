@@ -138,7 +138,9 @@ def add_objective(cfg: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]
     result["objective"] = result.get(name) if name else None
     notes = list(result.get("notes", []))
     if not name:
-        notes.append(_why_unnamed(cfg, result))
+        logged = sorted((key for key in result if split_of(key) == "val"), key=lower_is_better)
+        example = f", such as callbacks.checkpoint.monitor={logged[0]}" if logged else ""
+        notes.append(f"objective is null: name its metric by objective or callbacks.checkpoint.monitor{example}.")
     elif result["objective"] is None:
         reason = "it is not finite" if name in wild else _why_missing(name, result)
         notes.append(f"objective is null: there is no {name}, {reason}; a sweeper that optimises gets no number")
@@ -149,21 +151,6 @@ def add_objective(cfg: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]
 
 def _objective(cfg: dict[str, Any], result: dict[str, Any]) -> str | None:
     return cfg["objective"] or result.get("monitor")
-
-
-def _why_unnamed(cfg: dict[str, Any], result: dict[str, Any]) -> str:
-    """Return the reason why no metric is named as the objective, and the override that names one."""
-    monitor = ((cfg.get("callbacks") or {}).get("checkpoint") or {}).get("monitor")
-    logged = sorted((name for name in result if split_of(name) == "val"), key=lower_is_better)
-    trainer = cfg["trainer"]
-    has_checkpoint = trainer.get("enable_checkpointing") is not False and not trainer.get("fast_dev_run")
-    if monitor == "auto" and logged and has_checkpoint:
-        mode = "min" if lower_is_better(logged[0]) else "max"
-        return (
-            f"No monitor: best.ckpt is the last epoch. The module logs {', '.join(logged[:5])}: add "
-            f"callbacks.checkpoint.monitor={logged[0]} callbacks.checkpoint.mode={mode}."
-        )
-    return "objective is null: neither objective nor a monitor of callbacks.checkpoint in this run names a metric."
 
 
 def _why_missing(name: str, result: dict[str, Any]) -> str:

@@ -13,11 +13,12 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lathe import loggers
 from lathe.callbacks import Preemption
 from lathe.config.compression_plan import methods
 from lathe.config.resolve import flatten
 from lathe.errors import Stopped
-from lathe.loggers import CSVLogger, log_facts, main_facts, run_facts
+from lathe.loggers import CSVLogger, main_facts, run_facts
 from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir, point_latest
 from lathe.training.trainer_setup import OWN_CHECKPOINTS, describe_device
@@ -35,7 +36,7 @@ class RunStart(Callback):
         self.run, self.cfg, self.first_step, self.monitor = run, cfg, first_step, monitor
         self.begun = self.interrupted = False
         self.given: list[Callback] = []  # to the Trainer
-        self.command = run_command("train.py", "resume", run.path, cfg)  # continues the run
+        self.command = run_command("train.py", "resume", run.path)  # continues the run
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for callback in trainer.checkpoint_callbacks:
@@ -71,7 +72,8 @@ class RunStart(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
                 logger.begin()
-            log_facts(logger, facts, main, tags, self.first_step, self.monitor)
+            else:
+                loggers.log_facts(logger, facts, main, tags, self.first_step, self.monitor)
 
     def _save_class_names(self, names: list[str] | None) -> None:
         """Save class names that came with the data in config.yaml, where prediction and serving read them."""

@@ -1,7 +1,7 @@
 """Prints the short table at the end of a run, and the commands to try next."""
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -14,7 +14,6 @@ from lathe.runs.rerun_command import (
     drop_overrides,
     quote_value,
     rerun_overrides,
-    run_overrides,
     script_path,
     train_command,
 )
@@ -38,8 +37,8 @@ def print_summary(result: dict[str, Any], run: RunDir, console: Console | None =
     table.add_row("parameters", f"{result['parameters']:,}")
     if result.get("samples_per_s"):
         table.add_row("samples/s", f"{result['samples_per_s']:,.0f}")
-    for name, value in _costs(result):
-        table.add_row(name, value)
+    if result.get("epoch_s"):
+        table.add_row("seconds per epoch (median)", f"{result['epoch_s']:.2f}")
     table.add_row("seconds", f"{result['seconds']:.1f}")
     title = f"Run complete: {ended}" if ended else "Run complete"
     console.print(title, style="italic", soft_wrap=True, highlight=False, markup=False)
@@ -60,21 +59,6 @@ def _of_split(result: Mapping[str, Any], split: str) -> list[str]:
     return sorted(name for name in result if split_of(name) == split)
 
 
-def _costs(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the rows of time, memory and energy that were measured."""
-    if result.get("epoch_s"):
-        yield "seconds per epoch (median)", f"{result['epoch_s']:.2f}"
-    for name, title in (("peak_gpu_bytes", "peak memory, GPU"), ("peak_resident_bytes", "peak memory, resident")):
-        if result.get(name):
-            yield title, f"{result[name] / 2**30:.2f} GiB"
-    if result.get("slowest_rank"):
-        text = f"{result['rank_ms_min']:.1f} to {result['rank_ms_max']:.1f}, slowest {result['slowest_rank']}"
-        yield "own ms of a process", text
-    for name, title in (("energy_gpu_j", "energy, GPU"), ("energy_cpu_j", "energy, CPU packages")):
-        if result.get(name):
-            yield title, f"{result[name] / 3600:.3g} Wh"
-
-
 def _format(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
@@ -85,7 +69,7 @@ def proposals(run: RunDir, cfg: dict[str, Any], result: Mapping[str, Any]) -> li
     """
     words = rerun_overrides(run.overrides if (run.path / "overrides.yaml").is_file() else [], flatten(cfg))
     shown = display_path(run.path)
-    evaluate = ["python", script_path("scripts/evaluate.py"), *run_overrides("run", shown, cfg), "split=val"]
+    evaluate = ["python", script_path("scripts/evaluate.py"), f"run={quote_value(shown)}", "split=val"]
     validated = _of_split(result, "val")
     found = [*([evaluate] if validated else []), *_exports(run, cfg)] if run.best.exists() else []
     rate = cfg["optimizer"].get("lr")
@@ -109,8 +93,8 @@ def _exports(run: RunDir, cfg: dict[str, Any]) -> list[list[str]]:
     """Return the command that exports a compressed run."""
     kinds = {node["kind"] for node in methods(cfg.get("compression") or {}).values()}
     target = "onnx_int8" if {"quantization", "after"} & kinds else "onnx"
-    run_words = run_overrides("run", display_path(run.path), cfg)
-    return [["python", script_path("scripts/export.py"), *run_words, f"target={target}"]] if kinds else []
+    run_word = f"run={quote_value(display_path(run.path))}"
+    return [["python", script_path("scripts/export.py"), run_word, f"target={target}"]] if kinds else []
 
 
 def _report(run: RunDir) -> list[str]:

@@ -11,11 +11,12 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, Timer
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
+import lathe.loggers
 from lathe.callbacks import TrialReport, WallTime, skip_empty_hooks
 from lathe.compression import Compression
 from lathe.compression.structure import apply_structure
 from lathe.config.resolve import flatten
-from lathe.loggers import ended_on_error, log_page, log_result, run_log
+from lathe.loggers import CSVLogger, ended_on_error, run_log
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.instantiate import locate
@@ -91,10 +92,6 @@ def check(cfg: dict[str, Any], data: LightningDataModule, task: Task, callbacks:
     check_loaders(cfg, data, task.driven)
     check_metric_names(cfg, task, callbacks)
     task.check_facts(cfg["data"])
-    if any(isinstance(callback, Compression) for callback in callbacks):
-        from lathe.training.compression_finalize import warn_missing_onnx
-
-        warn_missing_onnx(cfg["compression"])
 
 
 def warn_no_checkpoints(cfg: dict[str, Any], trainer: Trainer) -> None:
@@ -158,10 +155,10 @@ def finalize(
     result |= {"seconds": wall_time.seconds} if pruned is None else {"seconds": wall_time.seconds, "pruned": pruned}
     result = add_objective(cfg, result)
     pages = [page for callback in callbacks if (page := getattr(callback, "page", None)) is not None]
-    for logger in loggers:
+    for logger in (one for one in loggers if not isinstance(one, CSVLogger)):  # the run directory has it all
         for page in pages:
-            log_page(logger, page)
-        log_result(logger, result, run.best)
+            lathe.loggers.log_page(logger, page)
+        lathe.loggers.log_result(logger, result, run.best)
     if trainer.is_global_zero:
         run.finish(result)
         summary.print_summary(result, run, ended=ended)

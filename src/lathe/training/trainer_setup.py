@@ -149,7 +149,8 @@ def prepare_model(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
 
             recompute.check_device(how, device)
             recompute.apply(task.core, how)
-        strategies.channels_last(task.net, trainer.strategy, cfg["trainer"].get("channels_last", False))
+        if cfg["trainer"].get("channels_last", False):
+            strategies.channels_last(task.net, trainer.strategy, cfg["trainer"]["channels_last"])
     with under("compile"):
         cache = Path(cfg["paths"]["data_dir"]) / "compiled" if "data_dir" in cfg["paths"] else None
         if cfg["compile"].get("enabled"):

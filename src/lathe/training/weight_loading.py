@@ -24,17 +24,13 @@ WRAPPERS = ("state_dict", "model_state_dict", "model")  # keys of the weights in
 def initialise(cfg: dict[str, Any], task: Task) -> Path | None:
     """Load the weights that a new run begins with, from `ckpt_path` or `model.pretrained`.
 
-    Returns the checkpoint from which the Trainer must restore everything, as ckpt_mode=trainer asks for.
+    Returns the checkpoint from which the Trainer must restore everything, as ckpt_mode=trainer asks for; of that only
+    the structure is loaded here.
     """
-    if cfg["ckpt_path"] is not None:
-        return load_initial_weights(cfg, task)
-    if cfg["model"].get("pretrained"):
-        _print(*load_pretrained(task.net, cfg["model"]))
-    return None
-
-
-def load_initial_weights(cfg: dict[str, Any], task: Task) -> Path | None:
-    """Load the weights of `ckpt_path`; with ckpt_mode=trainer only the structure, and return the path."""
+    if cfg["ckpt_path"] is None:
+        if cfg["model"].get("pretrained"):
+            _print(*load_pretrained(task.net, cfg["model"]))
+        return None
     path, only_weights = checkpoint_path(cfg), cfg["ckpt_mode"] == "weights"
     if path.is_dir() and not (path / "meta.pt").is_file():
         path = open_run(path, "ckpt_path").checkpoint("best" if only_weights else "last")
@@ -52,11 +48,9 @@ def load_initial_weights(cfg: dict[str, Any], task: Task) -> Path | None:
         apply_structure(task.core, state.get("structure", {}))
         _print(*load_matching(task.net, state["state_dict"], f"ckpt_path={path}"))
     if "global_step" in state:
-        run_dir = path.resolve().parent.parent
-        resume = run_dir if (run_dir / "config.yaml").is_file() else "<run directory>"
         _print(
             f"ckpt_path={path}: a new run from these weights (of step {int(state['global_step'])}), with a new "
-            f"optimizer and schedule. resume={resume} continues that run, ckpt_mode=trainer takes all of its state."
+            "optimizer and schedule. resume=<run directory> continues a run, ckpt_mode=trainer takes all of its state."
         )
     warn_lost_compression(cfg, task.net, f"ckpt_path={path}")
     return None
@@ -97,12 +91,10 @@ def _check_trainer_state(cfg: dict[str, Any], state: dict[str, Any], path: Path)
         "ema" not in state or "ema" in cfg["callbacks"],
         f"ckpt_path={path} holds averaged weights, but ckpt_mode=trainer needs raw ones: add callbacks=[default,ema].",
     )
-    nodes = methods(cfg.get("compression") or {})
-    early = [name for name, node in nodes.items() if node["kind"] == "quantization" or node.get("mode") == "one_shot"]
+    early = [name for name, node in methods(cfg.get("compression") or {}).items() if node["kind"] == "quantization"]
     require(
         not early or "structure" in state,
-        f"ckpt_mode=trainer takes over the optimizer of another net than the one that compression={','.join(early)} "
-        "makes: use ckpt_mode=weights.",
+        f"ckpt_mode=trainer takes the optimizer of a net without compression={','.join(early)}: use ckpt_mode=weights.",
     )
 
 
@@ -162,20 +154,15 @@ def _read_safetensors(path: Path, key: str) -> dict[str, Tensor]:
 def rename_weights(weights: Mapping[str, Tensor], table: Mapping[str, str | None], key: str) -> dict[str, Tensor]:
     """Replace in each name its longest prefix in `table`, and leave out weights whose prefix maps to null."""
     found: dict[str, Tensor] = {}
-    used: set[str] = set()
-    origins: dict[str, str] = {}
-    for name, value in weights.items():
-        prefix = max((part for part in table if name.startswith(part)), key=len, default=None)
-        new: str | None = name
-        if prefix is not None:
-            used.add(prefix)
-            replacement = table[prefix]
-            new = None if replacement is None else replacement + name[len(prefix) :]
-        if new is None:
+    prefixes = {name: max((part for part in table if name.startswith(part)), key=len, default=None) for name in weights}
+    for name, prefix in prefixes.items():
+        start = "" if prefix is None else table[prefix]
+        if start is None:
             continue
-        require(new not in found, f"{key}: {origins.get(new)} and {name} would both be {new}: give them other names.")
-        found[new], origins[new] = value, name
-    first = next(iter(weights), "nothing")
+        new = start + name.removeprefix(prefix or "")
+        require(new not in found, f"{key}: {name} and another weight would both be {new}: give them other names.")
+        found[new] = weights[name]
+    first, used = next(iter(weights), "nothing"), set(prefixes.values())
     refuse(f"{key}: no weight's name begins with {part!r}; the first is {first}." for part in table if part not in used)
     return found
 
@@ -225,9 +212,5 @@ def load_pretrained(net: nn.Module, model: Mapping[str, Any]) -> list[str]:
     require(path.is_file(), f"{key}: there is no such file.")
     if digest is not None:
         found = sha256(path)
-        require(
-            found == digest.lower(),
-            f"{key}: the file's SHA-256 is {found}, and model.sha256 says {digest.lower()}: it is another file, or a "
-            "damaged one.",
-        )
+        require(found == digest.lower(), f"{key}: the file's SHA-256 is {found}, and model.sha256 says {digest}.")
     return take_timm_weights(net, read_weights(path, "model.pretrained")["state_dict"], channels, key)

@@ -7,7 +7,6 @@ the current command hold for this process and its children, which find them in a
 import json
 import os
 import re
-import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any
 from lathe.errors import UserError, require
 from lathe.trust.safe_yaml import printable, read_json, read_yaml
 
-__all__ = ["allow", "allow_program", "ask", "carried", "checked_overrides", "names_in", "read_json", "tell_owner"]
+__all__ = ["allow", "allow_program", "carried", "checked_overrides", "names_in", "read_json", "tell_owner"]
 
 ENVIRONMENT = "LATHE_TRUSTED"
 TRUSTED = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|\w[\w+.-]*:\S+")  # a package, a name in one, or an address
@@ -26,14 +25,7 @@ INIT = re.compile(r"model\.init(?:\[\d+\])?")  # the name of an initialisation o
 # Keys with an address that metrics, messages and API keys are sent to, and addresses on this machine.
 ADDRESS = re.compile(r"logger\.[^.\[]+\.tracking_uri|callbacks\.[^.\[]+\.url")
 LOCAL = re.compile(r"(?:sqlite|file):.*|env:\w+|[^:]*", re.DOTALL)
-_asks = False
 _reported: set[str] = set()
-
-
-def ask(wanted: bool) -> None:
-    """Set if the user is asked before names that are not allowed are built: the flag --trust."""
-    global _asks
-    _asks = wanted
 
 
 def allow(cfg: dict[str, Any]) -> None:
@@ -48,37 +40,20 @@ def allow(cfg: dict[str, Any]) -> None:
     for item in trusted:
         is_name = isinstance(item, str) and TRUSTED.fullmatch(item)
         require(bool(is_name), f"trusted={item!r}: expected the name of a package or of a class in one, such as timm.")
-    _carry(trusted, names_in(cfg))
+    os.environ[ENVIRONMENT] = json.dumps({"trusted": trusted, "typed": names_in(cfg)})
 
 
 def allow_program(target: str, folder: Path) -> None:
     """Allow to load the export in `folder`, a program that this user did not make, if `target` is trusted.
 
     Raises:
-        UserError: it is not, and with --trust the answer was no.
+        UserError: it is not.
     """
-    trusted, typed = carried()
-    if target in trusted:
-        return
-    text = f"target={target}: {folder} is a program that you have not exported here, and loading it runs it"
-    if not _asks:
-        raise UserError(f"{text}; if you trust it, add trusted=[{target}] or --trust, or export the run again.")
-    _confirm(
-        f"{text}.",
-        no_terminal=f"{text}, and --trust asks on a terminal, which this is not: add trusted=[{target}] to trust it.",
-        refused=f"{text}: not trusted.",
+    require(
+        target in carried()[0],
+        f"target={target}: {folder} is a program that you have not exported here, and loading it runs it; if you trust "
+        f"it, add trusted=[{target}], or export the run again.",
     )
-    _carry([*trusted, target], typed)
-
-
-def _confirm(question: str, no_terminal: str, refused: str) -> None:
-    require(sys.stdin.isatty(), no_terminal)
-    print(question)
-    require(input("Go on? [y/N] ").strip().lower() in ("y", "yes"), refused)
-
-
-def _carry(trusted: list[str], typed: dict[str, str]) -> None:
-    os.environ[ENVIRONMENT] = json.dumps({"trusted": trusted, "typed": typed})
 
 
 def carried() -> tuple[list[str], dict[str, str]]:
@@ -118,29 +93,15 @@ def join_key(key: str, name: Any) -> str:
     return f"{key}.{name}" if key else str(name)
 
 
-def trust_findings(found: Sequence[tuple[str, str]], file: str) -> None:
-    """Refuse names at keys that are not allowed, or with --trust ask for them.
-
-    Raises:
-        UserError: the user can't be asked, or the answer was no.
-    """
-    (key, first), names = found[0], sorted({name for _, name in found})
-    listed = ",".join(map(printable, names[:8]))
-    if not _asks:
+def refuse_findings(found: Sequence[tuple[str, str]], file: str) -> None:
+    """Raise UserError for names at keys that are not allowed."""
+    if found:
+        (key, first), names = found[0], sorted({name for _, name in found})
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         raise UserError(
-            f"{file} names `{printable(first)}` at {printable(key)}{more}, which a saved configuration may "
-            f"not build; if you trust it, add trusted=[{listed}] or --trust."
+            f"{file} names `{printable(first)}` at {printable(key)}{more}, which a saved configuration may not build; "
+            f"if you trust it, add trusted=[{','.join(map(printable, names[:8]))}]."
         )
-    rows = "".join(f"\n  {printable(key)}: {printable(name)}" for key, name in found)
-    _confirm(
-        f"{file} names classes or functions that could run any code as you:{rows}",
-        no_terminal=f"{file} names {listed}, and --trust asks on a terminal, which this is not: add trusted=[{listed}] "
-        "if you trust them.",
-        refused=f"{file} names {listed}: not trusted, so nothing of it was built.",
-    )
-    trusted, typed = carried()
-    _carry([*trusted, *names], typed)
 
 
 def checked_overrides(path: Path, where: str) -> list[str]:
@@ -170,15 +131,5 @@ def tell_owner(*paths: Path) -> None:
             continue
         if found.st_uid not in (os.getuid(), 0) and str(path) not in _reported:
             _reported.add(str(path))
-            kind = "directory" if stat.S_ISDIR(found.st_mode) else "file"
-            print(f"Note: the {kind} {path} belongs to another user ({_user_name(found.st_uid)}).", file=sys.stderr)
+            print(f"Note: {path} belongs to another user of this machine.", file=sys.stderr)
             return
-
-
-def _user_name(uid: int) -> str:
-    try:
-        import pwd
-
-        return pwd.getpwuid(uid).pw_name
-    except (ImportError, KeyError):
-        return str(uid)

@@ -12,7 +12,7 @@ from typing import Any
 
 from lathe.config.schema import canonical, definitions
 from lathe.errors import UserError, require
-from lathe.trust import GETTERS, carried, join_key, names_in, trust_findings, user_packages, walk_names
+from lathe.trust import GETTERS, carried, join_key, names_in, refuse_findings, user_packages, walk_names
 from lathe.trust.safe_yaml import printable, read_signed
 
 KINDS = {
@@ -248,9 +248,7 @@ def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]
     for finding in found:
         place = f"`{printable(finding.name)}` at {printable(finding.key)}"
         require(finding.can_trust, f"{file} names {place}, {finding.why}: use a run directory as Lathe wrote it.")
-    if found:
-        trust_findings([(finding.key, finding.name) for finding in found], file)
-        trusted, _ = carried()
+    refuse_findings([(finding.key, finding.name) for finding in found], file)
     if kinds:
         _check_kinds(config, file, trusted, typed)
     config.pop("trusted", None)

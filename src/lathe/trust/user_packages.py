@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import inspect
 from pathlib import Path
-from typing import Any
 
 from lathe.configs import SOURCE
 
@@ -54,8 +53,9 @@ def wrong_kind(name: str, kind: str, exact: bool) -> str | None:
     package = name.split(".")[0]
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except Exception:  # the user's module may raise anything, and does so again when it is built
-        return None if exact else _not_in_module(name)
+    except Exception as error:  # the user's module may raise anything, and does so again when it is built
+        leads_on = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        return "it is not a class or function of a module" if leads_on and not exact else None
     if not exact and str(getattr(found, "__module__", None)).split(".")[0] != package:
         return f"{package} does not define it"
     if not inspect.isclass(found):
@@ -64,15 +64,3 @@ def wrong_kind(name: str, kind: str, exact: bool) -> str | None:
     return (
         None if not bases or issubclass(found, bases) else f"it is not a {' or '.join(base.__name__ for base in bases)}"
     )
-
-
-def _not_in_module(name: str) -> str | None:
-    """Refuse a name that leads through something else than modules, such as a method of a class."""
-    parts = name.split(".")
-    for end in range(len(parts) - 2, 0, -1):
-        try:
-            found: Any = importlib.import_module(".".join(parts[:end]))
-        except Exception:  # noqa: S112  # a shorter name may be a module
-            continue
-        return "it is not a class or function of a module" if hasattr(found, parts[end]) else None
-    return None

@@ -48,7 +48,6 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     request, source = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     check_request(cfg)
     steps = make_methods({"compression": request["compression"]})
-    compression_finalize.warn_missing_onnx(request["compression"])
     task, config = inference.open_run_net(source.path, "run", request["checkpoint"], own=True)
     state = read_checkpoint(source.checkpoint(request["checkpoint"], "checkpoint"))
     names = ",".join(methods(request["compression"]))
@@ -104,7 +103,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
         try:
             receipt.write(run, run.config, source.path, request["compression"]["receipt"])
         except BaseException:  # also a signal: the run itself is complete
-            print(f"{run_command('scripts/receipt.py', 'run', run.path, run.config)} measures the receipt.", flush=True)
+            print(f"{run_command('scripts/receipt.py', 'run', run.path)} measures the receipt.", flush=True)
             raise
     summary.print_next(run, summary.proposals_after_compress(run, run.config))
     return result

@@ -21,10 +21,9 @@ from lathe.export.bundle import open_bundle
 from lathe.export.files import whole
 from lathe.images.files import ImageFile, LeftOut, UnreadableError, find_images
 from lathe.images.pictures import scaled
-from lathe.runs.export_core import is_lightning
 from lathe.runs.export_model import class_names, is_image
 from lathe.runs.export_staleness import check_current
-from lathe.runs.inference import check_input_spec
+from lathe.runs.inference import check_input_spec, is_lightning
 from lathe.runs.instantiate import locate
 from lathe.runs.rundir import RunDir
 from lathe.verbs.evaluate import check_request, rebuild

@@ -356,7 +356,7 @@ def _concluded(folder: SweepDir, source: Listed | Search) -> list[Job]:
     if left:
         print(f"{left} jobs are left to other processes that are at this sweep.")
     else:
-        print(f"Next:\n  {run_command('scripts/report.py', 'runs', folder.path, {})}")
+        print(f"Next:\n  {run_command('scripts/report.py', 'runs', folder.path)}")
     trials = {job.of_trial for job in jobs}
     if failed and (source.again or trials == {job.of_trial for job in failed}):
         again = "The same command tries them again, and keeps the others."

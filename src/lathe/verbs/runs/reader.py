@@ -118,7 +118,7 @@ class Run:
         """Why it is not complete, or the command that continues it."""
         if self.state == "unfinished" and self.directory.last.exists():
             # without `trusted`, which the error of that command names
-            return printable(f"{run_command('train.py', 'resume', self.where, {})} continues it.")
+            return printable(f"{run_command('train.py', 'resume', self.where)} continues it.")
         return None if self.status.sentence is None else printable(self.status.sentence)
 
     @property
