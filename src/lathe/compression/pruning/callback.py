@@ -52,6 +52,7 @@ from lathe.measure.shards import is_sharded, joined, local, parameters_of, part_
 from lathe.tasks.core import core_name, core_of, record_calls
 
 GRADIENT_CRITERIA = ("taylor", "movement")
+WATCHING = (*GRADIENT_CRITERIA, "wanda")  # criteria without scores before the first step
 
 
 class Masking(SkippableHooks, Compression):
@@ -108,11 +109,12 @@ class Masking(SkippableHooks, Compression):
         chosen = self.choose(net)
         require(bool(chosen), f"{self.key} finds nothing to mask: {HEAD_RULE}")
         weights = {name: p.numel() for name, p in weights_of(net, self.layers, self.exclude).items()}
-        left = sorted(weights.keys() - chosen.keys(), key=lambda name: (-weights[name], name))
-        share = 1 - sum(weights[name] for name in left) / max(sum(weights.values()), 1)
+        dense = weights.keys() - chosen.keys()
+        share = 1 - sum(weights[name] for name in dense) / max(sum(weights.values()), 1)
         if share < 0.5 and {"linear", "conv"} & set(self.types):
+            largest = min(dense, key=lambda name: (-weights[name], name))
             rank_zero_warn(
-                f"{self.key} masks only {share:.1%} of the weights: {left[0]} stays dense. See {self.key}.layers."
+                f"{self.key} masks only {share:.1%} of the weights: {largest} stays dense. See {self.key}.layers."
             )
         return chosen
 
@@ -185,19 +187,21 @@ class Masking(SkippableHooks, Compression):
         self._averages = [callback for callback in trainer.callbacks if isinstance(callback, EMA)]  # type: ignore[attr-defined]
         self._optimizers = list(trainer.optimizers)
         self._handles = [optimizer.register_step_post_hook(lambda *_: self.apply()) for optimizer in self._optimizers]
-        if self.masks:  # restored, and the net is sharded and on its device by now
-            for name, mask in self.masks.items():
-                if name not in self.parameters or mask.shape != self.parameters[name].shape:
-                    raise UserError(
-                        f"{self.key}: the checkpoint masks {name} in another shape or not at all. Keep the layers of "
-                        "its run."
-                    )
-            self.masks = {name: mask.to(self.parameters[name].device) for name, mask in self.masks.items()}
-            self._bind_masks()
+        self.restore()
         # the checkpoint may have been written between an optimizer step and its update
         if self._step < 0 or steps_of(trainer) > self._step:
             self._step = steps_of(trainer)
             self.on_step(trainer, pl_module, self._step)
+
+    def restore(self) -> None:
+        """Install the state of a checkpoint, once the net is sharded and on its device."""
+        for name, mask in self.masks.items():
+            require(
+                name in self.parameters and mask.shape == self.parameters[name].shape,
+                f"{self.key}: the checkpoint masks {name} in another shape or not at all. Keep the layers of its run.",
+            )
+            self.masks[name] = mask.to(self.parameters[name].device)
+        self._bind_masks()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -322,39 +326,38 @@ class Prune(Masking):
         self._sums: dict[str, Tensor] = {}  # taylor and movement: this rank's part; wanda: squares of inputs
         self._restored: dict[str, Tensor] = {}
         self._batch: Any = None
-        self._warned = self._begun = False
 
     def choose(self, net: nn.Module) -> dict[str, nn.Parameter]:
         found = super().choose(net)
         fit = {name: p for name, p in found.items() if self.pattern.divides(p.shape)}
-        left = {name: p.numel() for name, p in found.items() if name not in fit}
-        if left and self.layers is not None:
-            raise UserError(
-                f"{self.key}.layers: {next(iter(left))} does not divide into {self.pattern.pieces}: name it in exclude."
-            )
-        if fit and not self._warned and sum(left.values()) > 0.1 * sum(p.numel() for p in found.values()):
-            self._warned = True
-            rank_zero_warn(
-                f"{self.key} leaves {', '.join(left)} dense, which do not divide into {self.pattern.pieces}: name them "
-                "in exclude."
-            )
+        if self.layers is not None and len(fit) < len(found):
+            left = next(name for name in found if name not in fit)
+            raise UserError(f"{self.key}.layers: {left} does not divide into {self.pattern.pieces}: name it in exclude.")
         if self.criterion == "batchnorm" and fit:
             criteria.batchnorms(net, fit)
         return fit
 
+    def chosen_or_raise(self, net: nn.Module) -> dict[str, nn.Parameter]:
+        chosen, found = super().chosen_or_raise(net), super().choose(net)
+        left = [name for name in found if name not in chosen]
+        if sum(found[name].numel() for name in left) > 0.1 * sum(parameter.numel() for parameter in found.values()):
+            rank_zero_warn(
+                f"{self.key} leaves {', '.join(left)} dense, which do not divide into {self.pattern.pieces}: name them "
+                "in exclude."
+            )
+        return chosen
+
     def scores(self, net: nn.Module, step: int) -> dict[str, Tensor]:
         """Return the score of each weight after optimizer step `step`, by name, as full tensors."""
+        if self.criterion in GRADIENT_CRITERIA:
+            return self._gathered()
         weights = {name: whole(parameter) for name, parameter in self.parameters.items()}
         if self.criterion == "random":
             return criteria.random(weights, self.seed, step)
         if self.criterion == "batchnorm":
             gammas = {name: whole(net.get_parameter(name)) for name in set(criteria.batchnorms(net, weights).values())}
             return criteria.batchnorm_scale(net, weights, gammas)
-        if self.criterion == "wanda":
-            return criteria.wanda(weights, self._sums)
-        if self.criterion in GRADIENT_CRITERIA:
-            return self._gathered()
-        return criteria.magnitude(weights)
+        return criteria.wanda(weights, self._sums) if self.criterion == "wanda" else criteria.magnitude(weights)
 
     def update(self, net: nn.Module, step: int) -> None:
         """Set masks of the schedule's sparsity at optimizer step `step`."""
@@ -369,31 +372,36 @@ class Prune(Masking):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            # only if needed: each hook costs a call per step
-            self._begun = False
-            if self.criterion == "wanda":
-                self._check_wanda(trainer, pl_module)
-            if self.criterion in GRADIENT_CRITERIA:
-                self.on_before_optimizer_step = self._add_gradients  # type: ignore[method-assign]
+        if stage == "fit" and self.criterion == "wanda":
+            self._check_wanda(trainer, pl_module)
+        if stage == "fit" and self.criterion in GRADIENT_CRITERIA:  # each hook costs a call per step
+            self.on_before_optimizer_step = self._add_gradients  # type: ignore[method-assign]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        first = int(self.criterion in (*GRADIENT_CRITERIA, "wanda"))  # these have no scores before the first step
+        first = int(self.criterion in WATCHING)
         start = max(self.step_at(trainer, self.start), first)
         end = max(self.step_at(trainer, self.end), start)
         every = self.every_n_steps or max(1, (end - start) // 100)
         self.schedule = replace(self.curve, start=start, end=end, every_n_steps=every)
-        last = self.schedule.last
-        require(last <= self.total_steps(trainer), f"{self.key} would end at step {last}, after the run. Train longer.")
         for other in self._removing:
             choice = other.step_at(trainer, other.start)
             require(
-                choice <= last,
-                f"{self.key} ends at step {last}, before channels are chosen at step {choice}. Raise {self.key}.end, "
-                "or lower compression.prune_channels.start.",
+                choice <= self.schedule.last,
+                f"{self.key} ends at step {self.schedule.last}, before channels are chosen at step {choice}. Raise "
+                f"{self.key}.end, or lower compression.prune_channels.start.",
             )
+        begins = self._step < 0
         super().on_train_start(trainer, pl_module)
-        self._take_over()
+        if begins and not self.updates and self._step > start and not first:
+            self.update(core_of(pl_module), self._step)  # the run continues a dense checkpoint from after the start
+
+    def restore(self) -> None:
+        super().restore()
+        for name, value in self._restored.items():
+            owner = self.parameters[name]
+            value = value.to(owner.device)
+            self._sums[name] = value if self.criterion == "wanda" else part_of(value, owner).clone()
+        self._restored = {}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -404,14 +412,11 @@ class Prune(Masking):
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         assert self.schedule is not None
-        self._take_over()
         net = core_of(pl_module)
-        if self.criterion == "wanda" and self._batch is not None and self._wanted(step):
+        soon = any(self.schedule.due(later) for later in range(step, step + self.batches))
+        if self.criterion == "wanda" and self._batch is not None and soon:
             self._measure(net, trainer, pl_module)
-        # a run that resumes from a checkpoint without masks may be past its start
-        late = not self._begun and self.updates == 0 and step > self.schedule.start
-        self._begun = True
-        if self.schedule.due(step) or (late and self.criterion not in (*GRADIENT_CRITERIA, "wanda")):
+        if self.schedule.due(step):
             self.update(net, step)
 
     def ready(self, trainer: Trainer) -> bool:
@@ -425,14 +430,14 @@ class Prune(Masking):
             x = an_input(trainer, pl_module, 2, next(net.parameters()).device)
         except MisconfigurationException:  # no validation data
             return
-        chosen = self.choose(net)
-        with criteria.input_squares(net, chosen) as seen, evaluated(net), torch.no_grad(), uncompiled(net):
+        with criteria.input_squares(net, self._chosen) as seen, evaluated(net), torch.no_grad(), uncompiled(net):
             run(net, x)
-        unseen = [name for name in chosen if name not in seen]
-        if unseen:
-            raise UserError(
-                f"{self.key}.criterion=wanda: the net uses {unseen[0]} without calling its layer. Name it in exclude."
-            )
+        unseen = [name for name in self._chosen if name not in seen]
+        require(
+            not unseen,
+            f"{self.key}.criterion=wanda: the net uses {(*unseen, '')[0]} without calling its layer. Name it in "
+            "exclude.",
+        )
 
     def _add_gradients(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         assert self.schedule is not None
@@ -446,11 +451,6 @@ class Prune(Masking):
             name: None if p.grad is None or id(p) not in own else local(p.grad) for name, p in self.parameters.items()
         }
         criteria.add_gradients(self._sums, weights, gradients, self.criterion)  # type: ignore[arg-type]
-
-    def _wanted(self, step: int) -> bool:
-        """Return whether an update is due within `batches` steps from `step` on."""
-        assert self.schedule is not None
-        return any(self.schedule.due(later) for later in range(step, step + self.batches))
 
     def _measure(self, net: nn.Module, trainer: Trainer, pl_module: LightningModule) -> None:
         example = record_calls(pl_module, [self._batch], split="train")[0].example
@@ -475,21 +475,12 @@ class Prune(Masking):
     def _gathered(self) -> dict[str, Tensor]:
         return {name: whole(joined(part, self.parameters[name])) for name, part in self._sums.items()}
 
-    def _take_over(self) -> None:
-        """Install restored sums, once the net is sharded and on its device."""
-        for name, value in self._restored.items():
-            owner = self.parameters[name]
-            value = value.to(owner.device)
-            self._sums[name] = value if self.criterion == "wanda" else part_of(value, owner).clone()
-        self._restored = {}
-
     def state_dict(self) -> dict[str, Any]:
         sums = self._sums if self.criterion == "wanda" else self._gathered()
         return super().state_dict() | {"sums": {name: value.cpu() for name, value in sums.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._begun = True
         self._restored = dict(state_dict["sums"])
 
 
@@ -506,22 +497,9 @@ class PruneStructured(Prune):
         scope: MaskScope = "layer",
         criterion: Criterion = "magnitude",
         norm: Positive = 2.0,
-        schedule: SparsityCurve = "cubic",
-        initial_sparsity: ShareBelowOne = 0.0,
-        start: Share = 0.1,
-        end: Share = 0.6,
-        every_n_steps: Count | None = None,
         **options: Any,
     ) -> None:
-        shared: dict[str, Any] = {
-            "schedule": schedule,
-            "initial_sparsity": initial_sparsity,
-            "start": start,
-            "end": end,
-        }
-        super().__init__(
-            sparsity, "structured", scope, criterion, norm, every_n_steps=every_n_steps, **shared, **options
-        )
+        super().__init__(sparsity, "structured", scope, criterion, norm, **options)
 
 
 class PruneNM(Prune):
@@ -531,12 +509,6 @@ class PruneNM(Prune):
     fixed_parameters = ("sparsity", "granularity", "norm", "block")
 
     @validated
-    def __init__(
-        self,
-        n: Count = 2,
-        m: Count = 4,
-        criterion: Criterion = "magnitude",
-        **options: Any,
-    ) -> None:
+    def __init__(self, n: Count = 2, m: Count = 4, **options: Any) -> None:
         Pattern(n=n, m=m)  # validates them
-        super().__init__(1 - n / m, "n_m", criterion=criterion, n=n, m=m, **options)
+        super().__init__(1 - n / m, "n_m", n=n, m=m, **options)
