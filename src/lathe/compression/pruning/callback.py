@@ -332,7 +332,9 @@ class Prune(Masking):
         fit = {name: p for name, p in found.items() if self.pattern.divides(p.shape)}
         if self.layers is not None and len(fit) < len(found):
             left = next(name for name in found if name not in fit)
-            raise UserError(f"{self.key}.layers: {left} does not divide into {self.pattern.pieces}: name it in exclude.")
+            raise UserError(
+                f"{self.key}.layers: {left} does not divide into {self.pattern.pieces}: name it in exclude."
+            )
         if self.criterion == "batchnorm" and fit:
             criteria.batchnorms(net, fit)
         return fit
