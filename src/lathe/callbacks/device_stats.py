@@ -1,5 +1,6 @@
 """Load, temperature, memory and energy of devices."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -136,11 +137,10 @@ class DeviceStats(Callback):
 
 
 def _sum(each: Iterable[dict[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
+    total: Counter[str] = Counter()
     for one in each:
-        for name, value in one.items():
-            total[name] = total.get(name, 0.0) + value
-    return total
+        total.update(one)  # type: ignore[arg-type]  # joules are floats
+    return dict(total)
 
 
 def gpus_of(trainer: Trainer) -> list[torch.device]:

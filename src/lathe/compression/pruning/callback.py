@@ -1,23 +1,20 @@
 """Callbacks that mask weights: the base class, and pruning along a schedule with recovery under fixed masks."""
 
 import math
-import zlib
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.skippable_hooks import SkippableHooks
-from lathe.compression.callback import Compression, an_input, compressions, steps_of
+from lathe.compression.callback import Compression, compressions, steps_of
 from lathe.compression.channels.slices import staying
-from lathe.compression.modes import copy_input, evaluated, uncompiled
+from lathe.compression.modes import copy_input, evaluated
 from lathe.compression.pruning import criteria
 from lathe.compression.pruning.masks import (
     HEAD_RULE,
@@ -47,8 +44,8 @@ from lathe.config.types import (
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require
 from lathe.measure.calls import run
-from lathe.measure.processes import everyones, processes
-from lathe.measure.shards import is_sharded, joined, local, parameters_of, part_of, whole
+from lathe.measure.processes import processes
+from lathe.measure.shards import joined, local, parameters_of, part_of, whole
 from lathe.tasks.core import core_name, core_of, record_calls
 
 GRADIENT_CRITERIA = ("taylor", "movement")
@@ -73,10 +70,11 @@ class Masking(SkippableHooks, Compression):
     name = "masking"
     beside_removal = False
 
+    @validated
     def __init__(
         self,
-        layers: Sequence[str] | None = None,
-        exclude: list[str] | None = None,
+        layers: SomeNames | None = None,
+        exclude: list[Name] | None = None,
         types: LayerTypes | None = None,
         head: bool = False,
     ) -> None:
@@ -135,27 +133,27 @@ class Masking(SkippableHooks, Compression):
             masks[name][left[name]] = mask
         return masks
 
-    def set_masks(self, masks: Masks, momentum: bool = False) -> None:
-        """Set masks (full shape, True: kept) and apply them; a collective that broadcasts rank 0's masks.
-
-        `momentum` also zeroes the optimizer's state of weights that were or become masked.
-        """
-        before = self.masks
+    def set_masks(self, masks: Masks) -> None:
+        """Set masks (full shape, True: kept) and apply them; a collective that broadcasts rank 0's masks."""
         self.masks = {name: mask.bool().to(self.parameters[name].device) for name, mask in masks.items()}
         if processes() > 1:
             for mask in self.masks.values():
                 torch.distributed.broadcast(mask.view(torch.uint8), src=0)
         self.updates += 1
         self._bind_masks()
-        for name, mask in self.masks.items() if momentum else ():
-            owner, kept = self.parameters[name], mask & before[name] if name in before else mask
-            for optimizer in self._optimizers:
-                for value in optimizer.state.get(owner, {}).values():
-                    if isinstance(value, Tensor) and value.shape == owner.shape:
-                        with torch.no_grad():
-                            local(value).mul_(part_of(kept.to(value.dtype), value if is_sharded(value) else owner))
         for average in self._averages:
             average.mask({f"{self._prefix}{name}": mask for name, mask in self.masks.items()})
+
+    @torch.no_grad()
+    def clear_state(self, places: Masks, keep: tuple[str, ...] = ()) -> None:
+        """Zero the optimizers' state of weights where `places` are True, but for the entries named in `keep`."""
+        for name, mask in places.items():
+            owner = self.parameters[name]
+            for optimizer in self._optimizers:
+                state: dict[str, Any] = optimizer.state.get(owner, {})
+                for key, value in state.items():
+                    if isinstance(value, Tensor) and value.shape == owner.shape and key not in keep:
+                        local(value).masked_fill_(part_of(mask, owner), 0.0)
 
     def apply(self) -> None:
         """Zero the masked weights in place."""
@@ -239,9 +237,6 @@ class Masking(SkippableHooks, Compression):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; a collective, which verifies that all ranks have the same masks."""
-        if processes() > 1 and len(set(everyones(checksum(self.masks)))) > 1:
-            raise RuntimeError(f"{self.key}: ranks have different masks.")
         masks = {name: mask.cpu() for name, mask in self.masks.items()}
         return {"masks": masks, "updates": self.updates, "step": self._step}
 
@@ -259,15 +254,6 @@ class Masking(SkippableHooks, Compression):
             part_of(mask.to(owner.dtype), owner) for mask, owner in zip(self.masks.values(), owners, strict=True)
         ]
         self.apply()
-
-
-def checksum(masks: Masks) -> int:
-    """Return the CRC-32 of names and bits of masks."""
-    total = 0
-    for name, mask in masks.items():
-        bits = mask.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        total = zlib.crc32(bits, zlib.crc32(name.encode(), total))
-    return total
 
 
 class Prune(Masking):
@@ -305,12 +291,9 @@ class Prune(Masking):
         block: Block = (4, 1),
         batches: Count = 4,
         seed: Seed = 0,
-        layers: SomeNames | None = None,
-        exclude: list[Name] | None = None,
-        types: LayerTypes | None = None,
-        head: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(layers, exclude, types, head)
+        super().__init__(**options)
         self.pattern = Pattern(granularity, scope, norm if criterion == "magnitude" else None, n, m, tuple(block))
         if granularity == "n_m" and sparsity > 1 - n / m + 1e-9:
             raise ArgumentError(f"sparsity={sparsity} is more than {n} of {m} leaves: at most {1 - n / m:g}.")
@@ -375,7 +358,8 @@ class Prune(Masking):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
         if stage == "fit" and self.criterion == "wanda":
-            self._check_wanda(trainer, pl_module)
+            # the inputs are measured after the step
+            self._handles.append(core_of(pl_module).register_forward_pre_hook(copy_input))
         if stage == "fit" and self.criterion in GRADIENT_CRITERIA:  # each hook costs a call per step
             self.on_before_optimizer_step = self._add_gradients  # type: ignore[method-assign]
 
@@ -423,23 +407,6 @@ class Prune(Masking):
 
     def ready(self, trainer: Trainer) -> bool:
         return self.schedule is not None and self._step >= self.schedule.last
-
-    def _check_wanda(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Copy the net's input, measured after the step; raise UserError if a layer is not called."""
-        net = core_of(pl_module)
-        self._handles.append(net.register_forward_pre_hook(copy_input))
-        try:
-            x = an_input(trainer, pl_module, 2, next(net.parameters()).device)
-        except MisconfigurationException:  # no validation data
-            return
-        with criteria.input_squares(net, self._chosen) as seen, evaluated(net), torch.no_grad(), uncompiled(net):
-            run(net, x)
-        unseen = [name for name in self._chosen if name not in seen]
-        require(
-            not unseen,
-            f"{self.key}.criterion=wanda: the net uses {(*unseen, '')[0]} without calling its layer. Name it in "
-            "exclude.",
-        )
 
     def _add_gradients(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         assert self.schedule is not None

@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -137,17 +138,6 @@ class QAT(SkippableHooks, Compression):
         left = [name for name in plans if name not in self._layers]  # correct for layers that the net does not call
         return not left or not Trace(net, _example(trainer, pl_module, net), left).called
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        scales = {id(q.growth) for q in self._quantizers if q.lsq}
-        decayed = [
-            group for optimizer in trainer.optimizers for group in optimizer.param_groups if group.get("weight_decay")
-        ]
-        if any(id(parameter) in scales for group in decayed for parameter in group["params"]):
-            rank_zero_warn(
-                "compression.qat.lsq=true: weight decay shrinks the learned step sizes. Put parameters named "
-                "*_quantizer.growth in a group without it."
-            )
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # synchronized BatchNorm layers have replaced plain ones since setup
         self._norms = [module for module in core_of(pl_module).modules() if isinstance(module, _BatchNorm)]
@@ -175,8 +165,6 @@ class QAT(SkippableHooks, Compression):
             self._apply(step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.world_size > 1:
-            self._check_ranks()
         if self._quantizers and not self.ready(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
             rank_zero_warn(
                 f"compression.qat: training ended at step {steps_of(trainer)}, before rounding began at step "
@@ -209,15 +197,6 @@ class QAT(SkippableHooks, Compression):
             elif q.lsq:
                 q.set_range(q.minimum, q.maximum)
 
-    def _check_ranks(self) -> None:
-        """Raise RuntimeError if ranges differ between ranks."""
-        values = [t.float().flatten() for q in self._quantizers for t in (q.minimum, q.maximum, q.scale, q.zero_point)]
-        mine = torch.cat(values)
-        both = torch.stack([mine, -mine])
-        torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX)
-        if not torch.equal(both[0], -both[1]):
-            raise RuntimeError("The ranges of quantized activations differ between ranks.")
-
     def ready(self, trainer: Trainer) -> bool:
         return bool(self._quantizers) and all(q.is_enabled for q in self._quantizers)
 
@@ -238,13 +217,23 @@ def _over_ranks(values: Tensor) -> None:
 
 
 class AfterTraining(Compression):
-    """Base class: layers, bits and report. `name` is the method's key in the configuration."""
+    """Base class; `name` is the method's key in the configuration.
+
+    A subclass sets `quantize`, a function of a net, training inputs (tensors or Calls), `plan` and `overrides`.
+    """
 
     name = ""
-    batches = 1
 
-    def __init__(self, plan: LayerPlan, layer_bits: LayerBits | None, exclude: Sequence[str] | None) -> None:
+    def __init__(
+        self,
+        plan: LayerPlan,
+        layer_bits: LayerBits | None,
+        exclude: Sequence[str] | None,
+        quantize: Callable[..., Quantized],
+        batches: int = 1,
+    ) -> None:
         self.plan, self.overrides = plan, overrides_of(plan, layer_bits, exclude)
+        self.quantize, self.batches = quantize, batches
         self.key = f"compression.{self.name}"  # in messages
         self._counts: dict[str, int] = {}
 
@@ -257,27 +246,23 @@ class AfterTraining(Compression):
         choose(net, self.plan, self.overrides, self.key)
 
     def finalise(self, net: nn.Module, datamodule: Any) -> bool:
-        done = self.act(net, inputs_of(datamodule, self.batches))
+        done = self.quantize(net, inputs_of(datamodule, self.batches), self.plan, self.overrides, key=self.key)
         corrected = sum(len(done.corrected.get(kind, ())) for kind in ("bias", "batchnorm"))
         self._counts = {"layers": len(done.layers), "pairs": len(done.pairs), "corrected": corrected}
-        self.warn_of_float(net, done.layers)
         left = done.corrected.get("uncorrected", [])
         if left and len(left) >= corrected:  # no warning for a few layers, such as a head without a bias
             rank_zero_warn(
                 f"{self.key}.bias_correction=true: {len(left)} of {len(left) + corrected} layers, such as {left[0]}, "
                 "have neither a bias nor a BatchNorm of their own, so their means stay shifted."
             )
+        self.warn(net, done)
         return True
 
-    def warn_of_float(self, net: nn.Module, layers: Sequence[str]) -> None:
+    def warn(self, net: nn.Module, done: Quantized) -> None:
         """Warn of weights that are still float, unless they were excluded."""
         sentence = float_sentence(net, self.key, self.overrides)
         if sentence is not None:
             rank_zero_warn(sentence)
-
-    def act(self, net: nn.Module, batches: list[Any]) -> Quantized:
-        """Quantize `net` in place; `batches` are training inputs, tensors or Calls."""
-        raise NotImplementedError
 
     def report(self) -> dict[str, float]:
         return {f"{self.name}/{what}": float(count) for what, count in self._counts.items() if count}
@@ -307,19 +292,24 @@ class PTQStatic(AfterTraining):
         layer_bits: LayerBits | None = None,
         exclude: Sequence[Name] | None = None,
     ) -> None:
-        super().__init__(LayerPlan(weight_bits, activation_bits, per_channel), layer_bits, exclude)
-        self.batches = batches
-        self.options: dict[str, Any] = {"observer": observer, "percentile": percentile, "equalization": equalize}
-        self.options["bias_correction"] = bias_correction
+        quantize = partial(
+            quantize_static,
+            observer=observer,
+            percentile=percentile,
+            equalization=equalize,
+            bias_correction=bias_correction,
+        )
+        plan = LayerPlan(weight_bits, activation_bits, per_channel)
+        super().__init__(plan, layer_bits, exclude, quantize, batches)
+        self.equalize = equalize
 
-    def act(self, net: nn.Module, batches: list[Any]) -> Quantized:
-        done = quantize_static(net, batches, self.plan, self.overrides, key=self.key, **self.options)
-        if self.options["equalization"] and not done.pairs:
+    def warn(self, net: nn.Module, done: Quantized) -> None:
+        super().warn(net, done)
+        if self.equalize and not done.pairs:
             rank_zero_warn(
                 f"{self.key}.equalize=true found no two layers with only BatchNorm, ReLU or pooling between them: "
                 "leave it false."
             )
-        return done
 
 
 class PTQDynamic(AfterTraining):
@@ -341,16 +331,15 @@ class PTQDynamic(AfterTraining):
         exclude: Sequence[Name] | None = None,
     ) -> None:
         plan = LayerPlan(weight_bits, activation_bits, per_channel, activation="dynamic")
-        super().__init__(plan, layer_bits, exclude)
+        super().__init__(
+            plan, layer_bits, exclude, lambda net, inputs, *rest, **key: quantize_dynamic(net, inputs[0], *rest, **key)
+        )
 
     def check_layers(self, net: nn.Module) -> None:
         linear_only(net, self.overrides, self.key)
 
-    def act(self, net: nn.Module, batches: list[Any]) -> Quantized:
-        return quantize_dynamic(net, batches[0], self.plan, self.overrides, key=self.key)
-
-    def warn_of_float(self, net: nn.Module, layers: Sequence[str]) -> None:
-        inside = {id(p): p.numel() for name in layers for p in net.get_submodule(name).parameters(recurse=False)}
+    def warn(self, net: nn.Module, done: Quantized) -> None:
+        inside = {id(p): p.numel() for name in done.layers for p in net.get_submodule(name).parameters(recurse=False)}
         share = sum(inside.values()) / max(sum(p.numel() for p in net.parameters()), 1)
         if share < 0.5:
             rank_zero_warn(
@@ -380,8 +369,7 @@ class WeightOnly(AfterTraining):
         exclude: Sequence[Name] | None = None,
     ) -> None:
         plan = LayerPlan(weight_bits, activation_bits=None, activation="none", group_size=group_size)
-        super().__init__(plan, layer_bits, exclude)
-        self.batches, self.bias_correction = batches, bias_correction
+        super().__init__(plan, layer_bits, exclude, partial(quantize_weights, bias_correction=bias_correction), batches)
 
     def check_layers(self, net: nn.Module) -> None:
         self.ungrouped(net, list(choose(net, self.plan, self.overrides, self.key)))
@@ -396,13 +384,11 @@ class WeightOnly(AfterTraining):
             raise UserError(f"{self.key}.group_size={size}: it divides the inputs of no layer; give another, or null.")
         return left
 
-    def act(self, net: nn.Module, batches: list[Any]) -> Quantized:
-        correct = self.bias_correction
-        done = quantize_weights(net, batches, self.plan, self.overrides, bias_correction=correct, key=self.key)
+    def warn(self, net: nn.Module, done: Quantized) -> None:
+        super().warn(net, done)
         left = self.ungrouped(net, done.layers)
         if left:
             rank_zero_warn(
                 f"{self.key}.group_size={self.plan.group_size} does not divide the inputs of {len(left)} layers, such "
                 f"as {left[0]}: these have one scale for each output channel."
             )
-        return done
