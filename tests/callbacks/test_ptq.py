@@ -60,7 +60,7 @@ def test_a_pattern_that_matches_nothing_is_refused_before_training(tmp_path: Pat
 
 @pytest.fixture
 def finished(tmp_path: Path, request: pytest.FixtureRequest) -> RunDir:
-    cfg = new_run(tmp_path, *SMALL, "compression.receipt=none", f"compression={request.param}", "trainer.max_epochs=4")
+    cfg = new_run(tmp_path, *SMALL, "compression.receipt=none", f"compression={request.param}")
     run.train(cfg)
     return RunDir(cfg["paths"]["run_dir"])
 

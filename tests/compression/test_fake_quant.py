@@ -183,6 +183,7 @@ def test_a_shared_input_in_a_recomputed_region() -> None:
     assert torch.equal(total(True), total(False))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does so
 def test_compiled_layers_have_one_graph_and_the_same_values() -> None:
     q = FakeQuantize(8, symmetric=False)

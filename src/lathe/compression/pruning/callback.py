@@ -340,8 +340,7 @@ class Prune(Masking):
         if self.criterion == "random":
             return criteria.random(weights, self.seed, step)
         if self.criterion == "batchnorm":
-            gammas = {name: whole(net.get_parameter(name)) for name in set(criteria.batchnorms(net, weights).values())}
-            return criteria.batchnorm_scale(net, weights, gammas)
+            return criteria.batchnorm_scale(net, weights)
         return criteria.wanda(weights, self._sums) if self.criterion == "wanda" else criteria.magnitude(weights)
 
     def update(self, net: nn.Module, step: int) -> None:

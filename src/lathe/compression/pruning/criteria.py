@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lathe.compression.pruning.masks import CONV
 from lathe.compression.pruning.rewiring import random_scores
 from lathe.errors import UserError, require
+from lathe.measure.shards import whole
 
 Scores = dict[str, Tensor]
 
@@ -30,20 +31,17 @@ def random(parameters: Mapping[str, Tensor], seed: int, step: int = 0) -> Scores
     }
 
 
-def batchnorm_scale(
-    net: nn.Module, parameters: Mapping[str, Tensor], whole: Mapping[str, Tensor] | None = None
-) -> Scores:
-    """Return |gamma| of the BatchNorm after each layer, per output channel.
+def batchnorm_scale(net: nn.Module, parameters: Mapping[str, Tensor]) -> Scores:
+    """Return |gamma| of the BatchNorm after each layer, per output channel; a collective for sharded ones.
 
     Liu et al. 2017, "Network Slimming", arXiv:1708.06519. The next layer with weights in `net.modules()` must be a
-    BatchNorm of as many channels, else UserError. `whole` has gathered copies of sharded gammas, by name.
+    BatchNorm of as many channels, else UserError.
     """
     followers = batchnorms(net, parameters)
     scores = {}
     for name, parameter in parameters.items():
-        gamma = (whole or {}).get(followers[name], net.get_parameter(followers[name]))
-        shape = (-1, *[1] * (parameter.dim() - 1))
-        scores[name] = gamma.detach().abs().reshape(shape).expand(parameter.shape)
+        gamma = whole(net.get_parameter(followers[name])).abs()
+        scores[name] = gamma.reshape(-1, *[1] * (parameter.dim() - 1)).expand(parameter.shape)
     return scores
 
 

@@ -12,19 +12,9 @@ from torch import Tensor
 
 from lathe.callbacks.ema import EMA
 from lathe.compression.callback import steps_of
+from lathe.compression.pruning import rewiring
 from lathe.compression.pruning.callback import Masking
 from lathe.compression.pruning.masks import Masks, make_masks
-from lathe.compression.pruning.rewiring import (
-    copy_state,
-    cosine_fraction,
-    erdos_renyi_kernel,
-    exchange,
-    largest_masks,
-    random_masks,
-    random_scores,
-    rewind,
-    round_sparsities,
-)
 from lathe.config.types import Count, OpenShare, PositiveShare, Seed, StepOrShare
 from lathe.config.validation import validated
 from lathe.errors import UserError, require
@@ -89,7 +79,7 @@ class RigL(Masking):
                 self.set_masks(self._first_masks())
                 self.clear_state({name: ~mask for name, mask in self.masks.items()})
         elif self._due(trainer, step):
-            self._exchange(step, cosine_fraction(step - start, end - start, self.fraction))
+            self._exchange(step, rewiring.cosine_fraction(step - start, end - start, self.fraction))
             self._gradients = {}
 
     def _due(self, trainer: Trainer, step: int) -> bool:
@@ -109,18 +99,19 @@ class RigL(Masking):
     def _first_masks(self) -> Masks:
         shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
         if self.densities == "erk":
-            densities = erdos_renyi_kernel(shapes, self.sparsity)
+            densities = rewiring.erdos_renyi_kernel(shapes, self.sparsity)
         else:
             densities = dict.fromkeys(shapes, 1 - self.sparsity)
         if self.initial == "random":
-            return random_masks(shapes, densities, self.seed)
-        return largest_masks({name: whole(parameter).abs() for name, parameter in self.parameters.items()}, densities)
+            return rewiring.random_masks(shapes, densities, self.seed)
+        sizes = {name: whole(parameter).abs() for name, parameter in self.parameters.items()}
+        return rewiring.largest_masks(sizes, densities)
 
     def _exchange(self, step: int, fraction: float) -> None:
         growths = {}
         for index, (name, parameter) in enumerate(self.parameters.items()):
             if self.growth == "random":
-                growth = random_scores(parameter.shape, self.seed, step, index)
+                growth = rewiring.random_scores(parameter.shape, self.seed, step, index)
             elif (gradient := self._gradients.get(name, parameter.grad)) is None:
                 raise UserError(
                     f"{self.key}.growth=gradient: {name} has no gradient after a step: it is frozen, or the strategy "
@@ -134,7 +125,7 @@ class RigL(Masking):
         before = self.masks
         self.set_masks(
             {
-                name: exchange(whole(self.parameters[name]), before[name], growth, fraction)
+                name: rewiring.exchange(whole(self.parameters[name]), before[name], growth, fraction)
                 for name, growth in growths.items()
             }
         )
@@ -170,7 +161,7 @@ class Lottery(Masking):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.sparsities = round_sparsities(sparsity, rounds)
+        self.sparsities = rewiring.round_sparsities(sparsity, rounds)
         self.rounds, self.rewind, self.scope = rounds, rewind, scope
         self.round = 0  # the current round
         # the state to rewind to, on the CPU; empty if not reached or no longer needed
@@ -212,7 +203,7 @@ class Lottery(Masking):
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         if self.round == 0 and not self.saved and step >= self.rewind_step(trainer):
-            self.saved = copy_state(core_of(pl_module))
+            self.saved = rewiring.copy_state(core_of(pl_module))
         due = [number for number in range(1, self.rounds) if step >= self.begins(trainer, number)]
         if due and due[-1] > self.round:
             self._begin(trainer, pl_module, due[-1])
@@ -235,7 +226,7 @@ class Lottery(Masking):
         scores = {name: whole(parameter).abs() for name, parameter in self.parameters.items()}
         masks = make_masks(scores, self.sparsities[number], scope=self.scope, previous=self.masks)
         self.round = number
-        rewind(core_of(pl_module), self.saved)
+        rewiring.rewind(core_of(pl_module), self.saved)
         self.set_masks(masks)
         for optimizer in trainer.optimizers:
             optimizer.state.clear()
