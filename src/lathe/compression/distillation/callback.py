@@ -16,18 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lathe.compression.callback import Compression, an_input
-from lathe.compression.distillation.losses import (
-    Projections,
-    Queue,
-    attention,
-    connector,
-    crd,
-    dist,
-    dkd,
-    hint,
-    kd,
-    rkd,
-)
+from lathe.compression.distillation import losses
 from lathe.compression.distillation.teacher import KEY, OpenRun, Teachers, name_of
 from lathe.compression.modes import copy_input, evaluated
 from lathe.config.types import (
@@ -107,16 +96,17 @@ class Distill(Compression):
             raise ArgumentError(
                 f"cache={cache} keeps logits alone, and {'+'.join(self.methods)} needs layers: set cache=0."
             )
-        losses: dict[str, Callable[..., Tensor]] = {
-            "kd": partial(kd, temperature=temperature),
-            "dkd": partial(dkd, temperature=temperature, target_weight=target_weight, other_weight=other_weight),
-            "dist": partial(dist, temperature=temperature, between_weight=between_weight, within_weight=within_weight),
-            "fitnets": hint,
-            "attention": attention,
-            "rkd": partial(rkd, distance_weight=distance_weight, angle_weight=angle_weight),
-            "crd": partial(crd, temperature=crd_temperature),
+        logits: dict[str, Any] = {"temperature": temperature}
+        functions: dict[str, Callable[..., Tensor]] = {
+            "kd": partial(losses.kd, **logits),
+            "dkd": partial(losses.dkd, **logits, target_weight=target_weight, other_weight=other_weight),
+            "dist": partial(losses.dist, **logits, between_weight=between_weight, within_weight=within_weight),
+            "fitnets": losses.hint,
+            "attention": losses.attention,
+            "rkd": partial(losses.rkd, distance_weight=distance_weight, angle_weight=angle_weight),
+            "crd": partial(losses.crd, temperature=crd_temperature),
         }
-        self.losses = {name: losses[name] for name in self.methods}
+        self.losses = {name: functions[name] for name in self.methods}
         self.crd_features, self.crd_queue = crd_features, crd_queue
         self.layers = student_layers, teacher_layers
         self.teachers = Teachers(teacher, teacher_weights, ema_decay, cache)
@@ -387,7 +377,7 @@ class Comparison:
         self.weights, self.losses = options.weights, options.losses
         self.channels: dict[str, int] = {}  # of the student's layers, in the unsharded net
         self.connectors = nn.ModuleDict()
-        self.queue: Queue | None = None
+        self.queue: losses.Queue | None = None
         self._pending: tuple[Tensor, Tensor] | None = None  # pushed to the queue after the backward pass
         self.pairs = {
             method: pairs_of(method, student, teacher, options.layers) for method in self.weights if method in FEATURES
@@ -399,13 +389,13 @@ class Comparison:
                     shapes = student.shapes[ours], teacher.shapes[theirs]
                     self.channels[ours] = _channels(shapes[0])
                     if method == "fitnets":
-                        self.connectors[f"fitnets_{index}"] = connector(*shapes)
+                        self.connectors[f"fitnets_{index}"] = losses.connector(*shapes)
                     if method == "crd":
                         mine, other = (math.prod(shape) for shape in shapes)
-                        self.connectors[f"crd_{index}"] = Projections(mine, other, options.crd_features)
+                        self.connectors[f"crd_{index}"] = losses.Projections(mine, other, options.crd_features)
         if "crd" in self.pairs:
             require(len(self.pairs["crd"]) == 1, f"{KEY}.student_layers: crd compares one embedding. Name one layer.")
-            self.queue = Queue(options.crd_queue, options.crd_features) if options.crd_queue else None
+            self.queue = losses.Queue(options.crd_queue, options.crd_features) if options.crd_queue else None
         names = [theirs for pairs in self.pairs.values() for _, theirs in pairs]
         self.capture = Capture(teacher.net, names, training_only=False) if names else None
 

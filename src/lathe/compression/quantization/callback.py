@@ -15,27 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.compression.callback import Compression, an_input, inputs_of, steps_of
+from lathe.compression.quantization import layers, ptq
 from lathe.compression.quantization.calibration import Observer, update_quantizers
 from lathe.compression.quantization.fake_quant import FakeQuantize, TrainingObserver
-from lathe.compression.quantization.layers import (
-    LayerPlan,
-    Weighted,
-    choose,
-    float_sentence,
-    quantized_layers,
-    quantizers,
-    weighted,
-)
 from lathe.compression.quantization.net import Trace, quantize, reopen
-from lathe.compression.quantization.ptq import (
-    Quantized,
-    linear_only,
-    overrides_of,
-    quantize_dynamic,
-    quantize_static,
-    quantize_weights,
-    require_float,
-)
 from lathe.config.types import Bits, Count, Name, Share
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError
@@ -85,13 +68,13 @@ class QAT(SkippableHooks, Compression):
     ) -> None:
         if freeze_observers is not None and freeze_observers < start:
             raise ArgumentError(f"freeze_observers={freeze_observers} lies before start={start}: freeze later.")
-        self.plan = LayerPlan(weight_bits=bits, activation_bits=activation_bits, per_channel=per_channel, lsq=lsq)
-        self.overrides = overrides_of(self.plan, layer_bits, exclude)
+        self.plan = layers.LayerPlan(bits, activation_bits, per_channel, lsq)
+        self.overrides = ptq.overrides_of(self.plan, layer_bits, exclude)
         self.start, self.freeze_observers, self.freeze_batchnorm = start, freeze_observers, freeze_batchnorm
         self.observer, self.percentile = observer, percentile
         self._quantizers: list[FakeQuantize] = []
         self._layers: dict[str, nn.Module] = {}
-        self._weighted: dict[str, Weighted] = {}
+        self._weighted: dict[str, layers.Weighted] = {}
         self._norms: list[nn.Module] = []
         self._parameters = 0
         self._steps: dict[str, float] = {}
@@ -102,24 +85,24 @@ class QAT(SkippableHooks, Compression):
             return
         net = core_of(pl_module)
         key = "compression.qat.layer_bits"
-        self._layers = quantized_layers(net)
+        self._layers = layers.quantized_layers(net)
         if not self._layers:
             quantize(net, _example(trainer, pl_module, net), self.plan, self.overrides, key=key)
-            self._layers = quantized_layers(net)
+            self._layers = layers.quantized_layers(net)
             if trainer.world_size > 1:  # each rank has read different samples
-                observed = [q for q in quantizers(net) if not q.follows]
+                observed = [q for q in layers.quantizers(net) if not q.follows]
                 ranges = trainer.strategy.broadcast([(q.minimum.tolist(), q.maximum.tolist()) for q in observed])
                 for q, (low, high) in zip(observed, ranges, strict=True):
                     q.set_range(torch.tensor(low), torch.tensor(high))
-            sentence = float_sentence(net, "compression.qat", self.overrides)
+            sentence = layers.float_sentence(net, "compression.qat", self.overrides)
             if sentence is not None:
                 rank_zero_warn(sentence)
         elif not self._agrees(trainer, pl_module, net, key):
             raise UserError(
                 "compression.qat: the net is quantized already, in another way: start from its float weights."
             )
-        self._quantizers = quantizers(net)
-        self._weighted = weighted(net)
+        self._quantizers = layers.quantizers(net)
+        self._weighted = layers.weighted(net)
         self._parameters = sum(parameter.numel() for parameter in net.parameters())
         for q in self._quantizers:
             q.observer, q.percentile = self.observer, self.percentile
@@ -132,7 +115,7 @@ class QAT(SkippableHooks, Compression):
 
     def _agrees(self, trainer: Trainer, pl_module: LightningModule, net: nn.Module, key: str) -> bool:
         """Return whether a quantized net has the bits and float layers of these options."""
-        plans = choose(net, self.plan, self.overrides, key)
+        plans = layers.choose(net, self.plan, self.overrides, key)
         if any(layer.__dict__["plan"] != plans.get(name) for name, layer in self._layers.items()):
             return False
         left = [name for name in plans if name not in self._layers]  # correct for layers that the net does not call
@@ -226,24 +209,24 @@ class AfterTraining(Compression):
 
     def __init__(
         self,
-        plan: LayerPlan,
+        plan: layers.LayerPlan,
         layer_bits: LayerBits | None,
         exclude: Sequence[str] | None,
-        quantize: Callable[..., Quantized],
+        quantize: Callable[..., ptq.Quantized],
         batches: int = 1,
     ) -> None:
-        self.plan, self.overrides = plan, overrides_of(plan, layer_bits, exclude)
+        self.plan, self.overrides = plan, ptq.overrides_of(plan, layer_bits, exclude)
         self.quantize, self.batches = quantize, batches
         self.key = f"compression.{self.name}"  # in messages
         self._counts: dict[str, int] = {}
 
     def check(self, net: nn.Module) -> None:
-        require_float(net)
+        ptq.require_float(net)
         self.check_layers(net)
 
     def check_layers(self, net: nn.Module) -> None:
         """Raise UserError for options that don't fit the net."""
-        choose(net, self.plan, self.overrides, self.key)
+        layers.choose(net, self.plan, self.overrides, self.key)
 
     def finalise(self, net: nn.Module, datamodule: Any) -> bool:
         done = self.quantize(net, inputs_of(datamodule, self.batches), self.plan, self.overrides, key=self.key)
@@ -258,9 +241,9 @@ class AfterTraining(Compression):
         self.warn(net, done)
         return True
 
-    def warn(self, net: nn.Module, done: Quantized) -> None:
+    def warn(self, net: nn.Module, done: ptq.Quantized) -> None:
         """Warn of weights that are still float, unless they were excluded."""
-        sentence = float_sentence(net, self.key, self.overrides)
+        sentence = layers.float_sentence(net, self.key, self.overrides)
         if sentence is not None:
             rank_zero_warn(sentence)
 
@@ -293,17 +276,17 @@ class PTQStatic(AfterTraining):
         exclude: Sequence[Name] | None = None,
     ) -> None:
         quantize = partial(
-            quantize_static,
+            ptq.quantize_static,
             observer=observer,
             percentile=percentile,
             equalization=equalize,
             bias_correction=bias_correction,
         )
-        plan = LayerPlan(weight_bits, activation_bits, per_channel)
+        plan = layers.LayerPlan(weight_bits, activation_bits, per_channel)
         super().__init__(plan, layer_bits, exclude, quantize, batches)
         self.equalize = equalize
 
-    def warn(self, net: nn.Module, done: Quantized) -> None:
+    def warn(self, net: nn.Module, done: ptq.Quantized) -> None:
         super().warn(net, done)
         if self.equalize and not done.pairs:
             rank_zero_warn(
@@ -330,15 +313,17 @@ class PTQDynamic(AfterTraining):
         layer_bits: LayerBits | None = None,
         exclude: Sequence[Name] | None = None,
     ) -> None:
-        plan = LayerPlan(weight_bits, activation_bits, per_channel, activation="dynamic")
-        super().__init__(
-            plan, layer_bits, exclude, lambda net, inputs, *rest, **key: quantize_dynamic(net, inputs[0], *rest, **key)
-        )
+        plan = layers.LayerPlan(weight_bits, activation_bits, per_channel, activation="dynamic")
+
+        def quantize(net: nn.Module, batches: list[Any], *args: Any, **options: Any) -> ptq.Quantized:
+            return ptq.quantize_dynamic(net, batches[0], *args, **options)
+
+        super().__init__(plan, layer_bits, exclude, quantize)
 
     def check_layers(self, net: nn.Module) -> None:
-        linear_only(net, self.overrides, self.key)
+        ptq.linear_only(net, self.overrides, self.key)
 
-    def warn(self, net: nn.Module, done: Quantized) -> None:
+    def warn(self, net: nn.Module, done: ptq.Quantized) -> None:
         inside = {id(p): p.numel() for name in done.layers for p in net.get_submodule(name).parameters(recurse=False)}
         share = sum(inside.values()) / max(sum(p.numel() for p in net.parameters()), 1)
         if share < 0.5:
@@ -368,11 +353,12 @@ class WeightOnly(AfterTraining):
         layer_bits: LayerBits | None = None,
         exclude: Sequence[Name] | None = None,
     ) -> None:
-        plan = LayerPlan(weight_bits, activation_bits=None, activation="none", group_size=group_size)
-        super().__init__(plan, layer_bits, exclude, partial(quantize_weights, bias_correction=bias_correction), batches)
+        plan = layers.LayerPlan(weight_bits, activation_bits=None, activation="none", group_size=group_size)
+        quantize = partial(ptq.quantize_weights, bias_correction=bias_correction)
+        super().__init__(plan, layer_bits, exclude, quantize, batches)
 
     def check_layers(self, net: nn.Module) -> None:
-        self.ungrouped(net, list(choose(net, self.plan, self.overrides, self.key)))
+        self.ungrouped(net, list(layers.choose(net, self.plan, self.overrides, self.key)))
 
     def ungrouped(self, net: nn.Module, layers: Sequence[str]) -> list[str]:
         """Return the layers whose weights per output do not divide into groups; raise UserError if all are."""
@@ -384,7 +370,7 @@ class WeightOnly(AfterTraining):
             raise UserError(f"{self.key}.group_size={size}: it divides the inputs of no layer; give another, or null.")
         return left
 
-    def warn(self, net: nn.Module, done: Quantized) -> None:
+    def warn(self, net: nn.Module, done: ptq.Quantized) -> None:
         super().warn(net, done)
         left = self.ungrouped(net, done.layers)
         if left:
