@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loggers import Logger
-from support.quiet import quiet_trainer
+from support.quiet import Batches, quiet_trainer
 from torch import Tensor, nn
 
 from lathe.trainer import Trainer
@@ -51,31 +51,16 @@ class TinyTask(LightningModule):
             checkpoint["state_dict"] = {f"net.{k}": v for k, v in checkpoint["state_dict"].items()}
 
 
-class TinyLoader:
-    """Batches `(x [8, 3], y [8])`, the same in every epoch, with a stateful position."""
+class TinyLoader(Batches):
+    """Batches `(x [8, 3], y [8])`, the same in every epoch."""
 
     def __init__(self, batches: int = 6, dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(1)
-        self.batches = [
+        pairs = [
             (torch.randn(8, 3, generator=generator).to(dtype), torch.randint(0, 2, (8,), generator=generator))
             for _ in range(batches)
         ]
-        self.done = self.begin = 0
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        begin, self.begin = self.begin, 0
-        for i, batch in enumerate(self.batches[begin:], begin):
-            self.done = i + 1
-            yield batch
-
-    def state_dict(self) -> dict[str, int]:
-        return {"done": self.done % len(self.batches)}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begin = state["done"]
+        super().__init__(pairs)
 
 
 class MemoryLogger(Logger):

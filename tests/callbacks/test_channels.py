@@ -59,11 +59,7 @@ def test_channels_fade_fall_silent_and_go_without_a_trace():
 
 @pytest.mark.parametrize(
     ("at", "options"),
-    [
-        (4, {}),
-        (2, {"importance": "taylor"}),
-        pytest.param(2, {"regularise": "group_norm", "strength": 0.01}, marks=pytest.mark.slow),
-    ],
+    [(4, {"regularise": "group_norm", "strength": 0.01}), (2, {"importance": "taylor"})],
 )
 def test_a_resumed_run_ends_bit_for_bit_the_same(tmp_path, at, options):
     options = {"share": 0.4, "start": 0.25, "end": 0.75, "min_channels": 1, **options}
@@ -138,7 +134,6 @@ def on_a_rank(rank: int, strategy: str, mode: str, importance: str) -> Any:
     [
         ("ddp", "one_shot", "taylor"),
         ("fsdp", "gradual", "taylor"),
-        ("fsdp", "one_shot", "random"),
     ],
 )
 def test_all_ranks_remove_the_same(strategy, mode, importance):
@@ -173,14 +168,9 @@ def test_a_sharded_run_resumes(tmp_path, mode):
         assert_same(again, whole)
 
 
-@pytest.mark.parametrize("granularity", [pytest.param("unstructured", marks=pytest.mark.slow), "structured"])
-def test_masks_count_what_remains(tmp_path, granularity):
+def test_masks_count_what_remains(tmp_path):
     options: dict[str, Any] = {"share": 0.4, "start": 0.25, "end": 0.75, "min_channels": 1}
-    masks: dict[str, Any] = {
-        "sparsity": 0.6,
-        "granularity": granularity,
-        "scope": "layer" if granularity == "structured" else "global",
-    }
+    masks: dict[str, Any] = {"sparsity": 0.6, "granularity": "structured", "scope": "layer"}
     removal, prune = PruneChannels(**options), Prune(**masks)
     net = fit(removal, prune, Saves(tmp_path / "a.ckpt", 6)).net
     told = prune.report()
@@ -189,7 +179,7 @@ def test_masks_count_what_remains(tmp_path, granularity):
     zeros, size = sum(int((p == 0).sum()) for p in left.values()), sum(p.numel() for p in left.values())
     assert told["prune/sparsity"] == zeros / size
     assert told["prune/sparsity_net"] == zeros / sum(p.numel() for p in net.parameters())
-    assert abs(zeros / size - 0.6) < (0.5 / size if granularity == "unstructured" else 0.1)
+    assert abs(zeros / size - 0.6) < 0.1
     again, masked = PruneChannels(**options), Prune(**masks)
     resumed = fit(again, masked, resume=tmp_path / "a.ckpt").net
     again.finalise(resumed, Data())

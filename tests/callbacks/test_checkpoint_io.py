@@ -84,11 +84,8 @@ class Full:
         return getattr(self.file, name)
 
 
-@pytest.mark.parametrize("room", [0, 100_000])
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(
-    old: Path, monkeypatch: pytest.MonkeyPatch, room: int
-) -> None:
-    full = lambda path, mode: Full(open(path, mode), room)  # noqa: E731, SIM115
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = lambda path, mode: Full(open(path, mode), 100_000)  # noqa: E731, SIM115
     monkeypatch.setattr("lathe.callbacks.checkpoint_io.open", full, raising=False)
     with pytest.raises(OSError, match="No space left on device") as caught:
         AtomicCheckpointIO().save_checkpoint(BIG, old)
@@ -189,21 +186,6 @@ def test_an_exception_leaves_whole_files_behind(tiny: SimpleNamespace, tmp_path:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
 
 
-def test_files_are_equal_either_way(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    folders = [tmp_path / "plain", tmp_path / "thread"]
-    for folder, option in zip(folders, (False, True), strict=True):
-        checkpoint = Checkpoint(every_n_train_steps=2, **{"async": option})
-        settings = {"default_root_dir": folder, "max_epochs": 2, "plugins": [AtomicCheckpointIO()]}
-        tiny.trainer(checkpoint, **settings).fit(tiny.Task(), tiny.Loader())
-    for name in ("best.ckpt", "last.ckpt"):
-        states = [torch.load(folder / "checkpoints" / name, weights_only=True) for folder in folders]
-        assert len({(folder / "checkpoints" / name).stat().st_size for folder in folders}) == 1
-        assert states[0]["state_dict"].keys() == states[1]["state_dict"].keys()
-        for key, value in states[0]["state_dict"].items():
-            assert torch.equal(value, states[1]["state_dict"][key])
-        assert states[0]["global_step"] == states[1]["global_step"]
-
-
 WRITER = """
 import sys, torch
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO
@@ -245,8 +227,7 @@ def pythons_own_ctrl_c() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("pythons_own_ctrl_c")
-@pytest.mark.parametrize("at", [1, 9])
-def test_a_ctrl_c_while_writing_waits_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+def test_a_ctrl_c_while_writing_waits_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's writer calls Python for each piece, where the signal would arrive."""
     path, pieces = tmp_path / "last.ckpt", []
     opened = open
@@ -254,7 +235,7 @@ def test_a_ctrl_c_while_writing_waits_for_the_file(tmp_path: Path, monkeypatch: 
     class Heard(io.FileIO):
         def write(self, data: Any) -> int:
             pieces.append(len(data))
-            if len(pieces) == at:
+            if len(pieces) == 9:
                 signal.raise_signal(signal.SIGINT)
             return super().write(data)
 
@@ -266,7 +247,7 @@ def test_a_ctrl_c_while_writing_waits_for_the_file(tmp_path: Path, monkeypatch: 
     )
     with pytest.raises(KeyboardInterrupt):
         AtomicCheckpointIO().save_checkpoint({"weights": torch.ones(1000)}, path)
-    assert len(pieces) > at
+    assert len(pieces) > 9
     assert torch.load(path, weights_only=True)["weights"].equal(torch.ones(1000))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]

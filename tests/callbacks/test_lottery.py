@@ -67,11 +67,11 @@ def fit(tiny: SimpleNamespace, lottery: Lottery, *more: Any, epochs: int = 3, **
     return task, recorder
 
 
-@pytest.mark.parametrize("rewind", [0, 2, 0.5])
+@pytest.mark.parametrize("rewind", [0, 0.5])
 def test_rounds_prune_trained_weights_and_go_back_to_early_ones(tiny: SimpleNamespace, rewind: float) -> None:
     lottery = Lottery(sparsity=0.75, rounds=3, rewind=rewind)  # 18 steps: rounds begin at 0, 6 and 12
     task, recorder = fit(tiny, lottery)
-    early = recorder.states[{0: 0, 2: 2, 0.5: 3}[rewind]]
+    early = recorder.states[{0: 0, 0.5: 3}[rewind]]
     names, masks = ["0.weight", "3.weight"], {}
     for begins, sparsity in ((6, 0.5), (12, 0.75)):
         # The step's weights were pruned, but the recorder sees the rewound net: repeat the pruning from the masks'
@@ -140,7 +140,7 @@ def test_the_average_starts_anew_and_stays_zero_where_masked(tiny: SimpleNamespa
         assert bool((shown[~mask] == 0).all())
 
 
-@pytest.mark.parametrize("stop", [1, 6, 7, 12])
+@pytest.mark.parametrize("stop", [6, 7])
 def test_an_interruption_changes_nothing(tiny: SimpleNamespace, tmp_path: Path, stop: int) -> None:
     class Stops(Callback):
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:

@@ -38,15 +38,11 @@ def edited(path: Path, place: str) -> Path:
 TAKEN = {
     "del state['global_step']": "something in `global_step` is not there",
     "del state['callbacks']['support.own.Own']": "something in `callbacks` is not there",
-    "del state['callbacks']['Empty']": "something in `callbacks`",
     "del state['callbacks']['support.own.Own']['seen'][1]": "something in `callbacks`",
-    "state['callbacks']['support.own.Own']['rate'] = 'x'": "something in `callbacks`",
     "state['callbacks']['support.own.Own']['seen'] = (1, 2)": "or is of another type or shape",
     "state['state_dict']['bias'] = torch.zeros(3)": "something in `state_dict`",
-    "state['state_dict']['bias'] = torch.zeros(2, dtype=torch.float64)": "something in `state_dict`",
     "state['structure']['quantization'] = {}": "something in `structure`",
     "state['outline'] = 5": "something in `outline`",
-    "state['outline']['structure'] = 5": "something in `structure`",
 }
 
 
@@ -66,8 +62,6 @@ def test_what_was_taken_out_is_noticed(place: str, tmp_path: Path) -> None:
 ALLOWED = (
     "state['global_step'] = 8",
     "state['callbacks']['support.own.Own'].update(rate=0.25, name='c')",
-    "state['state_dict']['weight'] *= 2",
-    "state['mine'] = 1",
     "state['callbacks'] = dict(reversed(state['callbacks'].items()))",
     "del state['outline']",  # as in a checkpoint of Lightning's
 )

@@ -56,20 +56,7 @@ def fit(tiny: SimpleNamespace, seed: int, draws: Draws, task: Any = None, **opti
     return trainer
 
 
-def test_the_seed_decides_whatever_was_drawn_before(tiny: SimpleNamespace) -> None:
-    results = []
-    for seed, noise in ((1, 0), (1, 5), (2, 0), (0, 0)):
-        random.seed(noise)
-        np.random.seed(noise)
-        torch.manual_seed(noise)
-        fit(tiny, seed, draws := Draws())
-        results.append(draws.drawn)
-    assert results[0] == results[1]
-    for other in results[2:]:
-        assert all(a != b for a, b in zip(results[0][1], other[1], strict=True))
-
-
-@pytest.mark.parametrize("at", [1, 4, 6, 9])
+@pytest.mark.parametrize("at", [4, 6])
 def test_a_continued_run_draws_the_same_numbers_on_the_same_batches(
     tiny: SimpleNamespace, tmp_path: Path, at: int
 ) -> None:

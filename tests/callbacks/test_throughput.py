@@ -60,18 +60,14 @@ class Saves(Callback):
             self.clock.sleep(0.3)
 
 
-def slow_loader(tiny: SimpleNamespace, clock: Clock, seconds: float, sized: bool = True) -> Any:
+def slow_loader(tiny: SimpleNamespace, clock: Clock, seconds: float) -> Any:
     class SlowLoader(tiny.Loader):
         def __iter__(self) -> Any:
             for batch in super().__iter__():
                 clock.sleep(seconds)
                 yield batch
 
-    class Unsized:
-        def __iter__(self) -> Any:
-            return iter(SlowLoader())
-
-    return SlowLoader() if sized else Unsized()
+    return SlowLoader()
 
 
 def test_figures_of_a_run_whose_times_are_known(tiny: SimpleNamespace, clock: Clock, tmp_path: Any) -> None:
@@ -150,56 +146,6 @@ def test_an_epoch_that_was_interrupted_has_its_whole_time(tiny: SimpleNamespace,
 
 
 @pytest.mark.slow
-def test_two_processes_count_both_and_see_the_wait_for_each_other(two_processes: Any) -> None:
-    done = two_processes(
-        """
-import json, time
-import torch
-from conftest import TinyLoader, TinyTask, make_trainer
-from lathe.callbacks.throughput import Throughput
-
-class Late(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, seconds):
-        ctx.seconds = seconds
-        return x.clone()
-    @staticmethod
-    def backward(ctx, gradient):
-        time.sleep(ctx.seconds)
-        return gradient, None
-
-class Uneven(TinyTask):
-    def training_step(self, batch, batch_idx):
-        x, y = batch
-        late = 0.03 if self.global_rank == self.late else 0.0
-        return torch.nn.functional.cross_entropy(Late.apply(self.net(x), late), y)
-    def validation_step(self, batch, batch_idx):
-        pass
-
-for late in (0, 1):
-    throughput = Throughput(window=1, skip_steps=2)
-    trainer = make_trainer(throughput, devices=2, strategy="ddp", use_distributed_sampler=False)
-    task = Uneven()
-    task.late = late
-    trainer.fit(task, TinyLoader())
-    if trainer.is_global_zero:
-        print("FOUND", json.dumps(throughput.summary()), flush=True)
-    else:
-        assert set(throughput.summary().values()) == {None}
-"""
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    self_late, other_late = (json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FOUND"))
-    for found in (self_late, other_late):
-        assert found["step_ms"] >= 30
-        assert found["samples_per_s"] <= 16 / 0.030
-        assert found["samples_per_s"] > 8 / found["step_ms"] * 1e3  # both processes are counted
-    # The slow rank waits little; the fast one spends most of its step waiting.
-    assert self_late["grad_sync"] < 0.4
-    assert other_late["grad_sync"] > 0.5
-
-
-@pytest.mark.slow
 def test_the_slowest_of_two_processes_is_named(two_processes: Any) -> None:
     """By each rank's own work: under DDP all steps have the same length."""
     done = two_processes(
@@ -224,7 +170,6 @@ for late in (0, 1):
         lines = [(step, row) for step, row in logger.rows if "throughput/epoch_s" in row]
         print("FOUND", json.dumps([throughput.summary(), lines]), flush=True)
     else:
-        assert set(throughput.summary().values()) == {None}
         assert not [row for _, row in logger.rows if any(name.startswith("throughput/") for name in row)]
 """
     )
@@ -235,21 +180,12 @@ for late in (0, 1):
         assert 40 <= summary["rank_ms_max"] < 2 * summary["step_ms"]
         assert summary["rank_ms_min"] < summary["rank_ms_max"] / 2
         assert summary["step_ms"] >= 40
+        assert 8 / summary["step_ms"] * 1e3 < summary["samples_per_s"] <= 16 / 0.040  # both processes are counted
+        assert (summary["grad_sync"] > 0.5) == (late == 1)  # rank 0 waits for the late one
         assert [step for step, _ in lines] == [6, 12]
         assert [row["throughput/slowest_rank"] for _, row in lines] == [late, late]
         assert all(row["throughput/rank_ms_max"] >= 40 for _, row in lines)
     assert len(found) == 2
-
-
-def test_batches_of_a_loader_without_length_count(tiny: SimpleNamespace, clock: Clock) -> None:
-    throughput = Throughput(window=6, skip_steps=1)
-    tiny.trainer(throughput, max_epochs=3).fit(
-        slow_task(tiny, clock, 0.02), slow_loader(tiny, clock, 0.02, sized=False)
-    )
-    found = throughput.summary()
-    # In each epoch the first of six batches is fetched before the first step, outside the time: 14 of 17 measured steps
-    # wait.
-    assert found["data_wait"] == pytest.approx(14 * 0.02 / (14 * 0.02 + 17 * 0.02))
 
 
 def test_an_incomplete_epoch_has_no_time(tiny: SimpleNamespace, clock: Clock) -> None:

@@ -8,7 +8,7 @@ import torch
 from support.quantization import X, resnet, seeded
 from torch import nn
 
-from lathe.compression.quantization.calibration import Histogram, affine
+from lathe.compression.quantization.calibration import Histogram
 from lathe.compression.quantization.layers import QuantAdd
 from lathe.compression.quantization.net import (
     LayerPlan,
@@ -76,12 +76,6 @@ def test_calibration_fixes_ranges_of_the_float_net(method: str) -> None:
     net(values)
     update_ranges(net)
     assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
-
-
-def test_affine_integers_hold_zero_and_both_ends() -> None:
-    scale, zero_point = affine(torch.tensor([-1.0, 0.0, 0.0]), torch.tensor([3.0, 2.0, 0.0]), 255)
-    assert scale.tolist() == pytest.approx([4 / 255, 2 / 255, 1 / 255])
-    assert zero_point.tolist() == [64, 0, 0]
 
 
 def test_percentiles_of_one_and_two_sides() -> None:

@@ -16,14 +16,13 @@ from lathe.compression.channels.slices import silence
 from lathe.config.types import ChannelImportance
 from lathe.errors import UserError
 from lathe.measure import count_flops
-from lathe.nets import GPT, CifarResNet, ResNet, ViT, WideResNet
+from lathe.nets import GPT, CifarResNet, ResNet, ViT
 
 IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 TOKENS = torch.randint(0, 20, (2, 8), generator=torch.Generator().manual_seed(0))
 NETS = {
     "resnet": lambda: (CifarResNet(depth=8, width=8), IMAGES),
     "bottleneck": lambda: (ResNet(depth=50, width=4), IMAGES),
-    "pre-activation": lambda: (WideResNet(depth=10, width=1), IMAGES),
     "vit": lambda: (
         ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=32, depth=2, heads=4, pool="token"),
         IMAGES,
@@ -58,24 +57,16 @@ def make(name: str) -> tuple[nn.Module, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", NETS)
-def test_silent_units_can_be_removed_without_a_trace(name):
+def test_silent_units_are_removed_without_a_trace_and_a_fresh_net_gets_the_same_shapes(name):
     net, example = make(name)
+    assert slices.describe(net) == {}
     groups = find_groups(net, example)
     chosen = {group.name: list(range(0, group.units, 3)) for group in groups}
     silence(net, groups, chosen)
-    expected, before = net(example), sum(p.numel() for p in net.parameters())
+    expected, fresh = net(example), copy.deepcopy(net)
     slices.remove(net, groups, chosen)
     torch.testing.assert_close(net(example), expected, rtol=1e-5, atol=1e-5)
-    assert sum(p.numel() for p in net.parameters()) < 0.8 * before
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_a_description_gives_a_fresh_net_the_same_shapes(name):
-    net, example = make(name)
-    fresh = copy.deepcopy(net)
-    assert slices.describe(net) == {}
-    groups = find_groups(net, example)
-    slices.remove(net, groups, {group.name: [0, group.units - 1] for group in groups})
+    assert sum(p.numel() for p in net.parameters()) < 0.8 * sum(p.numel() for p in fresh.parameters())
     description = json.loads(json.dumps(slices.describe(net)))
     slices.rebuild(fresh, description)
     fresh.load_state_dict(net.state_dict())
@@ -83,27 +74,6 @@ def test_a_description_gives_a_fresh_net_the_same_shapes(name):
     assert slices.describe(fresh) == slices.describe(net) == slices.describe(copy.deepcopy(net)) == description
     own = [(type(a), a.extra_repr()) for a in net.modules()]
     assert own == [(type(b), b.extra_repr()) for b in fresh.modules()]
-
-
-def test_a_second_removal_adds_to_the_description():
-    net, example = make("resnet")
-    fresh = copy.deepcopy(net)
-    for _ in range(2):
-        groups = find_groups(net, example)
-        slices.remove(net, groups, {group.name: [0] for group in groups})
-    slices.rebuild(fresh, slices.describe(net))
-    fresh.load_state_dict(net.state_dict())
-    assert fresh.conv.out_channels == 6
-    assert torch.equal(fresh(example), net(example))
-
-
-def test_a_tied_weight_stays_tied():
-    net, example = make("gpt")
-    groups = find_groups(net, example)
-    slices.remove(net, groups, {group.name: [1] for group in groups})
-    slices.rebuild(fresh := make("gpt")[0], slices.describe(net))
-    assert net.head.weight is net.embed.token.weight
-    assert fresh.head.weight is fresh.embed.token.weight
 
 
 def test_scales_of_quantized_weights_go_with_their_channels():
@@ -127,16 +97,6 @@ def test_another_net_is_refused():
         slices.rebuild(make("vit")[0], slices.describe(net))
 
 
-def test_removal_keeps_the_other_weights() -> None:
-    net, example = NETS["resnet"]()
-    groups = find_groups(net, example)
-    chosen = {group.name: list(range(1, group.units, 3)) for group in groups}
-    gone, before = slices.positions(groups, chosen), {name: p.detach().clone() for name, p in net.named_parameters()}
-    slices.remove(net, groups, chosen)
-    for name, parameter in net.named_parameters():
-        assert torch.equal(before[name][slices.staying(before[name].shape, gone.get(name, {}))], parameter), name
-
-
 def test_a_residual_stream_is_one_group_and_a_block_has_one_of_its_own():
     groups = {group.name: group for group in find_groups(CifarResNet(depth=8, width=4), IMAGES)}
     assert {name: group.units for name, group in groups.items()} == {
@@ -152,13 +112,6 @@ def test_a_residual_stream_is_one_group_and_a_block_has_one_of_its_own():
     assert reads == {"blocks.0.conv1.weight", "blocks.1.conv1.weight", "blocks.1.shortcut.conv.weight"}
 
 
-def test_the_heads_outputs_and_the_input_are_in_no_group():
-    net = CifarResNet(depth=8, width=4)
-    for group in find_groups(net, IMAGES):
-        for part in group.slices:
-            assert (part.name, part.dim) not in {("head.weight", 0), ("head.bias", 0), ("conv.weight", 1)}
-
-
 def test_a_transformer_has_heads_and_hidden_units_and_keeps_its_width():
     net = GPT(vocab_size=20, max_length=8, width=32, depth=2, heads=4)
     groups = find_groups(net, torch.randint(0, 20, (2, 8)))
@@ -172,7 +125,7 @@ def test_a_transformer_has_heads_and_hidden_units_and_keeps_its_width():
 
 
 def test_padded_shortcuts_are_refused():
-    with pytest.raises(UserError, match=r"padded with zeros: build it with shortcut=projection where it has that"):
+    with pytest.raises(UserError, match="How CifarResNet joins its channels can't be followed"):
         find_groups(CifarResNet(depth=8, width=4, shortcut="zero_pad"), IMAGES)
 
 
@@ -220,8 +173,7 @@ def net() -> nn.Module:
     return net
 
 
-@pytest.mark.parametrize("budget", ["macs", "parameters"])
-@pytest.mark.parametrize("share", [0.5, 0.2])
+@pytest.mark.parametrize(("budget", "share"), [("macs", 0.2), ("parameters", 0.5)])
 def test_a_budget_is_kept_and_nearly_used_up(net, budget, share):
     dense = copy.deepcopy(net)
     left = prune_channels(net, IMAGES, budget=budget, share=share, min_channels=1, round_to=1)
@@ -229,24 +181,6 @@ def test_a_budget_is_kept_and_nearly_used_up(net, budget, share):
     assert left["parameters"] == parameters(net) / parameters(dense)
     assert share - 0.05 < left[budget] <= share
     assert net(IMAGES).shape == (2, 10)
-
-
-def test_heads_of_a_transformer_go_too():
-    torch.manual_seed(0)
-    net = ViT(channels=3, image_size=16, num_classes=4, patch_size=4, width=32, depth=2, heads=4)
-    left = prune_channels(net, IMAGES, share=0.4)
-    kept = [block.attention.q.out_features // block.attention.head_dim for block in net.blocks]
-    assert left["macs"] <= 0.4
-    assert net.blocks[0].attention.out.in_features == 8 * kept[0]
-    assert net.blocks[0].attention.out.out_features == 32
-    assert sum(kept) < 8
-    assert net(IMAGES).shape == (2, 4)
-
-
-def test_what_remains_is_rounded_and_no_layer_is_emptied(net):
-    prune_channels(net, IMAGES, share=0.3, round_to=4, min_channels=4)
-    sizes = [module.out_channels for module in net.modules() if isinstance(module, nn.Conv2d)]
-    assert all(size % 4 == 0 and size >= 4 for size in sizes)
 
 
 def test_a_budget_out_of_reach_is_refused(net):

@@ -10,14 +10,13 @@ from torch.nn import functional as F
 from lathe.compression.quantization.equalize import (
     Pair,
     channel_means,
-    channel_scale,
     correct_bias,
     equalize,
     expected_outputs,
     find_pairs,
     followers,
 )
-from lathe.nets import MLP, CifarResNet, ViT
+from lathe.nets import MLP, CifarResNet
 
 
 def trained(net: nn.Module) -> nn.Module:
@@ -100,29 +99,11 @@ def test_grouped_and_flattened_layers() -> None:
     assert difference < 1e-5
 
 
-def test_zeros_stay_zero_and_dead_channels_are_left_alone() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).eval()
-    with torch.no_grad():
-        net[0].weight[2] = 0
-        net[2].weight[1, 3] = 0
-    dead = net[2].weight[:, 2].clone()
-    equalize(net, torch.randn(2, 6))
-    assert not net[0].weight[2].any()
-    assert net[2].weight[1, 3] == 0
-    assert torch.equal(net[2].weight[:, 2], dead)
-    assert torch.equal(
-        channel_scale(torch.tensor([0.0, 4.0, 1.0]), torch.tensor([1.0, 1.0, 0.0])), torch.tensor([1.0, 2.0, 1.0])
-    )
-
-
 @pytest.mark.parametrize(
     "between",
     [
         nn.ReLU6(),
-        nn.ReLU6(inplace=True),
         nn.SiLU(inplace=True),
-        nn.GELU(),
         nn.Flatten(2),
         nn.BatchNorm2d(4, affine=False),
     ],
@@ -133,9 +114,7 @@ def test_what_does_not_scale_is_no_pair(between: nn.Module) -> None:
     assert find_pairs(Through(between, second).eval(), torch.randn(2, 3, 8, 8)) == []
 
 
-@pytest.mark.parametrize(
-    "between", [nn.ReLU(inplace=True), nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(inplace=True)), nn.Identity()]
-)
+@pytest.mark.parametrize("between", [nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(inplace=True)), nn.Identity()])
 def test_what_scales_is_a_pair(between: nn.Module) -> None:
     pairs, difference = change(trained(Through(between)), torch.randn(2, 3, 8, 8))
     assert [(pair.first, pair.second) for pair in pairs] == [("first", "second")]
@@ -156,18 +135,6 @@ def test_an_output_that_is_read_twice_is_no_pair() -> None:
 
     assert find_pairs(Residual(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
     assert find_pairs(Twice(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
-
-
-def test_the_net_keeps_its_mode_and_its_statistics() -> None:
-    net = CifarResNet(depth=8, width=4).train()
-    net.blocks[0].eval()
-    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
-    equalize(net, torch.randn(2, 3, 8, 8))
-    assert net.training
-    assert not net.blocks[0].bn1.training
-    assert net.blocks[1].bn1.training
-    assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
-    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
 
 
 def rounded(net: nn.Module) -> nn.Module:
@@ -208,29 +175,6 @@ def test_means_are_restored(bias: bool) -> None:
         assert largest_shift(worse, x, expected) < 1e-5
     # A layer without a bias keeps its shift and its BatchNorm removes it: the net's output counts.
     assert (worse(x).mean(0) - outputs.mean(0)).abs().max() < 1e-5 < error
-
-
-def test_the_first_batchnorm_by_hand() -> None:
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.BatchNorm2d(2)).eval()
-    x, norms = torch.rand(8, 1, 5, 5), {"0": "1"}
-    expected = expected_outputs(net, x)
-    assert torch.allclose(expected["0"], net[0](x).mean(dim=(0, 2, 3)))
-    worse = rounded(net)
-    shift = worse[0](x).mean(dim=(0, 2, 3)) - expected["0"]  # type: ignore[index]
-    correct_bias(worse, x, expected, norms)
-    assert torch.allclose(worse[1].running_mean, shift, atol=1e-6)  # type: ignore[index]
-    assert torch.allclose(worse(x).mean(dim=(0, 2, 3)), net(x).mean(dim=(0, 2, 3)), atol=1e-6)
-
-
-def test_linear_layers_over_tokens() -> None:
-    torch.manual_seed(0)
-    net = ViT(channels=1, image_size=8, num_classes=3, patch_size=4, width=8, depth=1, heads=2).eval()
-    x = torch.rand(8, 1, 8, 8)
-    expected, worse = expected_outputs(net, x), rounded(net)
-    assert expected["blocks.0.up"].shape == (32,)
-    correct_bias(worse, x, expected, {})
-    assert largest_shift(worse, x, expected) < 1e-5
 
 
 def test_means_in_parts_are_the_means() -> None:

@@ -65,18 +65,6 @@ def test_weights_are_torchs_own_fake_quantization_and_zero_stays_zero(bits: int)
     assert torch.equal(integers * scale.view(4, 1, 1, 1), out)
 
 
-def test_groups_have_scales_of_their_own() -> None:
-    w = torch.tensor([[1.0, 0.3, 10.0, 4.0], [0.0, 0.0, 7.0, -7.0]], requires_grad=True)
-    q = FakeQuantize(4, symmetric=True, axis=0, channels=2, group_size=2, groups=2, follows=True)
-    q.switch(enabled=True)
-    out = q(w)
-    assert q.qparams(w)[0].tolist() == [[pytest.approx(1 / 7), pytest.approx(10 / 7)], [pytest.approx(1 / 7), 1.0]]
-    assert q.integers(w).tolist() == [[7, 2, 7, 3], [0, 0, 7, -7]]
-    out.sum().backward()
-    assert w.grad is not None
-    assert w.grad.tolist() == [[1.0] * 4] * 2
-
-
 # -- learned step size
 
 
@@ -195,6 +183,7 @@ def test_a_shared_input_in_a_recomputed_region() -> None:
     assert torch.equal(total(True), total(False))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does so
 def test_compiled_layers_have_one_graph_and_the_same_values() -> None:
     q = FakeQuantize(8, symmetric=False)
@@ -234,12 +223,3 @@ def test_a_dynamic_range_is_that_of_each_tensor() -> None:
     q.eval()
     assert q(torch.tensor([0.0, 255.0])).tolist() == [0, 255]
     assert q(torch.tensor([-10.2, 15.3])).tolist() == [pytest.approx(-10.2, abs=1e-5), pytest.approx(15.3, abs=1e-5)]
-
-
-def test_flags_are_in_the_state_dict() -> None:
-    q = activation(-1.0, 1.0)
-    other = FakeQuantize(8, symmetric=False)
-    other.load_state_dict(q.state_dict())
-    assert (other.is_enabled, other.is_observing) == (True, False)
-    x = torch.randn(5)
-    assert torch.equal(other(x), q(x))

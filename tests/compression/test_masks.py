@@ -15,7 +15,7 @@ from lathe.compression.pruning.masks import (
     maskable,
     sparsity_of,
 )
-from lathe.compression.pruning.rewiring import copy_state, rewind, round_sparsities
+from lathe.compression.pruning.rewiring import copy_state, rewind
 from lathe.errors import UserError
 from lathe.nets import GPT, CifarResNet, ViT
 
@@ -143,12 +143,6 @@ def test_masks_of_another_net_are_refused_before_anything_changes() -> None:
     assert torch.equal(net[0].weight, before)
 
 
-def test_each_round_removes_the_same_share_of_what_is_left() -> None:
-    sparsities = round_sparsities(0.784, 4)
-    assert sparsities == pytest.approx([0.0, 0.4, 0.64, 0.784])
-    assert round_sparsities(0.5, 2) == [0.0, 0.5]
-
-
 def test_rewinding_restores_copies_of_weights_and_statistics_and_leaves_zeros() -> None:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 36, 2))
@@ -169,17 +163,6 @@ def test_rewinding_restores_copies_of_weights_and_statistics_and_leaves_zeros() 
     assert [id(parameter) for parameter in net.parameters()] == identities  # the optimizer keeps valid references
     net[0].weight.data.add_(1)
     assert torch.equal(early["0.weight"], kept["0.weight"])
-
-
-def test_partial_n_of_m_masks_keep_the_final_weights() -> None:
-    scores = {"a": torch.rand(8, 16, generator=torch.Generator().manual_seed(0))}
-    end = make_masks(scores, 0.5, granularity="n_m")["a"]
-    previous: dict[str, Tensor] = {}
-    for target in (0.1, 0.25, 0.4, 0.5):
-        previous = make_masks(scores, target, granularity="n_m", previous=previous)
-        assert zeros(previous) == round(target * 128)
-        assert (previous["a"] | ~end).all()
-    assert torch.equal(previous["a"], end)
 
 
 def due(schedule: SparsitySchedule, steps: int = 60) -> list[int]:
@@ -203,16 +186,6 @@ def test_linear_and_exponential() -> None:
     assert [linear.at(step) for step in (0, 10, 20, 40)] == pytest.approx([0.1, 0.3, 0.5, 0.9])
     exponential = SparsitySchedule(0.96, "exponential", start=0, end=2)
     assert [exponential.at(step) for step in (0, 1, 2)] == pytest.approx([0.0, 0.8, 0.96])
-
-
-@pytest.mark.parametrize("kind", ["linear", "cubic", "exponential", "stepped", "one_shot"])
-def test_it_never_falls_and_ends_at_its_end(kind: Any) -> None:
-    schedule = SparsitySchedule(0.83, kind, 0.1, start=3, end=20, every_n_steps=4)
-    values = [schedule.at(step) for step in range(40)]
-    assert values == sorted(values)
-    assert values[-1] == 0.83
-    assert due(schedule)[-1] == schedule.last
-    assert SparsitySchedule(0.83, kind, start=5, end=5).at(5) == 0.83
 
 
 def test_stepped_jumps_from_start_to_end() -> None:

@@ -10,15 +10,10 @@ from support.quantization import X, resnet, seeded
 from torch import Tensor, nn
 
 from lathe.compression.quantization.layers import (
-    QuantAdd,
     QuantConv2d,
-    QuantEmbedding,
     QuantLinear,
     float_sentence,
     left_in_float,
-    roles_of,
-    to_plain,
-    to_quantized,
 )
 from lathe.compression.quantization.net import (
     LayerPlan,
@@ -29,7 +24,6 @@ from lathe.compression.quantization.net import (
     rebuild,
     set_enabled,
     strip,
-    update_ranges,
 )
 from lathe.compression.structure import apply_structure, structure_of
 from lathe.errors import UserError
@@ -73,21 +67,6 @@ def test_every_tensor_has_one_scale() -> None:
     attention = vit.blocks[0].attention
     assert attention.q.input_quantizer is attention.k.input_quantizer is attention.v.input_quantizer
     assert attention.out.input_quantizer is not attention.q.input_quantizer
-
-
-def test_a_layer_that_is_called_twice_has_one_scale_for_both() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner, self.other = nn.Linear(3, 3), nn.Linear(3, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = self.inner(x)
-            return self.inner(x) + self.inner(2 * self.other(x)) if x.shape[1] == 2 else self.other(self.inner(x))
-
-    net = Twice()
-    quantize(net, torch.randn(5, 3))
-    assert net.inner.input_quantizer is not net.other.input_quantizer
 
 
 def test_tied_weights_share_their_integers() -> None:
@@ -176,48 +155,6 @@ def test_a_layer_of_the_users_own_kind_is_left_alone() -> None:
     assert quantize(nn.Sequential(net[0], net[1]), X) == ["1"]  # layer 2 is not part of it
 
 
-def test_training_by_hand() -> None:
-    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
-    x = torch.randn(256, 2)
-    y = (x.prod(1) > 0).long()
-    quantize(net, x, LayerPlan(weight_bits=4, lsq=True))
-    set_enabled(net, True)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
-    for _ in range(150):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
-        optimizer.step()
-        update_ranges(net)
-    assert (strip(net)(x).argmax(1) == y).float().mean() > 0.9
-
-
-def test_there_and_back() -> None:
-    for plain, kind in (
-        (nn.Conv2d(2, 3, 3), QuantConv2d),
-        (nn.Linear(2, 3), QuantLinear),
-        (nn.Embedding(5, 2), QuantEmbedding),
-        (Add(), QuantAdd),
-    ):
-        parameters, own = dict(plain.named_parameters()), type(plain)
-        roles = roles_of(plain)
-        to_quantized(plain)
-        assert type(plain) is kind
-        assert roles_of(plain) == roles
-        assert all(getattr(plain, role) is None for role in roles)
-        assert all(parameter is parameters[name] for name, parameter in plain.named_parameters())
-        to_plain(plain)
-        assert type(plain) is own
-        assert not list(plain.children())
-
-
-def test_layers_without_quantizers_compute_what_they_did() -> None:
-    x = torch.randn(2, 2, 5, 5)
-    layer = nn.Conv2d(2, 3, 3, stride=2, padding=1, padding_mode="reflect")
-    before = layer(x)
-    to_quantized(layer)
-    assert torch.equal(layer(x), before)
-
-
 class Mixed(nn.Module):
     """A one-dimensional convolution, which can't be quantized, and two linear layers."""
 
@@ -231,11 +168,6 @@ class Mixed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.up(self.conv(x)).flatten(1))
         return out
-
-
-class Batches:
-    def train_dataloader(self) -> list[tuple[Tensor, Tensor]]:
-        return [(torch.randn(8, 4, 8, generator=torch.Generator().manual_seed(0)), torch.zeros(8))]
 
 
 def test_share_and_names() -> None:

@@ -13,10 +13,8 @@ from lathe.compression.pruning.sensitivity import (
     Option,
     allocate,
     layers,
-    quantized_bytes,
     round_to_nearest,
     scan,
-    sparse_bytes,
 )
 from lathe.errors import UserError
 
@@ -25,20 +23,6 @@ def net() -> nn.Sequential:
     torch.manual_seed(0)
     made = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
     return made.eval()
-
-
-def test_rounding_is_symmetric_per_channel_and_keeps_zeros() -> None:
-    weight = torch.tensor([[1.0, -0.5, 0.1, 0.0], [0.0, 0.0, 0.0, 0.0], [70.0, 30.0, -10.0, 0.0]])
-    assert torch.allclose(
-        round_to_nearest(weight, 3), torch.tensor([[1.0, -2 / 3, 0.0, 0.0], [0.0] * 4, [70.0, 70 / 3, 0.0, 0.0]])
-    )
-    torch.manual_seed(0)
-    weight = torch.randn(8, 4, 3, 3)
-    for bits in (8, 4, 2):
-        rounded = round_to_nearest(weight, bits)
-        assert max(len(channel.unique()) for channel in rounded) <= 2**bits - 1
-        step = weight.flatten(1).abs().amax(1) / (2 ** (bits - 1) - 1)
-        assert bool(((rounded - weight).flatten(1).abs().amax(1) <= step / 2 * 1.001).all())
 
 
 def test_layers_are_found_by_pattern_and_tied_weights_once() -> None:
@@ -84,21 +68,6 @@ def test_scan_measures_each_change_alone_with_fitting_statistics_and_restores() 
     torch.testing.assert_close(statistics[5], plain.mean((0, 2, 3)))
 
 
-def test_a_net_is_restored_after_an_error() -> None:
-    made = net()
-    before = made[4].weight.detach().clone()
-    during: list[torch.Tensor] = []
-
-    def fails() -> dict[str, float]:
-        during.append(made[4].weight.detach().clone())
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        scan(made, ["4"], sparsities=[0.5], bits=[], score=fails)
-    assert not torch.equal(during[0], before)
-    assert torch.equal(made[4].weight, before)
-
-
 def some_options(layers: int, seed: int) -> dict[str, list[Option]]:
     draw = random.Random(seed)
     return {
@@ -115,8 +84,7 @@ def best(options: dict[str, list[Option]], budget: float) -> float:
     return found
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize(("seed", "share"), [(0, 0.0), (1, 0.3), (2, 0.7), (3, 1.0)])
 def test_equals_the_best_of_all(seed: int, share: float) -> None:
     options = some_options(5, seed)
     least = sum(min(option.cost for option in some) for some in options.values())
@@ -139,11 +107,3 @@ def test_many_layers_keep_the_budget_and_come_near_the_exact_loss(monkeypatch: p
     coarse = allocate(options, 2 * least)
     assert max(exact.cost, coarse.cost) <= 2 * least
     assert exact.loss <= coarse.loss <= 1.02 * exact.loss
-
-
-def test_bytes() -> None:
-    assert quantized_bytes((8, 4, 3, 3), 8) == 288 + 32
-    assert quantized_bytes((8, 4, 3, 3), 3) == 108 + 32
-    assert quantized_bytes((8, 4), 32) == 128
-    assert sparse_bytes((8, 4), 0.0) == 128  # dense is smaller than a mask plus all weights
-    assert sparse_bytes((8, 4), 0.75) == 8 * 4 + 4

@@ -139,10 +139,6 @@ def test_optimizer_options_that_ckpt_mode_trainer_replaces_are_warned_about(tmp_
 
 
 SILENT: dict[str, tuple[tuple[str, ...], str]] = {
-    "an average of nothing": (
-        ("callbacks=[default,ema]", "callbacks.ema.every_n_steps=1000"),
-        r"none of the run's 40 optimizer steps was averaged \(every_n_steps=1000, start_step=0\)",
-    ),
     "rounding that never began": (
         (
             "compression=qat",

@@ -134,10 +134,10 @@ class Checkpoint(CheckpointBase):
         # last, so that the state of a user's ModelCheckpoint is in the files
         trainer.callbacks = [*(each for each in trainer.callbacks if each is not self), self]  # type: ignore[attr-defined]
         writer = trainer.strategy.checkpoint_io
-        if self.asynchronous and getattr(trainer.strategy, "_save_distributed_checkpoint", False):
-            raise UserError(
-                "callbacks.checkpoint.async=true does not work with strategy.checkpoint=sharded: choose one."
-            )
+        require(
+            not (self.asynchronous and getattr(trainer.strategy, "_save_distributed_checkpoint", False)),
+            "callbacks.checkpoint.async=true does not work with strategy.checkpoint=sharded: choose one.",
+        )
         if self.asynchronous and not isinstance(writer, AsyncCheckpointIO):
             trainer.strategy.checkpoint_io = AsyncCheckpointIO(getattr(writer, "read_folder", None))
 

@@ -1,10 +1,9 @@
 """Write checkpoints atomically, optionally in a thread, with digests that reveal removed or replaced entries."""
 
-import copy
 import hashlib
+import io
 import os
 import shutil
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from lathe.errors import UserError
 from lathe.files import uninterrupted, whole
@@ -88,13 +88,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         check_digests(checkpoint, path)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+        self.write(lambda file: torch.save(add_digests(in_main_memory(checkpoint)), file), path)
+
+    def write(self, save: Callable[[Any], object], path: _PATH) -> None:
+        """Let `save` write a file, and rename it to `path` when it is complete."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = target.parent / os.readlink(target) if target.is_symlink() else None
         with uninterrupted(), whole(target, replace_folder=True) as temporary:
             try:
                 with open(temporary, "wb") as file:
-                    torch.save(in_main_memory(add_digests(checkpoint)), file)
+                    save(file)
             except RuntimeError as error:
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None  # of a full disk
@@ -104,7 +108,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class AsyncCheckpointIO(AtomicCheckpointIO):
-    """Copy a checkpoint into memory and write the copy in a thread during training.
+    """Save a checkpoint into memory, and write the bytes in a thread during training.
 
     The next save, a load and the end of the fit wait for a write and raise its error. (Lightning's plugin of that name
     queues any number of copies, leaves them on the GPU, and raises an old error at each save.)
@@ -117,9 +121,11 @@ class AsyncCheckpointIO(AtomicCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
         self.drain()
+        saved = io.BytesIO()
+        torch.save(add_digests(in_main_memory(checkpoint)), saved)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._write = self._thread.submit(super().save_checkpoint, snapshot(checkpoint), path)
+        self._write = self._thread.submit(self.write, lambda file: file.write(saved.getbuffer()), path)
 
     def load_checkpoint(self, path: _PATH, *args: Any, **kwargs: Any) -> Any:
         self.drain()
@@ -145,44 +151,15 @@ class AsyncCheckpointIO(AtomicCheckpointIO):
 
 
 def in_main_memory(tree: Any) -> Any:
-    """Return nested containers with GPU tensors copied to main memory, so that any machine can load them."""
-    storages: dict[Any, Any] = {}
+    """Return nested containers with GPU tensors copied to main memory, once each, so that any machine can load them."""
+    copies: dict[Any, Tensor] = {}
 
     def fetch(leaf: Any) -> Any:
-        on_device = isinstance(leaf, Tensor) and leaf.device.type not in ("cpu", "meta")
-        return _copied(leaf.detach(), storages) if on_device else leaf
+        if not isinstance(leaf, Tensor) or leaf.device.type in ("cpu", "meta"):
+            return leaf
+        key = (leaf.device, leaf.data_ptr(), leaf.dtype, leaf.shape, leaf.stride())
+        if key not in copies:
+            copies[key] = leaf.detach().cpu()
+        return copies[key]
 
-    return _mapped(tree, fetch)
-
-
-def snapshot(tree: Any) -> Any:
-    """Return a copy of nested containers with tensors in main memory; shared storage stays shared."""
-    storages: dict[Any, Any] = {}
-    return _mapped(
-        tree, lambda leaf: _copied(leaf.detach(), storages) if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
-    )
-
-
-def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
-    """Return nested containers with `change` applied to their leaves."""
-    if type(tree) in (dict, OrderedDict):
-        found = type(tree)((key, _mapped(value, change)) for key, value in tree.items())
-        if type(tree) is OrderedDict:  # a module's state_dict has the module's version as an attribute
-            vars(found).update(vars(tree))
-        return found
-    if type(tree) in (list, tuple):
-        return type(tree)(_mapped(value, change) for value in tree)
-    return change(tree)
-
-
-def _copied(tensor: Tensor, storages: dict[Any, Any]) -> Tensor:
-    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-        return tensor.to("cpu", copy=True)
-    source = tensor.untyped_storage()
-    if not source.nbytes():
-        return tensor.to("cpu", copy=True)
-    place = (source.device, source.data_ptr())
-    if place not in storages:
-        storages[place] = source.clone() if source.device.type == "cpu" else source.cpu()
-    empty = torch.empty(0, dtype=tensor.dtype)
-    return empty.set_(storages[place], tensor.storage_offset(), tensor.size(), tensor.stride())
+    return tree_map(fetch, tree)

@@ -1,5 +1,6 @@
 """Load, temperature, memory and energy of devices."""
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,7 +14,7 @@ from lathe.data.steps import reached, steps_before
 from lathe.errors import require
 from lathe.measure.energy import Meter, Rapl
 from lathe.measure.nvml import Gpu, NoNvml, open_gpu
-from lathe.measure.processes import everyones, processes
+from lathe.measure.processes import everyones
 
 
 class DeviceStats(Callback):
@@ -26,7 +27,7 @@ class DeviceStats(Callback):
 
     result.json gets the joules from the first step to the end of training, if readable: `energy_gpu_j` of all ranks'
     GPUs, by their counters or by their power once a second; `energy_cpu_j` of their machines' processors by RAPL, other
-    processes included. A resumed run adds those up to its checkpoint (several ranks: to the end of the epoch before).
+    processes included. A resumed run adds those up to its checkpoint.
     """
 
     @validated
@@ -35,7 +36,7 @@ class DeviceStats(Callback):
         self._gpus: list[Gpu] = []
         self._meter: Meter | None = None
         self._before: dict[str, float] = {}  # joules that earlier processes of the run counted
-        self._others: dict[str, float] | None = None  # joules of all ranks at the newest epoch's end
+        self._total: dict[str, float] = {}  # joules of the run, once it has ended
         self._logged = 0
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -63,7 +64,7 @@ class DeviceStats(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._logged, self._others = 0, None
+        self._logged, self._total = 0, {}
         self._process = psutil.Process()
         psutil.cpu_percent()  # the next call covers the time since this one
         self._meter = Meter(self._gpus, Rapl() if trainer.local_rank == 0 else None)
@@ -101,27 +102,22 @@ class DeviceStats(Callback):
             found |= {"resident_bytes": float(self._process.memory_info().rss)}
         return found
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.world_size > 1 and self._meter is not None:
-            self._others = _sum(everyones(self._meter.joules()))
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._meter is not None:
             self._meter.stop()
-            self._others = _sum(everyones(self._meter.joules()))
+            self._total = self._joules()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._meter is not None:
             self._meter.stop()
 
-    def _joules(self, alone: bool) -> dict[str, float]:
-        """Return the joules of the whole run so far."""
-        own = self._meter.joules() if self._meter is not None and alone else {}
-        return _sum([self._before, own if self._others is None else self._others])
+    def _joules(self) -> dict[str, float]:
+        """Return the joules of the whole run so far, of all ranks. A collective."""
+        return _sum([self._before, *everyones(self._meter.joules() if self._meter is not None else {})])
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the joules so far."""
-        return {"joules": self._joules(alone=processes() == 1)}
+        """Return the joules so far; a collective."""
+        return {"joules": self._joules()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._before = dict(state_dict.get("joules", {}))
@@ -132,15 +128,14 @@ class DeviceStats(Callback):
 
     def summary(self) -> dict[str, float]:
         """Return the run's joules, of those devices that count them."""
-        return {f"energy_{name}_j": value for name, value in sorted(self._joules(alone=False).items())}
+        return {f"energy_{name}_j": value for name, value in sorted((self._total or self._before).items())}
 
 
 def _sum(each: Iterable[dict[str, float]]) -> dict[str, float]:
-    total: dict[str, float] = {}
+    total: Counter[str] = Counter()
     for one in each:
-        for name, value in one.items():
-            total[name] = total.get(name, 0.0) + value
-    return total
+        total.update(one)
+    return dict(total)
 
 
 def gpus_of(trainer: Trainer) -> list[torch.device]:

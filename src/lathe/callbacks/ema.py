@@ -14,7 +14,7 @@ from lathe.callbacks.module_access import net_of
 from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.config.types import Count, NonNegativeInt, ShareBelowOne
 from lathe.config.validation import validated
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.measure.processes import everyones, processes
 from lathe.measure.shards import is_sharded, joined, local, part_of, whole
 
@@ -174,11 +174,11 @@ class EMA(SkippableHooks, Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not sooner: it creates the loader, which then misses its restored position.
         steps = trainer.estimated_stepping_batches
-        if 0 < steps < self.start_step and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
-            raise UserError(
-                f"callbacks.ema.start_step={self.start_step} is above the run's {steps:g} optimizer steps, nothing "
-                "would be averaged: lower it or train longer."
-            )
+        require(
+            not 0 < steps < self.start_step + self.every_n_steps or trainer.fast_dev_run,  # type: ignore[attr-defined]  # a connector sets it
+            f"callbacks.ema.start_step={self.start_step} is above the run's {steps:g} optimizer steps less "
+            f"every_n_steps={self.every_n_steps}, nothing would be averaged: lower it or train longer.",
+        )
         if self._step < 0:
             self._step = trainer.global_step
         elif trainer.global_step > self._step:
@@ -203,14 +203,6 @@ class EMA(SkippableHooks, Callback):
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._show_raw()
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.updates and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
-            rank_zero_warn(
-                f"callbacks.ema: none of the run's {trainer.global_step} optimizer steps was averaged "
-                f"(every_n_steps={self.every_n_steps}, start_step={self.start_step}): the weights are those of "
-                "training alone."
-            )
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and self._average.tensors:
@@ -291,11 +283,11 @@ class EMA(SkippableHooks, Callback):
 
 def _refuse_parts(net: nn.Module) -> None:
     """Raise UserError if a rank does not hold its share of every tensor of the net."""
-    if any(hasattr(parameter, "ds_id") for parameter in net.parameters()):
-        raise UserError(
-            "callbacks.ema cannot average weights that DeepSpeed keeps in parts (stage 3): drop ema from callbacks, or "
-            "use strategy=fsdp, deepspeed_2 or ddp."
-        )
+    require(
+        not any(hasattr(parameter, "ds_id") for parameter in net.parameters()),
+        "callbacks.ema cannot average weights that DeepSpeed keeps in parts (stage 3): drop ema from callbacks, or use "
+        "strategy=fsdp, deepspeed_2 or ddp.",
+    )
     names, *others = everyones(list(net.state_dict()))
     if any(other != names for other in others):
         raise UserError(

@@ -2,18 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterable
-from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path
-from torch.utils.hooks import RemovableHandle
 
 from lathe.callbacks.module_access import net_of, task_of
-from lathe.compression.modes import copy_input
 from lathe.config.metric_names import split_of
 from lathe.config.types import Count
 from lathe.config.validation import validated
@@ -25,14 +22,18 @@ from lathe.measure.shards import local
 ROWS = 5  # rows of a bad batch that are named
 
 
-def names_of(trainer: Trainer, split: str, loader: Any, batch: int, rows: list[int]) -> str:
-    """Return the names of rows of this process's batch, if its loader and its data module know them."""
-    numbers, name_of = getattr(loader, "numbers", None), getattr(getattr(trainer, "datamodule", None), "name_of", None)
-    if numbers is None or name_of is None:
-        return ""
-    samples = numbers(batch)
-    found = [name_of(split, samples[row]) for row in rows if row < len(samples)]
-    return ", ".join(name for name in found if name is not None)
+def names_of(trainer: Trainer, split: str, loader: Any, batch: int) -> Callable[[list[int]], str]:
+    """Return a function of rows of this process's batch: their names, if its loader and data module know them."""
+
+    def names(rows: list[int]) -> str:
+        name_of = getattr(getattr(trainer, "datamodule", None), "name_of", None)
+        if name_of is None or not hasattr(loader, "numbers"):
+            return ""
+        samples = loader.numbers(batch)
+        found = [name_of(split, samples[row]) for row in rows if row < len(samples)]
+        return ", ".join(name for name in found if name is not None)
+
+    return names
 
 
 def bad_batch(trainer: Trainer) -> str:
@@ -43,14 +44,14 @@ def bad_batch(trainer: Trainer) -> str:
         for number, batch in enumerate(loader):
             if number >= count:
                 break
-            fault = bad_rows(batch, named=partial(names_of, trainer, "val", loader, number))
+            fault = bad_rows(batch, names_of(trainer, "val", loader, number))
             if fault:
-                return fault.replace("the batch itself", f"batch {number} of validation", 1)
+                return f"batch {number} of validation {fault}"
     return ""
 
 
-def bad_rows(batch: Any, infinite: bool = False, named: Callable[[list[int]], str] = lambda rows: "") -> str:
-    """Describe the rows of a batch that are not finite; "" if all are. `named` returns the names of rows.
+def bad_rows(batch: Any, names: Callable[[list[int]], str], infinite: bool = False) -> str:
+    """Describe the rows of a batch that are not finite; "" if all are.
 
     Without `infinite`, only the first tensor may not hold inf: the net's input. Masks hold -inf.
     """
@@ -62,23 +63,13 @@ def bad_rows(batch: Any, infinite: bool = False, named: Callable[[list[int]], st
             rows = bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist() if bad.dim() else []
             listed = ", ".join(map(str, rows[:ROWS])) + (f" and {len(rows) - ROWS} more" if len(rows) > ROWS else "")
             where = f", in {'row' if len(rows) == 1 else 'rows'} {listed} of {len(bad)}" if rows else ""
-            called = named(rows[:ROWS]) if rows else ""
-            name = f"batch{keystr(path)}{where}{called and f': {called}'}"
-            return f"the batch itself holds {kind_of(tensor)} ({name})"
+            called = names(rows[:ROWS]) if rows else ""
+            return f"holds {kind_of(tensor)} (batch{keystr(path)}{where}{called and f': {called}'})"
     return ""
 
 
 def kind_of(tensor: Tensor) -> str:
     return "nan" if tensor.isnan().any() else "inf"
-
-
-class _Finding(NamedTuple):
-    """One rank's first bad loss (`step`, `value`) and its tensors that are bad now."""
-
-    step: int | None
-    value: str
-    gradient: str
-    state: str
 
 
 class NanGuard(Callback):
@@ -104,8 +95,6 @@ class NanGuard(Callback):
         self._ends: list[int] = []  # for each optimizer step since the last reading, the number of losses up to it
         self._batch: Any = None
         self._batch_idx = 0
-        self._given: Any = None  # the first input, which the net may modify; `_batch` holds a copy
-        self._copying: RemovableHandle | None = None
         self._told = False  # a validation that is not finite was reported
         self._at_once = False
 
@@ -117,7 +106,6 @@ class NanGuard(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._losses, self._ends = [], []
-        self._first = True
         self._at_once = trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu"
         found = [bad for bad in everyones(_first_bad_state(net_of(pl_module))) if bad]
         require(
@@ -128,19 +116,8 @@ class NanGuard(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._batch, self._batch_idx = batch, batch_idx
-        if self._first and isinstance(batch, list | tuple) and isinstance(batch[0], Tensor):
-            self._given, self._batch = batch[0], (batch[0].clone(), *batch[1:])
-        self._first = False
-
-    def _keep_inputs(self, pl_module: LightningModule) -> None:
-        """Copy the net's inputs from now on if it has modified the first one in place."""
-        given, self._given = self._given, None
-        if not torch.equal(given, self._batch[0]):
-            self._copying = net_of(pl_module).register_forward_pre_hook(copy_input)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        if self._given is not None:
-            self._keep_inputs(pl_module)
         if not self._at_once:
             self._losses.append(loss.detach())
         elif not math.isfinite(loss.item()):
@@ -154,8 +131,6 @@ class NanGuard(Callback):
 
     def on_whole_step(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Act for the two hooks above if a step is one compiled function, which has updated the weights."""
-        if self._given is not None:
-            self._keep_inputs(pl_module)
         self._losses.append(loss)
         self._ends.append(len(self._losses))
         if len(self._ends) >= self.every_n_steps or (self._at_once and not math.isfinite(loss.item())):
@@ -186,10 +161,6 @@ class NanGuard(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._look(trainer, pl_module, gradients=False, state=True)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if self._copying is not None:
-            self._copying.remove()
-
     def _look(self, trainer: Trainer, pl_module: LightningModule, gradients: bool, state: bool = False) -> None:
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         # inside a step, that step is not counted yet
@@ -219,36 +190,29 @@ class NanGuard(Callback):
         for i, (value, loss) in enumerate(zip(values, self._losses, strict=True)):
             overflow = scaled and math.isinf(value) and loss.dtype is torch.float16
             if not math.isfinite(value) and not overflow:
-                return sum(end <= i for end in self._ends), _kind(value)
+                return sum(end <= i for end in self._ends), "nan" if math.isnan(value) else "inf"
         return None
 
     def _stop(
         self, trainer: Trainer, net: nn.Module, now: int, first: int, bad_loss: tuple[int, str] | None
     ) -> NoReturn:
         """Raise the error; `now` is the current or last step, `first` the one after the last check."""
-        mine = _Finding(
-            step=None if bad_loss is None else first + bad_loss[0],
-            value="" if bad_loss is None else bad_loss[1],
-            gradient=next((f"{n} is {kind_of(g)}" for n, g in _gradients(net).items() if not _finite(g)), ""),
-            state=_first_bad_state(net),
-        )
-        findings = everyones(mine)
-        # The first bad loss counts; of ranks that saw it in the same step (all do, if they share a batch), one with a
-        # name.
-        rank, found = min(
-            enumerate(findings), key=lambda x: (x[1].step is None, x[1].step or 0, not x[1].state, not x[1].gradient)
-        )
-        loss = f"in optimizer step {found.step} the loss is {found.value}"
-        loss += f" on process {rank}" if len(findings) > 1 else ""
-        if found.step is None and found.state:
-            what = f"after optimizer step {trainer.global_step} {found.state}"
-        elif found.step is None:
+        step = math.inf if bad_loss is None else first + bad_loss[0]
+        gradient = next((f"{n} is {kind_of(g)}" for n, g in _gradients(net).items() if not _finite(g)), "")
+        found = everyones((step, "" if bad_loss is None else bad_loss[1], gradient, _first_bad_state(net)))
+        # of ranks with a bad loss in the same step (all, if they share a batch), one that can name a tensor
+        rank = min(range(len(found)), key=lambda i: (found[i][0], not found[i][3], not found[i][2]))
+        step, value, gradient, state = found[rank]
+        loss = f"in optimizer step {step} the loss is {value}" + (f" on process {rank}" if len(found) > 1 else "")
+        if step == math.inf and state:
+            what = f"after optimizer step {trainer.global_step} {state}"
+        elif step == math.inf and gradient:
+            what = f"in optimizer step {now} the gradient of {gradient} although the loss is finite"
+        elif step == math.inf:
             what = f"in optimizer step {now} the gradients are not finite at any loss scale"
-            if found.gradient:
-                what = f"in optimizer step {now} the gradient of {found.gradient} although the loss is finite"
-        elif found.step == now and found.state.startswith("parameter"):  # a buffer may be of this step's forward pass
-            what = f"{loss} because {found.state} since the step before"
-        elif found.step == now and self._batch is not None:
+        elif step == now and state.startswith("parameter"):  # a buffer may be of this step's forward pass
+            what = f"{loss} because {state} since the step before"
+        elif step == now and self._batch is not None:
             what = self._blame(trainer, net, loss, rank)
         else:
             what = (
@@ -264,9 +228,11 @@ class NanGuard(Callback):
         """Return what made the loss of `rank` in this step; raise UserError if its batch did. A collective."""
 
         def check_rows(infinite: bool) -> None:
-            named = partial(names_of, trainer, "train", trainer.train_dataloader, self._batch_idx)
-            fault = everyones(bad_rows(self._batch, infinite, named))[rank]
-            require(not fault, f"Training stopped: {loss}: {fault}; drop or fill such rows in the data.")
+            names = names_of(trainer, "train", trainer.train_dataloader, self._batch_idx)
+            fault = everyones(bad_rows(self._batch, names, infinite))[rank]
+            require(
+                not fault, f"Training stopped: {loss}: the batch itself {fault}; drop or fill such rows in the data."
+            )
 
         check_rows(infinite=False)
         parts = everyones([name for name, _ in net.named_parameters()])
@@ -328,10 +294,6 @@ def _all_finite(tensors: Iterable[Tensor]) -> bool:
     """Check all tensors in one read; unlike a sum of squares, the largest magnitude can't overflow."""
     listed = list(tensors)
     return not listed or bool(torch.stack([n.float() for n in torch._foreach_norm(listed, math.inf)]).isfinite().all())
-
-
-def _kind(value: float) -> str:
-    return "nan" if math.isnan(value) else "inf"
 
 
 def _any_process(trainer: Trainer, flag: bool) -> bool:

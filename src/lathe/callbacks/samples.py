@@ -108,23 +108,13 @@ def _html(gathered: Gathered) -> str:
     plot = lines("Calibration", "probability of the predicted class", "accuracy", {split: points}, diagonal=(0.0, 1.0))
     error = f"{numbers['calibration_error']:.4f}"
     confused = [_pairs(gathered), _matrix(gathered) if len(gathered.names) <= MATRIX else ""]
+    worst, random = len(gathered.worst), len(gathered.random)
+    calibrated = figure(plot, "Accuracy of the samples in each bin of probability. On the dashed line, both are equal.")
     sections = [
-        section(
-            "Largest loss",
-            f"The {len(gathered.worst)} samples of the largest loss.",
-            _gallery(gathered.worst, gathered),
-        ),
-        section("At random", f"{len(gathered.random)} samples, drawn at random.", _gallery(gathered.random, gathered)),
-        section(
-            "Confusion",
-            "Classes that were predicted in place of others.",
-            f'<div class="row">{"".join(confused)}</div>',
-        ),
-        section(
-            "Calibration",
-            f"Expected calibration error {error}.",
-            figure(plot, "Accuracy of the samples in each bin of probability. On the dashed line, both are equal."),
-        ),
+        section("Largest loss", f"The {worst} samples of the largest loss.", _gallery(gathered.worst, gathered)),
+        section("At random", f"{random} samples, drawn at random.", _gallery(gathered.random, gathered)),
+        section("Confusion", "Classes predicted in place of others.", f'<div class="row">{"".join(confused)}</div>'),
+        section("Calibration", f"Expected calibration error {error}.", calibrated),
     ]
     facts = [
         f"{numbers['samples']:,} samples",
@@ -207,16 +197,10 @@ def _matrix(gathered: Gathered) -> str:
 
 
 FOLDER = "samples"  # in the run directory
+STATES = {"val": "validate", "test": "test"}  # of the trainer, by split
 UNNAMED = (
     "Samples have no numbers and no names of files here: several processes have shared them out, and one knows them."
 )
-
-
-class _Kept(NamedTuple):
-    """A sample with its priority; the largest priorities are kept."""
-
-    priority: float
-    sample: Shown
 
 
 class Samples(Callback):
@@ -249,7 +233,9 @@ class Samples(Callback):
         self._forget()
 
     def _forget(self) -> None:
-        self._seen, self._worst, self._random = 0, list[_Kept](), list[_Kept]()
+        self._seen = 0
+        self._worst: list[tuple[float, Shown]] = []  # with their priorities; the largest ones are kept
+        self._random: list[tuple[float, Shown]] = []
         self._confusion: Tensor | None = None
         self._calibration = torch.zeros(3, self.bins, dtype=torch.float64)  # samples, probabilities, correct ones
         self._draws = torch.Generator()
@@ -262,26 +248,17 @@ class Samples(Callback):
             f"{predicts or 'something else'}: leave samples out of callbacks.",
         )
 
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.split == "val" and trainer.state.fn == "validate":
-            self._begin(trainer, pl_module)
+    def on_validation_start(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.state.fn == STATES[self.split]:  # not during training
+            self._forget()
+            self._draws.manual_seed(trainer.global_rank + 1)
+            pl_module.observers.append(self._look)
 
-    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.split == "test":
-            self._begin(trainer, pl_module)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.split == "val" and trainer.state.fn == "validate":
+    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if trainer.state.fn == STATES[self.split]:
             self._end(trainer, pl_module)
 
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.split == "test":
-            self._end(trainer, pl_module)
-
-    def _begin(self, trainer: Trainer, pl_module: Any) -> None:
-        self._forget()
-        self._draws.manual_seed(trainer.global_rank + 1)
-        pl_module.observers.append(self._look)
+    on_test_start, on_test_end = on_validation_start, on_validation_end
 
     @torch.no_grad()
     def _look(self, split: str, outputs: Any, batch: Any) -> None:
@@ -312,17 +289,10 @@ class Samples(Callback):
         for kept, count, priorities in ((self._worst, self.worst, losses), (self._random, self.random, lots)):
             best = priorities.topk(min(count, len(rows)))
             for priority, i in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-                if len(kept) < count or priority > kept[-1].priority:
-                    shown = Shown(
-                        self._seen + i,
-                        int(labels[i]),
-                        int(predicted[i]),
-                        float(probability[i]),
-                        float(losses[i]),
-                        _pixels(x[rows[i]]),
-                    )
-                    kept.append(_Kept(priority, shown))
-                    kept.sort(key=lambda item: -item.priority)
+                if len(kept) < count or priority > kept[-1][0]:
+                    numbers = int(labels[i]), int(predicted[i]), float(probability[i]), float(losses[i])
+                    kept.append((priority, Shown(self._seen + i, *numbers, _pixels(x[rows[i]]))))
+                    kept.sort(key=lambda item: -item[0])
                     del kept[count:]
         self._seen += len(rows)
 
@@ -341,13 +311,10 @@ class Samples(Callback):
         name_of = getattr(datamodule, "name_of", lambda split, number: None)
 
         def most(place: int, count: int) -> list[Shown]:
-            every = [(rank, kept) for rank, found in enumerate(each) for kept in found[place]]
-            every.sort(key=lambda item: (-item[1].priority, item[0]))
-            # only a single process, which reads all samples, knows their numbers
-            if len(each) > 1:
-                return [kept.sample._replace(number=None) for _, kept in every[:count]]
-            found = [kept.sample for _, kept in every[:count]]
-            return [sample._replace(file=name_of(self.split, sample.number)) for sample in found]
+            every = sorted((kept for found in each for kept in found[place]), key=lambda kept: -kept[0])[:count]
+            if len(each) > 1:  # only a single process, which reads all samples, knows their numbers
+                return [shown._replace(number=None) for _, shown in every]
+            return [shown._replace(file=name_of(self.split, shown.number)) for _, shown in every]
 
         names = getattr(datamodule, "class_names", None)
         gathered = Gathered(

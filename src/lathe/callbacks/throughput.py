@@ -1,54 +1,40 @@
 """Measure training speed and its waits."""
 
-import copy
 import math
 import platform
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import mean, median
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lathe.callbacks.module_access import count_units, net_of, task_of
+from lathe.compression.modes import without_memory
 from lathe.config.types import Count, Positive
 from lathe.config.validation import validated
 from lathe.measure.flops import count_flops, net_input, peak_flops
 from lathe.measure.processes import everyones
 from lathe.measure.resident import peak_resident
 
-Window = tuple[int, int, float, float, float | None]  # batches, units, seconds, seconds waited, grad_sync
+T = TypeVar("T")
 _DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32}
 
 
-def without_memory(net: nn.Module) -> nn.Module | None:
-    """Return a copy of `net` on the meta device, without copying parameters and buffers."""
-    tensors = [*net.parameters(), *net.buffers()]
-    memo: dict[int, Any] = {}
-    for tensor in tensors:
-        empty = torch.empty_like(tensor, device="meta")
-        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+def try_count(count: Callable[[], T]) -> T | None:
+    """Return `count()`, or None with a warning if the net can't be copied or its operations can't be counted."""
     try:
-        return copy.deepcopy(net, memo)
-    except Exception as error:
-        rank_zero_warn(f"throughput/mfu is left out: the net can't be copied to count its operations ({error}).")
-        return None
-
-
-def step_flops(twin: nn.Module, x: Tensor) -> float:
-    """Return the FLOPs of a training step on the batch `x`; 0 with a warning if they can't be counted."""
-    try:
-        return 3.0 * count_flops(twin, x[:1].to("meta")) * len(x)
+        return count()
     except Exception as error:
         rank_zero_warn(
             f"throughput/mfu is left out: the net's operations can't be counted ({type(error).__name__}: {error})."
         )
-        return 0.0
+        return None
 
 
 def compute_dtype(trainer: Trainer) -> torch.dtype:
@@ -60,8 +46,18 @@ RESULTS = ("step_ms", "data_wait", "grad_sync", "mfu", "epoch_s", "peak_gpu_byte
 TIMED = ("cpu", "cuda")  # devices for which DDP's reducer has a timer
 
 
+class Window(NamedTuple):
+    """Measurements of consecutive batches."""
+
+    batches: int
+    units: int  # samples or tokens
+    seconds: float
+    waited: float  # seconds, for the loader
+    grad_sync: float | None  # share of the time; nan if not sampled, None without DDP
+
+
 class Throughput(Callback):
-    """Log `throughput/*` once per window of training steps and once per epoch, measured on rank 0.
+    """Log `throughput/*` once per window of training steps and once per epoch, of rank 0.
 
     Per window:
 
@@ -106,17 +102,13 @@ class Throughput(Callback):
         self._clear()
 
     def _clear(self) -> None:
-        self._on = self._reports = False
-        self._timed = False  # steps are sampled for their wait for other ranks
-        self._reducer: DistributedDataParallel | None = None
         self._epochs = EpochStats(self._restored)
-        self._size = 0
+        self._reducer: DistributedDataParallel | None = None  # has the timers of the wait for other ranks
         self._seen = 0  # batches of this process
-        self._batches = 0  # of them in the current window
         self._paused = True  # the time since `_mark` is not training time
         self._mark = self._asked = self._begun = 0.0
+        self._units = self._batches = 0  # of the current window
         self._seconds = self._waited = 0.0
-        self._units = 0
         self._unit = "samples"
         self._flops_per_unit: float | None = None
         self._windows: list[Window] = []
@@ -125,28 +117,23 @@ class Throughput(Callback):
         if stage == "fit":
             self._peak = self.peak_flops or peak_flops(trainer.strategy.root_device, compute_dtype(trainer))
             known = task_of(pl_module) is pl_module  # how a user's module uses a batch is unknown
-            self._twin = without_memory(net_of(pl_module)) if self._peak and trainer.is_global_zero and known else None
+            if self._peak and trainer.is_global_zero and known:
+                self._twin = try_count(lambda: without_memory(net_of(pl_module)))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clear()
-        device = trainer.strategy.root_device
+        device, model = trainer.strategy.root_device, trainer.strategy.model
         self._cuda = device.type == "cuda"
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(device)
-        model = trainer.strategy.model
-        self._reducer = model if isinstance(model, DistributedDataParallel) and device.type in TIMED else None
-        self._timed = self._reducer is not None
-        self._reports = trainer.is_global_zero
-        self._on = self._reports or self._timed
-        if not self._on:
-            return
         sampler: dict[str, Any] = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
         self._replicas = int(sampler.get("num_replicas", 1))
         self._share = trainer.world_size / self._replicas  # devices that hold one replica together
         self._unit = str(getattr(task_of(pl_module), "unit", "samples"))
         self._size = self.window or trainer.log_every_n_steps or 50  # type: ignore[attr-defined]
-        if self._reducer is not None:
-            self._reducer._set_ddp_runtime_logging_sample_rate(self._size)
+        if isinstance(model, DistributedDataParallel) and device.type in TIMED:
+            self._reducer = model
+            model._set_ddp_runtime_logging_sample_rate(self._size)
         # Lightning has no public hook before a batch is fetched; the loop looks this one up at the start of each epoch.
         self._progress = trainer.fit_loop.epoch_loop.batch_progress.total
         loop, ask = trainer.fit_loop.epoch_loop, type(trainer.fit_loop.epoch_loop)._on_before_fetch
@@ -158,16 +145,13 @@ class Throughput(Callback):
         loop._on_before_fetch = on_before_fetch  # type: ignore[method-assign]
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._on:
-            self._pause()
-            if self._seen > self.skip_steps and self._batches:
-                self._close(trainer)
-            vars(trainer.fit_loop.epoch_loop).pop("_on_before_fetch", None)
+        self._pause()
+        if self._seen > self.skip_steps and self._batches:
+            self._close(trainer)
+        vars(trainer.fit_loop.epoch_loop).pop("_on_before_fetch", None)
 
     def skippable_steps(self, trainer: Trainer) -> float:
         """Count the steps inside a window, without the first one after a pause."""
-        if not self._on:
-            return math.inf
         if self._paused or self._twin is not None:
             return 0
         since = self._progress.ready - self.skip_steps
@@ -177,62 +161,57 @@ class Throughput(Callback):
 
     def can_defer_log(self, trainer: Trainer) -> bool:
         """Return whether the next needed step ends a window, whose row can be deferred."""
-        return self._on and not self._paused and self._twin is None and self._seen >= self.skip_steps
+        return not self._paused and self._twin is None and self._seen >= self.skip_steps
 
     def deferred_row(self, trainer: Trainer) -> dict[str, float]:
         """End a window and return its row."""
-        if self._cuda:
-            torch.cuda.synchronize()
-        self._tick()
-        row = self._row(self._close(trainer))
+        self._tick(synchronize=True)
+        row = _row(self._close(trainer))
         self._begin_window()
         return row
 
     def on_skipped_steps(self, trainer: Trainer, pl_module: LightningModule, batches: list[Any], waited: float) -> None:
         """Count a group of steps."""
-        if self._on:
-            self._epochs.batches += len(batches)
-            self._units += sum(count_units(pl_module, batch) for batch in batches)
-            self._seen += len(batches)
-            self._batches += len(batches)
-            self._waited += waited
+        self._count(len(batches), sum(count_units(pl_module, batch) for batch in batches))
+        self._waited += waited
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if self._on:
-            if self._twin is not None:
-                twin, self._twin = self._twin, None
-                self._flops_per_unit = step_flops(twin, net_input(batch)) / max(1, count_units(pl_module, batch))
-            now = perf_counter()
-            # the last batch of an epoch was prefetched
-            self._begun = self._asked or now
-            self._waited += now - self._begun
-            self._asked = 0.0
+        if self._twin is not None:
+            twin, self._twin, x = self._twin, None, net_input(batch)
+            flops = try_count(lambda: 3.0 * count_flops(twin, x[:1].to("meta")) * len(x))
+            self._flops_per_unit = None if flops is None else flops / max(1, count_units(pl_module, batch))
+        now = perf_counter()
+        self._begun = self._asked or now  # the last batch of an epoch was prefetched
+        self._waited += now - self._begun
+        self._asked = 0.0
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not self._on:
-            return
-        self._units += count_units(pl_module, batch)
-        self._seen += 1
-        self._batches += 1
-        self._epochs.batches += 1
+        self._count(1, count_units(pl_module, batch))
         since = self._progress.ready - self.skip_steps  # batches of the run since its warm-up
         edge, warm = since > 0 and since % self._size == 0, self._seen == self.skip_steps
-        if (edge or warm) and self._cuda:
-            torch.cuda.synchronize()
-        self._tick()
+        self._tick(synchronize=edge or warm)
         if edge:
-            self._log(trainer, self._close(trainer))
+            _log(trainer, self._close(trainer))
         if edge or warm:
             self._begin_window()
 
-    def _tick(self) -> None:
+    def _count(self, batches: int, units: int) -> None:
+        self._seen += batches
+        self._batches += batches
+        self._epochs.batches += batches
+        self._units += units
+
+    def _tick(self, synchronize: bool) -> None:
         """Add the time up to now to the training time."""
+        if synchronize and self._cuda:
+            torch.cuda.synchronize()
         now = perf_counter()
-        self._spend(now - (self._begun if self._paused else self._mark))
-        self._paused = False
-        self._mark = now
+        seconds = now - (self._begun if self._paused else self._mark)
+        self._seconds += seconds
+        self._epochs.seconds += seconds
+        self._paused, self._mark = False, now
 
     def _begin_window(self) -> None:
         self._seconds = self._waited = 0.0
@@ -240,39 +219,13 @@ class Throughput(Callback):
         self._mark = perf_counter()  # excludes the time that writing the row took
 
     def _pause(self) -> None:
-        if self._on and not self._paused:
-            if self._cuda:
-                torch.cuda.synchronize()
-            self._spend(perf_counter() - self._mark)
+        if not self._paused:
+            self._tick(synchronize=True)
             self._paused = True
-
-    def _spend(self, seconds: float) -> None:
-        self._seconds += seconds
-        self._epochs.seconds += seconds
-
-    def _log(self, trainer: Trainer, found: Mapping[str, float | None]) -> None:
-        if metrics := self._row(found):
-            for logger in trainer.loggers:
-                logger.log_metrics(metrics, step=trainer.global_step)
-
-    def _row(self, found: Mapping[str, float | None]) -> dict[str, float]:
-        named = {f"throughput/{name}": value for name, value in found.items() if value is not None}
-        return named if self._reports else {}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._pause()
-        self._log(trainer, self._epochs.end(trainer, wait_for_ranks(trainer, self._reducer), self._timed))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the seconds of epochs so far, and the summary of windows as if training ended here."""
-        running = 0.0 if self._paused else perf_counter() - self._mark
-        measured = self._batches and self._seen > self.skip_steps
-        last = [(self._batches, self._units, self._seconds + running, self._waited, None)] if measured else []
-        return self._epochs.state(running) | {"summary": self._window_summary([*self._windows, *last])}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restored = state_dict
-        self._epochs = EpochStats(state_dict)
+        _log(trainer, self._epochs.end(trainer, self._reducer))
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._pause()
@@ -280,37 +233,50 @@ class Throughput(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._pause()
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seconds of epochs so far, and the summary of windows as if training ended here."""
+        running = 0.0 if self._paused else perf_counter() - self._mark
+        measured = self._batches and self._seen > self.skip_steps
+        last = Window(self._batches, self._units, self._seconds + running, self._waited, None)
+        summary = self._window_summary([*self._windows, *([last] if measured else [])])
+        seconds = self._epochs.before + self._epochs.seconds + running
+        return {"seconds": seconds, "whole": list(self._epochs.whole), "summary": summary}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._restored = state_dict
+        self._epochs = EpochStats(state_dict)
+
     def _close(self, trainer: Trainer) -> dict[str, float | None]:
-        batches, sync, wait = self._batches, None, wait_for_ranks(trainer, self._reducer)
-        if self._timed and self._seconds:
+        """End a window and return its metrics."""
+        sync, wait = None, wait_for_ranks(trainer, self._reducer)
+        if self._reducer is not None and self._seconds:
             # nan: a resumed run does not know the earlier samples
-            sync = math.nan if wait is None else min(1.0, wait / (self._seconds / batches))
+            sync = math.nan if wait is None else min(1.0, wait / (self._seconds / self._batches))
         self._epochs.waits += [] if wait is None else [wait]
-        window = (batches, self._units, self._seconds, self._waited, sync)
+        window = Window(self._batches, self._units, self._seconds, self._waited, sync)
         if self._seen > self.skip_steps:
             self._windows.append(window)
         return self._metrics([window])
 
     def _metrics(self, windows: list[Window]) -> dict[str, float | None]:
-        batches, units, seconds = sum(w[0] for w in windows), sum(w[1] for w in windows), sum(w[2] for w in windows)
-        if not batches or not seconds:
+        seconds = sum(window.seconds for window in windows)
+        if not seconds:
             return dict.fromkeys((f"{self._unit}_per_s", "step_ms", "data_wait", "grad_sync", "mfu"))
-        rate = units / seconds  # of this replica
-        shares = [w[4] for w in windows if w[4] is not None]
+        rate = sum(window.units for window in windows) / seconds  # of this replica
+        shares = [window.grad_sync for window in windows if window.grad_sync is not None]
         known = [share for share in shares if not math.isnan(share)]
+        flops = self._flops_per_unit if self._peak else None
         return {
             f"{self._unit}_per_s": rate * self._replicas,
-            "step_ms": median(1e3 * w[2] / w[0] for w in windows),
-            "data_wait": sum(w[3] for w in windows) / seconds,
+            "step_ms": median(1e3 * window.seconds / window.batches for window in windows),
+            "data_wait": sum(window.waited for window in windows) / seconds,
             "grad_sync": median(known) if known else math.nan if shares else None,
-            "mfu": rate * self._flops_per_unit / (self._peak * self._share)
-            if self._peak and self._flops_per_unit
-            else None,
+            "mfu": rate * flops / (self._peak * self._share) if flops and self._peak else None,
         }
 
     @property
     def newest(self) -> tuple[int, float | None]:
-        """Return the number of windows, and samples or tokens per second in the last one; on rank 0."""
+        """Return the number of windows, and samples or tokens per second in the last one."""
         return len(self._windows), self._metrics(self._windows[-1:])[f"{self._unit}_per_s"]
 
     def result_names(self, task: Any) -> list[str]:
@@ -318,15 +284,12 @@ class Throughput(Callback):
         return [f"{getattr(task, 'unit', 'samples')}_per_s", *RESULTS]
 
     def summary(self) -> dict[str, Any]:
-        """Return the metrics over the fit; None if unknown, and on other ranks.
+        """Return the metrics over the fit, of this rank; None if unknown.
 
         Medians for `step_ms`, `grad_sync` and the epoch metrics, totals for the others; `slowest_rank` is a name,
         host:rank. A process without a complete window or epoch returns its predecessor's values.
         """
-        windows = self._windows if self._reports else []
-        metrics = (
-            self._window_summary(windows) | (self._epochs if self._reports else EpochStats(self._restored)).summary()
-        )
+        metrics = self._window_summary(self._windows) | self._epochs.summary()
         return {
             name: None if isinstance(value, float) and math.isnan(value) else value for name, value in metrics.items()
         }
@@ -335,78 +298,67 @@ class Throughput(Callback):
         return self._metrics(windows) if windows else self._restored.get("summary") or self._metrics([])
 
 
-class RankReport(NamedTuple):
-    """Measurements of one rank at the end of an epoch."""
-
-    name: str  # host:rank
-    own_ms: float  # of a batch, without the wait for other ranks; nan if unknown
-    resident: int  # bytes
-    gpu: int  # bytes; 0 without a GPU
-
-
 class EpochStats:
-    """Epoch statistics of a fit on each rank; `state` is saved for interrupted epochs."""
+    """Seconds of the epochs of a run, and measurements that ranks exchange at their ends."""
 
     def __init__(self, state: dict[str, Any]) -> None:
         self.before = float(state.get("seconds", 0.0))  # of the current epoch, in earlier processes
         self.whole: list[float] = list(state.get("whole", []))  # seconds of each completed epoch
         self.own: list[tuple[float, float]] = []  # milliseconds of the fastest and the slowest rank, by epoch
         self.slowest: list[str] = []
-        self.peaks = {"resident": 0, "gpu": 0}
+        self.gpu = self.resident = 0  # peak bytes of a rank
         self._start_epoch()
 
     def _start_epoch(self) -> None:
         self.seconds, self.batches = 0.0, 0  # of this process
         self.waits: list[float] = []  # seconds that sampled steps waited for other ranks
 
-    def state(self, running: float) -> dict[str, Any]:
-        """Return the state to save; `running` seconds are not in `seconds` yet."""
-        return {"seconds": self.before + self.seconds + running, "whole": list(self.whole)}
-
-    def end(self, trainer: Trainer, wait: float | None, timed: bool) -> dict[str, float]:
-        """Return the metrics of the epoch that ends; empty if it was cut short. A collective.
-
-        `wait` is that of the newest sampled step; `timed` is True if steps are sampled at all.
-        """
-        self.waits += [wait] if wait is not None and not self.waits else []
-        reports = everyones(self._report(trainer))
-        self.peaks = {name: max(known, *(getattr(one, name) for one in reports)) for name, known in self.peaks.items()}
+    def end(self, trainer: Trainer, reducer: DistributedDataParallel | None) -> dict[str, float | None]:
+        """Return the metrics of the epoch that ends; empty if it was cut short. A collective."""
+        wait = wait_for_ranks(trainer, reducer)
+        waits = self.waits or ([] if wait is None else [wait])
+        own_ms = 1e3 * max(0.0, self.seconds / self.batches - mean(waits)) if waits and self.batches else math.nan
+        device = trainer.strategy.root_device
+        gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+        name = f"{platform.node()}:{trainer.global_rank}"
+        names, own, resident, gpus = zip(*everyones((name, own_ms, peak_resident(), gpu)), strict=True)
+        self.gpu, self.resident = max(self.gpu, *gpus), max(self.resident, *resident)
         if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch or not self.before + self.seconds:
             return {}
-        found = {"epoch_s": self.before + self.seconds}
-        self.whole.append(found["epoch_s"])
-        if timed:
-            found |= self._imbalance(reports)
+        found: dict[str, float | None] = {"epoch_s": self.before + self.seconds}
+        self.whole.append(self.before + self.seconds)
+        if reducer is not None:
+            fastest, slowest = (math.nan, math.nan) if any(map(math.isnan, own)) else (min(own), max(own))
+            rank = math.nan if math.isnan(slowest) else own.index(slowest)
+            found |= {"rank_ms_min": fastest, "rank_ms_max": slowest, "slowest_rank": float(rank)}
+            if not math.isnan(slowest):
+                self.own.append((fastest, slowest))
+                self.slowest.append(names[own.index(slowest)])
         self.before = 0.0
         self._start_epoch()
         return found
-
-    def _report(self, trainer: Trainer) -> RankReport:
-        device, own_ms = trainer.strategy.root_device, math.nan
-        if self.waits and self.batches:
-            own_ms = 1e3 * max(0.0, self.seconds / self.batches - mean(self.waits))
-        gpu = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-        return RankReport(f"{platform.node()}:{trainer.global_rank}", own_ms, peak_resident(), gpu)
-
-    def _imbalance(self, reports: list[RankReport]) -> dict[str, float]:
-        own = [one.own_ms for one in reports]
-        if any(map(math.isnan, own)):
-            return dict.fromkeys(("rank_ms_min", "rank_ms_max", "slowest_rank"), math.nan)
-        self.own.append((min(own), max(own)))
-        self.slowest.append(reports[own.index(max(own))].name)
-        return {"rank_ms_min": min(own), "rank_ms_max": max(own), "slowest_rank": float(own.index(max(own)))}
 
     def summary(self) -> dict[str, Any]:
         """Return medians over the epochs, a rank's peak memory, and the most often slowest rank, or None."""
         fastest, slowest = zip(*self.own, strict=True) if self.own else ((), ())
         return {
             "epoch_s": median(self.whole) if self.whole else None,
-            "peak_gpu_bytes": self.peaks["gpu"] or None,
-            "peak_resident_bytes": self.peaks["resident"] or None,
+            "peak_gpu_bytes": self.gpu or None,
+            "peak_resident_bytes": self.resident or None,
             "rank_ms_min": median(fastest) if fastest else None,
             "rank_ms_max": median(slowest) if slowest else None,
             "slowest_rank": Counter(self.slowest).most_common(1)[0][0] if self.slowest else None,
         }
+
+
+def _row(found: Mapping[str, float | None]) -> dict[str, float]:
+    return {f"throughput/{name}": value for name, value in found.items() if value is not None}
+
+
+def _log(trainer: Trainer, found: Mapping[str, float | None]) -> None:
+    if (metrics := _row(found)) and trainer.is_global_zero:
+        for logger in trainer.loggers:
+            logger.log_metrics(metrics, step=trainer.global_step)
 
 
 def wait_for_ranks(trainer: Trainer, reducer: DistributedDataParallel | None) -> float | None:

@@ -1,5 +1,6 @@
 """Forward passes that do not change a net or its input, and those that re-estimate BatchNorm's statistics."""
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
@@ -31,6 +32,13 @@ def evaluated(net: nn.Module, hooks: Iterable[RemovableHandle] = ()) -> Iterator
             hook.remove()
         for module, training in modes:
             module.training = training
+
+
+def without_memory(net: nn.Module) -> nn.Module:
+    """Return a copy of `net` on the meta device, without copying parameters and buffers; tied weights stay tied."""
+    memo: dict[int, Any] = {id(buffer): buffer.detach().to("meta") for buffer in net.buffers()}
+    memo |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in net.parameters()}
+    return copy.deepcopy(net, memo)
 
 
 def uncompiled(net: nn.Module) -> AbstractContextManager[Any]:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lathe.compression.channels.groups import find_groups
 from lathe.compression.channels.slices import Group, Slice, remove
-from lathe.compression.modes import evaluated
+from lathe.compression.modes import evaluated, without_memory
 from lathe.config.types import ChannelBudget, ChannelImportance, Count, Name, OpenShare
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError
@@ -269,9 +269,7 @@ def macs(net: nn.Module, example: Tensor | Call) -> int:
 
 def skeleton(net: nn.Module, example: Tensor | Call) -> tuple[nn.Module, Tensor | Call]:
     """Return a copy of a net and one sample on the meta device, with identities for slow BatchNorms."""
-    shapes: dict[int, Tensor] = {id(tensor): tensor.detach().to("meta") for tensor in net.buffers()}
-    shapes |= {id(p): nn.Parameter(p.detach().to("meta"), p.requires_grad) for p in net.parameters()}
-    bare = copy.deepcopy(net, shapes)  # `to("meta")` would untie weights
+    bare = without_memory(net)
     for module in bare.modules():
         if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
             module.forward = _unchanged  # type: ignore[method-assign,assignment]

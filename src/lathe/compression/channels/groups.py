@@ -107,7 +107,6 @@ def _dependencies(net: nn.Module, example: Tensor | Call) -> list[Group]:
             raise _unfollowed(net, str(error)) from error
     names = {module: name for name, module in net.named_modules()}
     apart = {module.get_submodule(part) for module in attentions(net).values() for part in PROJECTIONS}
-    _refuse_padding(net, example)
     order = {name: position for position, name in enumerate(names.values())}
     groups = [group for group in (_group(graph, group, names, apart) for group in found) if group is not None]
     return sorted(groups, key=lambda group: order[group.name])
@@ -205,24 +204,6 @@ def _answer(net: nn.Module, example: Tensor | Call) -> Tensor:
     if found is None:
         raise UserError(f"{type(net).__name__} returns several tensors, whose channels are not followed. Use prune.")
     return found
-
-
-def _refuse_padding(net: nn.Module, example: Tensor | Call) -> None:
-    """Raise UserError if the net pads channels, as a residual net's parameter-free shortcut does."""
-    with torch.enable_grad():
-        stack, seen = [_answer(net, example).grad_fn], set()
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        padding = getattr(node, "_saved_pad", ()) if "ConstantPad" in node.name() else ()
-        if len(padding) >= 6 and any(padding[4:6]):
-            raise UserError(
-                f"The channels of {type(net).__name__} can't be followed, as they are padded with zeros: "
-                "build it with shortcut=projection where it has that, or choose another method, such as prune."
-            )
-        stack += [parent for parent, _ in node.next_functions]
 
 
 def _unfollowed(net: nn.Module, reason: str) -> UserError:

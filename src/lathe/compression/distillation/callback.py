@@ -16,18 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from lathe.compression.callback import Compression, an_input
-from lathe.compression.distillation.losses import (
-    Projections,
-    Queue,
-    attention,
-    connector,
-    crd,
-    dist,
-    dkd,
-    hint,
-    kd,
-    rkd,
-)
+from lathe.compression.distillation import losses
 from lathe.compression.distillation.teacher import KEY, OpenRun, Teachers, name_of
 from lathe.compression.modes import copy_input, evaluated
 from lathe.config.types import (
@@ -107,16 +96,17 @@ class Distill(Compression):
             raise ArgumentError(
                 f"cache={cache} keeps logits alone, and {'+'.join(self.methods)} needs layers: set cache=0."
             )
-        losses: dict[str, Callable[..., Tensor]] = {
-            "kd": partial(kd, temperature=temperature),
-            "dkd": partial(dkd, temperature=temperature, target_weight=target_weight, other_weight=other_weight),
-            "dist": partial(dist, temperature=temperature, between_weight=between_weight, within_weight=within_weight),
-            "fitnets": hint,
-            "attention": attention,
-            "rkd": partial(rkd, distance_weight=distance_weight, angle_weight=angle_weight),
-            "crd": partial(crd, temperature=crd_temperature),
+        logits: dict[str, Any] = {"temperature": temperature}
+        functions: dict[str, Callable[..., Tensor]] = {
+            "kd": partial(losses.kd, **logits),
+            "dkd": partial(losses.dkd, **logits, target_weight=target_weight, other_weight=other_weight),
+            "dist": partial(losses.dist, **logits, between_weight=between_weight, within_weight=within_weight),
+            "fitnets": losses.hint,
+            "attention": losses.attention,
+            "rkd": partial(losses.rkd, distance_weight=distance_weight, angle_weight=angle_weight),
+            "crd": partial(losses.crd, temperature=crd_temperature),
         }
-        self.losses = {name: losses[name] for name in self.methods}
+        self.losses = {name: functions[name] for name in self.methods}
         self.crd_features, self.crd_queue = crd_features, crd_queue
         self.layers = student_layers, teacher_layers
         self.teachers = Teachers(teacher, teacher_weights, ema_decay, cache)
@@ -124,7 +114,6 @@ class Distill(Compression):
         self.warmup = warmup
         self.open_run: OpenRun | None = None  # opens the net of a run directory; set by the training
         self.comparisons: list[Comparison] = []
-        self.best: float | None = None  # the student's best value of the task's monitor
         self._capture: Capture | None = None  # the student's layers
         self._undo: list[Callable[[], object]] = []
         self._sums: Tensor | None = None  # [3]: sums of hard, soft and 1 over the steps since the last logged one
@@ -159,7 +148,7 @@ class Distill(Compression):
         kind = outputs.device.type
         # 16 bits are too imprecise for relations, and this part is cheap
         with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-            counted = Counted.of(outputs, batch)
+            counted = counted_rows(outputs, batch)
             terms = [
                 share * comparison(outputs, logits[:, index], self._capture, counted)
                 for index, (share, comparison) in enumerate(zip(self.teachers.shares, self.comparisons, strict=True))
@@ -185,13 +174,7 @@ class Distill(Compression):
             self.comparisons.append(Comparison(self, student, found, torch.initial_seed() + index))
         names = [ours for comparison in self.comparisons for pairs in comparison.pairs.values() for ours, _ in pairs]
         self._capture = Capture(net, names, training_only=True) if names else None
-        trained = self._trained()
-        require(
-            not trained or not is_foreign(task),
-            f"{KEY}.method={'+'.join(self.methods)} trains connectors, which no optimizer of a LightningModule takes: "
-            "use method=kd, dkd, dist, attention or rkd.",
-        )
-        if trained:
+        if trained := self._trained():
             self._join(trainer, task, trained)
         if not trained or trainer.world_size == 1:
             self.on_after_backward = None  # type: ignore[assignment]  # Lightning skips it
@@ -252,9 +235,9 @@ class Distill(Compression):
         strategy = trainer.strategy
         whole = isinstance(strategy, SingleDeviceStrategy | DDPStrategy) and not isinstance(strategy, DeepSpeedStrategy)
         require(
-            whole and not hasattr(strategy, "shard"),
-            f"{KEY}.method={'+'.join(self.methods)} trains connectors, which {type(strategy).__name__} does not take: "
-            "use strategy=ddp, or method=kd, dkd, dist, attention or rkd.",
+            whole and not hasattr(strategy, "shard") and not is_foreign(task),
+            f"{KEY}.method={'+'.join(self.methods)} trains connectors, which neither a LightningModule nor "
+            f"{type(strategy).__name__} takes: use strategy=ddp, or method=kd, dkd, dist, attention or rkd.",
         )
         make = task._make_optimizer
 
@@ -334,18 +317,12 @@ class Distill(Compression):
             for logger in trainer.loggers if is_foreign(pl_module) else ():
                 logger.log_metrics({**metrics, "epoch": trainer.current_epoch}, step=step)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if is_foreign(pl_module):
-            return
-        value = trainer.callback_metrics.get(pl_module.monitor)
-        if value is not None and not trainer.sanity_checking:
-            better = min if pl_module.monitor.partition("/")[2] in pl_module.minimised else max
-            self.best = float(value) if self.best is None else better(self.best, float(value))
-
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if self.best is not None:
-            metric = pl_module.monitor.partition("/")[2]
-            self.teachers.compare(self.best, metric, lower=metric in pl_module.minimised)
+        for callback in trainer.checkpoint_callbacks:
+            score = getattr(callback, "best_score", None)
+            if score is not None and not is_foreign(pl_module) and callback.monitor == pl_module.monitor:  # type: ignore[attr-defined]
+                metric = pl_module.monitor.partition("/")[2]
+                self.teachers.compare(score, metric, lower=metric in pl_module.minimised)
 
     def report(self) -> dict[str, float]:
         return self.teachers.report()
@@ -358,7 +335,7 @@ class Distill(Compression):
             self._undo, self.comparisons, self.teachers.nets = [], [], []
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"step": self._step, "figures": self.teachers.metrics, "best": self.best}
+        state: dict[str, Any] = {"step": self._step, "figures": self.teachers.metrics}
         state["comparisons"] = [comparison.state_dict() for comparison in self.comparisons]
         if self.teachers.average is not None:
             state["average"] = self.teachers.average.state_dict()
@@ -366,7 +343,7 @@ class Distill(Compression):
         return {**state, "sums": [row.tolist() for row in everyones_tensors(mine)]}  # as the task saves them
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._step, self.teachers.metrics, self.best = state_dict["step"], state_dict["figures"], state_dict["best"]
+        self._step, self.teachers.metrics = state_dict["step"], state_dict["figures"]
         self._restored = state_dict["sums"]
         if self.teachers.average is not None and "average" in state_dict:
             self.teachers.average.load_state_dict(state_dict["average"])
@@ -374,29 +351,23 @@ class Distill(Compression):
             comparison.load_state_dict(state)
 
 
-@dataclass(frozen=True)
-class Counted:
-    """Rows of the outputs that count.
+Counted = tuple[Tensor | None, Tensor | None, Tensor | None]
 
-    `target` is int64 [rows] or probabilities [rows, classes], `rows` are their weights (None: all count), and `count`
-    divides their sums (None: the sum of `rows`).
+
+def counted_rows(outputs: Tensor, batch: Any) -> Counted:
+    """Return targets, weights of rows and their sum, of a batch `(x, y)` or `(x, y, count)` as tasks have.
+
+    Targets are int64 [rows] or probabilities [rows, classes]; rows with the target -100 are padding. None: no target
+    for each row, all rows count, and the sum of the weights.
     """
-
-    target: Tensor | None = None
-    rows: Tensor | None = None
-    count: Tensor | None = None
-
-    @classmethod
-    def of(cls, outputs: Tensor, batch: Any) -> "Counted":
-        """Read a batch as tasks do: `(x, y)` or `(x, y, count)`; rows with the target -100 are padding."""
-        several = isinstance(batch, list | tuple) and len(batch) > 1
-        target = batch[1] if several and isinstance(batch[1], Tensor) else None
-        if target is None or target.shape[: outputs.dim() - 1] != outputs.shape[:-1]:
-            return cls()
-        if target.is_floating_point():
-            return cls(target.flatten(0, -2))
-        flat = target.flatten()
-        return cls(flat, flat != IGNORE, batch[2] if len(batch) > 2 else None)
+    several = isinstance(batch, list | tuple) and len(batch) > 1
+    target = batch[1] if several and isinstance(batch[1], Tensor) else None
+    if target is None or target.shape[: outputs.dim() - 1] != outputs.shape[:-1]:
+        return None, None, None
+    if target.is_floating_point():
+        return target.flatten(0, -2), None, None
+    flat = target.flatten()
+    return flat, flat != IGNORE, batch[2] if len(batch) > 2 else None
 
 
 class Comparison:
@@ -406,7 +377,7 @@ class Comparison:
         self.weights, self.losses = options.weights, options.losses
         self.channels: dict[str, int] = {}  # of the student's layers, in the unsharded net
         self.connectors = nn.ModuleDict()
-        self.queue: Queue | None = None
+        self.queue: losses.Queue | None = None
         self._pending: tuple[Tensor, Tensor] | None = None  # pushed to the queue after the backward pass
         self.pairs = {
             method: pairs_of(method, student, teacher, options.layers) for method in self.weights if method in FEATURES
@@ -418,13 +389,13 @@ class Comparison:
                     shapes = student.shapes[ours], teacher.shapes[theirs]
                     self.channels[ours] = _channels(shapes[0])
                     if method == "fitnets":
-                        self.connectors[f"fitnets_{index}"] = connector(*shapes)
+                        self.connectors[f"fitnets_{index}"] = losses.connector(*shapes)
                     if method == "crd":
                         mine, other = (math.prod(shape) for shape in shapes)
-                        self.connectors[f"crd_{index}"] = Projections(mine, other, options.crd_features)
+                        self.connectors[f"crd_{index}"] = losses.Projections(mine, other, options.crd_features)
         if "crd" in self.pairs:
             require(len(self.pairs["crd"]) == 1, f"{KEY}.student_layers: crd compares one embedding. Name one layer.")
-            self.queue = Queue(options.crd_queue, options.crd_features) if options.crd_queue else None
+            self.queue = losses.Queue(options.crd_queue, options.crd_features) if options.crd_queue else None
         names = [theirs for pairs in self.pairs.values() for _, theirs in pairs]
         self.capture = Capture(teacher.net, names, training_only=False) if names else None
 
@@ -445,7 +416,7 @@ class Comparison:
             self.capture.found.clear()
 
     def _term(self, method: str, outputs: Tensor, logits: Tensor, ours: "Capture | None", counted: Counted) -> Tensor:
-        loss, target, rows, count = self.losses[method], counted.target, counted.rows, counted.count
+        loss, (target, rows, count) = self.losses[method], counted
         if method == "kd":
             return loss(outputs, logits, rows=rows, count=count)
         if method == "dkd":
@@ -464,11 +435,13 @@ class Comparison:
                 f"{KEY}: the strategy or another method has removed channels of {mine}, which {method} can't compare: "
                 "use method=kd, dkd or dist.",
             )
-            terms.append(self._feature(method, index, features, self.capture.take(other), counted))
+            terms.append(self._feature(method, index, features, self.capture.take(other), target, rows))
         return _sum(terms)
 
-    def _feature(self, method: str, index: int, ours: Tensor, theirs: Tensor, counted: Counted) -> Tensor:
-        loss, rows = self.losses[method], counted.rows
+    def _feature(
+        self, method: str, index: int, ours: Tensor, theirs: Tensor, target: Tensor | None, rows: Tensor | None
+    ) -> Tensor:
+        loss = self.losses[method]
         if method == "fitnets":
             link: Any = self.connectors[f"fitnets_{index}"]
             if rows is not None and ours.dim() == 3 and len(rows) == len(ours):
@@ -478,7 +451,7 @@ class Comparison:
             return loss(ours, theirs, rows=rows)
         self.flush()
         mine, other = self.connectors[f"crd_{index}"](ours, theirs)
-        hard = None if counted.target is None or counted.target.is_floating_point() else counted.target
+        hard = None if target is None or target.is_floating_point() else target
         if self.queue is not None:
             self._pending = _everyones(other, hard)
         return loss(mine, other, hard, self.queue, rows=rows)
@@ -572,8 +545,7 @@ class Probe:
 
     def listed(self) -> str:
         """Return the first dozen layers with their shapes, for messages."""
-        names = [f"{name} {list(shape)}" for name, shape in self.shapes.items()]
-        return ", ".join(names[:12]) + (f" and {len(names) - 12} more" if len(names) > 12 else "")
+        return ", ".join(f"{name} {list(shape)}" for name, shape in list(self.shapes.items())[:12])
 
 
 def _probe_teacher(name: str, net: nn.Module, example: Tensor | Call, student: Probe) -> Probe:
@@ -633,7 +605,8 @@ def pairs_of(method: str, student: Probe, teacher: Probe, layers: tuple[Any, Any
         f"{KEY}.student_layers are {', '.join(ours)} and teacher_layers {', '.join(theirs)}: give as many of one as of "
         "the other.",
     )
-    for mine, other in zip(ours, theirs, strict=True):
+    pairs = list(zip(ours, theirs, strict=True))
+    for mine, other in pairs:
         shapes = student.shapes[mine], teacher.shapes[other]
         able = [name for name, shape in student.shapes.items() if fits(method, shape, shapes[1])]
         require(
@@ -641,7 +614,7 @@ def pairs_of(method: str, student: Probe, teacher: Probe, layers: tuple[Any, Any
             f"{KEY}.student_layers={mine} gives {list(shapes[0])}, which {method} can't compare with {list(shapes[1])} "
             f"of the teacher's {other}. Choose among the student's {', '.join(able[:12]) or 'none'}.",
         )
-    return list(zip(ours, theirs, strict=True))
+    return pairs
 
 
 class Capture:
@@ -655,22 +628,19 @@ class Capture:
         self.found: dict[str, Tensor] = {}
         self._handles: list[RemovableHandle] = []
         found = self.found  # hooks must not refer to this object, which the compiler would trace
+
+        def keep(name: str, module: nn.Module, tensor: Tensor) -> None:
+            if module.training or not training_only:
+                found[name] = tensor.clone()  # the layer, or the next one, may modify it in place
+
         for name in dict.fromkeys(names):
             inner = name.removesuffix(".input")
             module = net.get_submodule(inner)
-
-            def before(module: nn.Module, inputs: Any, name: str = name) -> None:
-                if module.training or not training_only:
-                    found[name] = inputs[0].clone()  # the layer may modify it in place
-
-            def after(module: nn.Module, inputs: Any, output: Any, name: str = name) -> None:
-                if module.training or not training_only:
-                    found[name] = output.clone()  # the next layer may modify it in place
-
             if inner != name:
-                self._handles.append(module.register_forward_pre_hook(before))
+                hook = module.register_forward_pre_hook(lambda module, inputs, name=name: keep(name, module, inputs[0]))
             else:
-                self._handles.append(module.register_forward_hook(after))
+                hook = module.register_forward_hook(lambda module, _, output, name=name: keep(name, module, output))
+            self._handles.append(hook)
 
     def take(self, name: str) -> Tensor:
         """Return a layer's features; raise UserError if it was not called, or this rank has only a shard."""

@@ -1,6 +1,7 @@
 """Teachers of a student: opened from the configuration, or an average of the student itself."""
 
 import copy
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,19 +38,17 @@ class Teachers:
         self.specs: list[Any] = list(teacher) if several else [teacher]
         require(bool(self.specs), f"{KEY}.teacher=[] names no teacher: give the directory of a finished run.")
         for spec in self.specs:
-            has_net = (
-                isinstance(spec, Mapping) and set(spec) == {"net", "weights"} and isinstance(spec["net"], nn.Module)
-            )
             require(
-                has_net or isinstance(spec, str | Path),
+                isinstance(spec, str | Path)
+                or (
+                    isinstance(spec, Mapping) and set(spec) == {"net", "weights"} and isinstance(spec["net"], nn.Module)
+                ),
                 f"{KEY}.teacher={spec!r:.80}: give a finished run's directory, ema, or {{net: ..., weights: ...}}.",
             )
         require(len(self.specs) == 1 or "ema" not in self.specs, f"{KEY}.teacher={teacher}: ema teaches alone.")
-        given = [1.0] * len(self.specs) if weights is None else [float(value) for value in weights]
+        given = weights or [1.0] * len(self.specs)
         if len(given) != len(self.specs):
-            raise ArgumentError(
-                f"teacher_weights={weights}: give {len(self.specs)} numbers, one for each teacher, or null."
-            )
+            raise ArgumentError(f"teacher_weights={weights}: give {len(self.specs)} numbers, one for each teacher.")
         if cache and "ema" in self.specs:
             raise ArgumentError(f"cache={cache} needs a teacher that does not change, unlike teacher=ema: set cache=0.")
         self.shares = [value / sum(given) for value in given]
@@ -93,24 +92,18 @@ class Teachers:
         """Evaluate the teachers on the validation split, over all ranks, and log the monitored metric."""
         monitored = str(task.monitor).partition("/")[2]
         for index, net in enumerate(self.nets):
-            total: Tensor | None = None
+            totals: list[Tensor] = []
             meters = None if task.meters is None else task.meters.fresh()
-            with (
-                torch.random.fork_rng(devices=[]),
-                torch.no_grad(),
-                _as_evaluated(task),
-                trainer.precision_plugin.forward_context(),
-            ):
+            precision = trainer.precision_plugin.forward_context()
+            with torch.random.fork_rng(devices=[]), torch.no_grad(), _as_evaluated(task), precision:
                 for batch in val_batches(trainer.datamodule):  # type: ignore[attr-defined]
                     answer = net(self._cast(batch[0]))
                     loss = torch.stack(list(task.losses(answer, batch).values())).sum()
-                    sums = task.reduce(answer, batch, loss)
-                    total = sums if total is None else total + sums
+                    totals.append(task.reduce(answer, batch, loss))
                     if meters is not None:
                         meters.update("val", *task.scored(answer, batch))
-            assert total is not None, "an empty validation split"
             own = {} if meters is None else meters.take("val", trainer)
-            means = {name.partition("/")[2]: value for name, value in task._means("val", total).items()}
+            means = {name.partition("/")[2]: value for name, value in task._means("val", sum(totals)).items()}
             self.metrics.append({**means, **own})
             task.write({f"{self._prefix(index)}_{monitored}": self.metrics[-1][monitored]})
 
@@ -216,15 +209,15 @@ class Average:
         """
         live, own = student.state_dict(keep_vars=True), self.tensors()
         names = [name for name in own if name in live]
-        for name in names:
-            require(
-                not hasattr(live[name], "ds_id"),
-                f"{KEY}.teacher=ema needs whole weights, and deepspeed_3 has parts: use fsdp, deepspeed_2 or ddp.",
-            )
-            require(
-                live[name].shape == own[name].shape,
-                f"{KEY}.teacher=ema can't follow {name}, whose shape another method changes: give a finished run.",
-            )
+        require(
+            not any(hasattr(live[name], "ds_id") for name in names),
+            f"{KEY}.teacher=ema needs whole weights, and deepspeed_3 has parts: use fsdp, deepspeed_2 or ddp.",
+        )
+        changed = [name for name in names if live[name].shape != own[name].shape]
+        require(
+            not changed,
+            f"{KEY}.teacher=ema can't follow {changed}, whose shapes another method changes: give a finished run.",
+        )
         self._live = [live[name] for name in names]
         self._average.tensors = [own[name].detach() for name in names]
         self._buffers = [i for i, tensor in enumerate(self._live) if not isinstance(tensor, nn.Parameter)]
@@ -255,35 +248,22 @@ class Average:
 class LogitCache:
     """Logits by input, at most `limit` bytes of them; the oldest are dropped first.
 
-    The key of a row is a 64-bit hash of its content, so that crops of a sample differ. Two inputs share a key with a
-    probability of about 2^-64.
+    The key of a row is a hash of its content, so that crops of a sample differ.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.rows: dict[int, Tensor] = {}
+        self.rows: dict[bytes, Tensor] = {}
         self.lookups = self.hits = self.saved = 0  # rows requested, cached rows, and rows that were not computed
         self._warned = False
-        self._factors: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
-
-    def keys(self, x: Tensor) -> list[int]:
-        """Return a hash of each row of `x` [batch, ...]. Waits for the device."""
-        flat = x.detach().contiguous().view(len(x), -1)
-        sizes = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        words = flat.view(sizes[flat.element_size()]).to(torch.int64)
-        key = (words.shape[1], words.device)
-        if key not in self._factors:
-            generator = torch.Generator().manual_seed(0)
-            drawn = torch.randint(-(2**63), 2**63 - 1, (2, words.shape[1]), generator=generator)
-            self._factors[key] = (drawn[0].to(x.device), (drawn[1] | 1).to(x.device))
-        offset, factor = self._factors[key]
-        mixed = (words + offset) * factor
-        mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687  # a constant of splitmix64
-        return (mixed ^ (mixed >> 32)).sum(1).tolist()
 
     def get(self, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return `compute(x)` [batch, ...], cached or computed; one new row computes the whole batch."""
-        keys = self.keys(x)
+        """Return `compute(x)` [batch, ...], cached or computed; one new row computes the whole batch.
+
+        Waits for the device.
+        """
+        content = x.detach().cpu().contiguous().view(len(x), -1).view(torch.uint8).numpy()
+        keys = [hashlib.blake2b(row, digest_size=16).digest() for row in content]
         self.lookups += len(keys)
         known = sum(key in self.rows for key in keys)
         self.hits += known

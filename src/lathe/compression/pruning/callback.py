@@ -1,23 +1,20 @@
 """Callbacks that mask weights: the base class, and pruning along a schedule with recovery under fixed masks."""
 
 import math
-import zlib
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.skippable_hooks import SkippableHooks
-from lathe.compression.callback import Compression, an_input, compressions, steps_of
+from lathe.compression.callback import Compression, compressions, steps_of
 from lathe.compression.channels.slices import staying
-from lathe.compression.modes import copy_input, evaluated, uncompiled
+from lathe.compression.modes import copy_input, evaluated
 from lathe.compression.pruning import criteria
 from lathe.compression.pruning.masks import (
     HEAD_RULE,
@@ -47,11 +44,12 @@ from lathe.config.types import (
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError, require
 from lathe.measure.calls import run
-from lathe.measure.processes import everyones, processes
-from lathe.measure.shards import is_sharded, joined, local, parameters_of, part_of, whole
+from lathe.measure.processes import processes
+from lathe.measure.shards import joined, local, parameters_of, part_of, whole
 from lathe.tasks.core import core_name, core_of, record_calls
 
 GRADIENT_CRITERIA = ("taylor", "movement")
+WATCHING = (*GRADIENT_CRITERIA, "wanda")  # criteria without scores before the first step
 
 
 class Masking(SkippableHooks, Compression):
@@ -72,10 +70,11 @@ class Masking(SkippableHooks, Compression):
     name = "masking"
     beside_removal = False
 
+    @validated
     def __init__(
         self,
-        layers: Sequence[str] | None = None,
-        exclude: list[str] | None = None,
+        layers: SomeNames | None = None,
+        exclude: list[Name] | None = None,
         types: LayerTypes | None = None,
         head: bool = False,
     ) -> None:
@@ -108,11 +107,12 @@ class Masking(SkippableHooks, Compression):
         chosen = self.choose(net)
         require(bool(chosen), f"{self.key} finds nothing to mask: {HEAD_RULE}")
         weights = {name: p.numel() for name, p in weights_of(net, self.layers, self.exclude).items()}
-        left = sorted(weights.keys() - chosen.keys(), key=lambda name: (-weights[name], name))
-        share = 1 - sum(weights[name] for name in left) / max(sum(weights.values()), 1)
+        dense = weights.keys() - chosen.keys()
+        share = 1 - sum(weights[name] for name in dense) / max(sum(weights.values()), 1)
         if share < 0.5 and {"linear", "conv"} & set(self.types):
+            largest = min(dense, key=lambda name: (-weights[name], name))
             rank_zero_warn(
-                f"{self.key} masks only {share:.1%} of the weights: {left[0]} stays dense. See {self.key}.layers."
+                f"{self.key} masks only {share:.1%} of the weights: {largest} stays dense. See {self.key}.layers."
             )
         return chosen
 
@@ -133,27 +133,27 @@ class Masking(SkippableHooks, Compression):
             masks[name][left[name]] = mask
         return masks
 
-    def set_masks(self, masks: Masks, momentum: bool = False) -> None:
-        """Set masks (full shape, True: kept) and apply them; a collective that broadcasts rank 0's masks.
-
-        `momentum` also zeroes the optimizer's state of weights that were or become masked.
-        """
-        before = self.masks
+    def set_masks(self, masks: Masks) -> None:
+        """Set masks (full shape, True: kept) and apply them; a collective that broadcasts rank 0's masks."""
         self.masks = {name: mask.bool().to(self.parameters[name].device) for name, mask in masks.items()}
         if processes() > 1:
             for mask in self.masks.values():
                 torch.distributed.broadcast(mask.view(torch.uint8), src=0)
         self.updates += 1
         self._bind_masks()
-        for name, mask in self.masks.items() if momentum else ():
-            owner, kept = self.parameters[name], mask & before[name] if name in before else mask
-            for optimizer in self._optimizers:
-                for value in optimizer.state.get(owner, {}).values():
-                    if isinstance(value, Tensor) and value.shape == owner.shape:
-                        with torch.no_grad():
-                            local(value).mul_(part_of(kept.to(value.dtype), value if is_sharded(value) else owner))
         for average in self._averages:
             average.mask({f"{self._prefix}{name}": mask for name, mask in self.masks.items()})
+
+    @torch.no_grad()
+    def clear_state(self, places: Masks, keep: tuple[str, ...] = ()) -> None:
+        """Zero the optimizers' state of weights where `places` are True, but for the entries named in `keep`."""
+        for name, mask in places.items():
+            owner = self.parameters[name]
+            for optimizer in self._optimizers:
+                state: dict[str, Any] = optimizer.state.get(owner, {})
+                for key, value in state.items():
+                    if isinstance(value, Tensor) and value.shape == owner.shape and key not in keep:
+                        local(value).masked_fill_(part_of(mask, owner), 0.0)
 
     def apply(self) -> None:
         """Zero the masked weights in place."""
@@ -185,19 +185,21 @@ class Masking(SkippableHooks, Compression):
         self._averages = [callback for callback in trainer.callbacks if isinstance(callback, EMA)]  # type: ignore[attr-defined]
         self._optimizers = list(trainer.optimizers)
         self._handles = [optimizer.register_step_post_hook(lambda *_: self.apply()) for optimizer in self._optimizers]
-        if self.masks:  # restored, and the net is sharded and on its device by now
-            for name, mask in self.masks.items():
-                if name not in self.parameters or mask.shape != self.parameters[name].shape:
-                    raise UserError(
-                        f"{self.key}: the checkpoint masks {name} in another shape or not at all. Keep the layers of "
-                        "its run."
-                    )
-            self.masks = {name: mask.to(self.parameters[name].device) for name, mask in self.masks.items()}
-            self._bind_masks()
+        self.restore()
         # the checkpoint may have been written between an optimizer step and its update
         if self._step < 0 or steps_of(trainer) > self._step:
             self._step = steps_of(trainer)
             self.on_step(trainer, pl_module, self._step)
+
+    def restore(self) -> None:
+        """Install the state of a checkpoint, once the net is sharded and on its device."""
+        for name, mask in self.masks.items():
+            require(
+                name in self.parameters and mask.shape == self.parameters[name].shape,
+                f"{self.key}: the checkpoint masks {name} in another shape or not at all. Keep the layers of its run.",
+            )
+            self.masks[name] = mask.to(self.parameters[name].device)
+        self._bind_masks()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -235,9 +237,6 @@ class Masking(SkippableHooks, Compression):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state; a collective, which verifies that all ranks have the same masks."""
-        if processes() > 1 and len(set(everyones(checksum(self.masks)))) > 1:
-            raise RuntimeError(f"{self.key}: ranks have different masks.")
         masks = {name: mask.cpu() for name, mask in self.masks.items()}
         return {"masks": masks, "updates": self.updates, "step": self._step}
 
@@ -255,15 +254,6 @@ class Masking(SkippableHooks, Compression):
             part_of(mask.to(owner.dtype), owner) for mask, owner in zip(self.masks.values(), owners, strict=True)
         ]
         self.apply()
-
-
-def checksum(masks: Masks) -> int:
-    """Return the CRC-32 of names and bits of masks."""
-    total = 0
-    for name, mask in masks.items():
-        bits = mask.cpu().contiguous().view(torch.uint8).numpy().tobytes()
-        total = zlib.crc32(bits, zlib.crc32(name.encode(), total))
-    return total
 
 
 class Prune(Masking):
@@ -301,12 +291,9 @@ class Prune(Masking):
         block: Block = (4, 1),
         batches: Count = 4,
         seed: Seed = 0,
-        layers: SomeNames | None = None,
-        exclude: list[Name] | None = None,
-        types: LayerTypes | None = None,
-        head: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(layers, exclude, types, head)
+        super().__init__(**options)
         self.pattern = Pattern(granularity, scope, norm if criterion == "magnitude" else None, n, m, tuple(block))
         if granularity == "n_m" and sparsity > 1 - n / m + 1e-9:
             raise ArgumentError(f"sparsity={sparsity} is more than {n} of {m} leaves: at most {1 - n / m:g}.")
@@ -322,39 +309,39 @@ class Prune(Masking):
         self._sums: dict[str, Tensor] = {}  # taylor and movement: this rank's part; wanda: squares of inputs
         self._restored: dict[str, Tensor] = {}
         self._batch: Any = None
-        self._warned = self._begun = False
 
     def choose(self, net: nn.Module) -> dict[str, nn.Parameter]:
         found = super().choose(net)
         fit = {name: p for name, p in found.items() if self.pattern.divides(p.shape)}
-        left = {name: p.numel() for name, p in found.items() if name not in fit}
-        if left and self.layers is not None:
+        if self.layers is not None and len(fit) < len(found):
+            left = next(name for name in found if name not in fit)
             raise UserError(
-                f"{self.key}.layers: {next(iter(left))} does not divide into {self.pattern.pieces}: name it in exclude."
-            )
-        if fit and not self._warned and sum(left.values()) > 0.1 * sum(p.numel() for p in found.values()):
-            self._warned = True
-            rank_zero_warn(
-                f"{self.key} leaves {', '.join(left)} dense, which do not divide into {self.pattern.pieces}: name them "
-                "in exclude."
+                f"{self.key}.layers: {left} does not divide into {self.pattern.pieces}: name it in exclude."
             )
         if self.criterion == "batchnorm" and fit:
             criteria.batchnorms(net, fit)
         return fit
 
+    def chosen_or_raise(self, net: nn.Module) -> dict[str, nn.Parameter]:
+        chosen, found = super().chosen_or_raise(net), super().choose(net)
+        left = [name for name in found if name not in chosen]
+        if sum(found[name].numel() for name in left) > 0.1 * sum(parameter.numel() for parameter in found.values()):
+            rank_zero_warn(
+                f"{self.key} leaves {', '.join(left)} dense, which do not divide into {self.pattern.pieces}: name them "
+                "in exclude."
+            )
+        return chosen
+
     def scores(self, net: nn.Module, step: int) -> dict[str, Tensor]:
         """Return the score of each weight after optimizer step `step`, by name, as full tensors."""
+        if self.criterion in GRADIENT_CRITERIA:
+            return self._gathered()
         weights = {name: whole(parameter) for name, parameter in self.parameters.items()}
         if self.criterion == "random":
             return criteria.random(weights, self.seed, step)
         if self.criterion == "batchnorm":
-            gammas = {name: whole(net.get_parameter(name)) for name in set(criteria.batchnorms(net, weights).values())}
-            return criteria.batchnorm_scale(net, weights, gammas)
-        if self.criterion == "wanda":
-            return criteria.wanda(weights, self._sums)
-        if self.criterion in GRADIENT_CRITERIA:
-            return self._gathered()
-        return criteria.magnitude(weights)
+            return criteria.batchnorm_scale(net, weights)
+        return criteria.wanda(weights, self._sums) if self.criterion == "wanda" else criteria.magnitude(weights)
 
     def update(self, net: nn.Module, step: int) -> None:
         """Set masks of the schedule's sparsity at optimizer step `step`."""
@@ -369,31 +356,37 @@ class Prune(Masking):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         super().setup(trainer, pl_module, stage)
-        if stage == "fit":
-            # only if needed: each hook costs a call per step
-            self._begun = False
-            if self.criterion == "wanda":
-                self._check_wanda(trainer, pl_module)
-            if self.criterion in GRADIENT_CRITERIA:
-                self.on_before_optimizer_step = self._add_gradients  # type: ignore[method-assign]
+        if stage == "fit" and self.criterion == "wanda":
+            # the inputs are measured after the step
+            self._handles.append(core_of(pl_module).register_forward_pre_hook(copy_input))
+        if stage == "fit" and self.criterion in GRADIENT_CRITERIA:  # each hook costs a call per step
+            self.on_before_optimizer_step = self._add_gradients  # type: ignore[method-assign]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        first = int(self.criterion in (*GRADIENT_CRITERIA, "wanda"))  # these have no scores before the first step
+        first = int(self.criterion in WATCHING)
         start = max(self.step_at(trainer, self.start), first)
         end = max(self.step_at(trainer, self.end), start)
         every = self.every_n_steps or max(1, (end - start) // 100)
         self.schedule = replace(self.curve, start=start, end=end, every_n_steps=every)
-        last = self.schedule.last
-        require(last <= self.total_steps(trainer), f"{self.key} would end at step {last}, after the run. Train longer.")
         for other in self._removing:
             choice = other.step_at(trainer, other.start)
             require(
-                choice <= last,
-                f"{self.key} ends at step {last}, before channels are chosen at step {choice}. Raise {self.key}.end, "
-                "or lower compression.prune_channels.start.",
+                choice <= self.schedule.last,
+                f"{self.key} ends at step {self.schedule.last}, before channels are chosen at step {choice}. Raise "
+                f"{self.key}.end, or lower compression.prune_channels.start.",
             )
+        begins = self._step < 0
         super().on_train_start(trainer, pl_module)
-        self._take_over()
+        if begins and not self.updates and self._step > start and not first:
+            self.update(core_of(pl_module), self._step)  # the run continues a dense checkpoint from after the start
+
+    def restore(self) -> None:
+        super().restore()
+        for name, value in self._restored.items():
+            owner = self.parameters[name]
+            value = value.to(owner.device)
+            self._sums[name] = value if self.criterion == "wanda" else part_of(value, owner).clone()
+        self._restored = {}
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -404,35 +397,15 @@ class Prune(Masking):
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         assert self.schedule is not None
-        self._take_over()
         net = core_of(pl_module)
-        if self.criterion == "wanda" and self._batch is not None and self._wanted(step):
+        soon = any(self.schedule.due(later) for later in range(step, step + self.batches))
+        if self.criterion == "wanda" and self._batch is not None and soon:
             self._measure(net, trainer, pl_module)
-        # a run that resumes from a checkpoint without masks may be past its start
-        late = not self._begun and self.updates == 0 and step > self.schedule.start
-        self._begun = True
-        if self.schedule.due(step) or (late and self.criterion not in (*GRADIENT_CRITERIA, "wanda")):
+        if self.schedule.due(step):
             self.update(net, step)
 
     def ready(self, trainer: Trainer) -> bool:
         return self.schedule is not None and self._step >= self.schedule.last
-
-    def _check_wanda(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Copy the net's input, measured after the step; raise UserError if a layer is not called."""
-        net = core_of(pl_module)
-        self._handles.append(net.register_forward_pre_hook(copy_input))
-        try:
-            x = an_input(trainer, pl_module, 2, next(net.parameters()).device)
-        except MisconfigurationException:  # no validation data
-            return
-        chosen = self.choose(net)
-        with criteria.input_squares(net, chosen) as seen, evaluated(net), torch.no_grad(), uncompiled(net):
-            run(net, x)
-        unseen = [name for name in chosen if name not in seen]
-        if unseen:
-            raise UserError(
-                f"{self.key}.criterion=wanda: the net uses {unseen[0]} without calling its layer. Name it in exclude."
-            )
 
     def _add_gradients(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
         assert self.schedule is not None
@@ -446,11 +419,6 @@ class Prune(Masking):
             name: None if p.grad is None or id(p) not in own else local(p.grad) for name, p in self.parameters.items()
         }
         criteria.add_gradients(self._sums, weights, gradients, self.criterion)  # type: ignore[arg-type]
-
-    def _wanted(self, step: int) -> bool:
-        """Return whether an update is due within `batches` steps from `step` on."""
-        assert self.schedule is not None
-        return any(self.schedule.due(later) for later in range(step, step + self.batches))
 
     def _measure(self, net: nn.Module, trainer: Trainer, pl_module: LightningModule) -> None:
         example = record_calls(pl_module, [self._batch], split="train")[0].example
@@ -475,21 +443,12 @@ class Prune(Masking):
     def _gathered(self) -> dict[str, Tensor]:
         return {name: whole(joined(part, self.parameters[name])) for name, part in self._sums.items()}
 
-    def _take_over(self) -> None:
-        """Install restored sums, once the net is sharded and on its device."""
-        for name, value in self._restored.items():
-            owner = self.parameters[name]
-            value = value.to(owner.device)
-            self._sums[name] = value if self.criterion == "wanda" else part_of(value, owner).clone()
-        self._restored = {}
-
     def state_dict(self) -> dict[str, Any]:
         sums = self._sums if self.criterion == "wanda" else self._gathered()
         return super().state_dict() | {"sums": {name: value.cpu() for name, value in sums.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._begun = True
         self._restored = dict(state_dict["sums"])
 
 
@@ -506,22 +465,9 @@ class PruneStructured(Prune):
         scope: MaskScope = "layer",
         criterion: Criterion = "magnitude",
         norm: Positive = 2.0,
-        schedule: SparsityCurve = "cubic",
-        initial_sparsity: ShareBelowOne = 0.0,
-        start: Share = 0.1,
-        end: Share = 0.6,
-        every_n_steps: Count | None = None,
         **options: Any,
     ) -> None:
-        shared: dict[str, Any] = {
-            "schedule": schedule,
-            "initial_sparsity": initial_sparsity,
-            "start": start,
-            "end": end,
-        }
-        super().__init__(
-            sparsity, "structured", scope, criterion, norm, every_n_steps=every_n_steps, **shared, **options
-        )
+        super().__init__(sparsity, "structured", scope, criterion, norm, **options)
 
 
 class PruneNM(Prune):
@@ -531,12 +477,6 @@ class PruneNM(Prune):
     fixed_parameters = ("sparsity", "granularity", "norm", "block")
 
     @validated
-    def __init__(
-        self,
-        n: Count = 2,
-        m: Count = 4,
-        criterion: Criterion = "magnitude",
-        **options: Any,
-    ) -> None:
+    def __init__(self, n: Count = 2, m: Count = 4, **options: Any) -> None:
         Pattern(n=n, m=m)  # validates them
-        super().__init__(1 - n / m, "n_m", criterion=criterion, n=n, m=m, **options)
+        super().__init__(1 - n / m, "n_m", n=n, m=m, **options)

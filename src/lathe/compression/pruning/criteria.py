@@ -1,6 +1,6 @@
 """Pruning criteria: scores of the shape of each parameter, by name; the lowest are removed."""
 
-import hashlib
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lathe.compression.pruning.masks import CONV
-from lathe.errors import UserError
+from lathe.compression.pruning.rewiring import random_scores
+from lathe.errors import UserError, require
+from lathe.measure.shards import whole
 
 Scores = dict[str, Tensor]
 
@@ -23,28 +25,23 @@ def magnitude(parameters: Mapping[str, Tensor]) -> Scores:
 
 def random(parameters: Mapping[str, Tensor], seed: int, step: int = 0) -> Scores:
     """Return uniform numbers in [0, 1) that depend only on (seed, step, name), as a baseline."""
-    scores = {}
-    for name, parameter in parameters.items():
-        digest = hashlib.blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        scores[name] = torch.rand(parameter.shape, generator=generator).to(parameter.device)
-    return scores
+    return {
+        name: random_scores(parameter.shape, seed, step, zlib.crc32(name.encode())).to(parameter.device)
+        for name, parameter in parameters.items()
+    }
 
 
-def batchnorm_scale(
-    net: nn.Module, parameters: Mapping[str, Tensor], whole: Mapping[str, Tensor] | None = None
-) -> Scores:
-    """Return |gamma| of the BatchNorm after each layer, per output channel.
+def batchnorm_scale(net: nn.Module, parameters: Mapping[str, Tensor]) -> Scores:
+    """Return |gamma| of the BatchNorm after each layer, per output channel; a collective for sharded ones.
 
     Liu et al. 2017, "Network Slimming", arXiv:1708.06519. The next layer with weights in `net.modules()` must be a
-    BatchNorm of as many channels, else UserError. `whole` has gathered copies of sharded gammas, by name.
+    BatchNorm of as many channels, else UserError.
     """
     followers = batchnorms(net, parameters)
     scores = {}
     for name, parameter in parameters.items():
-        gamma = (whole or {}).get(followers[name], net.get_parameter(followers[name]))
-        shape = (-1, *[1] * (parameter.dim() - 1))
-        scores[name] = gamma.detach().abs().reshape(shape).expand(parameter.shape)
+        gamma = whole(net.get_parameter(followers[name])).abs()
+        scores[name] = gamma.reshape(-1, *[1] * (parameter.dim() - 1)).expand(parameter.shape)
     return scores
 
 
@@ -103,6 +100,10 @@ def wanda(parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> Sc
     """Return |w| times its input's L2 norm (Sun et al. 2023, arXiv:2306.11695, with scope=output)."""
     scores = {}
     for name, parameter in parameters.items():
+        require(
+            name in squares,
+            f"criterion=wanda: the net uses {name} without calling its layer. Name it in exclude.",
+        )
         norms = squares[name].sqrt()  # [groups, inputs]
         rows = norms.repeat_interleave(parameter.shape[0] // norms.shape[0], 0)
         scores[name] = parameter.detach().abs() * rows.reshape(*rows.shape, *[1] * (parameter.dim() - 2))

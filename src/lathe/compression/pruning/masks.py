@@ -169,29 +169,24 @@ class Pattern:
         """Return the scores of the units of a weight that divides: [units], or [groups, m] for n_m."""
         if self.granularity == "unstructured":
             return score.flatten()
-        if self.granularity == "structured":
-            return _mean(score.flatten(1), norm, (1,))
         if self.granularity == "n_m":
             return score.movedim(1, -1).reshape(-1, self.m)
-        (rows, columns), matrix = self.block, score.flatten(1)
-        tiles = matrix.reshape(matrix.shape[0] // rows, rows, matrix.shape[1] // columns, columns)
-        return _mean(tiles, norm, (1, 3)).flatten()
+        rows, columns = self._tile(score.shape)
+        tiles = score.reshape(len(score) // rows, rows, -1, columns)
+        return (tiles.mean((1, 3)) if norm is None else tiles.abs().pow(norm).mean((1, 3)).pow(1 / norm)).flatten()
 
     def weights(self, kept: Tensor, shape: torch.Size) -> Tensor:
         """Return the mask of a weight of `shape` from one boolean per unit."""
         if self.granularity == "unstructured":
             return kept.reshape(shape)
-        if self.granularity == "structured":
-            return kept.reshape(-1, *[1] * (len(shape) - 1)).expand(shape).contiguous()
         if self.granularity == "n_m":
             return kept.reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1).contiguous()
-        rows, columns = self.block
-        matrix = kept.reshape(shape[0] // rows, -1).repeat_interleave(rows, 0).repeat_interleave(columns, 1)
-        return matrix.reshape(shape)
+        rows, columns = self._tile(shape)
+        return kept.reshape(shape[0] // rows, -1).repeat_interleave(rows, 0).repeat_interleave(columns, 1).view(shape)
 
-
-def _mean(score: Tensor, norm: float | None, dims: tuple[int, ...]) -> Tensor:
-    return score.mean(dims) if norm is None else score.abs().pow(norm).mean(dims).pow(1 / norm)
+    def _tile(self, shape: torch.Size) -> tuple[int, int]:
+        """Return rows and columns of a unit of the weight as a matrix."""
+        return (1, shape[1:].numel()) if self.granularity == "structured" else (self.block[0], self.block[1])
 
 
 def make_masks(
@@ -242,13 +237,18 @@ def make_masks(
 
 def _lowest(ranked: Tensor, sparsity: float) -> Tensor:
     """Mark the round(sparsity * n) lowest of `ranked` [n], never those at +inf, always those at -inf."""
-    gone = ranked == -torch.inf
-    count = min(max(round(sparsity * ranked.numel()), int(gone.sum())), int((ranked < torch.inf).sum()))
+    gone = int((ranked == -torch.inf).sum())
+    return lowest(ranked, min(max(round(sparsity * ranked.numel()), gone), int((ranked < torch.inf).sum())))
+
+
+def lowest(values: Tensor, count: int) -> Tensor:
+    """Mark the `count` lowest values; of equal ones, the first."""
+    flat = values.flatten()
     if count == 0:
-        return gone
-    threshold = ranked.topk(count, largest=False, sorted=False).values.max()
-    below, equal = ranked < threshold, ranked == threshold
-    return below | (equal & (equal.cumsum(0) <= count - below.sum()))
+        return torch.zeros_like(values, dtype=torch.bool)
+    threshold = flat.topk(count, largest=False, sorted=False).values.max()
+    below, equal = flat < threshold, flat == threshold
+    return (below | (equal & (equal.cumsum(0) <= count - below.sum()))).view(values.shape)
 
 
 def _lowest_of_rows(ranked: Tensor, sparsity: float) -> Tensor:
@@ -343,15 +343,15 @@ class SparsitySchedule:
             return 0.0
         if step >= self.last:
             return self.sparsity
-        if self.schedule == "stepped":
-            return self.initial_sparsity + (self.sparsity - self.initial_sparsity) * self._jumps_by(step) / self.jumps
         t = (step - self.start) / (self.end - self.start)
-        if self.schedule == "linear":
-            return self.initial_sparsity + (self.sparsity - self.initial_sparsity) * t
-        if self.schedule == "cubic":
+        if self.schedule == "stepped":
+            t = self._jumps_by(step) / self.jumps
+        elif self.schedule == "cubic":
             return self.sparsity + (self.initial_sparsity - self.sparsity) * (1 - t) ** 3
-        ratio: float = ((1 - self.sparsity) / (1 - self.initial_sparsity)) ** t
-        return 1 - (1 - self.initial_sparsity) * ratio
+        elif self.schedule == "exponential":
+            ratio: float = ((1 - self.sparsity) / (1 - self.initial_sparsity)) ** t
+            return 1 - (1 - self.initial_sparsity) * ratio
+        return self.initial_sparsity + (self.sparsity - self.initial_sparsity) * t
 
     def _jumps_by(self, step: int) -> int:
         """Count the jumps up to `step`; jump i of `jumps`, from 0, is at i / (jumps - 1) of the way."""

@@ -6,21 +6,18 @@ arXiv:1803.03635; rewinding to a later step: Frankle et al. 2020, arXiv:1912.056
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from lathe.compression.pruning.masks import Masks, lowest
 from lathe.config.types import OpenShare
 from lathe.config.validation import validated
-
-
-@validated
-def uniform(shapes: Mapping[str, Sequence[int]], sparsity: OpenShare) -> dict[str, float]:
-    """Return the same density (share of kept weights) for each tensor."""
-    return dict.fromkeys(shapes, 1 - sparsity)
+from lathe.measure.processes import processes
+from lathe.measure.shards import is_sharded, local, part_of, whole
 
 
 @validated
@@ -44,18 +41,15 @@ def erdos_renyi_kernel(shapes: Mapping[str, Sequence[int]], sparsity: OpenShare)
         dense |= {name for name in full if ratios[name] == highest}
 
 
-def random_masks(shapes: Mapping[str, Sequence[int]], densities: Mapping[str, float], seed: int) -> dict[str, Tensor]:
+def random_masks(shapes: Mapping[str, Sequence[int]], densities: Mapping[str, float], seed: int) -> Masks:
     """Return random masks (True: kept) of `round(density * n)`, at least one, on the CPU, by seed."""
-    masks = {}
-    for index, (name, shape) in enumerate(shapes.items()):
-        kept = max(1, round(densities[name] * math.prod(shape)))
-        masks[name] = _largest(random_scores(shape, seed, 0, index), kept)
-    return masks
+    scores = {name: random_scores(shape, seed, 0, index) for index, (name, shape) in enumerate(shapes.items())}
+    return largest_masks(scores, densities)
 
 
-def magnitude_masks(weights: Mapping[str, Tensor], densities: Mapping[str, float]) -> dict[str, Tensor]:
-    """Return masks (True: kept) of the `round(density * n)`, at least one, largest magnitudes."""
-    return {name: _largest(w.detach().abs(), max(1, round(densities[name] * w.numel()))) for name, w in weights.items()}
+def largest_masks(scores: Mapping[str, Tensor], densities: Mapping[str, float]) -> Masks:
+    """Return masks (True: kept) of the `round(density * n)`, at least one, largest scores."""
+    return {name: lowest(-score, max(1, round(densities[name] * score.numel()))) for name, score in scores.items()}
 
 
 def random_scores(shape: Sequence[int], seed: int, step: int, index: int) -> Tensor:
@@ -80,20 +74,8 @@ def exchange(weight: Tensor, mask: Tensor, growth: Tensor, fraction: float) -> T
     moved = min(int(fraction * kept), mask.numel() - kept)
     if moved == 0:
         return mask.clone()
-    stays = _largest(weight.detach().abs().float().masked_fill(~mask, -1.0), kept - moved)
-    return stays | _largest(growth.detach().float().masked_fill(stays, -math.inf), moved)
-
-
-def _largest(scores: Tensor, count: int) -> Tensor:
-    """Mark exactly `count` of the largest scores; of equal ones, the first."""
-    chosen = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
-    if count > 0:
-        flat = scores.flatten()
-        threshold = flat.kthvalue(flat.numel() - count + 1).values
-        above = flat > threshold
-        chosen[above] = True
-        chosen[(flat == threshold).nonzero().flatten()[: count - int(above.sum())]] = True
-    return chosen.view(scores.shape)
+    stays = lowest(-weight.detach().abs().float().masked_fill(~mask, -1.0), kept - moved)
+    return stays | lowest(-growth.detach().float().masked_fill(stays, -math.inf), moved)
 
 
 @validated
@@ -102,24 +84,22 @@ def round_sparsities(sparsity: OpenShare, rounds: Annotated[int, Field(ge=2)]) -
     return [1 - (1 - sparsity) ** (k / (rounds - 1)) for k in range(rounds)]
 
 
-def copy_state(net: nn.Module, whole: Callable[[Tensor], Tensor] = Tensor.detach) -> dict[str, Tensor]:
-    """Copy weights and buffers of `net` to the CPU; `whole` returns the full tensor of a shard."""
-    return {
-        name: whole(tensor).detach().to("cpu", copy=True) for name, tensor in net.state_dict(keep_vars=True).items()
-    }
+def copy_state(net: nn.Module) -> dict[str, Tensor]:
+    """Copy weights and buffers of `net` to the CPU, whole and as rank 0 has them. A collective."""
+    saved = {}
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        value = whole(tensor)
+        if not is_sharded(tensor) and processes() > 1:
+            value = value.clone()
+            torch.distributed.broadcast(value, src=0)
+        saved[name] = value.to("cpu", copy=True)
+    return saved
 
 
-def rewind(
-    net: nn.Module,
-    saved: Mapping[str, Tensor],
-    masks: Mapping[str, Tensor] | None = None,
-    put: Callable[[Tensor, Tensor], Any] = Tensor.copy_,
-) -> None:
-    """Load what `copy_state` returned into `net`, in place, with zeros where `masks` are False.
-
-    `put(tensor, value)` copies a full value into a tensor that may be sharded.
-    """
-    with torch.no_grad():
-        for name, tensor in net.state_dict(keep_vars=True).items():
-            mask = (masks or {}).get(name)
-            put(tensor, saved[name] if mask is None else saved[name] * mask.to(saved[name].device))
+@torch.no_grad()
+def rewind(net: nn.Module, saved: Mapping[str, Tensor], masks: Mapping[str, Tensor] | None = None) -> None:
+    """Load what `copy_state` returned into `net`, in place, with zeros where `masks` are False."""
+    for name, tensor in net.state_dict(keep_vars=True).items():
+        mask = (masks or {}).get(name)
+        value = saved[name] if mask is None else saved[name] * mask.to(saved[name].device)
+        local(tensor).copy_(part_of(value.to(tensor.device), tensor))

@@ -5,7 +5,6 @@ import itertools
 import math
 from typing import Annotated, Any, Literal
 
-import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from pydantic import Field
@@ -13,25 +12,13 @@ from torch import Tensor
 
 from lathe.callbacks.ema import EMA
 from lathe.compression.callback import steps_of
+from lathe.compression.pruning import rewiring
 from lathe.compression.pruning.callback import Masking
 from lathe.compression.pruning.masks import Masks, make_masks
-from lathe.compression.pruning.rewiring import (
-    copy_state,
-    cosine_fraction,
-    erdos_renyi_kernel,
-    exchange,
-    magnitude_masks,
-    random_masks,
-    random_scores,
-    rewind,
-    round_sparsities,
-    uniform,
-)
-from lathe.config.types import Count, LayerTypes, Name, OpenShare, PositiveShare, Seed, SomeNames, StepOrShare
+from lathe.config.types import Count, OpenShare, PositiveShare, Seed, StepOrShare
 from lathe.config.validation import validated
-from lathe.errors import UserError
-from lathe.measure.processes import processes
-from lathe.measure.shards import is_sharded, local, part_of, whole
+from lathe.errors import UserError, require
+from lathe.measure.shards import whole
 from lathe.tasks.core import core_of
 
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")  # of the dense gradient, and so valid while a weight is masked
@@ -51,7 +38,6 @@ class RigL(Masking):
         growth: "gradient" (RigL) or "random" (SET), by (seed, step).
         end: share of the window after which the masks are fixed.
         initial: "random" masks, or by "magnitude" of trained weights (`ckpt_path`, a later stage).
-        layers, exclude, types, head: which weights, as in `Masking`.
     """
 
     name = "rigl"
@@ -67,12 +53,9 @@ class RigL(Masking):
         end: PositiveShare = 0.75,
         initial: Literal["random", "magnitude"] = "random",
         seed: Seed = 0,
-        layers: SomeNames | None = None,
-        exclude: list[Name] | None = None,
-        types: LayerTypes | None = None,
-        head: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(layers, exclude, types, head)
+        super().__init__(**options)
         self.sparsity, self.densities, self.growth, self.initial = sparsity, densities, growth, initial
         self.fraction, self.every_n_steps, self.end, self.seed = fraction, every_n_steps, end, seed
         self._gradients: dict[str, Tensor] = {}  # of the last step, with manual optimization
@@ -93,9 +76,10 @@ class RigL(Masking):
         start, end = self.step_at(trainer, 0.0), self.step_at(trainer, self.end)
         if not self.masks:
             if step >= start:
-                self.set_masks(self._first_masks(), momentum=True)
+                self.set_masks(self._first_masks())
+                self.clear_state({name: ~mask for name, mask in self.masks.items()})
         elif self._due(trainer, step):
-            self._exchange(step, cosine_fraction(step - start, end - start, self.fraction))
+            self._exchange(step, rewiring.cosine_fraction(step - start, end - start, self.fraction))
             self._gradients = {}
 
     def _due(self, trainer: Trainer, step: int) -> bool:
@@ -114,16 +98,20 @@ class RigL(Masking):
 
     def _first_masks(self) -> Masks:
         shapes = {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
-        densities = (erdos_renyi_kernel if self.densities == "erk" else uniform)(shapes, self.sparsity)
+        if self.densities == "erk":
+            densities = rewiring.erdos_renyi_kernel(shapes, self.sparsity)
+        else:
+            densities = dict.fromkeys(shapes, 1 - self.sparsity)
         if self.initial == "random":
-            return random_masks(shapes, densities, self.seed)
-        return magnitude_masks({name: whole(parameter) for name, parameter in self.parameters.items()}, densities)
+            return rewiring.random_masks(shapes, densities, self.seed)
+        sizes = {name: whole(parameter).abs() for name, parameter in self.parameters.items()}
+        return rewiring.largest_masks(sizes, densities)
 
     def _exchange(self, step: int, fraction: float) -> None:
         growths = {}
         for index, (name, parameter) in enumerate(self.parameters.items()):
             if self.growth == "random":
-                growth = random_scores(parameter.shape, self.seed, step, index)
+                growth = rewiring.random_scores(parameter.shape, self.seed, step, index)
             elif (gradient := self._gradients.get(name, parameter.grad)) is None:
                 raise UserError(
                     f"{self.key}.growth=gradient: {name} has no gradient after a step: it is frozen, or the strategy "
@@ -137,18 +125,12 @@ class RigL(Masking):
         before = self.masks
         self.set_masks(
             {
-                name: exchange(whole(self.parameters[name]), before[name], growth, fraction)
+                name: rewiring.exchange(whole(self.parameters[name]), before[name], growth, fraction)
                 for name, growth in growths.items()
             }
         )
-        with torch.no_grad():  # grown weights start without momentum
-            for name, parameter in self.parameters.items():
-                grown = self.masks[name] & ~before[name]
-                for optimizer in self._optimizers:
-                    state: dict[str, Any] = optimizer.state.get(parameter, {})
-                    for key, value in state.items():
-                        if isinstance(value, Tensor) and value.shape == parameter.shape and key not in SECOND_MOMENTS:
-                            local(value).masked_fill_(part_of(grown, parameter), 0.0)
+        # grown weights start without momentum
+        self.clear_state({name: self.masks[name] & ~before[name] for name in before}, keep=SECOND_MOMENTS)
 
 
 class Lottery(Masking):
@@ -176,13 +158,10 @@ class Lottery(Masking):
         rounds: Annotated[int, Field(ge=2)] = 4,
         rewind: StepOrShare = 0.05,
         scope: Literal["global", "layer"] = "global",
-        layers: SomeNames | None = None,
-        exclude: list[Name] | None = None,
-        types: LayerTypes | None = None,
-        head: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(layers, exclude, types, head)
-        self.sparsities = round_sparsities(sparsity, rounds)
+        super().__init__(**options)
+        self.sparsities = rewiring.round_sparsities(sparsity, rounds)
         self.rounds, self.rewind, self.scope = rounds, rewind, scope
         self.round = 0  # the current round
         # the state to rewind to, on the CPU; empty if not reached or no longer needed
@@ -214,22 +193,17 @@ class Lottery(Masking):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
             steps = [self.begins(trainer, number) for number in range(self.rounds + 1)]
-            if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
-                raise UserError(
-                    f"{self.key}.rounds={self.rounds} do not fit into {steps[-1] - steps[0]} optimizer steps: train "
-                    "longer."
-                )
-            if self.rewind_step(trainer) >= steps[1]:
-                raise UserError(
-                    f"{self.key}.rewind={self.rewind} is not below a round's {steps[1] - steps[0]} optimizer steps: "
-                    "lower it."
-                )
+            fit = all(earlier < later for earlier, later in itertools.pairwise(steps))
+            require(
+                fit and self.rewind_step(trainer) < steps[1],
+                f"{self.key}.rounds={self.rounds} with rewind={self.rewind} do not fit into {steps[-1] - steps[0]} "
+                "optimizer steps: train longer.",
+            )
         super().on_train_start(trainer, pl_module)
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
-        net = core_of(pl_module)
         if self.round == 0 and not self.saved and step >= self.rewind_step(trainer):
-            self.saved = copy_state(net, _whole)
+            self.saved = rewiring.copy_state(core_of(pl_module))
         due = [number for number in range(1, self.rounds) if step >= self.begins(trainer, number)]
         if due and due[-1] > self.round:
             self._begin(trainer, pl_module, due[-1])
@@ -249,10 +223,10 @@ class Lottery(Masking):
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule, number: int) -> None:
         """Prune the trained weights, and start round `number` from the saved ones."""
-        scores = {name: _whole(parameter).abs() for name, parameter in self.parameters.items()}
+        scores = {name: whole(parameter).abs() for name, parameter in self.parameters.items()}
         masks = make_masks(scores, self.sparsities[number], scope=self.scope, previous=self.masks)
         self.round = number
-        rewind(core_of(pl_module), self.saved, put=_put)
+        rewiring.rewind(core_of(pl_module), self.saved)
         self.set_masks(masks)
         for optimizer in trainer.optimizers:
             optimizer.state.clear()
@@ -280,16 +254,3 @@ class Lottery(Masking):
         super().load_state_dict(state_dict)
         self.round = state_dict["round"]
         self.saved = {name: tensor.clone() for name, tensor in state_dict["saved"].items()}
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """Return the full tensor, the same on every rank: rank 0's BatchNorm statistics count."""
-    value = whole(tensor)
-    if not is_sharded(tensor) and processes() > 1:
-        value = value.clone()
-        torch.distributed.broadcast(value, src=0)
-    return value
-
-
-def _put(tensor: Tensor, value: Tensor) -> None:
-    local(tensor).copy_(part_of(value.to(tensor.device), tensor))

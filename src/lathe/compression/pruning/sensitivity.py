@@ -20,6 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lathe.compression.modes import reestimate_batchnorm
 from lathe.compression.pruning.masks import make_masks
+from lathe.compression.quantization.fake_quant import FakeQuantize
 from lathe.errors import UserError, require
 
 KINDS = ("sparsity", "bits")
@@ -61,10 +62,8 @@ def change(weight: Tensor, kind: str, value: float) -> Tensor:
 
 def round_to_nearest(weight: Tensor, bits: int) -> Tensor:
     """Round `weight` [out, ...] to symmetric integers of `bits` bits, with a scale per output channel."""
-    most = 2 ** (bits - 1) - 1
-    largest = weight.flatten(1).abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny)
-    scale = largest.view(-1, *[1] * (weight.dim() - 1)) / most
-    return (weight / scale).round().clamp(-most, most) * scale
+    rounding = FakeQuantize(bits, symmetric=True, axis=0, channels=len(weight), follows=True, device=weight.device)
+    return rounding.quantize(weight.detach())
 
 
 @contextmanager

@@ -2,7 +2,8 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -14,27 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from lathe.callbacks.skippable_hooks import SkippableHooks
 from lathe.compression.callback import Compression, an_input, inputs_of, steps_of
+from lathe.compression.quantization import layers, ptq
 from lathe.compression.quantization.calibration import Observer, update_quantizers
 from lathe.compression.quantization.fake_quant import FakeQuantize, TrainingObserver
-from lathe.compression.quantization.layers import (
-    LayerPlan,
-    Weighted,
-    choose,
-    float_sentence,
-    quantized_layers,
-    quantizers,
-    weighted,
-)
 from lathe.compression.quantization.net import Trace, quantize, reopen
-from lathe.compression.quantization.ptq import (
-    Quantized,
-    linear_only,
-    overrides_of,
-    quantize_dynamic,
-    quantize_static,
-    quantize_weights,
-    require_float,
-)
 from lathe.config.types import Bits, Count, Name, Share
 from lathe.config.validation import validated
 from lathe.errors import ArgumentError, UserError
@@ -84,13 +68,13 @@ class QAT(SkippableHooks, Compression):
     ) -> None:
         if freeze_observers is not None and freeze_observers < start:
             raise ArgumentError(f"freeze_observers={freeze_observers} lies before start={start}: freeze later.")
-        self.plan = LayerPlan(weight_bits=bits, activation_bits=activation_bits, per_channel=per_channel, lsq=lsq)
-        self.overrides = overrides_of(self.plan, layer_bits, exclude)
+        self.plan = layers.LayerPlan(bits, activation_bits, per_channel, lsq)
+        self.overrides = ptq.overrides_of(self.plan, layer_bits, exclude)
         self.start, self.freeze_observers, self.freeze_batchnorm = start, freeze_observers, freeze_batchnorm
         self.observer, self.percentile = observer, percentile
         self._quantizers: list[FakeQuantize] = []
         self._layers: dict[str, nn.Module] = {}
-        self._weighted: dict[str, Weighted] = {}
+        self._weighted: dict[str, layers.Weighted] = {}
         self._norms: list[nn.Module] = []
         self._parameters = 0
         self._steps: dict[str, float] = {}
@@ -101,24 +85,24 @@ class QAT(SkippableHooks, Compression):
             return
         net = core_of(pl_module)
         key = "compression.qat.layer_bits"
-        self._layers = quantized_layers(net)
+        self._layers = layers.quantized_layers(net)
         if not self._layers:
             quantize(net, _example(trainer, pl_module, net), self.plan, self.overrides, key=key)
-            self._layers = quantized_layers(net)
+            self._layers = layers.quantized_layers(net)
             if trainer.world_size > 1:  # each rank has read different samples
-                observed = [q for q in quantizers(net) if not q.follows]
+                observed = [q for q in layers.quantizers(net) if not q.follows]
                 ranges = trainer.strategy.broadcast([(q.minimum.tolist(), q.maximum.tolist()) for q in observed])
                 for q, (low, high) in zip(observed, ranges, strict=True):
                     q.set_range(torch.tensor(low), torch.tensor(high))
-            sentence = float_sentence(net, "compression.qat", self.overrides)
+            sentence = layers.float_sentence(net, "compression.qat", self.overrides)
             if sentence is not None:
                 rank_zero_warn(sentence)
         elif not self._agrees(trainer, pl_module, net, key):
             raise UserError(
                 "compression.qat: the net is quantized already, in another way: start from its float weights."
             )
-        self._quantizers = quantizers(net)
-        self._weighted = weighted(net)
+        self._quantizers = layers.quantizers(net)
+        self._weighted = layers.weighted(net)
         self._parameters = sum(parameter.numel() for parameter in net.parameters())
         for q in self._quantizers:
             q.observer, q.percentile = self.observer, self.percentile
@@ -131,22 +115,11 @@ class QAT(SkippableHooks, Compression):
 
     def _agrees(self, trainer: Trainer, pl_module: LightningModule, net: nn.Module, key: str) -> bool:
         """Return whether a quantized net has the bits and float layers of these options."""
-        plans = choose(net, self.plan, self.overrides, key)
+        plans = layers.choose(net, self.plan, self.overrides, key)
         if any(layer.__dict__["plan"] != plans.get(name) for name, layer in self._layers.items()):
             return False
         left = [name for name in plans if name not in self._layers]  # correct for layers that the net does not call
         return not left or not Trace(net, _example(trainer, pl_module, net), left).called
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        scales = {id(q.growth) for q in self._quantizers if q.lsq}
-        decayed = [
-            group for optimizer in trainer.optimizers for group in optimizer.param_groups if group.get("weight_decay")
-        ]
-        if any(id(parameter) in scales for group in decayed for parameter in group["params"]):
-            rank_zero_warn(
-                "compression.qat.lsq=true: weight decay shrinks the learned step sizes. Put parameters named "
-                "*_quantizer.growth in a group without it."
-            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # synchronized BatchNorm layers have replaced plain ones since setup
@@ -175,8 +148,6 @@ class QAT(SkippableHooks, Compression):
             self._apply(step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.world_size > 1:
-            self._check_ranks()
         if self._quantizers and not self.ready(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
             rank_zero_warn(
                 f"compression.qat: training ended at step {steps_of(trainer)}, before rounding began at step "
@@ -209,15 +180,6 @@ class QAT(SkippableHooks, Compression):
             elif q.lsq:
                 q.set_range(q.minimum, q.maximum)
 
-    def _check_ranks(self) -> None:
-        """Raise RuntimeError if ranges differ between ranks."""
-        values = [t.float().flatten() for q in self._quantizers for t in (q.minimum, q.maximum, q.scale, q.zero_point)]
-        mine = torch.cat(values)
-        both = torch.stack([mine, -mine])
-        torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX)
-        if not torch.equal(both[0], -both[1]):
-            raise RuntimeError("The ranges of quantized activations differ between ranks.")
-
     def ready(self, trainer: Trainer) -> bool:
         return bool(self._quantizers) and all(q.is_enabled for q in self._quantizers)
 
@@ -238,46 +200,52 @@ def _over_ranks(values: Tensor) -> None:
 
 
 class AfterTraining(Compression):
-    """Base class: layers, bits and report. `name` is the method's key in the configuration."""
+    """Base class; `name` is the method's key in the configuration.
+
+    A subclass sets `quantize`, a function of a net, training inputs (tensors or Calls), `plan` and `overrides`.
+    """
 
     name = ""
-    batches = 1
 
-    def __init__(self, plan: LayerPlan, layer_bits: LayerBits | None, exclude: Sequence[str] | None) -> None:
-        self.plan, self.overrides = plan, overrides_of(plan, layer_bits, exclude)
+    def __init__(
+        self,
+        plan: layers.LayerPlan,
+        layer_bits: LayerBits | None,
+        exclude: Sequence[str] | None,
+        quantize: Callable[..., ptq.Quantized],
+        batches: int = 1,
+    ) -> None:
+        self.plan, self.overrides = plan, ptq.overrides_of(plan, layer_bits, exclude)
+        self.quantize, self.batches = quantize, batches
         self.key = f"compression.{self.name}"  # in messages
         self._counts: dict[str, int] = {}
 
     def check(self, net: nn.Module) -> None:
-        require_float(net)
+        ptq.require_float(net)
         self.check_layers(net)
 
     def check_layers(self, net: nn.Module) -> None:
         """Raise UserError for options that don't fit the net."""
-        choose(net, self.plan, self.overrides, self.key)
+        layers.choose(net, self.plan, self.overrides, self.key)
 
     def finalise(self, net: nn.Module, datamodule: Any) -> bool:
-        done = self.act(net, inputs_of(datamodule, self.batches))
+        done = self.quantize(net, inputs_of(datamodule, self.batches), self.plan, self.overrides, key=self.key)
         corrected = sum(len(done.corrected.get(kind, ())) for kind in ("bias", "batchnorm"))
         self._counts = {"layers": len(done.layers), "pairs": len(done.pairs), "corrected": corrected}
-        self.warn_of_float(net, done.layers)
         left = done.corrected.get("uncorrected", [])
         if left and len(left) >= corrected:  # no warning for a few layers, such as a head without a bias
             rank_zero_warn(
                 f"{self.key}.bias_correction=true: {len(left)} of {len(left) + corrected} layers, such as {left[0]}, "
                 "have neither a bias nor a BatchNorm of their own, so their means stay shifted."
             )
+        self.warn(net, done)
         return True
 
-    def warn_of_float(self, net: nn.Module, layers: Sequence[str]) -> None:
+    def warn(self, net: nn.Module, done: ptq.Quantized) -> None:
         """Warn of weights that are still float, unless they were excluded."""
-        sentence = float_sentence(net, self.key, self.overrides)
+        sentence = layers.float_sentence(net, self.key, self.overrides)
         if sentence is not None:
             rank_zero_warn(sentence)
-
-    def act(self, net: nn.Module, batches: list[Any]) -> Quantized:
-        """Quantize `net` in place; `batches` are training inputs, tensors or Calls."""
-        raise NotImplementedError
 
     def report(self) -> dict[str, float]:
         return {f"{self.name}/{what}": float(count) for what, count in self._counts.items() if count}
@@ -307,19 +275,24 @@ class PTQStatic(AfterTraining):
         layer_bits: LayerBits | None = None,
         exclude: Sequence[Name] | None = None,
     ) -> None:
-        super().__init__(LayerPlan(weight_bits, activation_bits, per_channel), layer_bits, exclude)
-        self.batches = batches
-        self.options: dict[str, Any] = {"observer": observer, "percentile": percentile, "equalization": equalize}
-        self.options["bias_correction"] = bias_correction
+        quantize = partial(
+            ptq.quantize_static,
+            observer=observer,
+            percentile=percentile,
+            equalization=equalize,
+            bias_correction=bias_correction,
+        )
+        plan = layers.LayerPlan(weight_bits, activation_bits, per_channel)
+        super().__init__(plan, layer_bits, exclude, quantize, batches)
+        self.equalize = equalize
 
-    def act(self, net: nn.Module, batches: list[Any]) -> Quantized:
-        done = quantize_static(net, batches, self.plan, self.overrides, key=self.key, **self.options)
-        if self.options["equalization"] and not done.pairs:
+    def warn(self, net: nn.Module, done: ptq.Quantized) -> None:
+        super().warn(net, done)
+        if self.equalize and not done.pairs:
             rank_zero_warn(
                 f"{self.key}.equalize=true found no two layers with only BatchNorm, ReLU or pooling between them: "
                 "leave it false."
             )
-        return done
 
 
 class PTQDynamic(AfterTraining):
@@ -340,17 +313,18 @@ class PTQDynamic(AfterTraining):
         layer_bits: LayerBits | None = None,
         exclude: Sequence[Name] | None = None,
     ) -> None:
-        plan = LayerPlan(weight_bits, activation_bits, per_channel, activation="dynamic")
-        super().__init__(plan, layer_bits, exclude)
+        plan = layers.LayerPlan(weight_bits, activation_bits, per_channel, activation="dynamic")
+
+        def quantize(net: nn.Module, batches: list[Any], *args: Any, **options: Any) -> ptq.Quantized:
+            return ptq.quantize_dynamic(net, batches[0], *args, **options)
+
+        super().__init__(plan, layer_bits, exclude, quantize)
 
     def check_layers(self, net: nn.Module) -> None:
-        linear_only(net, self.overrides, self.key)
+        ptq.linear_only(net, self.overrides, self.key)
 
-    def act(self, net: nn.Module, batches: list[Any]) -> Quantized:
-        return quantize_dynamic(net, batches[0], self.plan, self.overrides, key=self.key)
-
-    def warn_of_float(self, net: nn.Module, layers: Sequence[str]) -> None:
-        inside = {id(p): p.numel() for name in layers for p in net.get_submodule(name).parameters(recurse=False)}
+    def warn(self, net: nn.Module, done: ptq.Quantized) -> None:
+        inside = {id(p): p.numel() for name in done.layers for p in net.get_submodule(name).parameters(recurse=False)}
         share = sum(inside.values()) / max(sum(p.numel() for p in net.parameters()), 1)
         if share < 0.5:
             rank_zero_warn(
@@ -379,12 +353,12 @@ class WeightOnly(AfterTraining):
         layer_bits: LayerBits | None = None,
         exclude: Sequence[Name] | None = None,
     ) -> None:
-        plan = LayerPlan(weight_bits, activation_bits=None, activation="none", group_size=group_size)
-        super().__init__(plan, layer_bits, exclude)
-        self.batches, self.bias_correction = batches, bias_correction
+        plan = layers.LayerPlan(weight_bits, activation_bits=None, activation="none", group_size=group_size)
+        quantize = partial(ptq.quantize_weights, bias_correction=bias_correction)
+        super().__init__(plan, layer_bits, exclude, quantize, batches)
 
     def check_layers(self, net: nn.Module) -> None:
-        self.ungrouped(net, list(choose(net, self.plan, self.overrides, self.key)))
+        self.ungrouped(net, list(layers.choose(net, self.plan, self.overrides, self.key)))
 
     def ungrouped(self, net: nn.Module, layers: Sequence[str]) -> list[str]:
         """Return the layers whose weights per output do not divide into groups; raise UserError if all are."""
@@ -396,13 +370,11 @@ class WeightOnly(AfterTraining):
             raise UserError(f"{self.key}.group_size={size}: it divides the inputs of no layer; give another, or null.")
         return left
 
-    def act(self, net: nn.Module, batches: list[Any]) -> Quantized:
-        correct = self.bias_correction
-        done = quantize_weights(net, batches, self.plan, self.overrides, bias_correction=correct, key=self.key)
+    def warn(self, net: nn.Module, done: ptq.Quantized) -> None:
+        super().warn(net, done)
         left = self.ungrouped(net, done.layers)
         if left:
             rank_zero_warn(
                 f"{self.key}.group_size={self.plan.group_size} does not divide the inputs of {len(left)} layers, such "
                 f"as {left[0]}: these have one scale for each output channel."
             )
-        return done

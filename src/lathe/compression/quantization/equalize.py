@@ -12,7 +12,7 @@ running mean of the BatchNorm that is its only reader.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,6 @@ POOLS = frozenset(
 )
 SAMPLES = 1024  # most inputs of bias correction at once: all of their activations are in memory
 PIXELS, TOKENS = 2**23, 2**12  # most of all inputs together; a token takes the logits of a whole vocabulary
-ROWS = 64  # inputs summed in float64 at a time
 
 
 @dataclass(eq=False)
@@ -250,9 +249,7 @@ def channel_scale(made: Tensor, read: Tensor) -> Tensor:
 def channel_means(layer: nn.Module, outputs: Tensor) -> Tensor:
     """Return the mean of each output channel: dimension 1 of a convolution, the last of a linear layer."""
     channel = outputs.dim() - 1 if isinstance(layer, nn.Linear) else 1
-    others = [d for d in range(outputs.dim()) if d != channel]
-    total = torch.stack([part.double().sum(dim=others) for part in outputs.detach().split(ROWS)]).sum(0)
-    return (total * outputs.shape[channel] / outputs.numel()).float()
+    return outputs.detach().float().mean([dim for dim in range(outputs.dim()) if dim != channel])
 
 
 @torch.no_grad()
@@ -301,8 +298,9 @@ def correct_bias(
 
 
 def first_inputs(batches: Sequence[Tensor | Call]) -> Tensor | Call:
-    """Return the first inputs as a batch: images `[batch, channels, height, width]`, features or tokens; the first
-    batch of Calls.
+    """Return the first inputs as a batch, the first batch of Calls.
+
+    At most 1024, or as many as have 8 million pixels or 4096 tokens in total.
     """
     one = batches[0]
     if isinstance(one, Call):
@@ -313,28 +311,6 @@ def first_inputs(batches: Sequence[Tensor | Call]) -> Tensor | Call:
     # batches of documents differ in length
     alike = [batch for batch in batches if isinstance(batch, Tensor) and batch.shape[1:] == one.shape[1:]]
     return torch.cat(alike)[:rows]
-
-
-class Means:
-    """Mean outputs of a float net's layers, to be restored after quantization.
-
-    ```python
-    means = Means(net, batches)
-    ...                                # round the weights of `net`
-    means.restore(net, layers)
-    ```
-
-    Measured on the first 1024 inputs, or as many as have 8 million pixels or 4096 tokens in total.
-    """
-
-    def __init__(self, net: nn.Module, batches: Sequence[Tensor | Call]) -> None:
-        self.inputs = first_inputs(batches)
-        self.expected = expected_outputs(net, self.inputs)
-        self.norms = followers(net, self.inputs[:2])
-
-    def restore(self, net: nn.Module, layers: Container[str]) -> dict[str, list[str]]:
-        """Apply `correct_bias` to `layers`."""
-        return correct_bias(net, self.inputs, {n: mean for n, mean in self.expected.items() if n in layers}, self.norms)
 
 
 def _run(net: nn.Module, inputs: Tensor | Call, act: Callable[[str, nn.Module, Tensor], Tensor | None]) -> None:

@@ -20,7 +20,14 @@ from fnmatch import fnmatchcase
 from torch import Tensor, nn
 
 from lathe.compression.quantization.calibration import Observer, calibrate
-from lathe.compression.quantization.equalize import Means, Pair, equalize
+from lathe.compression.quantization.equalize import (
+    Pair,
+    correct_bias,
+    equalize,
+    expected_outputs,
+    first_inputs,
+    followers,
+)
 from lathe.compression.quantization.layers import LayerPlan, Overrides, QuantLinear, quantized_class, quantized_layers
 from lathe.compression.quantization.net import freeze_observers, quantize, set_enabled
 from lathe.errors import require
@@ -72,18 +79,9 @@ def quantize_static(
     Raises:
         UserError: the net is quantized already, there are no batches, or overrides match nothing.
     """
-    require_float(net)
-    require(bool(batches), "Calibration was given no batch: give at least one.")
-    net.eval()
-    example = batches[0][:2]
-    pairs = equalize(net, example) if equalization else []
-    means = Means(net, batches) if bias_correction else None
-    done = Quantized(quantize(net, example, plan or LayerPlan(), overrides, key=key), pairs)
-    calibrate(net, batches, method=observer, percentile=percentile)
-    freeze_observers(net)
-    if means is not None:
-        done.corrected = means.restore(net, done.layers)
-    return done
+    plan = plan or LayerPlan()
+    calibration = (observer, percentile)
+    return _quantize(net, batches, plan, overrides, key, bias_correction, equalization, calibration)
 
 
 def quantize_dynamic(
@@ -103,12 +101,8 @@ def quantize_dynamic(
         UserError: the net is quantized already, has no linear layer, or a pattern matches none.
     """
     require_float(net)
-    net.eval()
     plan = replace(plan or LayerPlan(), activation="dynamic")
-    layers = quantize(net, example, plan, linear_only(net, overrides or {}, key), key=key)
-    freeze_observers(net)
-    set_enabled(net, True)
-    return Quantized(layers)
+    return _quantize(net, [example], plan, linear_only(net, overrides or {}, key), key)
 
 
 def linear_only(net: nn.Module, overrides: Overrides, key: str) -> dict[str, LayerPlan | None]:
@@ -150,14 +144,34 @@ def quantize_weights(
     Raises:
         UserError: the net is quantized already, there are no batches or layers, or a pattern matches nothing.
     """
-    require_float(net)
-    require(bool(batches), "Quantization was given no batch, which shows the layers that run: give at least one.")
-    net.eval()
-    means = Means(net, batches) if bias_correction else None
     plan = replace(plan or LayerPlan(), activation_bits=None, activation="none")
-    done = Quantized(quantize(net, batches[0][:2], plan, overrides, key=key))
+    return _quantize(net, batches, plan, overrides, key, bias_correction)
+
+
+def _quantize(
+    net: nn.Module,
+    batches: Sequence[Tensor | Call],
+    plan: LayerPlan,
+    overrides: Overrides | None,
+    key: str,
+    bias_correction: bool = False,
+    equalization: bool = False,
+    calibration: tuple[Observer, float] | None = None,
+) -> Quantized:
+    require_float(net)
+    require(bool(batches), "Quantization was given no batch: give at least one.")
+    net.eval()
+    example = batches[0][:2]
+    pairs = equalize(net, example) if equalization else []
+    if bias_correction:
+        inputs, norms = first_inputs(batches), followers(net, example)
+        expected = expected_outputs(net, inputs)
+    done = Quantized(quantize(net, example, plan, overrides, key=key), pairs)
+    if calibration is not None:
+        calibrate(net, batches, *calibration)
     freeze_observers(net)
     set_enabled(net, True)
-    if means is not None:
-        done.corrected = means.restore(net, done.layers)
+    if bias_correction:
+        of_layers = {name: mean for name, mean in expected.items() if name in done.layers}
+        done.corrected = correct_bias(net, inputs, of_layers, norms)
     return done
