@@ -17,7 +17,7 @@ PAGES = {path.stem: path.read_text() for path in REFERENCE.glob("*.md")}
 
 def keys(text: str) -> set[str]:
     """Return the keys that a page describes."""
-    listed = re.findall(r"^- (?:In no file: .*|`[\w.]+)", text, flags=re.MULTILINE)
+    listed = re.findall(r"^- (?:In no file: .*|.* Keys: .*|`[\w.]+)", text, flags=re.MULTILINE)
     return {key for line in listed for key in re.findall(r"`([\w.]+)", line)}
 
 

@@ -16,7 +16,7 @@ from lathe.config.schema import (
     resolved,
     training_commands,
 )
-from lathe.config.values import NODE, NULL, Json, expected, kinds
+from lathe.config.values import NODE, NULL, Json, expected, kinds, shown
 from lathe.config.yaml_comments import Entry, classes_by_key, comments, files_of, group_comments, read_entries
 
 NOTE = "<!-- Written by `python scripts/schema.py` from signatures and the comments in configs/. -->"
@@ -29,16 +29,20 @@ GUIDES = {
     "scheduler": ("scheduler=cosine scheduler.warmup=0.1", "optimizers.md"),
     "trainer": ("trainer.max_epochs=40 trainer.devices=2", "running.md"),
     "strategy": ("strategy=fsdp trainer.devices=2", "strategies.md"),
-    "precision": ("precision=bf16-mixed", "running.md"),
-    "compile": ("compile=default compile.regional=true", "running.md"),
+    "precision": ("precision=bf16-mixed", "speed.md"),
+    "compile": ("compile=default compile.regional=true", "speed.md"),
     "compression": ("'compression=[distill,prune]' compression.prune.sparsity=0.9", "compression.md"),
-    "callbacks": ("'callbacks=[default,ema]' callbacks.ema.decay=0.99", "running.md"),
-    "logger": ("'logger=[tensorboard,wandb]'", "runs.md"),
+    "callbacks": ("'callbacks=[default,ema]' callbacks.ema.decay=0.99", "monitoring.md"),
+    "logger": ("'logger=[tensorboard,wandb]'", "monitoring.md"),
     "launch": ("launch.threads=2 trainer.devices=2", "launching.md"),
     "sweep": ("-m sweep=seeds model=mlp,resnet20", "sweeps.md"),
     "target": ("'target=[onnx,aot_inductor]' target.samples=200", "export.md"),
     "commands": ("seed=7 name=first", "runs.md"),
 }
+
+
+# Tools of maintainers: their keys without the meanings, which their YAML files have.
+MAINTAINERS = ("gpu_check", "benchmark", "support")
 
 
 @dataclass(frozen=True)
@@ -89,11 +93,10 @@ class Family:
             lines.append(
                 name + _escaped(choice.text.removesuffix(".")) + f". Sets {', '.join(values)}" * bool(values) + ".\n"
             )
-        if first.classes:
-            lines.append(f"\nClass: {', '.join(map(_code, first.classes))}.\n")
         title = ", ".join([_code(first.title), *(_code(choice.name) for choice in more)])
+        built = "".join(f" ({_code(name)})" for name in first.classes)
         own = [row for row in self.rows if replace(row, default="") not in shared]
-        return f"## {title}\n\n{''.join(lines).strip()}\n\n{_list(own)}"
+        return f"## {title}{built}\n\n{''.join(lines).strip()}\n\n{_list(own)}"
 
 
 class Book:
@@ -193,6 +196,10 @@ class Book:
                 section, text = {**section, "properties": own}, "Every key of train.py, and:"
             entries = [entry for entry in self.entries if entry.file == f"configs/{command}.yaml"]
             rows = [self._row(key, "", one, ("", key), entries) for key, one in _flat(section, "")]
+            if command in MAINTAINERS:
+                file = f"[configs/{command}.yaml](../../configs/{command}.yaml)"
+                text = f"Meanings are in {file}. Keys: {', '.join(row.typed() for row in rows)}"
+                rows = []
             choices.append(Choice(script, command, text, rows, []))
         return _page("commands", "These keys come in addition to the [groups](README.md) of `--help`.", [], choices)
 
@@ -276,14 +283,14 @@ def _takes(schema: Json, default: str, meaning: str) -> str:
     """Describe the values that fit, without what the default and the meaning show."""
     found: dict[str, None] = {}
     for kind in kinds(schema) if schema else []:
-        words = [str(word) for word in kind.get("enum", ())]
+        words = [shown(word) for word in kind.get("enum", ()) if shown(word) != default]
         if kind == NULL and (default == "null" or "null" in meaning):
             continue
         if kind.get("type") == "boolean" and default in ("true", "false"):
             continue
         if "description" in kind and meaning and len(kind["description"].split()) > 4:
             continue
-        if words and "description" not in kind:
+        if "enum" in kind and "description" not in kind:
             found.update(dict.fromkeys(word for word in words if not re.search(rf"\b{re.escape(word)}\b", meaning)))
             continue
         found[_short(kind)] = None
