@@ -123,7 +123,10 @@ def table(facts: Mapping[str, Any] | None) -> str:
         if test["outcome"] != "passed":
             sentence = re.sub(r"[|]", "/", test.get("sentence", ""))
             reasons.setdefault(f"{test['outcome']}: {sentence}", []).append(f"`{name.partition('::')[2]}`")
-    listed = [f"- {reason} ({', '.join(names)})" for reason, names in reasons.items()]
+    listed = [
+        f"- {reason} ({names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)})"
+        for reason, names in reasons.items()
+    ]
     return "\n".join([*lines, *(["", *listed] if listed else [])]) + "\n"
 
 

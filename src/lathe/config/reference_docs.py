@@ -242,11 +242,10 @@ def _page(name: str, intro: str, common: list[Row], choices: list[Choice]) -> st
 
 
 def _names(members: list[Family], families: list[Family]) -> str:
-    others = [family for family in families if family not in members]
-    if not others:
-        return "all choices"
-    few = min(members, others, key=lambda them: sum(len(family.choices) for family in them))
-    return ("all but " if few is others else "") + ", ".join(family.names for family in few)
+    """Return the choices of some families, or those that are not among them, whichever is shorter."""
+    others = ", ".join(family.names for family in families if family not in members)
+    names = ", ".join(family.names for family in members)
+    return "all choices" if not others else min(names, f"all but {others}", key=len)
 
 
 def _families(choices: list[Choice]) -> list[Family]:
