@@ -196,7 +196,7 @@ def test_keys_of_other_scripts_are_explained_from_their_own_files(capsys: pytest
     assert in_process("scripts/evaluate.py", "--help", "run", "batch_size") == 0
     printed = capsys.readouterr().out
     assert "run=???, which has to be given" in printed
-    assert "means   evaluation batch over all devices; null: the run's" in printed
+    assert "means   evaluation batch size, in samples; null: same as the run" in printed
     assert printed.count("in      configs/evaluate.yaml") == 2
     assert in_process("scripts/make_shards.py", "-h", "images.folder") == 0
     assert "in      configs/make_shards.yaml" in capsys.readouterr().out

@@ -217,27 +217,22 @@ def _page(name: str, intro: str, common: list[Row], choices: list[Choice]) -> st
     without = [choice for choice in choices if not choice.rows]
     text += "".join(f"- {_code(one.title)}: {_escaped(one.text)}\n" for one in without) + ("\n" if without else "")
     families = _families([choice for choice in choices if choice.rows])
-    owners: dict[Row, list[Family]] = {}
-    for family in families:
+    defaults: dict[Row, dict[int, str]] = {}  # of each key: by the number of the family
+    for number, family in enumerate(families):
         for row in family.rows:
-            if row.default or row.meaning:
-                owners.setdefault(replace(row, default=""), []).append(family)
+            defaults.setdefault(replace(row, default=""), {})[number] = row.default
     tables: dict[str, list[Row]] = {}
-    for one, members in owners.items():
-        if len(members) > 1:
-            defaults = {row.default for family in members for row in family.rows if replace(row, default="") == one}
-            row = replace(one, default=defaults.pop() if len(defaults) == 1 else "")
-            tables.setdefault(_names(members, families), []).append(row)
-    shared = {replace(row, default=""): row for rows in tables.values() for row in rows}
-    small = {names: rows for names, rows in tables.items() if len(rows) < 3}
+    for row, found in defaults.items():
+        if len(found) > 1:
+            default = found[min(found)] if len(set(found.values())) == 1 else ""
+            names = _names([families[number] for number in found], families)
+            tables.setdefault(names, []).append(replace(row, default=default))
     for names, rows in tables.items():
-        text += f"## Keys of {names}\n\n{_list(rows)}" if names not in small else ""
-    others = [replace(row, meaning=f"{row.meaning} (of {names})") for names, rows in small.items() for row in rows]
-    text += (
-        f"## {'Keys' if len(small) == len(tables) else 'Other keys'} of several choices\n\n{_list(others)}"
-        if others
-        else ""
-    )
+        text += f"## Keys of {names}\n\n{_list(rows)}" if len(rows) > 2 else ""
+    small = [(names, row) for names, rows in tables.items() if len(rows) < 3 for row in rows]
+    others = [replace(row, meaning=f"{row.meaning} (of {names})".strip()) for names, row in small]
+    text += f"## Other keys of several choices\n\n{_list(others)}" if others else ""
+    shared = {replace(row, default=""): row for rows in tables.values() for row in rows}
     return (text + "".join(family.section(shared) for family in families)).rstrip() + "\n"
 
 
