@@ -118,12 +118,16 @@ def table(facts: Mapping[str, Any] | None) -> str:
         figures = {name: value for test in tests.values() for name, value in test.get("figures", {}).items()}
         told = "; ".join(f"{name}: {value:.3g}" for name, value in figures.items())
         lines.append(f"| {words} | {' | '.join(counts)} | {told} |")
-    reasons = dict.fromkeys(
-        f"- `{name}`: {re.sub(r'[|]', '/', test.get('sentence', ''))}"
-        for name, test in facts["tests"].items()
-        if test["outcome"] != "passed"
-    )
-    return "\n".join([*lines, *(["", "Failed, or could not run:", "", *reasons] if reasons else [])]) + "\n"
+    reasons: dict[str, list[str]] = {}
+    for name, test in facts["tests"].items():
+        if test["outcome"] != "passed":
+            sentence = re.sub(r"[|]", "/", test.get("sentence", ""))
+            reasons.setdefault(f"{test['outcome']}: {sentence}", []).append(f"`{name.partition('::')[2]}`")
+    listed = [
+        f"- {reason} ({names[0]}{f' and {len(names) - 1} more' * (len(names) > 1)})"
+        for reason, names in reasons.items()
+    ]
+    return "\n".join([*lines, *(["", *listed] if listed else [])]) + "\n"
 
 
 if __name__ == "__main__":

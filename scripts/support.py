@@ -199,89 +199,65 @@ def page(cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
 
     asked = PARTS[:2] if request["part"] == "all" else (request["part"],)
     old = Path(request["output"]).read_text() if request["output"] and Path(request["output"]).is_file() else ""
-    parts = []
+    parts = {}
     for part in PARTS[:2]:
         begin, end = f"<!-- {part} -->\n", f"<!-- end of {part} -->\n"
-        if part in asked:
-            own = [case for case in cases if (case["compression"] == "none") == (part == "plain")]
-            text = f"{explanation(part, own, request)}\n\n{table(own, request)}\n"
-        else:
-            text = old.partition(begin)[2].partition(end)[0]
-        parts.append(f"{begin}{text}{end}")
+        own = [case for case in cases if (case["compression"] == "none") == (part == "plain")]
+        text = matrix(own, part, request) if part in asked else old.partition(begin)[2].partition(end)[0]
+        parts[part] = f"{begin}{text}{end}"
     return f"""# What works together
 
-Written by `python scripts/support.py`: {request["processes"]} processes over gloo on {os.cpu_count()} cores, one
-thread each, torch {torch.__version__.split("+")[0]}, Python {platform.python_version()}. Each cell is a run of
-{request["steps"]} optimizer steps of two accumulated batches, with clipped gradients, through the same code as
-`python train.py`. The number is the largest relative difference of a step's loss to one process with the same
-precision and compilation (`auto`); *r1*, *r2*, ... are refused at start-up with the sentence below the table. In
-32-true and 64-true it has to be below {TOLERANCE:.0e}; in the other formats it shows how far apart two processes
-round. *Evaluated by one process* is the largest relative difference between the test loss that the run reported and
-the one that a single process finds for its checkpoint.
+Written by `python scripts/support.py`: {request["processes"]} processes over gloo on {os.cpu_count()} cores, torch
+{torch.__version__.split("+")[0]}, Python {platform.python_version()}. Each combination trains for {request["steps"]}
+steps of two accumulated batches with clipped gradients. The number is the largest relative difference of a loss to
+one process (`auto`) with the same precision and compilation. In 32-true and 64-true it has to be below
+{TOLERANCE:.0e}, where nothing is quantized; in other formats it shows how far apart two processes round.
 
-## Strategy, precision, compile, net
+🟢 all run · 🟡 some run · ⚪ refused at start-up with the reason
 
-{parts[0]}
-## Compression
+## Strategy and precision
 
-{parts[1]}"""
+{parts["plain"]}
+## Strategy and compression
 
-
-def explanation(part: str, cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
-    """Return a description of a table's columns, and the number of its cells that ran."""
-    works = [case for case in cases if case.get("refused", "") is None]
-    full = [case["difference"] for case in works if case["precision"] == "32-true" and "difference" in case]
-    worst = max(full, default=float("nan"))
-    broken = sum("broke" in case for case in cases)
-    metrics = f"{len(works)} combinations run; the largest difference in 32-true is {worst:.1e}; {broken} broke."
-    if part == "plain":
-        return (
-            f"Compiled columns use inductor in {', '.join(request['inductor'])} and aot_eager, which captures and "
-            "differentiates the same\n"
-            f"graphs and leaves out the kernels, in the other formats; {' and '.join(REGIONAL)} compile block by "
-            "block\n"
-            f"(`compile.regional=true`). {metrics}\n{graphs(works)}"
-        )
-    tensor = "`tensor` cuts no ResNet; of nets with a tensor plan it takes masks and distillation, as tests show."
-    return (
-        "A small ResNet under each method, which acts within the few steps. Methods that quantize see rounding: an "
-        "activation on a border\n"
-        f"between two integers goes either way, and the loss follows by more than the last digit of a sum.\n{tensor} "
-        f"{metrics}"
-    )
+{parts["compression"]}"""
 
 
-def table(cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
-    """Return a table with rows by strategy and precision, columns by net or method, and the refusals."""
-    sentences: list[str] = []
-    columns = list(dict.fromkeys(column_of(case) for case in cases))
-    titles = [
-        method if method != "none" else model if compiled == "none" else f"{model}, compiled"
-        for model, compiled, method in columns
+def matrix(cases: list[dict[str, Any]], part: str, request: dict[str, Any]) -> str:
+    """Return a table of strategies by precisions or methods, with what its cells contain."""
+    ran = [case for case in cases if case.get("refused", "") is None]
+    works = [case for case in ran if case["strategy"] != "auto"]
+    key = "precision" if part == "plain" else "compression"
+    columns = list(dict.fromkeys(case[key] for case in cases))
+    rows = [
+        [strategy, *(cell([c for c in cases if (c["strategy"], c[key]) == (strategy, column)]) for column in columns)]
+        for strategy in request["strategies"]
     ]
-    rows = []
-    for strategy, precision in product(["auto", *request["strategies"]], request["precisions"]):
-        own = {column_of(c): c for c in cases if (c["strategy"], c["precision"]) == (strategy, precision)}
-        differences = [case["evaluated"] for case in own.values() if "evaluated" in case]
-        alone = f"{max(differences):.0e}" if differences else ""
-        rows.append([strategy, precision, *(cell(own[column], sentences) for column in columns), alone])
-    head = ["strategy", "precision", *titles, "evaluated by one process"]
-    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
-    refusals = [f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
-    return "\n".join([*lines, "", "Refused:", "", *(refusals or ["Nothing."])])
+    lines = ["| " + " | ".join(row) + " |\n" for row in (["strategy", *columns], ["---"] * (len(columns) + 1), *rows)]
+    alone = max((case["evaluated"] for case in works if "evaluated" in case), default=float("nan"))
+    text = f"{len(works)} combinations run; one process finds their test losses again to within {alone:.0e}.\n"
+    if part == "plain":
+        nets = f"{', '.join(request['models'])}, each with compile={' and '.join(request['compiles'])}"
+        regional = " and ".join(REGIONAL)
+        text += f"A cell has the nets {nets} ({regional}: block by block).\n{graphs(ran)}"
+    else:
+        text += (
+            f"A small ResNet in {', '.join(request['precisions'])}. `tensor` cuts no ResNet; of nets with a tensor\n"
+            "plan it takes masks and distillation. Where rounding moves an activation to the next integer, losses\n"
+            "differ more."
+        )
+    return f"{''.join(lines)}\n{text}\n"
 
 
-def cell(case: dict[str, Any], sentences: list[str]) -> str:
-    """Return a difference, the number of a refusal, or a defect."""
-    if "broke" in case:
-        return f"**broke**: {case['broke'][:300]}".replace("|", "/")
-    if case.get("refused"):
-        if case["refused"] not in sentences:
-            sentences.append(case["refused"])
-        return f"*r{sentences.index(case['refused']) + 1}*"
-    if case["strategy"] == "auto":
-        return "runs"
-    return f"{case['difference']:.0e}" if "difference" in case else "runs, auto does not"
+def cell(cases: list[dict[str, Any]]) -> str:
+    """Return how many cases run, and their largest difference to one process."""
+    if any("broke" in case for case in cases):
+        return f"**broke**: {next(case['broke'] for case in cases if 'broke' in case)[:300]}".replace("|", "/")
+    works = [case for case in cases if case.get("refused", "") is None]
+    if not works:
+        return "⚪"
+    share = "🟢" if len(works) == len(cases) else f"🟡 {len(works)} of {len(cases)}"
+    return f"{share} {max((case['difference'] for case in works if 'difference' in case), default=0):.0e}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Lathe: a Lightning + Hydra research template.
 
 From Python: `lathe.compose`, `lathe.train`, `lathe.load`, `lathe.restore`, `lathe.runs_frame` (docs/python.md), and
-`lathe.Trainer` (docs/running.md).
+`lathe.Trainer` (docs/speed.md).
 """
 
 import os

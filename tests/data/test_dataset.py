@@ -302,11 +302,11 @@ def test_images_of_bytes_are_refused(split: str) -> None:
         data.setup()
 
 
-# The example of docs/data.md trains as printed.
+# The example of docs/own_data.md trains as printed.
 
 
 def test_the_dataset_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (ROOT / "docs" / "data.md").read_text().split("## A dataset of torch or Hugging Face")[1]
+    page = (ROOT / "docs" / "own_data.md").read_text().split("## A dataset of torch or Hugging Face")[1]
     code = re.findall(r"^```python\n# src/(\S+)\n(.*?)^```$", page, flags=re.MULTILINE | re.DOTALL)[0]
     (tmp_path / code[0]).parent.mkdir()
     (tmp_path / code[0]).write_text(code[1])

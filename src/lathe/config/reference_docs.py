@@ -1,7 +1,8 @@
-"""Write docs/reference: every key by group and component, from configs/schema.json and the YAML comments."""
+"""Write docs/reference: a page for each group and its choices, from configs/schema.json and the YAML comments."""
 
-import itertools
 import re
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from lathe.config.schema import (
@@ -15,10 +16,87 @@ from lathe.config.schema import (
     resolved,
     training_commands,
 )
-from lathe.config.values import NODE, Json, expected, kinds
+from lathe.config.values import NODE, NULL, Json, expected, kinds, shown
 from lathe.config.yaml_comments import Entry, classes_by_key, comments, files_of, group_comments, read_entries
 
 NOTE = "<!-- Written by `python scripts/schema.py` from signatures and the comments in configs/. -->"
+# An example and the guide of each group.
+GUIDES = {
+    "data": ("data=cifar10 data.batch_size=256 data.augment.flip=none", "data.md"),
+    "task": ("task.label_smoothing=0.1", "own_parts.md"),
+    "model": ("model=resnet20 model.net.width=32", "own_parts.md"),
+    "optimizer": ("optimizer=adamw optimizer.lr=3e-4", "optimizers.md"),
+    "scheduler": ("scheduler=cosine scheduler.warmup=0.1", "optimizers.md"),
+    "trainer": ("trainer.max_epochs=40 trainer.devices=2", "running.md"),
+    "strategy": ("strategy=fsdp trainer.devices=2", "strategies.md"),
+    "precision": ("precision=bf16-mixed", "speed.md"),
+    "compile": ("compile=default compile.regional=true", "speed.md"),
+    "compression": ("'compression=[distill,prune]' compression.prune.sparsity=0.9", "compression.md"),
+    "callbacks": ("'callbacks=[default,ema]' callbacks.ema.decay=0.99", "monitoring.md"),
+    "logger": ("'logger=[tensorboard,wandb]'", "monitoring.md"),
+    "launch": ("launch.threads=2 trainer.devices=2", "launching.md"),
+    "sweep": ("-m sweep=seeds model=mlp,resnet20", "sweeps.md"),
+    "target": ("'target=[onnx,aot_inductor]' target.samples=200", "export.md"),
+    "commands": ("seed=7 name=first", "runs.md"),
+}
+
+
+# Tools of maintainers: their keys without the meanings, which their YAML files have.
+MAINTAINERS = ("gpu_check", "benchmark", "support")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A key as it is typed below its group or choice."""
+
+    key: str
+    takes: str
+    default: str  # empty where no file sets it, or files differ
+    meaning: str
+
+    def typed(self) -> str:
+        return _code(f"{self.key}={self.default}" if self.default else self.key)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A file of a group or a command: what is typed, its name, its comment, its keys and classes."""
+
+    title: str
+    name: str
+    text: str
+    rows: list[Row]
+    classes: list[str]
+
+
+class Family:
+    """Choices with the same keys, and each of these keys once."""
+
+    def __init__(self, choices: list[Choice]) -> None:
+        self.choices = choices
+        self.names = ", ".join(_code(choice.name) for choice in choices)
+        self.rows: list[Row] = []
+        for row in choices[0].rows:
+            same = [one for choice in choices for one in choice.rows if one.key == row.key]
+            meaning = max((one.meaning for one in same), key=len)
+            default = row.default if len({one.default for one in same}) == 1 else ""
+            self.rows.append(Row(row.key, row.takes, default, meaning))
+
+    def section(self, shared: dict[Row, Row]) -> str:
+        """Return the section: comments, the values that differ from those in the tables, its own keys."""
+        first, *more = self.choices
+        shown = {row.key: shared.get(replace(row, default=""), row).default for row in self.rows}
+        lines = []
+        for choice in self.choices:
+            values = [row.typed() for row in choice.rows if row.default and row.default != shown[row.key]]
+            name = f"- `{choice.name}`: " if more else ""
+            lines.append(
+                name + _escaped(choice.text.removesuffix(".")) + f". Sets {', '.join(values)}" * bool(values) + ".\n"
+            )
+        title = ", ".join([_code(first.title), *(_code(choice.name) for choice in more)])
+        built = "".join(f" ({_code(name)})" for name in first.classes)
+        own = [row for row in self.rows if replace(row, default="") not in shared]
+        return f"## {title}{built}\n\n{''.join(lines).strip()}\n\n{_list(own)}"
 
 
 class Book:
@@ -36,125 +114,221 @@ class Book:
         names = [name for name in names if name not in ("paths", "hydra")]
         rows = "".join(f"- [{name}]({name}.md): {self.group_comments.get(name, '')}\n" for name in names)
         index = (
-            f"# Every key\n\n{NOTE}\n\n`python train.py --help <key>` says the same of one key, with its value in your "
-            "composition. An argument without a value is in no file: add it with a plus.\n\n"
-            f"- [commands](commands.md): the keys of train.py and each script that are in no group\n{rows}"
+            f"# Every option\n\n{NOTE}\n\nA page for each group, a section for each choice. `key=value` is a key and "
+            "its default; a key without a value is in no file: add it with a plus, as `+trainer.max_time=...`. "
+            "`python train.py --help <key>` prints the same of one key, with its value in your composition.\n\n"
+            f"{rows}- [commands](commands.md): the other keys of train.py and of each script\n"
         )
-        groups = {f"{name}.md": self._group(name) for name in names}
-        return {**groups, "commands.md": self._commands(), "README.md": index}
+        return {
+            **{f"{name}.md": self._group(name) for name in names},
+            "commands.md": self._commands(),
+            "README.md": index,
+        }
 
     def _group(self, group: str) -> str:
-        files = "".join(
-            f"- `{path.stem}`: {_escaped(_first_comment(path))}\n"
-            for path in sorted((self.folder / group).glob("*.yaml"))
-        )
-        title = self.group_comments.get(group, "")
-        text = f"# {group}\n\n{NOTE}\n\n{title[:1].upper()}{title[1:]}.\n\n{files}\n"
-        sections = _sections(resolved(definitions()[f"{group}/*.yaml"]))
-        text += _table("".join(self._rows(group, section, "") for section in sections))
-        done: list[str] = []
-        for key in [key for key in self.built if f"{key}.".startswith(f"{group}.")]:
+        trees = _sections(resolved(definitions()[f"{group}/*.yaml"]))
+        section = dict(pair for tree in trees for pair in _flat(tree, group))
+        has_names = group in (*NOUNS, "target")  # their keys begin with the choice
+        choices: list[Choice] = []
+        for path in sorted((self.folder / group).glob("*.yaml")):
+            prefix = f"{group}.{path.stem}." if has_names else f"{group}."
+            of_file = [entry for entry in self.entries if entry.file == f"configs/{group}/{path.name}"]
+            targets = [entry for entry in of_file if entry.name == "_target_" and component_keys(entry.owner)]
+            rows = [row for entry in targets for row in self._component(entry, of_file, prefix)]
+            keys = [key for key in section if key.startswith(prefix)] if has_names else []
+            keys += [entry.key for entry in of_file if entry.key in section and entry.key not in keys]
+            rows += [self._row(key, prefix, section[key], ("", key), of_file) for key in keys]
+            classes = [entry.owner for entry in targets if entry.key == f"{prefix}_target_"]
+            choices.append(Choice(f"{group}={path.stem}", path.stem, _first_comment(path), rows, classes))
+            section = {key: one for key, one in section.items() if not (has_names and key in keys)}
+        seen = {f"{group}.{row.key}" for choice in choices for row in choice.rows}
+        rest = {key: one for key, one in section.items() if key not in seen}
+        common = [self._row(key, f"{group}.", one, ("", key), self.entries) for key, one in rest.items()]
+        text = self.group_comments.get(group, "")
+        return _page(group, f"{text[:1].upper()}{text[1:]}.", common, choices + self._from_elsewhere(group))
+
+    def _from_elsewhere(self, group: str) -> list[Choice]:
+        """Return the components that only files of other groups choose, such as experiments."""
+        found: list[Choice] = []
+        for key in (key for key in self.built if key.startswith(f"{group}.")):
             for name in self.built[key]:
-                if component_keys(name) and name not in done and name != "hydra.utils.get_class":
-                    done.append(name)
-                    text += f"## `{self._override(name, key)}`\n\n`{name}`\n\n{self._component(name)}"
-        return text.rstrip() + "\n"
+                entries = [entry for entry in self.entries if entry.owner == name]
+                if component_keys(name) and not any(entry.file.startswith(f"configs/{group}/") for entry in entries):
+                    title = f"{key.partition('[')[0]}=[{{_target_: {name}}}]" if "[" in key else key
+                    target = next(entry for entry in entries if entry.name == "_target_")
+                    prefix = target.key.removesuffix("_target_")
+                    rows = self._component(target, [one for one in entries if one.key.startswith(prefix)], prefix)
+                    found.append(Choice(title, title, "", rows, [] if "[" in key else [name]))
+        return found
 
-    def _override(self, name: str, key: str) -> str:
-        """Return the override that builds a class at a key: a choice, the key, or an item of a list."""
-        group = key.split(".")[0]
-        if "[" in key:
-            return f"{key.partition('[')[0]}=[{{_target_: {name}}}]"
-        if group in NOUNS:
-            return key
-        choice = self._choice(group, [entry for entry in self.entries if entry.owner == name])
-        return choice if key in (group, "model.net") else f"{choice} {key}"
+    def _component(self, target: Entry, entries: list[Entry], prefix: str) -> list[Row]:
+        """Return the keys of a component that a file builds; those of components inside it are separate."""
+        place, name = target.key.removesuffix("_target_"), target.owner
+        schemas = dict(component_keys(name) or {})
+        if name == BUILDER:
+            kind = next(canonical(entry.value) for entry in entries if entry.key == "optimizer.kind.path")
+            own = definitions()[name]["own"]
+            schemas = {key: one for key, one in schemas.items() if key in own} | {
+                key: one for key, one in (component_keys(kind) or {}).items() if key not in own
+            }
+        inside = {entry.key.removesuffix("._target_") for entry in entries if entry.name == "_target_"}
+        rows = [(f"{place}{key}", one) for key, one in schemas.items() if f"{place}{key}" not in inside]
+        found = [self._row(key, prefix, one, (name, key.removeprefix(place)), entries) for key, one in rows]
+        return found
 
-    def _choice(self, group: str, entries: list[Entry]) -> str:
-        """Return the override for the files of a group that have some of these keys."""
-        files = dict.fromkeys(Path(one.file).stem for one in entries if one.file.startswith(f"configs/{group}/"))
-        return f"{group}={','.join(files)}"
-
-    def _component(self, name: str) -> str:
-        own = [entry for entry in self.entries if entry.owner == name]
-        keys = self._own_keys(name)
-        text = _table("".join(self._row(key, schema, (name, key), own) for key, schema in keys.items()))
-        for kind, options in self._optimizers() if name == BUILDER else ():
-            of_kind = [one for one in self.entries if one.key == "optimizer.kind.path" and canonical(one.value) == kind]
-            files = {entry.file for entry in of_kind}
-            entries = [one for one in own if one.file in files] or [one for one in self.entries if one.owner == kind]
-            override = self._choice("optimizer", entries) if entries else f"optimizer.kind.path={kind}"
-            rows = "".join(self._row(key, schema, (name, key), entries) for key, schema in options.items())
-            text += f"### `{override}`\n\n`{kind}`\n\n" + _table(rows)
-        return text
-
-    def _own_keys(self, name: str) -> dict[str, Json]:
-        own = definitions()[name].get("own")
-        return {key: schema for key, schema in (component_keys(name) or {}).items() if own is None or key in own}
-
-    def _optimizers(self) -> list[tuple[str, dict[str, Json]]]:
-        """Return the options of each optimizer that a file chooses."""
-        own = self._own_keys(BUILDER)
-        chosen = [canonical(entry.value) for entry in self.entries if entry.key == "optimizer.kind.path"]
-        options = {name: component_keys(name) or {} for name in definitions() if name in chosen}
-        return [(name, {key: one for key, one in keys.items() if key not in own}) for name, keys in options.items()]
-
-    def _rows(self, prefix: str, section: Json, files: str) -> str:
-        """Return a row for each key of a section, with values and comments of the files that begin with `files`."""
-        rows = ""
-        for name, one in section["properties"].items():
-            schema, key = resolved(one), f"{prefix}.{name}" if prefix else name
-            if name in ("defaults", "hydra") or NODE in (kinds(schema) if schema else ()):
-                continue
-            entries = [entry for entry in self.entries if entry.key == key and entry.file.startswith(files)]
-            sections = _sections(schema)
-            if not sections:
-                rows += self._row(key, schema, ("", key), entries)
-            elif "/*.yaml" not in str(one.get("$ref", "")).replace("~1", "/") and key not in ("precision", "target"):
-                rows += self._rows(key, sections[0], files)
-        return rows
+    def _row(self, key: str, prefix: str, schema: Json, owner: tuple[str, str], entries: list[Entry]) -> Row:
+        same = [entry for entry in entries if entry.key == key]
+        values = list(dict.fromkeys(entry.value for entry in same))
+        default = values[0] if len(values) == 1 else ""
+        default = re.sub(r"(?<=[,:\[{]) ", "", default) if default[:1] == "[" else default
+        default = default if len(default) <= 60 else "[...]"
+        meaning = next((entry.comment for entry in same if entry.comment), self.comments.get(owner, ""))
+        return Row(key.removeprefix(prefix), _takes(schema, default, meaning), default, meaning)
 
     def _commands(self) -> str:
-        text = (
-            f"# Commands\n\n{NOTE}\n\nThese keys come in addition to the [groups](README.md) that `--help` lists.\n\n"
-        )
+        choices: list[Choice] = []
         train = definitions()["train.yaml"]["properties"]
         for command in commands():
             script = "train.py" if command == "train" else f"scripts/{command}.py"
-            section, more = definitions()[f"{command}.yaml"], ""
+            section, text = definitions()[f"{command}.yaml"], ""
             if command in training_commands() and command != "train":
                 own = {key: one for key, one in section["properties"].items() if key not in train}
-                section, more = {**section, "properties": own}, "Every key of train.py, and:\n\n"
-            rows = self._rows("", section, f"configs/{command}.yaml")
-            if command == "train":
-                methods = definitions()["compression/*.yaml"]["properties"]
-                rows += self._rows("compression", {"properties": methods}, "")
-            text += f"## {script}\n\n{more}{_table(rows)}"
-        return text.rstrip() + "\n"
+                section, text = {**section, "properties": own}, "Every key of train.py, and:"
+            entries = [entry for entry in self.entries if entry.file == f"configs/{command}.yaml"]
+            rows = [self._row(key, "", one, ("", key), entries) for key, one in _flat(section, "")]
+            if command in MAINTAINERS:
+                file = f"[configs/{command}.yaml](../../configs/{command}.yaml)"
+                text = f"Meanings are in {file}. Keys: {', '.join(row.typed() for row in rows)}"
+                rows = []
+            choices.append(Choice(script, command, text, rows, []))
+        return _page("commands", "These keys come in addition to the [groups](README.md) of `--help`.", [], choices)
 
-    def _row(self, name: str, schema: Json, owner: tuple[str, str], entries: list[Entry]) -> str:
-        same = [entry for entry in entries if name in (entry.name, entry.key)]
-        values = list(dict.fromkeys(entry.value for entry in same))
-        value = "by file" if len(values) > 1 else f"`{values[0]}`" if values and values[0] else ""
-        comment = next((entry.comment for entry in same if entry.comment), self.comments.get(owner, ""))
-        return f"| `{name}` | {_cell(expected(schema))} | {value} | {_cell(comment)} |\n"
+
+def _page(name: str, intro: str, common: list[Row], choices: list[Choice]) -> str:
+    """Return a page, with each key that several choices have once, before the sections of the choices."""
+    example, guide = GUIDES[name]
+    script = "scripts/export.py run=logs/latest" if name == "target" else "train.py"
+    below = {**dict.fromkeys(NOUNS, f"{name}.<choice>."), "target": "target.<choice>.", "commands": ""}.get(
+        name, f"{name}."
+    )
+    start = f" Keys begin with `{below}`." if below else ""
+    text = f"# {name}\n\n{NOTE}\n\n{intro}{start} Guide: [{guide}](../{guide}).\n\n"
+    text += f"```bash\npython {script} {example}\n```\n\n{_list(common)}"
+    without = [choice for choice in choices if not choice.rows]
+    text += "".join(f"- {_code(one.title)}: {_escaped(one.text)}\n" for one in without) + ("\n" if without else "")
+    families = _families([choice for choice in choices if choice.rows])
+    defaults: dict[Row, dict[int, str]] = {}  # of each key: by the number of the family
+    for number, family in enumerate(families):
+        for row in family.rows:
+            defaults.setdefault(replace(row, default=""), {})[number] = row.default
+    tables: dict[str, list[Row]] = {}
+    for row, found in defaults.items():
+        if len(found) > 1:
+            default = found[min(found)] if len(set(found.values())) == 1 else ""
+            names = _names([families[number] for number in found], families)
+            tables.setdefault(names, []).append(replace(row, default=default))
+    for names, rows in tables.items():
+        text += f"## Keys of {names}\n\n{_list(rows)}" if len(rows) > 2 else ""
+    small = [(names, row) for names, rows in tables.items() if len(rows) < 3 for row in rows]
+    others = [replace(row, meaning=f"{row.meaning} (of {names})".strip()) for names, row in small]
+    text += f"## Other keys of several choices\n\n{_list(others)}" if others else ""
+    shared = {replace(row, default=""): row for rows in tables.values() for row in rows}
+    return (text + "".join(family.section(shared) for family in families)).rstrip() + "\n"
+
+
+def _names(members: list[Family], families: list[Family]) -> str:
+    """Return the choices of some families, or those that are not among them, whichever is shorter."""
+    others = ", ".join(family.names for family in families if family not in members)
+    names = ", ".join(family.names for family in members)
+    return "all choices" if not others else min(names, f"all but {others}", key=len)
+
+
+def _families(choices: list[Choice]) -> list[Family]:
+    """Return the choices with the same keys of the same classes together."""
+    found: dict[object, list[Choice]] = {}
+    for number, choice in enumerate(choices):
+        keys = frozenset(row.key for row in choice.rows)
+        found.setdefault((keys, *choice.classes) if choice.classes or choice.title.count("=") else number, []).append(
+            choice
+        )
+    return [Family(members) for members in found.values()]
+
+
+def _flat(section: Json, prefix: str) -> list[tuple[str, Json]]:
+    """Return the dotted keys of a section that are no components and in no other group."""
+    found: list[tuple[str, Json]] = []
+    for name, one in section["properties"].items():
+        schema, key = resolved(one), f"{prefix}.{name}" if prefix else name
+        if name in ("defaults", "hydra") or NODE in (kinds(schema) if schema else ()):
+            continue
+        sections = _sections(schema)
+        if not sections:
+            found.append((key, schema))
+        elif "/*.yaml" not in str(one.get("$ref", "")).replace("~1", "/") and key not in ("precision", "target"):
+            found += _flat(sections[0], key)
+    return found
 
 
 def _sections(schema: Json) -> list[Json]:
     return [kind for kind in kinds(schema) if "properties" in kind] if schema else []
 
 
+def _takes(schema: Json, default: str, meaning: str) -> str:
+    """Describe the values that fit, without what the default and the meaning show."""
+    found: dict[str, None] = {}
+    for kind in kinds(schema) if schema else []:
+        words = [shown(word) for word in kind.get("enum", ()) if shown(word) != default]
+        if kind == NULL and (default == "null" or "null" in meaning):
+            continue
+        if kind.get("type") == "boolean" and default in ("true", "false"):
+            continue
+        if "description" in kind and meaning and len(kind["description"].split()) > 4:
+            continue
+        if "enum" in kind and "description" not in kind:
+            found.update(dict.fromkeys(word for word in words if not re.search(rf"\b{re.escape(word)}\b", meaning)))
+            continue
+        found[_short(kind)] = None
+    return ", ".join(found)
+
+
+def _short(kind: Json) -> str:
+    name = kind.get("type")
+    if "description" in kind:
+        return str(kind["description"])
+    if name in ("integer", "number"):
+        unit = "int" if name == "integer" else "x"
+        low = f"{kind['minimum']:g}≤" if "minimum" in kind else ""
+        low = f"{kind['exclusiveMinimum']:g}<" if "exclusiveMinimum" in kind else low
+        high = f"≤{kind['maximum']:g}" if kind.get("maximum", 2**32) < 2**32 - 1 else ""
+        high = f"<{kind['exclusiveMaximum']:g}" if "exclusiveMaximum" in kind else high
+        if low and not high:
+            return unit + {"≤": "≥", "<": ">"}[low[-1]] + low[:-1]
+        return low + unit + high if low or high else "int" if name == "integer" else "number"
+    if name == "array":
+        each = _takes(kind.get("items", {}), "", "")
+        return f"list of {each}" if each and each != "str" and "," not in each else "list"
+    return {"string": "str", "boolean": "bool", "object": "mapping", "null": "null"}.get(str(name), expected(kind))
+
+
 def _first_comment(path: Path) -> str:
-    lines = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
     return " ".join(line.lstrip("# ") for line in lines if not line.startswith(GLOBAL))
 
 
-def _table(rows: str) -> str:
-    return f"| key | takes | value | meaning |\n|---|---|---|---|\n{rows}\n" if rows else ""
+def _list(rows: list[Row]) -> str:
+    """Return a list of keys, and a line with those about which only the class says more."""
+    known = [row for row in rows if row.default or row.meaning]
+    more = [_code(row.key) + (f" ({row.takes})" if row.takes else "") for row in rows if row not in known]
+    lines = []
+    for row in known:
+        takes = f" ({_escaped(row.takes)})" if row.takes else ""
+        lines.append(f"- {row.typed()}{takes}{': ' if row.meaning else ''}{_escaped(row.meaning)}\n")
+    lines += [f"- In no file: {_escaped(', '.join(more))}\n"] if more else []
+    return "".join(lines) + ("\n" if lines else "")
 
 
-def _cell(text: str) -> str:
-    return _escaped(text).replace("|", "\\|")
+def _code(text: str) -> str:
+    return f"`{text}`"
 
 
 def _escaped(text: str) -> str:

@@ -394,4 +394,4 @@ def _report_single_steps(name: str, key: Any) -> None:
     """Print once for each `key` what makes a run go step by step."""
     if key not in _reported:
         _reported.add(key)
-        print(f"trainer.steps_per_call=auto: {name} may need every step, so steps are not grouped (docs/running.md).")
+        print(f"trainer.steps_per_call=auto: {name} may need every step, so steps are not grouped (docs/speed.md).")
