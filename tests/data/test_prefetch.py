@@ -93,16 +93,6 @@ def dataset(train: Any = None, **settings: Any) -> Any:
     return given(DatasetDataModule(train or Drawing(40), batch_size=8, seed=3, **settings))
 
 
-@pytest.mark.law2
-def test_datasets_are_read_ahead_in_training_and_evaluation() -> None:
-    for split in ("train", "val"):
-        plain, ahead = (getattr(dataset(), f"{split}_dataloader")() for _ in range(2))
-        ahead.side = StandIn()
-        for (x, _), (other, _) in zip(plain, ahead, strict=True):
-            assert torch.equal(x, other)
-        assert ahead.side.made == len(ahead)
-
-
 def test_what_draws_where_the_run_draws_is_not_made_ahead() -> None:
     """A resumed run would draw other numbers."""
     assert not dataset(collate_fn=padded).train_dataloader().goes_ahead

@@ -10,7 +10,7 @@ from support.runs import config
 from torch.utils.data import TensorDataset
 
 from lathe.data import DatasetDataModule, ImageDataModule
-from lathe.data.splits import Split, Splits, fold_rows, load_splits, refold, share_rows, stratified_split
+from lathe.data.splits import Split, Splits, fold_rows, load_splits, share_rows, stratified_split
 from lathe.data.tokens import TokenDataModule
 from lathe.errors import UserError
 from lathe.runs.build import make_data
@@ -35,19 +35,6 @@ def test_each_set_has_the_class_shares_of_the_whole() -> None:
 def test_sizes_that_leave_nothing_are_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(UserError, match=f"^val_size={sizes['val']}"):
         stratified_split(np.zeros(10, dtype=np.int64), sizes, seed=0)
-
-
-def test_only_the_split_seed_decides() -> None:
-    labels = np.arange(300) % 10
-    first, again, other = (stratified_split(labels, {"val": 50}, seed)["val"] for seed in (0, 0, 1))
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
-
-
-def test_lists_and_arrays_of_labels_are_split_equally() -> None:
-    listed: Any = [0, 1] * 10
-    rows = stratified_split(listed, {"val": 4}, 0)
-    assert np.array_equal(rows["val"], stratified_split(np.array(listed), {"val": 4}, 0)["val"])
 
 
 # data.folds and data.fold: each sample validates once, classes are divided equally, test is unchanged.
@@ -111,13 +98,6 @@ def test_folds_that_cannot_be_cut_are_refused(settings: dict[str, Any], words: s
     cfg = config()
     with pytest.raises(UserError, match=words):
         make_data({**cfg, "data": {**cfg["data"], **settings}}).setup()
-
-
-def test_shards_cannot_be_cut_into_folds() -> None:
-    images: Any = [np.zeros((1, 2, 2), np.uint8)] * 4
-    split = Split(images, np.arange(4), np.arange(4))
-    with pytest.raises(UserError, match=r"^data\.folds=2 cannot divide images that are streamed from shards"):
-        refold(Splits(split, split, split), 2, 0, 0)
 
 
 def test_a_share_has_all_classes_and_a_smaller_is_part_of_a_larger() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.own_datasets import Drawing, Pictures
+from support.own_datasets import Drawing
 from torch.utils.data import Dataset
 
 from lathe.data import DatasetDataModule, Digits, ImageDataModule, workers
@@ -118,16 +118,6 @@ def test_batches_draws_and_position_are_those_without(
     assert len(set(active_children()) - children) == 2
     module.teardown("fit")
     assert set(active_children()) <= children
-
-
-def test_a_fit_measures_what_it_trains_on(quick: None, capsys: pytest.CaptureFixture) -> None:
-    held_out = Pictures(20)
-    module = dataset(val=held_out, test=Pictures(20), num_workers="auto")
-    module.setup("fit")
-    read = held_out.read
-    module.val_dataloader()  # the sanity check comes first
-    assert capsys.readouterr().out.startswith("data.num_workers=auto took ")
-    assert held_out.read == read
 
 
 # A worker process that dies, as by the OOM killer, ends the run with one message.

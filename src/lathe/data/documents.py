@@ -13,7 +13,7 @@ from torch import Tensor
 from lathe.config.types import Count, Seed
 from lathe.config.validation import validated
 from lathe.data.base import ExactDataModule, replicas_of
-from lathe.data.checks import check_members, using
+from lathe.data.checks import check_members
 from lathe.data.order import IGNORE, EpochLoader
 from lathe.data.random import hashed_seed
 from lathe.data.tokens import Ids, TokenSource, load_tokens
@@ -265,11 +265,6 @@ class DocumentDataModule(ExactDataModule[Documents]):
         self.max_tokens, self.max_batch_size = max_tokens, max_batch_size
         self.shape = {"growth": bucket_growth, "pad_multiple": pad_multiple, "row_multiple": row_multiple}
         self.cut_tokens: dict[str, int] = {}
-
-    def prepare_data(self) -> None:
-        """Let the source download or check its data; called in one process per machine."""
-        with using(self.source, "prepared"):
-            self.source.prepare()
 
     @needs_no_trainer
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:

@@ -11,7 +11,7 @@ from lathe.config.types import Count, Name, NonNegativeInt, Positive, PositiveSh
 from lathe.config.validation import validated
 from lathe.data.augment import Augment, Normalizer
 from lathe.data.base import ExactDataModule
-from lathe.data.checks import check_class_names, check_members, using
+from lathe.data.checks import check_class_names, check_members
 from lathe.data.loader import ImageLoader, ResidentLoader, StreamLoader
 from lathe.data.recipe import check_folded, recipe, try_out
 from lathe.data.splits import Source, Split, check_folds, load_splits, refold, with_share
@@ -109,11 +109,6 @@ class ImageDataModule(ExactDataModule[Split]):
     def selects(self) -> bool:
         return True
 
-    def prepare_data(self) -> None:
-        """Let the source download its data; called in one process per machine."""
-        with using(self.source, "prepared"):
-            self.source.prepare()
-
     def setup(self, stage: str | None = None) -> None:
         """Open the data; a fit first tests the user's augmentation functions."""
         if stage in ("fit", None):
@@ -135,10 +130,7 @@ class ImageDataModule(ExactDataModule[Split]):
 
     def first_images(self, n: int) -> torch.Tensor:
         """Return the first `n` training images, normalized: float32 [n, channels, height, width]."""
-        if self._splits is None:
-            self.setup()
-        assert self._splits is not None
-        split = self._splits["train"]
+        split = self.splits["train"]
         return Normalizer(self.mean, self.std, self.channels)(torch.from_numpy(split.images[split.rows[:n]]))
 
     @needs_no_trainer

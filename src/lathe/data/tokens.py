@@ -135,11 +135,6 @@ class TokenDataModule(ExactDataModule[Tokens]):
         self.vocab_size = vocab_size
         self.length = length
 
-    def prepare_data(self) -> None:
-        """Let the source download or check its data; called in one process per machine."""
-        with using(self.source, "prepared"):
-            self.source.prepare()
-
     def open(self) -> dict[str, Tokens]:
         """Return all splits of the source, checked against what was declared."""
         splits = load_tokens(self.source, self.vocab_size)
