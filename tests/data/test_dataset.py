@@ -333,25 +333,6 @@ class Halves:
         return x / 2
 
 
-class Drawn(Numbered):
-    def __getitem__(self, row: int) -> Any:
-        torch.rand(())
-        return super().__getitem__(row)
-
-
-def test_the_numbers_of_each_batch_are_those_of_its_samples() -> None:
-    for rank in range(2):
-        data = module(Drawn(), 2, rank, batch_size=12, val_share=0.2)
-        data.setup()
-        loader = data.train_dataloader()
-        loader.load_state_dict({"epoch": 1, "batch": 1})  # inside an epoch
-        for split, of, passes in (("train", loader, 2), ("val", data.val_dataloader(), 2)):
-            for once in range(passes):
-                for at, (x, _) in enumerate(of, start=1 if split == "train" and not once else 0):
-                    names = [data.name_of(split, number) for number in of.numbers(at)]
-                    assert names == [f"data.train: item {int(one)}" for one in x[:, 0, 0, 0]]
-
-
 def batches(data: DatasetDataModule, split: str) -> Iterator[Any]:
     return iter(data.train_dataloader() if split == "train" else data.val_dataloader())
 
@@ -359,7 +340,7 @@ def batches(data: DatasetDataModule, split: str) -> Iterator[Any]:
 @pytest.mark.parametrize(
     ("split", "data", "workers"),
     [
-        ("train", {"train": Drawn(odd="raises")}, 1),
+        ("train", {"train": Numbered(odd="raises")}, 1),
         ("train", {"train": Numbered(), "transform": Halves()}, 0),
         ("val", {"train": Numbered(), "val": Numbered(odd="raises")}, 0),
     ],

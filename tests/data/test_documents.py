@@ -51,13 +51,11 @@ def test_the_number_of_batches_is_the_same_in_every_epoch_and_their_content_is_n
 
 
 def test_buckets_waste_far_less_than_batches_of_any_lengths() -> None:
-    unbucketed = loader(growth=None).padding
-    bucketed = loader(growth=1.1).padding
-    assert unbucketed > 0.35
-    assert bucketed < 0.07
-    assert loader(growth=1.0).padding <= bucketed
-    counted = sum(y.numel() for _, y, _ in loader())
-    assert bucketed == pytest.approx(1 - sum(lengths()) / counted)
+    none, some, least = (
+        1 - sum(lengths()) / sum(y.numel() for _, y, _ in loader(growth=growth)) for growth in (None, 1.1, 1.0)
+    )
+    assert none > 0.35
+    assert least <= some < 0.07
 
 
 @pytest.mark.parametrize("world", [2, 3])
@@ -92,7 +90,7 @@ def test_fewer_documents_than_ranks_leave_ranks_without_targets() -> None:
     assert {x.shape for x, *_ in batches} == {(1, 4)}
 
 
-@pytest.mark.parametrize("interrupted", [0, 1, 5, 23, 24, 40])
+@pytest.mark.parametrize("interrupted", [5, 24])
 def test_resume_continues_with_the_next_batch(interrupted: int) -> None:
     whole = [batch for feed in [loader()] for _ in range(3) for batch in feed]
     first, second = loader(), loader()

@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.commands import check, in_process
-from support.commands import run as command
-from support.interruptions import kill_when, same
+from support.commands import in_process
 from support.pictures import pictures
 from support.runs import SMALL, config, new_run, runs
 
@@ -302,22 +300,6 @@ def test_commands_take_the_new_folder(run: RunDir, home: Path, tmp_path: Path) -
     assert in_process("scripts/evaluate.py", f"run={smaller}", *QUIET) == 0
 
 
-@pytest.mark.slow
-def test_a_killed_run_continues_with_the_same_bits_where_its_images_are_now(tmp_path: Path) -> None:
-    folder = pictures(tmp_path / "photos", dict.fromkeys(NAMES, 100))
-    given = [*words(folder), *QUIET, "trainer.enable_model_summary=false", "model=mlp", "model.net.width=32"]
-    given += ["data.loader=workers", "data.batch_size=8", "data.source.test_share=0.2", f"paths.data_dir={tmp_path}"]
-    given += ["trainer.max_epochs=8", "trainer.log_every_n_steps=1", "callbacks.checkpoint.every_n_train_steps=4"]
-    given += ["callbacks.throughput=null", "model.net.dropout=0.2", "data.augment.mixup=0.2"]
-    check(command(*given, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
-    # an epoch has 26 steps
-    killed = kill_when(tmp_path / "killed", 34, *given, f"paths.log_dir={tmp_path / 'killed'}")
-    folder.rename(tmp_path / "elsewhere")
-    moved = ["data=image_folder", f"data.folder={tmp_path / 'elsewhere'}"]
-    check(command(f"resume={killed}", *moved, cwd=tmp_path))
-    same(runs(tmp_path / "alone")[-1], killed)
-
-
 def test_it_ships_without_the_folder(
     run: RunDir, home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -419,21 +401,11 @@ CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
         {"train": "list.txt"},
         "leads out of the folder",
     ),
-    "a list without classes": (
-        lambda folder: listed(folder, "000.png\n"),
-        {"train": "list.txt"},
-        r"000\.png without a class",
-    ),
     "a file in two splits": (twice, {"train": "list.txt", "val": "val.txt"}, "is in train and val"),
     "a split elsewhere": (
         lambda folder: pictures(folder.parent / "other", TWO),
         {"train": "../other"},
         r"leads out of data\.folder",
-    ),
-    "two names of a split": (
-        lambda folder: splits(folder, train=TWO, valid=TWO, Validation=TWO),
-        {},
-        "Validation and valid, both val",
     ),
 }
 
@@ -508,15 +480,6 @@ def test_one_class_warns(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos", {"cat": 6})
     with pytest.warns(UserWarning, match=r"^data\.folder=.*photos has one class, cat: expected a folder for each"):
         ImageFolder(str(folder), str(tmp_path / "data")).prepare()
-
-
-def test_circular_links_are_not_classes(tmp_path: Path) -> None:
-    folder = pictures(tmp_path / "photos", TWO)
-    (folder / "around").symlink_to("around")
-    (folder / "cat" / "again").symlink_to(folder, target_is_directory=True)
-    assert class_names(str(folder)) == ["cat", "dog"]
-    with pytest.warns(UserWarning, match=r"1 entries of class folders are no images .* cat/again\. A list"):
-        ImageFolder(str(folder), str(tmp_path / "data"), val_share=0.2, test_share=0.2).prepare()
 
 
 def test_a_folder_that_the_source_does_not_read(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -28,16 +27,12 @@ class StandIn:
     def begin(self) -> None:
         pass
 
-    making = nullcontext
-
-    def moved(self, batch: Any) -> Any:
-        return batch
-
-    def mark(self) -> int:
+    def start(self, batches: Iterator[Any]) -> tuple[Any, int]:
+        batch = next(batches)
         self.made += 1
-        return self.made
+        return batch, self.made
 
-    def take(self, batch: Any, mark: int) -> None:
+    def take(self, batch: Any, event: int) -> None:
         pass
 
 

@@ -95,9 +95,7 @@ def test_a_checkpoint_of_other_data_or_another_share_is_refused() -> None:
         begun().restore(begun(n=N + 1).state())
     other = begun(share=0.5)
     other.order(0, 0)
-    with pytest.raises(
-        UserError, match=r"and 100 in an epoch, and there are 200 and 50 now: use the same data"
-    ):
+    with pytest.raises(UserError, match=r"and 100 in an epoch, and there are 200 and 50 now: use the same data"):
         begun().restore(other.state())
 
 

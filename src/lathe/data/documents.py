@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -18,10 +18,9 @@ from lathe.data.order import IGNORE, EpochLoader
 from lathe.data.random import hashed_seed
 from lathe.data.tokens import Ids, TokenSource, load_tokens
 from lathe.data.transfer import needs_no_trainer
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 
 Ints = NDArray[np.int64]
-Lengths = TypeVar("Lengths", Ints, np.int64)
 SCANNED = 2**24  # tokens that are searched at a time for the ends of documents
 
 
@@ -106,9 +105,9 @@ class BucketPlan:
         return self.order[np.argsort(self.bucket + keys, kind="stable")]
 
 
-def round_up(lengths: Lengths, multiple: int) -> Lengths:
-    """Round each length up to a multiple of `multiple`."""
-    return -(-lengths // multiple) * multiple
+def round_up(length: int, multiple: int) -> int:
+    """Round a length up to a multiple of `multiple`."""
+    return -(-length // multiple) * multiple
 
 
 def plan_buckets(lengths: Ints, max_tokens: int, max_batch_size: int, growth: float, multiple: int = 1) -> BucketPlan:
@@ -131,7 +130,7 @@ def plan_buckets(lengths: Ints, max_tokens: int, max_batch_size: int, growth: fl
     number = 0
     while start < len(order):
         longest = int(falling[start])
-        size = min(max_batch_size, max_tokens // int(round_up(falling[start], multiple)))
+        size = min(max_batch_size, max_tokens // round_up(longest, multiple))
         stop = int(np.searchsorted(rising, -longest / growth, side="right"))
         stop = min(len(order), start + -(-(stop - start) // size) * size)
         bucket[start:stop] = number
@@ -193,20 +192,12 @@ class DocumentLoader(EpochLoader):
         batches = np.split(samples, self.plan.bounds[1:-1])
         return [batches[number] for number in self.rank_rows(epoch)[0].flatten().tolist()]
 
-    @property
-    def padding(self) -> float:
-        """Return the share of padding in epoch 0, without filled rows; other epochs differ little."""
-        places = sum(len(batch) * self._time(batch) for batch in self.global_batches(0))
-        return 1 - int(self.lengths.sum()) / places
-
-    def _time(self, batch: Ints) -> int:
-        return int(round_up(self.lengths[batch].max(), self.pad_multiple))
-
     def _batches(self, epoch: int, first: int) -> Iterator[tuple[Tensor, ...]]:  # type: ignore[override]  # also yields the count
         ids, end = self.documents.ids, self.documents.end
         for batch in self.global_batches(epoch)[first:]:
             rows = -(-len(batch) // self.world_size)
-            shape = (int(round_up(np.int64(rows), self.row_multiple)), self._time(batch))
+            time = round_up(int(self.lengths[batch].max()), self.pad_multiple)
+            shape = (round_up(rows, self.row_multiple), time)
             x, y = np.full(shape, end, dtype=np.int64), np.full(shape, IGNORE, dtype=np.int64)
             for row, document in enumerate(batch[self.rank :: self.world_size]):
                 start, stop = self.documents.starts[document], self.documents.stops[document]
@@ -253,12 +244,11 @@ class DocumentDataModule(ExactDataModule[Documents]):
         row_multiple: Count = 1,
         seed: Seed = 0,
     ) -> None:
-        if batch_size not in (None, max_batch_size):
-            raise UserError(
-                f"data.batch_size={batch_size} is data.max_batch_size={max_batch_size} here: set that alone."
-            )
-        if length % pad_multiple:
-            raise UserError(f"data.pad_multiple={pad_multiple} has to divide data.length={length}.")
+        require(
+            batch_size in (None, max_batch_size),
+            f"data.batch_size={batch_size} is data.max_batch_size={max_batch_size} here: set that alone.",
+        )
+        require(length % pad_multiple == 0, f"data.pad_multiple={pad_multiple} has to divide data.length={length}.")
         super().__init__(max_batch_size, eval_batch_size, seed)
         check_members(source, "vocab_size", "prepare", "load")
         self.source, self.vocab_size, self.length, self.long = source, vocab_size, length, long
@@ -283,19 +273,20 @@ class DocumentDataModule(ExactDataModule[Documents]):
 
     def _fit(self, name: str, documents: Documents) -> Documents:
         lengths = documents.lengths
-        if not len(lengths):
-            raise UserError(f"data.source has no documents in its {name} split: prepare some text for it.")
+        require(len(lengths) > 0, f"data.source has no documents in its {name} split: prepare some text for it.")
         longest, sample = int(lengths.max()), int(lengths.argmax())
-        if longest > self.length and self.long == "refuse":
-            raise UserError(
-                f"data.length={self.length} is too short for document {sample} of the {name} split, which has "
-                f"{longest} tokens: raise it, or set data.long=split or data.long=cut."
-            )
+        require(
+            longest <= self.length or self.long != "refuse",
+            f"data.length={self.length} is too short for document {sample} of the {name} split, which has {longest} "
+            "tokens: raise it, or set data.long=split or data.long=cut.",
+        )
         documents = documents.split(self.length) if self.long == "split" else documents.cut(self.length)
         self.cut_tokens[name] = int(lengths.sum() - documents.lengths.sum())
-        needed = int(round_up(documents.lengths.max(), int(self.shape["pad_multiple"] or 1)))
-        if needed > self.max_tokens:
-            raise UserError(f"data.max_tokens={self.max_tokens}: document {sample} of {name} needs at least {needed}.")
+        needed = round_up(int(documents.lengths.max()), int(self.shape["pad_multiple"] or 1))
+        require(
+            needed <= self.max_tokens,
+            f"data.max_tokens={self.max_tokens}: document {sample} of {name} needs at least {needed}.",
+        )
         return documents
 
     def build(self, split: Documents, device: torch.device, **order: Any) -> DocumentLoader:

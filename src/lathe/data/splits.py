@@ -215,8 +215,6 @@ def _check_split(name: str, split: Split, classes: int) -> Iterator[str]:
     start, images, labels, rows = f"{KEY}: the {name} split's", split.images, split.labels, split.rows
     if getattr(images, "dtype", None) != np.uint8 or len(images.shape) != 4:
         yield f"{start} images are {form(images)}, expected uint8 [m, channels, height, width]."
-    elif any(not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" for array in (labels, rows)):
-        yield f"{start} labels and rows are {form(labels)} and {form(rows)}, expected int64 [m] and [n]."
     elif labels.shape != (len(images),):
         yield f"{start} labels are {list(labels.shape)} for {len(images)} images, expected as many."
     elif len(rows):

@@ -89,14 +89,6 @@ class Synthetic:
             }
         )
 
-    def bayes_predict(self, images: Images) -> Labels:
-        """Return the class of each image, the best possible prediction of its label; int64 [n]."""
-        # mean over the pixels of each cell, then the nearest template
-        pooled = np.stack([images[..., self.cell == i].mean(-1) for i in range(self.grid)], axis=-1)
-        pooled = np.stack([pooled[:, :, self.cell == i].mean(-2) for i in range(self.grid)], axis=-2)
-        signs = np.sign(pooled.reshape(len(images), -1) - 127)
-        return np.argmax(signs @ self.templates.T, axis=1).astype(np.int64)
-
     def _draw_templates(self) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
         """Return cells of -1 and 1, [classes, channels * grid * grid], and their smallest distance in cells."""
         rng = random.stream(self.seed, 0)
