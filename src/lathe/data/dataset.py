@@ -174,35 +174,7 @@ class DatasetDataModule(ExactDataModule[Items]):
 
     Datasets have `__len__` and `__getitem__`, or are iterable. Samples are (input, target), or any that the task takes.
 
-    Args:
-        train: training dataset.
-        val: validation dataset; None cuts it out of `train`.
-        test: test dataset; None cuts it out of `train`.
-        input: key of the input in samples that are dicts (Hugging Face); None leaves samples as they are.
-        target: key of the target.
-        transform: function of a training sample's input; its random draws follow from (seed, epoch, sample).
-        eval_transform: the same for validation and test.
-        collate_fn: makes a batch of a list of samples; None for torch's default.
-        val_share: of `train`, for validation if `val` is None.
-        test_share: of `train`, for the test if `test` is None.
-        split_seed: of these splits, stratified if labels are at hand; independent of the run's seed.
-        num_classes: checks targets that are class numbers; None for no check.
-        class_names: in the order of the labels; None takes those of a Hugging Face dataset's target, if any.
-        channels: of images [channels, height, width], checked; None for other inputs.
-        image_size: larger side of such images in pixels, checked.
-        mean: per channel, which the datasets or transforms have subtracted; for serving.
-        std: per channel, that they have divided by.
-        batch_size: training samples per step, over all devices together.
-        eval_batch_size: the same for validation and test; None for `batch_size`.
-        seed: of order and random draws.
-        samples: of an epoch, if `train` is iterable; None for its length.
-        folds: number of stratified folds of `train` without the test; None for a validation set.
-        fold: the fold used for validation.
-        share: of the training samples to train on; above 0.
-        num_workers: reading processes; "auto" measures whether one for each core is faster than 0.
-        pin_memory: page-locked batches, on a GPU.
-        prefetch_factor: batches that each worker reads ahead; None for torch's default.
-        persistent_workers: keep workers between epochs.
+    The arguments are the keys of configs/data/dataset.yaml, which describes them.
     """
 
     @validated

@@ -213,19 +213,7 @@ class DocumentLoader(EpochLoader):
 class DocumentDataModule(ExactDataModule[Documents]):
     """Train, validation and test loaders over documents, equal on any number of devices.
 
-    Args:
-        source: of the documents.
-        vocab_size: declared, so that a net can be configured before the data are opened; checked against the source.
-        length: the longest sample that the net takes, in tokens.
-        max_tokens: of a global batch, padding included.
-        max_batch_size: most documents of a global batch.
-        batch_size: another name of `max_batch_size`, which other config groups read; None or equal.
-        eval_batch_size: `max_batch_size` for validation and test; None for the same.
-        long: for a document with more than `length` targets: "refuse", "cut" or "split" it.
-        bucket_growth: a bucket's longest length divided by its shortest; None for a single bucket.
-        pad_multiple: batches are padded to a multiple of this many tokens; divides `length`.
-        row_multiple: each replica's rows are filled up to a multiple of this.
-        seed: of the order.
+    The arguments are the keys of configs/data/documents.yaml, which describes them.
     """
 
     @validated

@@ -209,21 +209,7 @@ class ImageFolder:
 
     They are decoded and scaled once, as predictions and requests are (`lathe.images`), and cached as an array.
 
-    Args:
-        folder: see above.
-        data_dir: the cache is in its folder `image_folder_cache`.
-        classes: names in the order of the labels; None for those found, sorted.
-        train: folder of class folders, or list of files (.txt, .csv), in `folder`; None for `<folder>/train`, or
-            without splits for all images.
-        val: the same for validation; None for `<folder>/val`, or `val_share` of train.
-        test: the same for the test; None for `<folder>/test`, or `test_share` of train.
-        channels: 1 for grey, 3 for RGB.
-        image_size: side in pixels of the scaled square.
-        resize: "crop" scales the largest central square, "squash" the whole image.
-        val_share: of train, stratified, for a missing validation split.
-        test_share: of train, stratified, for a missing test split.
-        split_seed: of both; independent of the run's seed.
-        skip_bad: number of unreadable images that may be left out.
+    The arguments are those of `source` in configs/data/image_folder.yaml, which describes them.
     """
 
     @validated

@@ -224,14 +224,8 @@ class Cifar(Recorded):
     The archive, downloaded or placed by hand, is checked against its published hash and read once. Each split then is a
     memory-mapped file `<name>-<split>.npy` of uint8 records [n, 1 + 3072], label first.
 
-    Args:
-        name: which of the two; CIFAR-100 has its 100 fine classes.
-        data_dir: folder of archive and `.npy` files.
-        download: whether to download the binary archive if neither archive exists.
-        val_size: training images used for validation, stratified.
-        split_seed: of the split; independent of the run's seed.
-        archives: names, hashes and members, for tests and mirrors; None for the published ones.
-        base_url: of the archives.
+    The arguments are those of `source` in configs/data/cifar10.yaml; `archives` and `base_url` are for tests and
+    mirrors.
     """
 
     @validated
@@ -334,14 +328,8 @@ class FashionMnist(Recorded):
 
     Each of the four IDX files, downloaded or placed by hand, compressed or not, is checked against its contents' hash.
 
-    Args:
-        data_dir: folder of the downloads, and of the `.npy` files that are made at the first start.
-        folder: of the IDX files, compressed (`.gz`) or not; may be read-only. None for `data_dir`.
-        download: whether to download missing files, if `folder` is None.
-        val_size: training images used for validation, stratified.
-        split_seed: of the split; independent of the run's seed.
-        files: images and labels of "train" and "test", for tests and mirrors; None for the published ones.
-        base_url: of the files.
+    The arguments are those of `source` in configs/data/fashion_mnist.yaml; `files` and `base_url` are for tests and
+    mirrors.
     """
 
     num_classes = 10

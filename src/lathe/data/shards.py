@@ -138,11 +138,7 @@ class ShardImages:
 class Shards:
     """The source of images that scripts/make_shards.py wrote.
 
-    Args:
-        data_dir: folder of data sets.
-        name: the folder of index.json in it, or an absolute path.
-        verify: compare every file with its SHA-256 before training; sizes are always compared.
-        max_open: most open shards in a process.
+    The arguments are those of `source` in configs/data/shards.yaml, which describes them.
     """
 
     @validated

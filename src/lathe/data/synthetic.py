@@ -30,16 +30,7 @@ class Synthetic:
 
     in expectation; on n samples with a standard deviation of sqrt(best * (1 - best) / n).
 
-    Args:
-        num_classes: C.
-        channels: of the images.
-        image_size: side in pixels, at least 4.
-        train_size: training samples.
-        val_size: validation samples.
-        test_size: test samples.
-        noise: probability, from 0 to 1, that a label is redrawn, in all splits.
-        difficulty: from 0 (clean templates) to 1 (as disturbed as certainty allows).
-        seed: of templates, images and labels; independent of the run's seed.
+    The arguments are those of `source` in configs/data/synthetic.yaml, which describes them.
 
     Raises:
         UserError: there are more classes than different templates.

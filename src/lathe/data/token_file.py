@@ -104,10 +104,7 @@ def open_split(folder: Path, name: str, meta: dict[str, Any]) -> NDArray[np.uint
 class TokenFiles:
     """The source of tokens that scripts/prepare_tokens.py wrote.
 
-    Args:
-        data_dir: folder of data sets.
-        name: the folder in it, or an absolute path.
-        verify: compare every file with its SHA-256 in `prepare`; sizes and headers are always compared.
+    The arguments are those of `source` in configs/data/tokens.yaml, which describes them.
     """
 
     @validated
