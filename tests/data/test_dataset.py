@@ -1,6 +1,5 @@
 """data=dataset: equal batches of map-style datasets on any number of devices and after interruptions."""
 
-import os
 import random
 import re
 import shlex
@@ -29,8 +28,7 @@ from support.own_datasets import (
     load_columns,
     padded,
 )
-from support.ranks import on_ranks
-from support.runs import ROOT, SMALL, column, new_run
+from support.runs import ROOT, SMALL, new_run
 from torch.utils.data import Subset, TensorDataset
 
 from lathe.data import DatasetDataModule
@@ -192,36 +190,6 @@ def run_of(folder: Path, *words: str) -> dict[str, Any]:
         "data.image_size=4",
     )
     return new_run(folder, *own, *SMALL, "data.batch_size=16", "trainer.log_every_n_steps=1", *words)
-
-
-class Divided(Flow):
-    """Gives each process its own part, as datasets for torch's DDP do."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(super().__iter__(), int(os.environ["RANK"]), None, 2)
-
-
-def results_of(rank: int, cfgs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    loader = module(Divided(), 2, rank, samples=40, **HELD_OUT).train_dataloader()
-    with pytest.raises(UserError, match=r"^data\.train: Divided gives each process other samples: let it give all"):
-        next(iter(loader))
-    return [train(cfg) for cfg in cfgs]
-
-
-def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
-    """On a dataset with a length and on an iterable one, which is refused where it divides itself."""
-    one, two = (
-        [run_of(tmp_path / name / "rows", *words), stream_run(tmp_path / name / "stream", "Flow", *words)]
-        for name, words in (("one", []), ("two", ["trainer.devices=2"]))
-    )
-    results = on_ranks(results_of, two)[0]
-    for alone, together, found, steps in zip(one, two, results, (10, 12), strict=True):
-        result = train(alone)
-        losses = [column(Path(cfg["paths"]["run_dir"]), "train/loss") for cfg in (alone, together)]
-        assert len(losses[0]) == steps
-        assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-        for name in ("val/loss", "val/accuracy", "test/loss", "test/accuracy"):
-            assert found[name] == pytest.approx(result[name], rel=1e-5)
 
 
 def test_an_interruption_in_an_epoch_changes_nothing(tmp_path: Path, interruption: Interruption) -> None:

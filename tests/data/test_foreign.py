@@ -10,8 +10,7 @@ import pytest
 import torch
 from support.interruptions import Interruption, interruption, same, train_through
 from support.own_parts import Noisy, Table
-from support.ranks import on_ranks
-from support.runs import SMALL, column, new_run
+from support.runs import SMALL, new_run
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, get_worker_info
 
 from lathe.data.foreign import SharedLoader, share
@@ -168,21 +167,6 @@ def plain(folder: Path, kind: str = "noisy", *words: str) -> dict[str, Any]:
     cfg["data"] = {"_target_": "support.own_parts.Table", "kind": kind}
     cfg["optimizer"]["batch_size"] = None  # the value it resolves to for data that declare none
     return cfg
-
-
-def result_of(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
-    return train(cfg)
-
-
-def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
-    one, two = plain(tmp_path / "one"), plain(tmp_path / "two", "noisy", "trainer.devices=2")
-    result = train(one)
-    results = on_ranks(result_of, two)
-    losses = [column(Path(cfg["paths"]["run_dir"]), "train/loss") for cfg in (one, two)]
-    assert len(losses[0]) == 12
-    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
-    for name in ("val/loss", "val/accuracy", "test/loss", "test/accuracy"):
-        assert results[0][name] == pytest.approx(result[name], rel=1e-5)
 
 
 def test_an_interruption_in_an_epoch_changes_nothing(tmp_path: Path, interruption: Interruption) -> None:

@@ -10,7 +10,7 @@ from support.runs import config
 from torch.utils.data import TensorDataset
 
 from lathe.data import DatasetDataModule, ImageDataModule
-from lathe.data.splits import Split, Splits, fold_rows, load_splits, share_rows, stratified_split
+from lathe.data.splits import Split, Splits, load_splits, share_rows, stratified_split
 from lathe.data.tokens import TokenDataModule
 from lathe.errors import UserError
 from lathe.runs.build import make_data
@@ -23,14 +23,6 @@ def test_split_is_a_partition_of_the_exact_sizes() -> None:
     assert np.array_equal(np.sort(np.concatenate(list(rows.values()))), np.arange(1003))
 
 
-def test_each_set_has_the_class_shares_of_the_whole() -> None:
-    labels = np.repeat(np.arange(4), [400, 300, 200, 100])
-    rows = stratified_split(labels, {"val": 100, "test": 200}, seed=3)
-    for size, name in ((100, "val"), (200, "test"), (700, "train")):
-        expected = size * np.array([0.4, 0.3, 0.2, 0.1])
-        assert np.abs(np.bincount(labels[rows[name]], minlength=4) - expected).max() <= 1
-
-
 @pytest.mark.parametrize("sizes", [{"val": 0}, {"val": 10}, {"val": 6, "test": 5}])
 def test_sizes_that_leave_nothing_are_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(UserError, match=f"^val_size={sizes['val']}"):
@@ -38,18 +30,6 @@ def test_sizes_that_leave_nothing_are_refused(sizes: dict[str, int]) -> None:
 
 
 # data.folds and data.fold: each sample validates once, classes are divided equally, test is unchanged.
-
-
-@pytest.mark.parametrize("folds", [2, 3, 5])
-def test_each_sample_validates_once_and_classes_are_equal(folds: int) -> None:
-    labels = np.array([0] * 40 + [1] * 11 + [2] * 5)[np.random.default_rng(0).permutation(56)]
-    parts = [fold_rows(labels, folds, fold, seed=0) for fold in range(folds)]
-    assert np.array_equal(np.sort(np.concatenate([val for _, val in parts])), np.arange(56))
-    for train, val in parts:
-        assert np.array_equal(np.sort(np.concatenate([train, val])), np.arange(56))
-        assert abs(len(val) - 56 / folds) < 1
-        assert np.all(np.abs(np.bincount(labels[val], minlength=3) - np.array([40, 11, 5]) / folds) < 1)
-    assert not np.array_equal(parts[0][1], fold_rows(labels, folds, 0, seed=1)[1])
 
 
 def test_digits_in_five_folds() -> None:

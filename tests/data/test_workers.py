@@ -161,13 +161,3 @@ def test_a_worker_that_dies_ends_the_run_and_the_other_workers(
     assert any(said.startswith(f"a DataLoader worker {how}; ") for how in (words, "ended unexpectedly")), said
     assert said.endswith(WAY)
     assert not [child for child in set(active_children()) - children if child.is_alive()]
-
-
-def test_shared_memory_is_named_and_other_errors_are_left_alone() -> None:
-    error = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
-    error.__cause__ = RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that")
-    assert "was killed by signal: Bus error; " in str(worker_message(error))
-    assert "/dev/shm" in str(worker_message(error))
-    text = "Caught ConnectionError in DataLoader worker process 0.\nOriginal Traceback"
-    for other in (RuntimeError("shapes"), ConnectionError(text), ValueError("x")):
-        assert worker_message(other) is None
