@@ -113,40 +113,39 @@ class Archive:
     labels: bytes = b""
 
 
-def _parts(folder: str, train: list[str], test: str) -> dict[str, tuple[str, ...]]:
-    return {"train": tuple(f"{folder}/{name}" for name in train), "test": (f"{folder}/{test}",)}
+def _archives(
+    name: str, folders: tuple[str, str], train: list[str], test: str, skip: int, labels: bytes, md5: tuple[str, str]
+) -> tuple[Archive, Archive]:
+    """Return the binary archive, which is the one to download and needs no pickle, and the python archive."""
+
+    def members(folder: str, suffix: str = "") -> dict[str, tuple[str, ...]]:
+        parts = {"train": train, "test": [test]}
+        return {split: tuple(f"{folder}/{part}{suffix}" for part in files) for split, files in parts.items()}
+
+    return (
+        Archive(f"{name}-binary.tar.gz", md5[0], members(folders[0], ".bin"), skip=skip),
+        Archive(f"{name}-python.tar.gz", md5[1], members(folders[1]), labels=labels),
+    )
 
 
-_FIVE = [f"data_batch_{i}" for i in range(1, 6)]
-# the binary archive is first: it is the one to download, and needs no pickle
 ARCHIVES: dict[str, tuple[Archive, ...]] = {
-    "cifar10": (
-        Archive(
-            "cifar-10-binary.tar.gz",
-            "c32a1d4ab5d03f1284b67883e8d87530",
-            _parts("cifar-10-batches-bin", [f"{name}.bin" for name in _FIVE], "test_batch.bin"),
-            skip=0,
-        ),
-        Archive(
-            "cifar-10-python.tar.gz",
-            "c58f30108f718f92721af3b95e74349a",
-            _parts("cifar-10-batches-py", _FIVE, "test_batch"),
-            labels=b"labels",
-        ),
+    "cifar10": _archives(
+        "cifar-10",
+        ("cifar-10-batches-bin", "cifar-10-batches-py"),
+        [f"data_batch_{i}" for i in range(1, 6)],
+        "test_batch",
+        skip=0,
+        labels=b"labels",
+        md5=("c32a1d4ab5d03f1284b67883e8d87530", "c58f30108f718f92721af3b95e74349a"),
     ),
-    "cifar100": (
-        Archive(
-            "cifar-100-binary.tar.gz",
-            "03b5dce01913d631647c71ecec9e9cb8",
-            _parts("cifar-100-binary", ["train.bin"], "test.bin"),
-            skip=1,  # each record starts with the coarse label
-        ),
-        Archive(
-            "cifar-100-python.tar.gz",
-            "eb9058c3a382ffc7106e4002c42a8d85",
-            _parts("cifar-100-python", ["train"], "test"),
-            labels=b"fine_labels",
-        ),
+    "cifar100": _archives(
+        "cifar-100",
+        ("cifar-100-binary", "cifar-100-python"),
+        ["train"],
+        "test",
+        skip=1,  # each record starts with the coarse label
+        labels=b"fine_labels",
+        md5=("03b5dce01913d631647c71ecec9e9cb8", "eb9058c3a382ffc7106e4002c42a8d85"),
     ),
 }
 
