@@ -180,7 +180,12 @@ def _built_in(item: Field) -> Step:
         return lambda images, batch: crop_and_flip(images, replace(batch.draws, flip=None), padding, fill)
     if isinstance(item, RandomFlip):
         return lambda images, batch: crop_and_flip(images, Draws(flip=batch.draws.flip), 0, "zero")
-    return lambda images, batch: cutout(images, batch.draws.cutout, batch.fill.to(images.dtype))
+    return _cutout
+
+
+def _cutout(images: Tensor, batch: Picked) -> Tensor:
+    assert batch.draws.cutout is not None
+    return cutout(images, batch.draws.cutout, batch.fill.to(images.dtype))
 
 
 def name_of(item: Any) -> str:

@@ -125,7 +125,7 @@ class TokenFiles:
     def prepare(self) -> None:
         """Check all files; with `verify`, every byte."""
         for name, tokens in self.load().items():
-            if self.verify and hashlib.sha256(tokens.ids).hexdigest() != self.meta["splits"][name].get("sha256"):
+            if self.verify and hashlib.sha256(tokens.ids.data).hexdigest() != self.meta["splits"][name].get("sha256"):
                 raise UserError(
                     f"{self.folder / name}.npy differs from its SHA-256 in meta.json: write it again with {HOW}."
                 )
