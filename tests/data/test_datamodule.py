@@ -145,12 +145,6 @@ def replica(rank: int, world: int, **settings: Any) -> ImageDataModule:
     return data
 
 
-def test_replicas_together_see_the_batches_of_one_process() -> None:
-    one = [x for x, _ in module(augment=Augment(crop=1)).train_dataloader()]
-    two = [[x for x, _ in replica(r, 2, augment=Augment(crop=1)).train_dataloader()] for r in range(2)]
-    assert all(torch.equal(whole, torch.cat(parts)) for whole, *parts in zip(one, *two, strict=True))
-
-
 def test_batch_sizes_that_do_not_fit_the_devices_name_both_keys() -> None:
     with pytest.raises(UserError, match=r"data\.batch_size=4 .* trainer\.devices=3"):
         replica(0, 3).train_dataloader()

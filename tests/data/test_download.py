@@ -16,13 +16,6 @@ CONTENT = np.random.default_rng(0).integers(0, 256, 3_000_000, dtype=np.uint8).t
 MD5 = hashlib.md5(CONTENT).hexdigest()
 
 
-def test_file_arrives_whole(serve: Callable, tmp_path: Path) -> None:
-    server = serve(CONTENT)
-    download(server.url + "file", tmp_path / "file", MD5, "by hand")
-    assert (tmp_path / "file").read_bytes() == CONTENT
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-
-
 def test_wrong_hash_leaves_nothing(serve: Callable, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="another hash than the published"):
         download(serve(CONTENT).url + "file", tmp_path / "file", "0" * 32, "by hand")

@@ -88,7 +88,7 @@ def test_mixing_partner_is_the_right_neighbour_in_the_global_batch(make: Make) -
 
 @KINDS
 @AUGMENTS
-@pytest.mark.parametrize("interrupted", [0, 1, 3, 4, 9])
+@pytest.mark.parametrize("interrupted", [1, 4, 9])
 def test_resume_continues_with_the_next_batch(make: Make, kind: str, augment: Any, interrupted: int) -> None:
     settings: dict[str, Any] = {"batch_size": 12} | ({"augment": augment} if augment else {})  # 4 batches an epoch
     whole = [batch for loader in [make(kind, **settings)] for _ in range(3) for batch in loader]
@@ -144,13 +144,6 @@ def test_evaluation_counts_every_sample_once(make: Make, kind: str, world: int, 
             labels.append(y[y != -100])
     reference = make(train=False, augment=None, normalizer=None, batch_size=50)
     assert equal([(torch.cat(images), torch.cat(labels))], list(reference))
-
-
-def test_unshuffled_training_keeps_the_stored_order(make: Make) -> None:
-    loader = make(batch_size=25, shuffle=False, augment=None)
-    reference = make(train=False, augment=None, batch_size=25)
-    assert equal(list(loader), list(reference))
-    assert equal(list(loader), list(reference))
 
 
 @pytest.mark.parametrize("n", [1, 7, 8, 9, 10, 16])

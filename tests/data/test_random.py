@@ -5,18 +5,6 @@ import torch
 from lathe.data.random import epoch_permutation, hashed_seed, sample_betas, sample_seeds, sample_uniforms, to_integers
 
 
-def test_seeds_fit_a_generator_and_do_not_collide() -> None:
-    seeds = {
-        hashed_seed(seed, purpose, epoch)
-        for seed in range(20)
-        for purpose in ("order", "uniforms")
-        for epoch in range(20)
-    }
-    assert len(seeds) == 800
-    assert min(seeds) >= 0
-    assert max(seeds) < 2**63
-
-
 def test_integers_are_uniform_and_never_reach_the_count() -> None:
     largest = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
     assert to_integers(largest[None], 9).tolist() == [8]

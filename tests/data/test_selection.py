@@ -27,7 +27,7 @@ def trained(selection: Selection, epochs: range, losses: Tensor, seed: int = 0) 
     return orders
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(10))
 def test_passes_come_first_and_losses_decide_then(seed: int) -> None:
     rng = random.Random(seed)
     share, hardest, passes, n = rng.uniform(0.05, 0.95), rng.random(), rng.randint(1, 3), rng.randint(5, 90)
@@ -91,11 +91,11 @@ def test_processes_bring_together_what_each_has_seen() -> None:
 
 
 def test_a_checkpoint_of_other_data_or_another_share_is_refused() -> None:
-    with pytest.raises(UserError, match=r"losses of 201 training samples, and there are 200 now"):
+    with pytest.raises(UserError, match=r"has 201 training samples and .* there are 200 and 50 now"):
         begun().restore(begun(n=N + 1).state())
     other = begun(share=0.5)
     other.order(0, 0)
-    with pytest.raises(UserError, match=r"share=0.25 takes 50 samples in an epoch, and the checkpoint's took 100"):
+    with pytest.raises(UserError, match=r"and 100 in an epoch, and there are 200 and 50 now: use the same data"):
         begun().restore(other.state())
 
 

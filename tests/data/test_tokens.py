@@ -3,7 +3,6 @@
 import json
 import math
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -98,25 +97,6 @@ def test_training_batches_are_those_of_one_process_on_any_number_of_ranks() -> N
             assert equal(joined(ranks), list(one))
 
 
-@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
-def test_a_state_continues_mid_epoch_with_the_same_batches(at: int) -> None:
-    """The batches of two epochs (three in each), resumed from the state after `at` of them."""
-
-    def two(it: TokenLoader) -> list[Batch]:
-        return [batch for _ in range(2) for batch in it]
-
-    expected, begun, fresh = two(loader(train=True)), loader(train=True), loader(train=True)
-    if at > 3:
-        list(begun)
-    for _ in islice(begun, at if at <= 3 else at - 3):
-        pass
-    state = begun.state_dict()
-    assert state == ({"epoch": 0, "batch": at} if at <= 3 else {"epoch": 1, "batch": at - 3})
-    fresh.load_state_dict(state)
-    rest = [*fresh] if at >= 3 else two(fresh)
-    assert equal(rest, expected[at:])
-
-
 def test_sequences_are_kept_whole() -> None:
     """Independent sequences of length + 1 tokens: no window crosses a border, in training or evaluation."""
     tokens = Tokens(np.arange(35, dtype=np.uint16), sequences=True)
@@ -180,13 +160,18 @@ def test_a_table_of_pairs_reaches_the_entropy() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [[], ["data.source.lag=2", "data.vocab_size=8"]], ids=["default", "lag"])
-def test_gpt_nano_comes_near_the_entropy(overrides: list[str]) -> None:
+def test_gpt_nano_comes_near_the_entropy() -> None:
     """Two epochs, some seconds. With a lag of 2 the previous token carries no information: without working attention
     the loss stays at ln V.
     """
     cfg = config(
-        "data=synthetic_tokens", "model=gpt_nano", "optimizer=adamw", "optimizer.lr=0.003", "seed=0", *overrides
+        "data=synthetic_tokens",
+        "model=gpt_nano",
+        "optimizer=adamw",
+        "optimizer.lr=0.003",
+        "seed=0",
+        "data.source.lag=2",
+        "data.vocab_size=8",
     )
     torch.manual_seed(0)
     data, task = instantiate(cfg["data"], "data"), make_task(cfg, train=False)
@@ -268,7 +253,7 @@ def test_a_missing_cut_or_other_file_is_refused(files: Path, harm: Any, says: st
         source(files).prepare()
 
 
-@pytest.mark.parametrize("change", [{"format": "other"}, {"vocab_size": "300"}, {"dtype": "O"}, {"splits": {}}])
+@pytest.mark.parametrize("change", [{"format": "other"}, {"dtype": "O"}, {"splits": {}}])
 def test_a_damaged_description_is_refused(files: Path, change: dict[str, Any]) -> None:
     meta = json.loads((files / "meta.json").read_text())
     (files / "meta.json").write_text(json.dumps(meta | change))

@@ -90,16 +90,6 @@ def test_a_list_gives_the_bits_of_the_same_fields(
         assert equal(list(old), list(new))
 
 
-def test_one_more_in_the_list_leaves_the_numbers_of_the_others_alone(make: Make) -> None:
-    alone, beside = RandomErasing(1.0, fill="zero"), [RandomErasing(1.0, fill="zero"), RandomErasing(1.0, fill="zero")]
-    settings: dict[str, Any] = {"batch_size": 10, "normalizer": None}
-    ((one, _), *_) = make(augment=[alone], **settings)
-    ((two, _), *_) = make(augment=[Stripe(), alone], **settings)
-    ((three, _), *_) = make(augment=beside, **settings)
-    assert torch.equal((two == 0) | (one != 0), torch.ones_like(one, dtype=torch.bool))  # black pixels stay black
-    assert (three == 0).sum() > (one == 0).sum()  # the second of a kind has its own random numbers
-
-
 def test_images_are_those_of_the_transforms_called_by_hand(split: Any, make: Make) -> None:
     """In list order, with numbers by (seed, epoch, sample). Unshuffled: a sample's index is its place."""
     augment = [Stripe(), noisy]
@@ -198,11 +188,6 @@ def test_a_transform_of_bytes_after_a_function_that_returns_floats_is_refused() 
     with pytest.raises(UserError, match=r"data\.augment\[1\]: RandAugment takes uint8 images"):
         module([noisy, RandAugment()]).setup("fit")
     module([RandAugment(), noisy]).setup("fit")
-
-
-def test_folded_normalisation_leaves_no_pixels_to_transform() -> None:
-    with pytest.raises(UserError, match=r"data\.normalize=folded"):
-        module([Stripe()], normalize="folded")
 
 
 def test_numbers_are_splitmix64() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.own_datasets import Drawing, Pictures
+from support.own_datasets import Drawing
 from torch.utils.data import Dataset
 
 from lathe.data import DatasetDataModule, Digits, ImageDataModule, workers
@@ -120,16 +120,6 @@ def test_batches_draws_and_position_are_those_without(
     assert set(active_children()) <= children
 
 
-def test_a_fit_measures_what_it_trains_on(quick: None, capsys: pytest.CaptureFixture) -> None:
-    held_out = Pictures(20)
-    module = dataset(val=held_out, test=Pictures(20), num_workers="auto")
-    module.setup("fit")
-    read = held_out.read
-    module.val_dataloader()  # the sanity check comes first
-    assert capsys.readouterr().out.startswith("data.num_workers=auto took ")
-    assert held_out.read == read
-
-
 # A worker process that dies, as by the OOM killer, ends the run with one message.
 
 
@@ -171,13 +161,3 @@ def test_a_worker_that_dies_ends_the_run_and_the_other_workers(
     assert any(said.startswith(f"a DataLoader worker {how}; ") for how in (words, "ended unexpectedly")), said
     assert said.endswith(WAY)
     assert not [child for child in set(active_children()) - children if child.is_alive()]
-
-
-def test_shared_memory_is_named_and_other_errors_are_left_alone() -> None:
-    error = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
-    error.__cause__ = RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that")
-    assert "was killed by signal: Bus error; " in str(worker_message(error))
-    assert "/dev/shm" in str(worker_message(error))
-    text = "Caught ConnectionError in DataLoader worker process 0.\nOriginal Traceback"
-    for other in (RuntimeError("shapes"), ConnectionError(text), ValueError("x")):
-        assert worker_message(other) is None

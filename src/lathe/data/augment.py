@@ -1,6 +1,6 @@
 """Batched augmentation (its settings, its random decisions, pure functions that apply them) and normalization."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from lathe.config.types import NonNegative, NonNegativeInt
 from lathe.config.validation import validated
 from lathe.data.random import sample_betas, sample_uniforms, to_integers
-from lathe.errors import UserError
+from lathe.errors import require
 
 # Columns of the table of uniforms. Each method reads its own, so that switching one on does not change the others.
 CROP_Y, CROP_X, FLIP, CUTOUT_Y, CUTOUT_X, MIX_CHOICE, MIX_Y, MIX_X, COLUMNS = range(9)
@@ -61,11 +61,14 @@ class Draws:
     paste: Tensor | None = None  # int64 [n, 4]: cutmix's box, empty if mixup is chosen
 
     def __getitem__(self, index: Tensor | slice) -> "Draws":
-        return Draws(**{f.name: None if (t := getattr(self, f.name)) is None else t[index] for f in fields(self)})
+        return self._each(lambda decisions: decisions[index])
 
     def to(self, device: torch.device) -> "Draws":
         """Return the same decisions on another device."""
-        return Draws(**{f.name: None if (t := getattr(self, f.name)) is None else t.to(device) for f in fields(self)})
+        return self._each(lambda decisions: decisions.to(device))
+
+    def _each(self, call: Callable[[Tensor], Tensor]) -> "Draws":
+        return Draws(*(None if (one := getattr(self, f.name)) is None else call(one) for f in fields(self)))
 
 
 def draw(augment: Augment, seed: int, epoch: int, n: int, height: int, width: int) -> Draws:
@@ -82,22 +85,18 @@ def draw(augment: Augment, seed: int, epoch: int, n: int, height: int, width: in
         found["flip"] = first ^ bool(epoch % 2)
     if augment.cutout:
         side = torch.full((n,), augment.cutout)
-        found["cutout"] = boxes(
-            to_integers(u[:, CUTOUT_Y], height), to_integers(u[:, CUTOUT_X], width), side, side, height, width
-        )
+        y, x = to_integers(u[:, CUTOUT_Y], height), to_integers(u[:, CUTOUT_X], width)
+        found["cutout"] = boxes(y, x, side, side, height, width)
     if augment.mixes:
         odds = 0.5 if augment.mixup and augment.cutmix else float(augment.mixup > 0)
-        mixup = u[:, MIX_CHOICE] < odds
-        one = torch.ones(n)
-        found["share"] = (
-            torch.where(mixup, sample_betas(seed, epoch, n, augment.mixup, "mixup"), one) if augment.mixup else one
-        )
+        mixup, share = u[:, MIX_CHOICE] < odds, torch.ones(n)
+        if augment.mixup:
+            share = torch.where(mixup, sample_betas(seed, epoch, n, augment.mixup, "mixup"), share)
+        found["share"] = share
         if augment.cutmix:
             side = (1 - sample_betas(seed, epoch, n, augment.cutmix, "cutmix")).sqrt().masked_fill(mixup, 0)
-            tall, wide = (side * height).long(), (side * width).long()
-            found["paste"] = boxes(
-                to_integers(u[:, MIX_Y], height), to_integers(u[:, MIX_X], width), tall, wide, height, width
-            )
+            y, x = to_integers(u[:, MIX_Y], height), to_integers(u[:, MIX_X], width)
+            found["paste"] = boxes(y, x, (side * height).long(), (side * width).long(), height, width)
     return Draws(**found)
 
 
@@ -173,14 +172,9 @@ class Normalizer:
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], channels: int) -> None:
         for name, values in (("mean", mean), ("std", std)):
-            if len(values) != channels:
-                raise UserError(
-                    f"data.{name}={list(values)} has {len(values)} values for data.channels={channels}: give one each."
-                )
-        if min(std) <= 0:
-            raise UserError(
-                f"data.std={list(std)} has a value that is not above 0: give each channel's standard deviation."
-            )
+            given = f"data.{name}={list(values)}"
+            require(len(values) == channels, f"{given} has {len(values)} values for data.channels={channels}.")
+        require(min(std) > 0, f"data.std={list(std)} has a value that is not above 0.")
         mean64, std64 = torch.tensor(list(mean), dtype=torch.float64), torch.tensor(list(std), dtype=torch.float64)
         self.scale = (1 / (255 * std64)).float()[:, None, None]
         self.shift = (-mean64 / std64).float()[:, None, None]

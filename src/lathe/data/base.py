@@ -8,10 +8,11 @@ from weakref import WeakSet
 import torch
 from lightning.pytorch import LightningDataModule
 
+from lathe.data.checks import using
 from lathe.data.order import EpochLoader, Selection
 from lathe.data.splits import SPLITS
 from lathe.data.transfer import Transferred, eval_stage, go_ahead
-from lathe.errors import UserError
+from lathe.errors import require
 
 SplitData = TypeVar("SplitData")
 
@@ -32,6 +33,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         self.batch_size = batch_size
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.seed = seed
+        self.source: Any = None  # with `prepare` and `load`
         self.test_split = "test"
         self.num_workers: int | Literal["auto"] = 0
         self.selection: Selection | None = None  # the training samples of an epoch; None for all
@@ -57,6 +59,20 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
     @abstractmethod
     def build(self, split: SplitData, device: torch.device, **order: Any) -> EpochLoader:
         """Return a loader of a split; `order` are the settings of `EpochLoader`."""
+
+    def prepare_data(self) -> None:
+        """Let the source, if there is one, download or check its data; called in one process per machine."""
+        if self.source is not None:
+            with using(self.source, "prepared"):
+                self.source.prepare()
+
+    @property
+    def splits(self) -> dict[str, SplitData]:
+        """Return the splits, opened."""
+        if self._splits is None:
+            self.setup()
+        assert self._splits is not None
+        return self._splits
 
     def setup(self, stage: str | None = None) -> None:
         """Open the data once; a new fit starts at epoch 0."""
@@ -120,20 +136,17 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         return None if self._splits is None else getattr(self._splits[split], "name", lambda _: None)(number)
 
     def _loader(self, name: str, device: torch.device | None = None, **order: Any) -> EpochLoader:
-        if name not in SPLITS:
-            raise UserError(f"split={name} is unknown: choose one of {', '.join(SPLITS)}.")
-        if self._splits is None:
-            self.setup()
-        assert self._splits is not None
+        require(name in SPLITS, f"split={name} is unknown: choose one of {', '.join(SPLITS)}.")
+        split = self.splits[name]
         unmeasured = self.num_workers == "auto" and self.trainer is not None
         if unmeasured and name != "train" and self.trainer.state.fn == "fit":  # type: ignore[union-attr]
             self.train_dataloader()  # its samples are used to measure the number of workers
         replicas, rank = replicas_of(self.trainer)
         where = device or (torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device)
-        loader = self.build(self._splits[name], where, seed=self.seed, rank=rank, world_size=replicas, **order)
+        loader = self.build(split, where, seed=self.seed, rank=rank, world_size=replicas, **order)
         loader.fills_up = self.fills_up
         if not hasattr(loader, "dataset"):
-            vars(loader)["dataset"] = self._splits[name]  # modules read its length
+            vars(loader)["dataset"] = split  # modules read its length
         if hasattr(loader, "close"):  # a user's own loader may lack it
             self._loaders.add(loader)
         go_ahead(loader, self.trainer, where)

@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lathe.errors import UserError, under, user_location
+from lathe.errors import UserError, require, under, user_location
 from lathe.files import disk_reason
 
 IMAGE_FACTS = ("channels", "image_size", "mean", "std", "num_classes")
@@ -71,13 +71,12 @@ def check_class_names(names: Sequence[str] | None, num_classes: int) -> list[str
     """Return the names; raise UserError if they are not `num_classes` different strings."""
     if names is None:
         return None
-    if len(names) != num_classes:
-        raise UserError(
-            f"data.class_names has {len(names)} names for data.num_classes={num_classes}: give one for each class."
-        )
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise UserError(f"data.class_names has {twice[0]} twice: give each class a name of its own.")
+    require(
+        len(names) == num_classes,
+        f"data.class_names has {len(names)} names for data.num_classes={num_classes}: give one for each class.",
+    )
+    (name, count), *_ = Counter(names).most_common(1)
+    require(count == 1, f"data.class_names has {name} twice: give each class a name of its own.")
     return list(names)
 
 
@@ -125,8 +124,8 @@ def undeclared(data: Mapping[str, Any]) -> str | None:
 def check_declared(data: Mapping[str, Any], run: object) -> None:
     """Raise UserError if the data of `run` do not declare enough to know the net's input."""
     missing = undeclared(data)
-    if missing is not None:
-        raise UserError(
-            f"run={run}: its data declare {missing}, so the input of its net is unknown: add them as arguments to the "
-            "data module's class, and under data in the run's config.yaml."
-        )
+    require(
+        missing is None,
+        f"run={run}: its data declare {missing}, so the input of its net is unknown: add them as arguments to the data "
+        "module's class, and under data in the run's config.yaml.",
+    )

@@ -28,7 +28,7 @@ class Items(Wrapper):
     """Some rows of a dataset, as (input, target) or unchanged.
 
     Args:
-        dataset: with `__len__` and `__getitem__`.
+        dataset: with `__len__` and `__getitem__`, or iterable.
         key: of the configuration, for messages.
         rows: the dataset's samples to take; None for all.
         columns: keys of input and target in samples that are dicts; None leaves samples unchanged.
@@ -65,11 +65,9 @@ class Items(Wrapper):
         rows = numbers if self.rows is None else self.rows[np.asarray(numbers)].tolist()
         at_once = getattr(self.dataset, "__getitems__", None)
         read: Iterable[Any] = at_once(rows) if at_once else map(self.dataset.__getitem__, rows)
-        if self.columns is not None or self.transform is not None:
-            read = map(self.made, read, numbers)
         samples = Rowed((), numbers)
         try:
-            samples.extend(read)
+            samples.extend(map(self.made, read, numbers))
         except UserError:
             raise
         except Exception as error:
@@ -120,10 +118,9 @@ class Collate:
         low, high = y.aminmax()
         if low < 0 or high >= self.num_classes:
             wrong = (y < 0) | (y >= self.num_classes)
-            where = int(wrong.nonzero()[0, 0]) if y.ndim else 0
-            which = self.items.row(samples.rows[where]) if len(y) == len(samples) else "of a batch"
+            row = int(wrong.nonzero()[0, 0]) if y.ndim and len(y) == len(samples) else 0
             raise UserError(
-                f"{self.items.key}: item {which} has the label {int(y[wrong][0])}, expected 0 to "
+                f"{self.items.name(samples.rows[row])} has the label {int(y[wrong][0])}, expected 0 to "
                 f"{self.num_classes - 1} as data.num_classes={self.num_classes} says."
             )
         return [x, y.long()]
@@ -132,32 +129,26 @@ class Collate:
         try:
             return default_collate(list(samples))
         except Exception as error:  # torch raises many types here
-            first, ways = (
-                form(samples[0]),
-                "use data.transform, data.eval_transform or data.collate_fn to make them alike",
-            )
-            for sample, number in zip(samples, samples.rows, strict=True):
-                if form(sample) != first:
-                    raise UserError(
-                        f"{self.items.name(number)} is {form(sample)}, but item {self.items.row(samples.rows[0])} is "
-                        f"{first}, so they make no batch: {ways}."
-                    ) from error
-            raise UserError(f"{self.items.key}: items such as {first} make no batch ({error}): {ways}.") from error
+            kinds = {form(sample): self.items.row(number) for sample, number in zip(samples, samples.rows, strict=True)}
+            listed = ", ".join(f"item {row} is {kind}" for kind, row in [*kinds.items()][:2])
+            raise UserError(
+                f"{self.items.key}: samples make no batch ({error}), {listed}: use data.transform, data.eval_transform "
+                "or data.collate_fn to make them alike."
+            ) from error
 
 
 def check_pairs(batch: Any, key: str) -> None:
     """Raise UserError if a batch is not inputs and targets; warn if it has more than these."""
-    ways = "give (input, target), or write a task of your own for samples like these"
     if isinstance(batch, Mapping):
         names = ", ".join(map(str, batch))
         raise UserError(f"{key}: samples have the keys {names}: name two in data.input and data.target.")
-    if not isinstance(batch, (tuple, list)) or len(batch) < 2 or isinstance(batch[0], str):
-        raise UserError(f"{key}: a batch is {form(batch)}, expected inputs and their targets: {ways}.")
+    require(
+        isinstance(batch, (tuple, list)) and len(batch) >= 2 and not isinstance(batch[0], str),
+        f"{key}: a batch is {form(batch)}, expected inputs and their targets: give (input, target), or write a task of "
+        "your own for samples like these.",
+    )
     if len(batch) > 2:
-        rank_zero_warn(
-            f"{key}: samples have {len(batch)} parts, of which the task takes the first two, input and target: "
-            "the others are not used."
-        )
+        rank_zero_warn(f"{key}: samples have {len(batch)} parts; the task uses the first two, input and target.")
 
 
 def _labels_at_hand(dataset: Any, target: str | None) -> Labels | None:
@@ -178,46 +169,12 @@ def _labels_at_hand(dataset: Any, target: str | None) -> Labels | None:
     return labels.astype(np.int64) if labels.shape == (len(dataset),) and labels.dtype.kind in "iu" else None
 
 
-def _check_kind(name: str, dataset: Any) -> None:
-    """Raise UserError if `data.<name>` is not a dataset with a length, and not iterable."""
-    if not is_iterable(dataset) and (not hasattr(dataset, "__getitem__") or not isinstance(dataset, Sized)):
-        raise UserError(f"data.{name}: {form(dataset)} has no __len__ and __getitem__, which a dataset needs.")
-
-
 class DatasetDataModule(ExactDataModule[Items]):
     """Train, validation and test loaders over a user's datasets, equal on any number of devices.
 
     Datasets have `__len__` and `__getitem__`, or are iterable. Samples are (input, target), or any that the task takes.
 
-    Args:
-        train: training dataset.
-        val: validation dataset; None cuts it out of `train`.
-        test: test dataset; None cuts it out of `train`.
-        input: key of the input in samples that are dicts (Hugging Face); None leaves samples as they are.
-        target: key of the target.
-        transform: function of a training sample's input; its random draws follow from (seed, epoch, sample).
-        eval_transform: the same for validation and test.
-        collate_fn: makes a batch of a list of samples; None for torch's default.
-        val_share: of `train`, for validation if `val` is None.
-        test_share: of `train`, for the test if `test` is None.
-        split_seed: of these splits, stratified if labels are at hand; independent of the run's seed.
-        num_classes: checks targets that are class numbers; None for no check.
-        class_names: in the order of the labels; None takes those of a Hugging Face dataset's target, if any.
-        channels: of images [channels, height, width], checked; None for other inputs.
-        image_size: larger side of such images in pixels, checked.
-        mean: per channel, which the datasets or transforms have subtracted; for serving.
-        std: per channel, that they have divided by.
-        batch_size: training samples per step, over all devices together.
-        eval_batch_size: the same for validation and test; None for `batch_size`.
-        seed: of order and random draws.
-        samples: of an epoch, if `train` is iterable; None for its length.
-        folds: number of stratified folds of `train` without the test; None for a validation set.
-        fold: the fold used for validation.
-        share: of the training samples to train on; above 0.
-        num_workers: reading processes; "auto" measures whether one for each core is faster than 0.
-        pin_memory: page-locked batches, on a GPU.
-        prefetch_factor: batches that each worker reads ahead; None for torch's default.
-        persistent_workers: keep workers between epochs.
+    The arguments are the keys of configs/data/dataset.yaml, which describes them.
     """
 
     @validated
@@ -278,8 +235,9 @@ class DatasetDataModule(ExactDataModule[Items]):
         self.num_workers = num_workers
         self.samples = samples
         for name, dataset in self.datasets.items():
-            if name == "train" or dataset is not None:
-                _check_kind(name, dataset)
+            if dataset is not None and not is_iterable(dataset):
+                sized = hasattr(dataset, "__getitem__") and isinstance(dataset, Sized)
+                require(sized, f"data.{name}: {form(dataset)} has no __len__ and __getitem__, which a dataset needs.")
         self._check_iterable()
 
     def _check_iterable(self) -> None:
@@ -291,14 +249,13 @@ class DatasetDataModule(ExactDataModule[Items]):
         if "train" not in iterable:
             require(self.samples is None, f"data.samples={self.samples} is for an iterable data.train: use null.")
             return
-        cut = None in self.datasets.values() or self.folds is not None or self.share < 1
         require(
-            not cut,
+            None not in self.datasets.values() and self.folds is None and self.share == 1,
             "data.train is iterable, and nothing can be cut out of it: give data.val and data.test, without data.folds "
             "and data.share.",
         )
-        train = self.datasets["train"]
         if self.samples is None:
+            train = self.datasets["train"]
             sized = isinstance(train, Sized)
             require(sized, "data.train is iterable and has no __len__: set data.samples, the length of an epoch.")
             self.samples = len(train)
@@ -309,8 +266,7 @@ class DatasetDataModule(ExactDataModule[Items]):
 
     def open(self) -> dict[str, Items]:
         """Return the splits, after checking their first samples."""
-        rows = self._rows()
-        splits = {}
+        rows, splits = self._rows(), {}
         for name in SPLITS:
             source = name if self.datasets[name] is not None else "train"
             transform = self.transform if name == "train" else self.eval_transform
@@ -326,17 +282,17 @@ class DatasetDataModule(ExactDataModule[Items]):
     def _rows(self) -> dict[str, Labels]:
         """Return the rows of `train` for each split that is cut out of it."""
         train = self.datasets["train"]
-        folded = self.folds is not None and self.fold is not None
-        cut = [name for name in ("val", "test") if self.datasets[name] is None and not (folded and name == "val")]
-        sizes = {name: max(1, round(len(train) * self.shares[name])) for name in cut}
-        if not sizes and not folded and self.share == 1:
+        cut = [
+            name for name in ("val", "test") if self.datasets[name] is None and (self.folds is None or name != "val")
+        ]
+        if not cut and self.folds is None and self.share == 1:
             return {}
-        if sum(sizes.values()) >= len(train):
-            asked = " and ".join(f"data.{name}_share={self.shares[name]}" for name in sizes)
-            raise UserError(
-                f"{asked} of the {len(train)} samples of data.train leave none to train on: choose less, or give "
-                f"{' and '.join(f'data.{name}' for name in sizes)}."
-            )
+        sizes = {name: max(1, round(len(train) * self.shares[name])) for name in cut}
+        asked = " and ".join(f"data.{name}_share={self.shares[name]}" for name in sizes)
+        require(
+            sum(sizes.values()) < len(train),
+            f"{asked} of the {len(train)} samples of data.train leave none to train on: choose less.",
+        )
         known = _labels_at_hand(train, self.columns and self.columns[1])
         labels = np.zeros(len(train), np.int64) if known is None else known
         rows = stratified_split(labels, sizes, self.split_seed)
@@ -350,8 +306,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         return rows
 
     def _check_first(self, name: str, items: Items) -> None:
-        if not len(items):
-            raise UserError(f"{items.key} has no samples: give a dataset with some.")
+        require(len(items) > 0, f"{items.key} has no samples: give a dataset with some.")
         with using(items.dataset, "read", items.key):
             first = Seeded(items, self.seed).__getitems__(Rows(range(min(2, len(items))), 0))
         batch = self._collate(items)(first)
@@ -366,13 +321,13 @@ class DatasetDataModule(ExactDataModule[Items]):
         """Raise UserError if targets are neither class numbers nor scores; warn of a split without labels at hand."""
         scores = isinstance(y, Tensor) and y.ndim > 1 and y.shape[1] == classes
         numbers = isinstance(y, Tensor) and y.dtype in INTEGERS and not (y.ndim == 2 and y.shape[1] == 1)
-        if not scores and not numbers:
-            got = f"a list of {form(y[0])}" if isinstance(y, (tuple, list)) and len(y) else form(y)
-            raise UserError(
-                f"{items.key}: targets of a batch are {got}, expected a whole number from 0 to {classes - 1}, or "
-                f"{classes} scores of classes, as data.num_classes={classes} says: change the targets, or set "
-                "data.num_classes=null for a task that takes them so."
-            )
+        got = f"a list of {form(y[0])}" if isinstance(y, (tuple, list)) and len(y) else form(y)
+        require(
+            scores or numbers,
+            f"{items.key}: targets of a batch are {got}, expected a whole number from 0 to {classes - 1}, or {classes} "
+            f"scores of classes, as data.num_classes={classes} says: change the targets, or set data.num_classes=null "
+            "for a task that takes them so.",
+        )
         if warn and y.ndim == 1 and not y.is_floating_point() and items.labels() is None:
             rank_zero_warn(
                 f"{items.key}: {type(items.dataset).__name__} has no labels at hand (an attribute targets or labels), "
@@ -382,23 +337,23 @@ class DatasetDataModule(ExactDataModule[Items]):
     def _check_image(self, sample: Any, items: Items, split: str) -> None:
         """Raise UserError if a sample's input is not a floating-point image of the declared shape."""
         image: Any = sample[0] if isinstance(sample, (tuple, list)) else None
-        if len(getattr(image, "shape", ())) != 3:
-            raise UserError(
-                f"{items.name(0)} is {form(sample)}, expected an image [channels, height, width] and its target, as "
-                "data.channels and data.image_size say: set both to null for other inputs."
-            )
-        if "float" not in str(image.dtype):
-            raise UserError(
-                f"{items.name(0)} is an image of {image.dtype}, expected float32: convert it in the dataset or by "
-                f"data.{'' if split == 'train' else 'eval_'}transform, pixels / 255 less data.mean over data.std."
-            )
+        require(
+            len(getattr(image, "shape", ())) == 3,
+            f"{items.name(0)} is {form(sample)}, expected an image [channels, height, width] and its target, as "
+            "data.channels and data.image_size say: set both to null for other inputs.",
+        )
+        require(
+            "float" in str(image.dtype),
+            f"{items.name(0)} is an image of {image.dtype}, expected float32: convert it in the dataset or by "
+            f"data.{'' if split == 'train' else 'eval_'}transform, pixels / 255 less data.mean over data.std.",
+        )
         declared = {"channels": self.channels, "image_size": self.image_size}
         for key, value in {"channels": image.shape[0], "image_size": max(image.shape[1:])}.items():
-            if declared[key] not in (None, value):
-                raise UserError(
-                    f"data.{key}={declared[key]} is not what {items.name(0)} has, which is {form(image)}: set "
-                    f"data.{key}={value}, or change the transform of {split}."
-                )
+            require(
+                declared[key] in (None, value),
+                f"data.{key}={declared[key]} is not what {items.name(0)} has, which is {form(image)}: set "
+                f"data.{key}={value}, or change the transform of {split}.",
+            )
 
     def _collate(self, items: Items) -> Collate:
         # the first samples of a stream are not checked beforehand
@@ -414,43 +369,39 @@ class DatasetDataModule(ExactDataModule[Items]):
         """Return a loader of batches, which are moved to the device later."""
         size, train = order.pop("batch_size"), order.pop("train")
         if is_iterable(split.dataset):
-            return self._stream(split, size, train, order)
-
-        def made(workers: int) -> Any:
-            loader = self._reader(split, size, train, workers)
             if not train:
-                return InOrder(loader, **order)
-            shared = SharedLoader(loader, labels=split.labels(), **order)
+                return EvalStream(split, self._collate(split), size, **order)
+            assert self.samples is not None
+            return TrainStream(split, self._collate(split), self.samples, batch_size=size, **order)
+
+        def reader(workers: int) -> DataLoader[Any]:
+            return DataLoader(
+                split,
+                batch_size=size,
+                drop_last=train,
+                collate_fn=self._collate(split),  # type: ignore[arg-type]  # which gets the very list that is read
+                num_workers=workers,
+                pin_memory=self.options["pin_memory"],
+                prefetch_factor=self.options["prefetch_factor"] if workers else None,
+                persistent_workers=self.options["persistent_workers"] and workers > 0,
+            )
+
+        def loader(workers: int) -> Any:
+            if not train:
+                return InOrder(reader(workers), **order)
+            shared = SharedLoader(reader(workers), labels=split.labels(), **order)
             shared.even = self.collate_fn is None and self._takes_pairs
             return shared
 
         def read(workers: int, lists: Iterable[list[int]]) -> Iterable[Any]:
-            batches = (Rows(samples, 0) for samples in lists)
-            return reader_over(self._reader(split, size, train, workers), batches, self.seed, stay=False)
+            return reader_over(reader(workers), (Rows(samples, 0) for samples in lists), self.seed, stay=False)
 
-        auto = self.num_workers == "auto"
-        loader = made(0 if isinstance(self.num_workers, str) else self.num_workers)
-        if auto and self.trainer is not None:
-            ahead = batches_ahead(self.trainer, loader.limit, train, self.options["persistent_workers"])
-            samples = loader.epoch_order(0) if train else torch.arange(len(split))
-            self.num_workers = measure_workers(read, samples, max(1, size // order["world_size"]), ahead)
-            loader = made(self.num_workers)
-        return loader
-
-    def _reader(self, split: Items, size: int, train: bool, workers: int) -> DataLoader[Any]:
-        return DataLoader(
-            split,
-            batch_size=size,
-            drop_last=train,
-            collate_fn=self._collate(split),  # type: ignore[arg-type]  # which gets the very list that is read
-            num_workers=workers,
-            pin_memory=self.options["pin_memory"],
-            prefetch_factor=self.options["prefetch_factor"] if workers else None,
-            persistent_workers=self.options["persistent_workers"] and workers > 0,
-        )
-
-    def _stream(self, split: Items, size: int, train: bool, order: dict[str, Any]) -> Any:
-        if not train:
-            return EvalStream(split, self._collate(split), size, **order)
-        assert self.samples is not None
-        return TrainStream(split, self._collate(split), self.samples, batch_size=size, **order)
+        if self.num_workers != "auto":
+            return loader(self.num_workers)
+        made = loader(0)
+        if self.trainer is None:
+            return made
+        ahead = batches_ahead(self.trainer, made.limit, train, self.options["persistent_workers"])
+        samples = made.epoch_order(0) if train else torch.arange(len(split))
+        self.num_workers = measure_workers(read, samples, max(1, size // order["world_size"]), ahead)
+        return loader(self.num_workers)

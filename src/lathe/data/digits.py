@@ -20,11 +20,7 @@ class Digits:
 
     Source: E. Alpaydin, C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998 (CC BY 4.0; see digits.md).
 
-    Args:
-        image_size: side in pixels; above 8 images are enlarged bilinearly.
-        val_size: validation samples.
-        test_size: test samples.
-        split_seed: of the stratified splits; independent of the run's seed, so that runs of different seeds compare.
+    The arguments are those of `source` in configs/data/digits.yaml, which describes them.
     """
 
     num_classes = 10

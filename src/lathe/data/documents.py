@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -13,15 +13,14 @@ from torch import Tensor
 from lathe.config.types import Count, Seed
 from lathe.config.validation import validated
 from lathe.data.base import ExactDataModule, replicas_of
-from lathe.data.checks import check_members, using
+from lathe.data.checks import check_members
 from lathe.data.order import IGNORE, EpochLoader
 from lathe.data.random import hashed_seed
 from lathe.data.tokens import Ids, TokenSource, load_tokens
 from lathe.data.transfer import needs_no_trainer
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 
 Ints = NDArray[np.int64]
-Lengths = TypeVar("Lengths", Ints, np.int64)
 SCANNED = 2**24  # tokens that are searched at a time for the ends of documents
 
 
@@ -106,9 +105,9 @@ class BucketPlan:
         return self.order[np.argsort(self.bucket + keys, kind="stable")]
 
 
-def round_up(lengths: Lengths, multiple: int) -> Lengths:
-    """Round each length up to a multiple of `multiple`."""
-    return -(-lengths // multiple) * multiple
+def round_up(length: int, multiple: int) -> int:
+    """Round a length up to a multiple of `multiple`."""
+    return -(-length // multiple) * multiple
 
 
 def plan_buckets(lengths: Ints, max_tokens: int, max_batch_size: int, growth: float, multiple: int = 1) -> BucketPlan:
@@ -131,7 +130,7 @@ def plan_buckets(lengths: Ints, max_tokens: int, max_batch_size: int, growth: fl
     number = 0
     while start < len(order):
         longest = int(falling[start])
-        size = min(max_batch_size, max_tokens // int(round_up(falling[start], multiple)))
+        size = min(max_batch_size, max_tokens // round_up(longest, multiple))
         stop = int(np.searchsorted(rising, -longest / growth, side="right"))
         stop = min(len(order), start + -(-(stop - start) // size) * size)
         bucket[start:stop] = number
@@ -193,20 +192,12 @@ class DocumentLoader(EpochLoader):
         batches = np.split(samples, self.plan.bounds[1:-1])
         return [batches[number] for number in self.rank_rows(epoch)[0].flatten().tolist()]
 
-    @property
-    def padding(self) -> float:
-        """Return the share of padding in epoch 0, without filled rows; other epochs differ little."""
-        places = sum(len(batch) * self._time(batch) for batch in self.global_batches(0))
-        return 1 - int(self.lengths.sum()) / places
-
-    def _time(self, batch: Ints) -> int:
-        return int(round_up(self.lengths[batch].max(), self.pad_multiple))
-
     def _batches(self, epoch: int, first: int) -> Iterator[tuple[Tensor, ...]]:  # type: ignore[override]  # also yields the count
         ids, end = self.documents.ids, self.documents.end
         for batch in self.global_batches(epoch)[first:]:
             rows = -(-len(batch) // self.world_size)
-            shape = (int(round_up(np.int64(rows), self.row_multiple)), self._time(batch))
+            time = round_up(int(self.lengths[batch].max()), self.pad_multiple)
+            shape = (round_up(rows, self.row_multiple), time)
             x, y = np.full(shape, end, dtype=np.int64), np.full(shape, IGNORE, dtype=np.int64)
             for row, document in enumerate(batch[self.rank :: self.world_size]):
                 start, stop = self.documents.starts[document], self.documents.stops[document]
@@ -222,19 +213,7 @@ class DocumentLoader(EpochLoader):
 class DocumentDataModule(ExactDataModule[Documents]):
     """Train, validation and test loaders over documents, equal on any number of devices.
 
-    Args:
-        source: of the documents.
-        vocab_size: declared, so that a net can be configured before the data are opened; checked against the source.
-        length: the longest sample that the net takes, in tokens.
-        max_tokens: of a global batch, padding included.
-        max_batch_size: most documents of a global batch.
-        batch_size: another name of `max_batch_size`, which other config groups read; None or equal.
-        eval_batch_size: `max_batch_size` for validation and test; None for the same.
-        long: for a document with more than `length` targets: "refuse", "cut" or "split" it.
-        bucket_growth: a bucket's longest length divided by its shortest; None for a single bucket.
-        pad_multiple: batches are padded to a multiple of this many tokens; divides `length`.
-        row_multiple: each replica's rows are filled up to a multiple of this.
-        seed: of the order.
+    The arguments are the keys of configs/data/documents.yaml, which describes them.
     """
 
     @validated
@@ -253,23 +232,17 @@ class DocumentDataModule(ExactDataModule[Documents]):
         row_multiple: Count = 1,
         seed: Seed = 0,
     ) -> None:
-        if batch_size not in (None, max_batch_size):
-            raise UserError(
-                f"data.batch_size={batch_size} is data.max_batch_size={max_batch_size} here: set that alone."
-            )
-        if length % pad_multiple:
-            raise UserError(f"data.pad_multiple={pad_multiple} has to divide data.length={length}.")
+        require(
+            batch_size in (None, max_batch_size),
+            f"data.batch_size={batch_size} is data.max_batch_size={max_batch_size} here: set that alone.",
+        )
+        require(length % pad_multiple == 0, f"data.pad_multiple={pad_multiple} has to divide data.length={length}.")
         super().__init__(max_batch_size, eval_batch_size, seed)
         check_members(source, "vocab_size", "prepare", "load")
         self.source, self.vocab_size, self.length, self.long = source, vocab_size, length, long
         self.max_tokens, self.max_batch_size = max_tokens, max_batch_size
         self.shape = {"growth": bucket_growth, "pad_multiple": pad_multiple, "row_multiple": row_multiple}
         self.cut_tokens: dict[str, int] = {}
-
-    def prepare_data(self) -> None:
-        """Let the source download or check its data; called in one process per machine."""
-        with using(self.source, "prepared"):
-            self.source.prepare()
 
     @needs_no_trainer
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
@@ -288,19 +261,20 @@ class DocumentDataModule(ExactDataModule[Documents]):
 
     def _fit(self, name: str, documents: Documents) -> Documents:
         lengths = documents.lengths
-        if not len(lengths):
-            raise UserError(f"data.source has no documents in its {name} split: prepare some text for it.")
+        require(len(lengths) > 0, f"data.source has no documents in its {name} split: prepare some text for it.")
         longest, sample = int(lengths.max()), int(lengths.argmax())
-        if longest > self.length and self.long == "refuse":
-            raise UserError(
-                f"data.length={self.length} is too short for document {sample} of the {name} split, which has "
-                f"{longest} tokens: raise it, or set data.long=split or data.long=cut."
-            )
+        require(
+            longest <= self.length or self.long != "refuse",
+            f"data.length={self.length} is too short for document {sample} of the {name} split, which has {longest} "
+            "tokens: raise it, or set data.long=split or data.long=cut.",
+        )
         documents = documents.split(self.length) if self.long == "split" else documents.cut(self.length)
         self.cut_tokens[name] = int(lengths.sum() - documents.lengths.sum())
-        needed = int(round_up(documents.lengths.max(), int(self.shape["pad_multiple"] or 1)))
-        if needed > self.max_tokens:
-            raise UserError(f"data.max_tokens={self.max_tokens}: document {sample} of {name} needs at least {needed}.")
+        needed = round_up(int(documents.lengths.max()), int(self.shape["pad_multiple"] or 1))
+        require(
+            needed <= self.max_tokens,
+            f"data.max_tokens={self.max_tokens}: document {sample} of {name} needs at least {needed}.",
+        )
         return documents
 
     def build(self, split: Documents, device: torch.device, **order: Any) -> DocumentLoader:

@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-from lathe.errors import UserError, naming
+from lathe.errors import UserError, naming, require
 from lathe.files import whole
 
 BLOCK = 2**20
@@ -36,10 +36,8 @@ def download(url: str, path: Path, expected: str, by_hand: str) -> None:
         OSError: the disk can't be written.
     """
     bare = re.sub(r"(?<=//)[^/@]*@", "", url)
-    if bare != url:
-        raise UserError(f"{bare} can't be fetched with the login that the address has: {by_hand}.")
-    if not url.startswith(("http://", "https://")):
-        raise UserError(f"{url} is not an http or https address.")
+    require(bare == url, f"{bare} can't be fetched with the login that the address has: {by_hand}.")
+    require(url.startswith(("http://", "https://")), f"{url} is not an http or https address.")
     with whole(path) as part:
         try:
             _fetch(url, part)

@@ -73,8 +73,7 @@ def share(datamodule: Any, seed: int) -> None:
 
     def evaluated(split: str) -> Any:
         name = f"{split}_dataloader"
-        if name not in hooks:
-            raise UserError(f"split={split}: {type(datamodule).__name__} has no {name}.")
+        require(name in hooks, f"split={split}: {type(datamodule).__name__} has no {name}.")
         found = hooks[name]()
         if isinstance(found, (list, tuple)):
             return [_eval_loader(loader, datamodule, name) for loader in found]
@@ -85,22 +84,12 @@ def share(datamodule: Any, seed: int) -> None:
     for name, hook in hooks.items():
         setattr(datamodule, name, functools.wraps(hook)(calls[name]))
     datamodule.test_split = "test"
-    kind = type(datamodule)
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    # print(datamodule): Lightning's __str__ reads the loaders, needs DataLoaders, and is looked up on the class only
-    datamodule.__class__ = type(kind.__name__, (kind,), {"__str__": _without_ours, **names})
+    kind = type(datamodule)  # Lightning's __str__ reads the loaders, needs DataLoaders, and is looked up on the class
+    own = {"__str__": object.__repr__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    datamodule.__class__ = type(kind.__name__, (kind,), own)
     datamodule.eval_loader = lambda split, device=None: Transferred(
         evaluated(split), datamodule, eval_stage(split), device
     )
-
-
-def _without_ours(datamodule: Any) -> str:
-    """Return the user's `str(datamodule)`, computed with the user's own loaders."""
-    ours = {name: vars(datamodule).pop(name) for name in HOOKS if name in vars(datamodule)}
-    try:
-        return str(super(type(datamodule), datamodule).__str__())
-    finally:
-        vars(datamodule).update(ours)
 
 
 def _reason(loader: Any) -> str | None:
@@ -108,22 +97,18 @@ def _reason(loader: Any) -> str | None:
     if not isinstance(loader, DataLoader):
         return f"it is a {type(loader).__name__}: return one torch DataLoader"
     own = [name for name in READS if getattr(type(loader), name) is not getattr(DataLoader, name)]
+    sampler = loader.sampler
     if own:
         return f"its {type(loader).__name__} overrides {own[0]}: use torch's own"
     if isinstance(loader.dataset, IterableDataset):
         return f"its {type(loader.dataset).__name__} is an IterableDataset: use data=dataset for it"
-    if isinstance(loader.sampler, DistributedSampler):
-        return (
-            "it has a DistributedSampler, which counts padded samples twice: leave it out, Lathe shares the global "
-            "batch out"
-        )
+    if isinstance(sampler, DistributedSampler):
+        return "it has a DistributedSampler, which counts padded samples twice: leave it out, Lathe divides the batch"
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         return "its batches are made by the user's own code: give it a batch_size"
-    sampler = loader.sampler
-    if type(sampler) not in (RandomSampler, SequentialSampler):
-        return f"its order is that of a {type(sampler).__name__}: use shuffle=True or False"
-    if isinstance(sampler, RandomSampler) and (sampler.replacement or sampler.num_samples != len(loader.dataset)):  # type: ignore[arg-type]
-        return "its RandomSampler draws another number of samples than there are, or some twice: use shuffle=True"
+    whole = isinstance(sampler, RandomSampler) and not sampler.replacement and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
+    if type(sampler) not in (RandomSampler, SequentialSampler) or not (whole or type(sampler) is SequentialSampler):
+        return f"its order is that of a {type(sampler).__name__} with its own settings: use shuffle=True or False"
     return None
 
 
@@ -149,14 +134,13 @@ def _train_loader(loader: Any, datamodule: Any, seed: int) -> Any:
 
 def _check_divided(loader: Any, datamodule: Any, replicas: int) -> None:
     """Raise UserError if a data module has divided its batch_size by the number of devices itself."""
-    hyper = getattr(datamodule, "hparams", None) or {}
-    said = getattr(datamodule, "batch_size", hyper.get("batch_size") if hasattr(hyper, "get") else None)
-    if replicas > 1 and isinstance(said, int) and said == loader.batch_size * replicas:
-        raise UserError(
-            f"data: {type(datamodule).__name__} has batch_size={said} and a train_dataloader of {loader.batch_size}, "
-            f"its {replicas}th part: the DataLoader's batch_size is the global batch, which Lathe divides among the "
-            f"{replicas} replicas itself, so give it all of batch_size."
-        )
+    said = getattr(datamodule, "batch_size", datamodule.hparams.get("batch_size"))
+    require(
+        replicas == 1 or said != loader.batch_size * replicas,
+        f"data: {type(datamodule).__name__} has batch_size={said} and a train_dataloader of {loader.batch_size}: the "
+        f"DataLoader's batch_size is the global batch, which Lathe divides among the {replicas} replicas itself, so "
+        "give it all of batch_size.",
+    )
 
 
 def _eval_loader(loader: Any, datamodule: Any, name: str) -> Any:
@@ -168,10 +152,8 @@ def _eval_loader(loader: Any, datamodule: Any, name: str) -> Any:
     if reason is not None:
         raise _refused(name, replicas, reason)
     n, size = len(loader.dataset), loader.batch_size
-    if loader.drop_last:
-        n -= n % size
     try:
-        parts = parts_in_order(n, size, rank, replicas)
+        parts = parts_in_order(n - n % size if loader.drop_last else n, size, rank, replicas)
     except ValueError as error:
         raise _refused(name, replicas, str(error)) from error
     return reader_over(loader, parts)

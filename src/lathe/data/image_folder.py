@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from filelock import FileLock
@@ -50,15 +50,17 @@ def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | N
     """
     named = {split: name for split, name in given.items() if name is not None} or splits_of(folder) or {"train": ""}
     require("train" in named, "data.source.val and test need data.source.train: name the training images too.")
+    found: dict[str, list[tuple[str, str]]] = {}
     for split, name in named.items():
         inside = is_list(name) or not (Path(name).is_absolute() or ".." in Path(name).parts)
         require(inside, f"data.source.{split}={name} leads out of data.folder={folder}: name what lies in it.")
-    found = {
-        split: _listed(folder, name, split) if is_list(name) else _in_folders(folder / name, folder)
-        for split, name in named.items()
-    }
-    for split, files in found.items():
-        _check_classes(folder, split, files, classes)
+        found[split] = _listed(folder, name, split) if is_list(name) else _in_folders(folder / name, folder)
+        differ = set(classes) ^ {label for _, label in found[split]}
+        require(
+            not differ,
+            f"data.folder={folder}: {split} and data.source.classes ({first_few(list(classes))}) differ in "
+            f"{first_few(sorted(differ))}.",
+        )
     names = [name for files in found.values() for name, _ in files]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
@@ -66,12 +68,8 @@ def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | N
         raise UserError(f"data.folder={folder}: {twice} is in {both}: leave it out of one.")
     number = {name: index for index, name in enumerate(classes)}
     labels = np.array([number[label] for files in found.values() for _, label in files], dtype=np.int64)
-    ends = np.cumsum([len(files) for files in found.values()])
-    rows = {
-        split: np.arange(end - len(files), end)
-        for end, (split, files) in zip(ends.tolist(), found.items(), strict=True)
-    }
-    return ImageFiles(names, labels, rows, _digest(folder, names))
+    parts = np.split(np.arange(len(names)), np.cumsum([len(files) for files in found.values()])[:-1])
+    return ImageFiles(names, labels, dict(zip(found, parts, strict=True)), _digest(folder, names))
 
 
 def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
@@ -79,16 +77,18 @@ def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     other: list[str] = []
     for label in subfolders(place):
-        home = place / label
-        inside = sorted(name for name in os.listdir(home) if not name.startswith("."))
-        images = [name for name in inside if os.path.splitext(name)[1].lower() in SUFFIXES]
+        count = len(found)
+        for name in sorted(name for name in os.listdir(place / label) if not name.startswith(".")):
+            path = str((place / label / name).relative_to(folder))
+            if os.path.splitext(name)[1].lower() in SUFFIXES:
+                found.append((path, label))
+            else:
+                other.append(path)
         require(
-            bool(images),
-            f"data.folder={folder}: {home} has no image ({', '.join(SUFFIXES)}), and its folders are not read: remove "
-            "it, or name it as a split (data.source.train, val, test).",
+            len(found) > count,
+            f"data.folder={folder}: {place / label} has no image ({', '.join(SUFFIXES)}), and its folders are not read:"
+            " remove it, or name it as a split (data.source.train, val, test).",
         )
-        other += [str((home / name).relative_to(folder)) for name in inside if name not in set(images)]
-        found += [(str((home / name).relative_to(folder)), label) for name in images]
     if other:
         warn_once(
             f"data.folder={folder}: {len(other)} entries of class folders are no images ({', '.join(SUFFIXES)}) and "
@@ -99,22 +99,13 @@ def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
 
 def _listed(folder: Path, name: str, split: str) -> list[tuple[str, str]]:
     found = list(read_list(folder / name))
-    start = f"data.source.{split}={name} lists"
-    gone = [path for path, _ in found if not (folder / path).is_file()]
-    require(not gone, f"{start} {first_few(gone)}, not there in data.folder={folder}: mend it.")
-    out = [path for path, _ in found if os.path.splitext(path)[1].lower() not in SUFFIXES]
-    require(not out, f"{start} {first_few(out)}, expected images ({', '.join(SUFFIXES)}): mend it.")
+    wrong = [path for path, _ in found if not (folder / path).is_file() or Path(path).suffix.lower() not in SUFFIXES]
+    require(
+        not wrong,
+        f"data.source.{split}={name} lists {first_few(wrong)}, which are no images ({', '.join(SUFFIXES)}) in "
+        f"data.folder={folder}: mend it.",
+    )
     return found
-
-
-def _check_classes(folder: Path, split: str, files: list[tuple[str, str]], classes: Sequence[str]) -> None:
-    has = {label for _, label in files}
-    for what, names in (("the class", has - set(classes)), ("no class", set(classes) - has)):
-        require(
-            not names,
-            f"data.folder={folder}: {split} has {what} {first_few(sorted(names))}, unlike data.source.classes "
-            f"({first_few(list(classes))}).",
-        )
 
 
 def _digest(folder: Path, names: Sequence[str]) -> str:
@@ -179,23 +170,30 @@ class ImageCache:
         return (images, bad) if fits else None
 
     def _write(self, path: Path, read: Callable[[Path], Images], most_bad: int) -> dict[int, str]:
+        from rich.progress import track
+
+        def tried(name: Path) -> Images | str:
+            try:
+                return read(name)
+            except PictureError as error:
+                return str(error)
+            except OSError as error:
+                return f"can't be read ({error.strerror or error})"
+
         bad: dict[int, str] = {}
-        with open(path, "wb") as file, _progress(self.name) as progress:
+        with open(path, "wb") as file, ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
             header = {"descr": "|u1", "fortran_order": False, "shape": (len(self.files), *self.shape)}
             np.lib.format.write_array_header_1_0(file, header)
-            bar = progress.add_task(self.name, total=len(self.files))
-            with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
-                for start in range(0, len(self.files), BLOCK):
-                    block = self.files[start : start + BLOCK]
-                    images = np.zeros((len(block), *self.shape), dtype=np.uint8)
-                    for row, result in enumerate(threads.map(lambda name: _tried(read, name), block)):
-                        if isinstance(result, str):
-                            bad[start + row] = result
-                        else:
-                            images[row] = result
-                    check_bad(bad, self.files, most_bad)
-                    file.write(images.tobytes())
-                    progress.advance(bar, len(block))
+            for start in track(range(0, len(self.files), BLOCK), self.name):
+                block = self.files[start : start + BLOCK]
+                images = np.zeros((len(block), *self.shape), dtype=np.uint8)
+                for row, result in enumerate(threads.map(tried, block)):
+                    if isinstance(result, str):
+                        bad[start + row] = result
+                    else:
+                        images[row] = result
+                check_bad(bad, self.files, most_bad)
+                file.write(images.tobytes())
         return bad
 
 
@@ -206,43 +204,12 @@ def check_bad(bad: dict[int, str], files: Sequence[Path], most: int) -> None:
     require(len(bad) <= most, f"data.source.skip_bad={most}: {named}: {ways}.")
 
 
-def _tried(read: Callable[[Path], Images], path: Path) -> Images | str:
-    try:
-        return read(path)
-    except PictureError as error:
-        return str(error)
-    except OSError as error:
-        return f"can't be read ({error.strerror or error})"
-
-
-def _progress(name: str) -> Any:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    return Progress(
-        "[progress.description]{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    )
-
-
 class ImageFolder:
     """Image files `<folder>/<class>/*`, `<folder>/<split>/<class>/*` (train, val, test), or from lists.
 
     They are decoded and scaled once, as predictions and requests are (`lathe.images`), and cached as an array.
 
-    Args:
-        folder: see above.
-        data_dir: the cache is in its folder `image_folder_cache`.
-        classes: names in the order of the labels; None for those found, sorted.
-        train: folder of class folders, or list of files (.txt, .csv), in `folder`; None for `<folder>/train`, or
-            without splits for all images.
-        val: the same for validation; None for `<folder>/val`, or `val_share` of train.
-        test: the same for the test; None for `<folder>/test`, or `test_share` of train.
-        channels: 1 for grey, 3 for RGB.
-        image_size: side in pixels of the scaled square.
-        resize: "crop" scales the largest central square, "squash" the whole image.
-        val_share: of train, stratified, for a missing validation split.
-        test_share: of train, stratified, for a missing test split.
-        split_seed: of both; independent of the run's seed.
-        skip_bad: number of unreadable images that may be left out.
+    The arguments are those of `source` in configs/data/image_folder.yaml, which describes them.
     """
 
     @validated
@@ -264,9 +231,11 @@ class ImageFolder:
     ) -> None:
         found = class_names(folder, train)
         self.class_names = list(classes or found)
-        new = [name for name in found if name not in set(self.class_names)]
-        gone = [name for name in self.class_names if name not in set(found)]
-        differs = [f"{first_few(names)} {what}" for names, what in ((new, "more"), (gone, "less")) if names]
+        differs = [
+            f"{first_few(sorted(names))} {what}"
+            for what, names in (("more", {*found} - {*self.class_names}), ("less", {*self.class_names} - {*found}))
+            if names
+        ]
         require(
             not differs,
             f"data.folder={folder} has other classes than data.source.classes, {' and '.join(differs)}: give their "

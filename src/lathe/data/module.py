@@ -11,7 +11,7 @@ from lathe.config.types import Count, Name, NonNegativeInt, Positive, PositiveSh
 from lathe.config.validation import validated
 from lathe.data.augment import Augment, Normalizer
 from lathe.data.base import ExactDataModule
-from lathe.data.checks import check_class_names, check_members, using
+from lathe.data.checks import check_class_names, check_members
 from lathe.data.loader import ImageLoader, ResidentLoader, StreamLoader
 from lathe.data.recipe import check_folded, recipe, try_out
 from lathe.data.splits import Source, Split, check_folds, load_splits, refold, with_share
@@ -23,29 +23,8 @@ from lathe.errors import UserError
 class ImageDataModule(ExactDataModule[Split]):
     """Train, validation and test loaders over a source of images, equal on any number of devices.
 
-    Args:
-        source: of the images.
-        num_classes: declared, so that a net can be configured before the data are opened; checked against the source.
-        channels: declared as well.
-        image_size: side in pixels, declared as well.
-        mean: per channel, on a scale from 0 to 1.
-        std: per channel, on the same scale.
-        batch_size: training samples per step, over all devices together.
-        eval_batch_size: the same for validation and test; None for `batch_size`.
-        seed: of order and augmentation.
-        augment: of training images: `Augment`, or a list of transforms and functions `(images, rng) -> images`.
-        normalize: "batch" or "folded", as in `ResidentLoader`.
-        loader: "resident" keeps images on the device; "workers" streams them with the DataLoader settings below.
-        num_workers: reading processes; "auto" measures whether one for each core is faster than 0.
-        pin_memory: page-locked batches, on a GPU.
-        prefetch_factor: batches that each worker reads ahead; None for torch's default.
-        persistent_workers: keep workers between epochs.
-        class_names: in the order of the labels; None takes those of the source, if any.
-        folds: number of stratified folds of the training and validation images together, by the source's `split_seed`;
-            None for the source's splits.
-        fold: the fold used for validation.
-        share: of the training images to train on; above 0.
-        folder: that the source has to read; None for sources without one.
+    The arguments are the keys of configs/data/image_folder.yaml, which describes them. `augment` is an `Augment`, or a
+    list of transforms and functions `(images, rng) -> images`.
     """
 
     @validated
@@ -109,11 +88,6 @@ class ImageDataModule(ExactDataModule[Split]):
     def selects(self) -> bool:
         return True
 
-    def prepare_data(self) -> None:
-        """Let the source download its data; called in one process per machine."""
-        with using(self.source, "prepared"):
-            self.source.prepare()
-
     def setup(self, stage: str | None = None) -> None:
         """Open the data; a fit first tests the user's augmentation functions."""
         if stage in ("fit", None):
@@ -135,10 +109,7 @@ class ImageDataModule(ExactDataModule[Split]):
 
     def first_images(self, n: int) -> torch.Tensor:
         """Return the first `n` training images, normalized: float32 [n, channels, height, width]."""
-        if self._splits is None:
-            self.setup()
-        assert self._splits is not None
-        split = self._splits["train"]
+        split = self.splits["train"]
         return Normalizer(self.mean, self.std, self.channels)(torch.from_numpy(split.images[split.rows[:n]]))
 
     @needs_no_trainer

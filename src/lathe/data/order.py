@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lathe.data.random import epoch_permutation
 from lathe.data.transfer import SideStream, one_ahead
-from lathe.errors import UserError, require
+from lathe.errors import require
 
 Batch = tuple[Tensor, Tensor]
 
@@ -29,11 +29,8 @@ class Selection:
 
     def __init__(self, share: float, hardest: float, passes: int) -> None:
         self.share, self.hardest, self.passes = share, hardest, passes
-        self._batch = 1
-        self.losses = torch.empty(0)  # float32 [n]
-        self.turns = torch.empty(0, dtype=torch.int32)  # number of uses of each sample; int32 [n]
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
         self._restored: Mapping[str, Any] | None = None
+        self.begin(0, 1)
 
     def count(self, n: int, batch_size: int) -> int:
         """Return how many of `n` samples an epoch takes: whole batches, or less than one."""
@@ -43,9 +40,11 @@ class Selection:
     def begin(self, n: int, batch_size: int) -> None:
         """Start with a training set of `n` samples, or at a restored state; `batch_size` is global."""
         self._batch = batch_size
-        self.losses, self.turns = torch.full((n,), torch.inf), torch.zeros(n, dtype=torch.int32)
+        self.losses = torch.full((n,), torch.inf)  # float32 [n]
+        self.turns = torch.zeros(n, dtype=torch.int32)  # number of uses of each sample; int32 [n]
         self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
-        self._place()
+        if self._restored is not None:
+            self._place(self._restored)
 
     def order(self, seed: int, epoch: int) -> Tensor:
         """Return the samples of an epoch in order, int64; past epochs are computed from the present losses."""
@@ -71,51 +70,40 @@ class Selection:
 
     def note(self, samples: Tensor, losses: Tensor) -> None:
         """Record the losses [k] of these samples [k], on one device; NaN counts as hardest."""
-        if self.losses.device != losses.device:
-            self.losses, self.turns = self.losses.to(losses.device), self.turns.to(losses.device)
+        self.losses, self.turns = self.losses.to(losses.device), self.turns.to(losses.device)
         self.losses[samples] = losses.float().nan_to_num(nan=torch.inf)
         self.turns[samples] += 1
 
     def merge(self, others: list[tuple[Tensor, Tensor]]) -> None:
         """Merge other processes' losses and turns: for each sample, those of its last use."""
         for losses, turns in others:
-            losses, turns = losses.to(self.losses.device), turns.to(self.turns.device)
-            newer = turns > self.turns
-            self.losses, self.turns = losses.where(newer, self.losses), turns.where(newer, self.turns)
+            newer = turns.to(self.turns.device) > self.turns
+            self.losses = losses.to(self.losses.device).where(newer, self.losses)
+            self.turns = turns.to(self.turns.device).where(newer, self.turns)
 
     def state(self) -> dict[str, Any]:
         """Return the state for a resume."""
-        return {
-            "losses": self.losses.cpu().clone(),
-            "turns": self.turns.cpu().clone(),
-            "epoch": self._epoch,
-            "order": self._order,
-        }
+        losses, turns = self.losses.cpu().clone(), self.turns.cpu().clone()
+        return {"losses": losses, "turns": turns, "epoch": self._epoch, "order": self._order}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore a state, at once or in `begin`."""
         self._restored = state
         if len(self.losses):
-            self._place()
+            self._place(state)
 
-    def _place(self) -> None:
-        state = self._restored
-        if state is None:
-            return
-        n = len(self.losses)
-        count, kept = self.count(n, self._batch), len(state["losses"])
-        require(
-            kept == n,
-            f"callbacks.hard_samples: the checkpoint has losses of {kept} training samples, and there are {n} now: "
-            "use the same data, or start a new run from its weights with ckpt_path.",
-        )
-        require(
-            state["epoch"] < 0 or len(state["order"]) == count,
-            f"callbacks.hard_samples.share={self.share} takes {count} samples in an epoch, and the checkpoint's took "
-            f"{len(state['order'])}: use the same share, or start a new run from its weights with ckpt_path.",
-        )
-        self.losses, self.turns = state["losses"].clone(), state["turns"].clone()
-        self._epoch, self._order = state["epoch"], state["order"]
+    def _place(self, state: Mapping[str, Any]) -> None:
+        n, kept = len(self.losses), len(state["losses"])
+        if n:
+            count = self.count(n, self._batch)
+            require(
+                kept == n and (state["epoch"] < 0 or len(state["order"]) == count),
+                f"callbacks.hard_samples: the checkpoint has {kept} training samples and {len(state['order'])} in an "
+                f"epoch, and there are {n} and {count} now: use the same data and share, or start a new run from its "
+                "weights with ckpt_path.",
+            )
+            self.losses, self.turns = state["losses"].clone(), state["turns"].clone()
+            self._epoch, self._order = state["epoch"], state["order"]
 
 
 class EpochLoader(ABC):
@@ -161,20 +149,23 @@ class EpochLoader(ABC):
         selection: Selection | None = None,
     ) -> None:
         chosen = n if selection is None else selection.count(n, batch_size)
-        if train and batch_size % world_size:
-            raise UserError(
-                f"data.batch_size={batch_size} is the global batch and does not divide by the {world_size} replicas "
-                f"that trainer.devices={world_size} makes: choose a multiple of {world_size}, or other devices."
-            )
-        if train and not 0 < batch_size <= chosen:
+        replicas = f"{world_size} replicas that trainer.devices={world_size} makes"
+        if train:
             part = "" if selection is None else f"the {chosen} (callbacks.hard_samples.share) of "
-            raise UserError(
-                f"data.batch_size={batch_size} cannot be filled from {part}{n} training samples: choose 1 to {chosen}."
+            require(
+                batch_size % world_size == 0,
+                f"data.batch_size={batch_size} is the global batch and does not divide by the {replicas}: choose a "
+                f"multiple of {world_size}, or other devices.",
             )
-        if not train and batch_size < world_size:
-            raise UserError(
-                f"data.eval_batch_size={batch_size} has fewer samples than the {world_size} replicas that"
-                f" trainer.devices={world_size} makes: choose at least {world_size}."
+            require(
+                0 < batch_size <= chosen,
+                f"data.batch_size={batch_size} cannot be filled from {part}{n} training samples: choose 1 to {chosen}.",
+            )
+        else:
+            require(
+                batch_size >= world_size,
+                f"data.eval_batch_size={batch_size} has fewer samples than the {replicas}: choose at least "
+                f"{world_size}.",
             )
         self.n = n
         self.seed = seed

@@ -20,33 +20,40 @@ from lathe.config.types import Count, Name, Seed, Url
 from lathe.config.validation import validated
 from lathe.data.download import check, download
 from lathe.data.splits import Images, Split, Splits, stratified_split
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.files import whole
 
 
 class Recorded(ABC):
     """A source of `<name>-train.npy` and `<name>-test.npy`, uint8 records with the label first.
 
-    A subclass reads the published data (`read`). Validation images are cut out of the training images.
-
-    Args:
-        name: of the data set, in file names and messages.
-        shape: channels, height, width.
-        data_dir: folder of the `.npy` files.
-        val_size: training images used for validation, stratified.
-        split_seed: of the split; independent of the run's seed.
+    A subclass sets the attributes below, and reads the published data (`read`). Validation images are cut out of the
+    training images.
     """
 
-    def __init__(self, name: str, shape: tuple[int, int, int], data_dir: str, val_size: int, split_seed: int) -> None:
-        self.name = name
-        self.shape = shape
-        self.data_dir = Path(data_dir)
-        self.val_size = val_size
-        self.split_seed = split_seed
+    name: str  # of the data set, in file names and messages
+    shape: tuple[int, int, int]  # channels, height, width
+    data_dir: Path  # of the `.npy` files and the downloads
+    download: bool
+    base_url: str  # of the downloads
+    val_size: int  # training images used for validation, stratified
+    split_seed: int  # of the split; independent of the run's seed
 
     @abstractmethod
     def read(self) -> dict[str, Images]:
         """Return the published records of "train" and "test", checked; uint8 [n, 1 + pixels]."""
+
+    def fetch(self, file: str, md5: str, files: str) -> Path:
+        """Download one of the `files` into `data_dir`, or raise UserError if that is not wanted."""
+        by_hand = f"put {files} into paths.data_dir={self.data_dir} by hand"
+        require(
+            self.download,
+            f"paths.data_dir={self.data_dir} has no {file} and data.source.download=false: {by_hand}, or set "
+            "data.source.download=true.",
+        )
+        path = self.data_dir / file
+        download(self.base_url + file, path, md5, f"{by_hand}, or try data=digits, which needs no network")
+        return path
 
     def prepare(self) -> None:
         """Make the `.npy` files if they do not exist."""
@@ -106,40 +113,39 @@ class Archive:
     labels: bytes = b""
 
 
-def _parts(folder: str, train: list[str], test: str) -> dict[str, tuple[str, ...]]:
-    return {"train": tuple(f"{folder}/{name}" for name in train), "test": (f"{folder}/{test}",)}
+def _archives(
+    name: str, folders: tuple[str, str], train: list[str], test: str, skip: int, labels: bytes, md5: tuple[str, str]
+) -> tuple[Archive, Archive]:
+    """Return the binary archive, which is the one to download and needs no pickle, and the python archive."""
+
+    def members(folder: str, suffix: str = "") -> dict[str, tuple[str, ...]]:
+        parts = {"train": train, "test": [test]}
+        return {split: tuple(f"{folder}/{part}{suffix}" for part in files) for split, files in parts.items()}
+
+    return (
+        Archive(f"{name}-binary.tar.gz", md5[0], members(folders[0], ".bin"), skip=skip),
+        Archive(f"{name}-python.tar.gz", md5[1], members(folders[1]), labels=labels),
+    )
 
 
-_FIVE = [f"data_batch_{i}" for i in range(1, 6)]
-# the binary archive is first: it is the one to download, and needs no pickle
 ARCHIVES: dict[str, tuple[Archive, ...]] = {
-    "cifar10": (
-        Archive(
-            "cifar-10-binary.tar.gz",
-            "c32a1d4ab5d03f1284b67883e8d87530",
-            _parts("cifar-10-batches-bin", [f"{name}.bin" for name in _FIVE], "test_batch.bin"),
-            skip=0,
-        ),
-        Archive(
-            "cifar-10-python.tar.gz",
-            "c58f30108f718f92721af3b95e74349a",
-            _parts("cifar-10-batches-py", _FIVE, "test_batch"),
-            labels=b"labels",
-        ),
+    "cifar10": _archives(
+        "cifar-10",
+        ("cifar-10-batches-bin", "cifar-10-batches-py"),
+        [f"data_batch_{i}" for i in range(1, 6)],
+        "test_batch",
+        skip=0,
+        labels=b"labels",
+        md5=("c32a1d4ab5d03f1284b67883e8d87530", "c58f30108f718f92721af3b95e74349a"),
     ),
-    "cifar100": (
-        Archive(
-            "cifar-100-binary.tar.gz",
-            "03b5dce01913d631647c71ecec9e9cb8",
-            _parts("cifar-100-binary", ["train.bin"], "test.bin"),
-            skip=1,  # each record starts with the coarse label
-        ),
-        Archive(
-            "cifar-100-python.tar.gz",
-            "eb9058c3a382ffc7106e4002c42a8d85",
-            _parts("cifar-100-python", ["train"], "test"),
-            labels=b"fine_labels",
-        ),
+    "cifar100": _archives(
+        "cifar-100",
+        ("cifar-100-binary", "cifar-100-python"),
+        ["train"],
+        "test",
+        skip=1,  # each record starts with the coarse label
+        labels=b"fine_labels",
+        md5=("03b5dce01913d631647c71ecec9e9cb8", "eb9058c3a382ffc7106e4002c42a8d85"),
     ),
 }
 
@@ -217,14 +223,8 @@ class Cifar(Recorded):
     The archive, downloaded or placed by hand, is checked against its published hash and read once. Each split then is a
     memory-mapped file `<name>-<split>.npy` of uint8 records [n, 1 + 3072], label first.
 
-    Args:
-        name: which of the two; CIFAR-100 has its 100 fine classes.
-        data_dir: folder of archive and `.npy` files.
-        download: whether to download the binary archive if neither archive exists.
-        val_size: training images used for validation, stratified.
-        split_seed: of the split; independent of the run's seed.
-        archives: names, hashes and members, for tests and mirrors; None for the published ones.
-        base_url: of the archives.
+    The arguments are those of `source` in configs/data/cifar10.yaml; `archives` and `base_url` are for tests and
+    mirrors.
     """
 
     @validated
@@ -238,30 +238,21 @@ class Cifar(Recorded):
         archives: Sequence[Any] | None = None,
         base_url: Url = CIFAR_URL,
     ) -> None:
-        super().__init__(name, (3, 32, 32), data_dir, val_size, split_seed)
+        self.name, self.shape, self.data_dir = name, (3, 32, 32), Path(data_dir)
+        self.val_size, self.split_seed = val_size, split_seed
         self.num_classes = 10 if name == "cifar10" else 100
-        self.download = download
+        self.download, self.base_url = download, base_url
         self.archives = tuple(archives or ARCHIVES[name])
-        self.base_url = base_url
 
     def read(self) -> dict[str, Images]:
         """Return the records of the existing archive, or of a downloaded one."""
-        archive = next((a for a in self.archives if (self.data_dir / a.file).exists()), None) or self._fetch()
+        archive = next((a for a in self.archives if (self.data_dir / a.file).exists()), self.archives[0])
         path = self.data_dir / archive.file
-        check(path, archive.md5)
+        if path.exists():
+            check(path, archive.md5)
+        else:
+            self.fetch(archive.file, archive.md5, " or ".join(a.file for a in self.archives))
         return read_archive(path, archive)
-
-    def _fetch(self) -> Archive:
-        archive = self.archives[0]
-        known = " or ".join(a.file for a in self.archives)
-        if not self.download:
-            raise UserError(
-                f"paths.data_dir={self.data_dir} has no {self.name} and data.source.download=false: put {known} there, "
-                "or set data.source.download=true."
-            )
-        by_hand = f"put {known} into paths.data_dir={self.data_dir} by hand, or try data=digits, which needs no network"
-        download(self.base_url + archive.file, self.data_dir / archive.file, archive.md5, by_hand)
-        return archive
 
 
 FASHION_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
@@ -289,11 +280,11 @@ class IdxFile:
         except (OSError, EOFError, zlib.error) as error:
             raise UserError(f"{path} cannot be read ({error}): put the published file there and run again.") from error
         found = hashlib.sha256(data).hexdigest()
-        if found != self.sha256:
-            raise UserError(
-                f"{path} has contents of the SHA-256 hash {found} and not the published {self.sha256}, so it is "
-                "damaged or another file: delete it and run again."
-            )
+        require(
+            found == self.sha256,
+            f"{path} has contents of the SHA-256 hash {found} and not the published {self.sha256}, so it is damaged or "
+            "another file: delete it and run again.",
+        )
         return np.frombuffer(data, np.uint8, offset=head).reshape(self.shape)
 
 
@@ -336,14 +327,8 @@ class FashionMnist(Recorded):
 
     Each of the four IDX files, downloaded or placed by hand, compressed or not, is checked against its contents' hash.
 
-    Args:
-        data_dir: folder of the downloads, and of the `.npy` files that are made at the first start.
-        folder: of the IDX files, compressed (`.gz`) or not; may be read-only. None for `data_dir`.
-        download: whether to download missing files, if `folder` is None.
-        val_size: training images used for validation, stratified.
-        split_seed: of the split; independent of the run's seed.
-        files: images and labels of "train" and "test", for tests and mirrors; None for the published ones.
-        base_url: of the files.
+    The arguments are those of `source` in configs/data/fashion_mnist.yaml; `files` and `base_url` are for tests and
+    mirrors.
     """
 
     num_classes = 10
@@ -359,48 +344,33 @@ class FashionMnist(Recorded):
         files: Mapping[str, Any] | None = None,
         base_url: Url = FASHION_URL,
     ) -> None:
-        super().__init__("fashion_mnist", (1, SIDE, SIDE), data_dir, val_size, split_seed)
+        self.name, self.shape, self.data_dir = "fashion_mnist", (1, SIDE, SIDE), Path(data_dir)
+        self.val_size, self.split_seed = val_size, split_seed
         self.folder = None if folder is None else Path(folder)
-        self.download = download
+        self.download, self.base_url = download, base_url
         self.files = FILES if files is None else files
-        self.base_url = base_url
 
     def read(self) -> dict[str, Images]:
-        """Return the records of the four files."""
-        if self.folder is not None and not self.folder.is_dir():
-            raise UserError(f"data.source.folder={self.folder} is no folder: give the one that has the IDX files.")
-        found = [self._find(file) for file in self._all()]  # all are searched before one is downloaded
-        paths = iter(path or self._fetch(file) for path, file in zip(found, self._all(), strict=True))
-        records = {}
-        for split, (images, labels) in self.files.items():
-            pixels, classes = images.read(next(paths)), labels.read(next(paths))
-            records[split] = np.concatenate([classes[:, None], pixels.reshape(len(pixels), -1)], axis=1)
-        return records
-
-    def _all(self) -> list[IdxFile]:
-        return [file for pair in self.files.values() for file in pair]
-
-    def _find(self, file: IdxFile) -> Path | None:
-        """Return the file's path; None if it has to be downloaded."""
+        """Return the records of the four files; all are searched before one is downloaded."""
         folder = self.folder or self.data_dir
-        for name in (f"{file.name}.gz", file.name):
-            if (folder / name).is_file():
-                return folder / name
-        if self.folder is None and self.download:
-            return None
-        files = ", ".join(f"{one.name}.gz" for one in self._all())
-        where = f"paths.data_dir={folder} and data.source.download=false: " if self.folder is None else ""
-        raise UserError(
-            f"{where}{folder} has no {file.name}.gz: put {files} there, set data.source.folder to where they are, or "
-            "to null with data.source.download=true."
+        require(folder.is_dir(), f"data.source.folder={folder} is no folder: give the one that has the IDX files.")
+        every = [file for pair in self.files.values() for file in pair]
+        names = ", ".join(f"{file.name}.gz" for file in every)
+        found = [
+            next((path for name in (f"{file.name}.gz", file.name) if (path := folder / name).is_file()), None)
+            for file in every
+        ]
+        missing = [f"{file.name}.gz" for file, path in zip(every, found, strict=True) if path is None]
+        require(
+            not missing or self.folder is None,
+            f"{folder} has no {', '.join(missing)}: put {names} there, set data.source.folder to where they are, or to "
+            "null with data.source.download=true.",
         )
-
-    def _fetch(self, file: IdxFile) -> Path:
-        path = self.data_dir / f"{file.name}.gz"
-        by_hand = (
-            f"put {', '.join(f'{one.name}.gz' for one in self._all())} into paths.data_dir={self.data_dir} by hand, "
-            "set data.source.folder to where they are (Debian's package dataset-fashion-mnist has them), or try "
-            "data=digits, which needs no network"
-        )
-        download(self.base_url + path.name, path, file.md5, by_hand)
-        return path
+        arrays = [
+            file.read(path or self.fetch(f"{file.name}.gz", file.md5, names))
+            for file, path in zip(every, found, strict=True)
+        ]
+        return {
+            split: np.concatenate([classes[:, None], pixels.reshape(len(pixels), -1)], axis=1)
+            for split, pixels, classes in zip(self.files, arrays[::2], arrays[1::2], strict=True)
+        }

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -13,10 +14,9 @@ from torch import Tensor
 from lathe.data.augment import Augment, Draws, crop_and_flip, cutout, draw
 from lathe.data.checks import form, using
 from lathe.data.random import Rng, watched
-from lathe.data.transforms import Cutout, Field, RandomCrop, RandomFlip, Transform
-from lathe.errors import ArgumentError, UserError
+from lathe.data.transforms import Field, RandomCrop, RandomFlip, Transform, items_of
+from lathe.errors import ArgumentError, UserError, require
 
-KEY = "data.augment"
 IMAGES = 8  # of noise, on which a user's functions are tested
 NARROW = 20  # allowed shrinkage of the range of noise; a scale of 0 to 1 shrinks it more
 FAR = 255  # allowed excess over 0 to 255, for an unlimited contrast
@@ -108,71 +108,70 @@ def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
     if isinstance(augment, Recipe):
         return augment
     if augment is None or isinstance(augment, Augment):
-        fields = augment or Augment()
-        if shape is not None:
-            _check_fields(fields, *shape)
-        return Recipe(fields, True, (_cutout,) if fields.cutout else ())
+        fields = items_of(augment or Augment())
+        return _of_list([*fields.values()], [f"augment.{name}" for name in fields], shape)
     single = callable(augment) or isinstance(augment, Field)
     if not single and (isinstance(augment, (str, Mapping)) or not isinstance(augment, Sequence)):
         raise ArgumentError(f"augment={augment!r}: expected a list of transforms, or lathe.data.Augment.")
-    return _of_list([augment] if single else list(augment), shape)
+    items = [augment] if single else list(augment)
+    return _of_list(items, [f"augment[{number}]" for number in range(len(items))], shape)
 
 
 def check_folded(found: Recipe) -> None:
     """Raise UserError if images that are normalized before picking can't be transformed so."""
-    if found.own or not found.at_once:
-        raise UserError(
-            "data.normalize=folded normalises before anything else, so data.augment may list only RandomCrop and "
-            "RandomFlip, at its start, Cutout, Mixup and CutMix: use data.normalize=batch."
-        )
+    require(
+        found.at_once and not found.own,
+        "data.normalize=folded normalises before anything else, so data.augment may list only RandomCrop and "
+        "RandomFlip, at its start, Cutout, Mixup and CutMix: use data.normalize=batch.",
+    )
 
 
-def _check_fields(fields: Augment, channels: int, height: int, width: int) -> None:
-    """Raise ArgumentError if the fields of `Augment` can't be used on images of this shape."""
-    crop = RandomCrop(fields.crop, fields.crop_fill) if fields.crop else None
-    messages = []
-    for name, item in (("crop", crop), ("cutout", Cutout(fields.cutout) if fields.cutout else None)):
-        try:
-            if item is not None:
-                item.check(channels, height, width)
-        except ArgumentError as error:
-            messages.append(f"augment.{name}={str(error).partition('=')[2]}")
-    if messages:
-        raise ArgumentError(*messages)
-
-
-def _of_list(items: list[Any], shape: tuple[int, int, int] | None) -> Recipe:
+def _of_list(items: list[Any], keys: list[str], shape: tuple[int, int, int] | None) -> Recipe:
     fields: dict[str, Any] = {}
     steps: list[Step] = []
-    own: list[Called] = []
     seen: Counter[str] = Counter()
-    mixing, first, head = "", True, 0
-    for number, item in enumerate(items):
-        key, name = f"augment[{number}]", name_of(item)
-        _check_item(item, key)
+    mixing, wrong = "", list[str]()
+    for key, item in zip(keys, items, strict=True):
+        name = name_of(item)
+        if isinstance(item, type) or not (callable(item) or isinstance(item, Field)):
+            what = f"the class {item.__name__}, not made" if isinstance(item, type) else form(item)
+            raise ArgumentError(f"{key} is {what}: expected one of Lathe's transforms or a function of (images, rng).")
         if shape is not None and isinstance(item, (Field, Transform)):
-            _check(item, key, *shape)
+            wrong += _misfits(item, key, shape)
         if mixing and not getattr(item, "mixes", False):
-            raise ArgumentError(
-                f"{key}: {name} comes after {mixing}, and what mixes samples comes last: put it before."
-            )
+            raise ArgumentError(f"{key}: {name} comes after {mixing}, which mixes samples: put it before.")
         if isinstance(item, Field):
             if seen[name]:
                 raise ArgumentError(f"{key}: {name} stands in the list twice: keep one.")
             fields |= item.fields()
-            mixing = mixing or (name if item.mixes else "")
-            steps += [_built_in(item)] if not item.mixes else []
-            first = first and isinstance(item, (RandomCrop, RandomFlip))
-            head += first
+            if item.mixes:
+                mixing = mixing or name
+            else:
+                steps.append(_built_in(item))
         else:
-            first = False
-            own.append(Called(item, f"{KEY}[{number}]", f"{name}/{seen[name]}"))
-            steps.append(own[-1])
+            steps.append(Called(item, f"data.{key}", f"{name}/{seen[name]}"))
         seen[name] += 1
-    # a later crop or flip is a separate step
-    late = any(isinstance(item, (RandomCrop, RandomFlip)) for item in items[head:])
-    head = 0 if late else head
-    return Recipe(Augment(**fields), not late, tuple(steps[head:]), tuple(own))
+    if wrong:
+        raise ArgumentError(*wrong)
+    head = len([*takewhile(_is_picked, items)])
+    at_once = not any(map(_is_picked, items[head:]))  # a later crop or flip is a separate step
+    own = tuple(step for step in steps if isinstance(step, Called))
+    return Recipe(Augment(**fields), at_once, tuple(steps[head if at_once else 0 :]), own)
+
+
+def _is_picked(item: Any) -> bool:
+    return isinstance(item, (RandomCrop, RandomFlip))
+
+
+def _misfits(item: Field | Transform, key: str, shape: tuple[int, int, int]) -> list[str]:
+    """Return why the item, or the field of `Augment` that it stands for, can't be used on images of this shape."""
+    try:
+        item.check(*shape)
+    except ArgumentError as error:
+        if "[" in key:
+            return [f"{key}.{sentence}" for sentence in error.args]
+        return [f"{key}={sentence.partition('=')[2]}" for sentence in error.args]
+    return []
 
 
 def _built_in(item: Field) -> Step:
@@ -187,19 +186,6 @@ def _built_in(item: Field) -> Step:
 def _cutout(images: Tensor, batch: Picked) -> Tensor:
     assert batch.draws.cutout is not None
     return cutout(images, batch.draws.cutout, batch.fill.to(images.dtype))
-
-
-def _check(item: Field | Transform, key: str, *shape: int) -> None:
-    try:
-        item.check(*shape)
-    except ArgumentError as error:
-        raise ArgumentError(*(f"{key}.{sentence}" for sentence in error.args)) from None
-
-
-def _check_item(item: Any, key: str) -> None:
-    if isinstance(item, type) or not (callable(item) or isinstance(item, Field)):
-        what = f"the class {item.__name__}, not made" if isinstance(item, type) else form(item)
-        raise ArgumentError(f"{key} is {what}: expected one of Lathe's transforms or a function of (images, rng).")
 
 
 def name_of(item: Any) -> str:
@@ -220,43 +206,35 @@ def try_out(recipe: Recipe, shape: tuple[int, int, int], device: torch.device | 
     if not recipe.own:
         return
     noise = torch.randint(0, 256, (IMAGES, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    noise = (noise * torch.linspace(0.3, 1, IMAGES)[:, None, None, None]).to(torch.uint8)  # of different brightness
-    draws = draw(recipe.fields, 0, 0, IMAGES, *shape[1:])
-    fill = torch.full(shape[:1], 128, dtype=torch.uint8)
-    images, place = noise.to(device), device or noise.device
-    whole = Picked(0, 0, torch.arange(IMAGES, device=place), draws.to(place), fill.to(place))
+    images = (noise * torch.linspace(0.3, 1, IMAGES)[:, None, None, None]).to(torch.uint8).to(device)  # dark to bright
+    draws = draw(recipe.fields, 0, 0, IMAGES, *shape[1:]).to(images.device)
+    fill = torch.full(shape[:1], 128, dtype=torch.uint8, device=images.device)
+    batch = Picked(0, 0, torch.arange(IMAGES, device=images.device), draws, fill)
     for step in recipe.steps:
         given = images
-        images, moved = watched(partial(step, given.clone(), whole))
+        images, moved = watched(partial(step, given.clone(), batch))
         if isinstance(step, Called) and not vars(type(step.transform)).get("is_tested", False):
-            _judge(step, given, images, whole, moved)
+            _judge(step, given, images, batch, moved)
 
 
 def _judge(step: Called, given: Tensor, first: Tensor, batch: Picked, moved: bool) -> None:
     start = f"{step.key}: {name_of(step.transform)}"
-    if moved:
-        raise UserError(
-            f"{start} draws from random, numpy.random or torch, which no device and no continued run repeats: draw "
-            "from its second argument, rng."
-        )
-    (least, most), (low, high) = _range(given), _range(first)
-    if not (high - low >= (most - least) / NARROW and low >= -FAR and high <= 255 + FAR):  # also for NaN
-        raise UserError(
-            f"{start} returned numbers from {low:.3g} to {high:.3g} for images from {least:.3g} to {most:.3g}: "
-            "expected the scale that it was given, 0 to 255, which is normalised afterwards."
-        )
+    require(
+        not moved,
+        f"{start} draws from random, numpy.random or torch, which no device and no continued run repeats: draw from its"
+        " second argument, rng.",
+    )
+    (least, most), (low, high) = ((float(some.min()), float(some.max())) for some in (given, first))
+    require(
+        high - low >= (most - least) / NARROW and low >= -FAR and high <= 255 + FAR,  # False for NaN
+        f"{start} returned numbers from {low:.3g} to {high:.3g} for images from {least:.3g} to {most:.3g}: expected "
+        "the scale that it was given, 0 to 255, which is normalised afterwards.",
+    )
     some = torch.tensor([IMAGES // 2, 1], device=given.device)
-    apart = Picked(batch.seed, batch.epoch, batch.samples[some], batch.draws[some], batch.fill)
-    if not _alike(first[some], watched(partial(step, given[some], apart))[0]):
-        raise UserError(
-            f"{start} gives another image when it is called with other images, or again: let each image depend on "
-            "itself and rng alone."
-        )
-
-
-def _range(images: Tensor) -> tuple[float, float]:
-    return float(images.min()), float(images.max())
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and bool(((one.float() - other.float()).abs() <= ALIKE).all())
+    apart = replace(batch, samples=batch.samples[some], draws=batch.draws[some])
+    again = watched(partial(step, given[some], apart))[0]
+    require(
+        again.dtype == first.dtype and bool(((again.float() - first[some].float()).abs() <= ALIKE).all()),
+        f"{start} gives another image when it is called with other images, or again: let each image depend on itself "
+        "and rng alone.",
+    )

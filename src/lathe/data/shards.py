@@ -9,7 +9,7 @@ import io
 import json
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,46 +22,42 @@ from torch import Tensor
 from lathe.config.class_names import class_names
 from lathe.config.types import Count, Name
 from lathe.config.validation import validated
-from lathe.data.checks import check_class_names, check_members, using
+from lathe.data.checks import check_class_names
 from lathe.data.image_folder import find_files
 from lathe.data.loader import StreamLoader
 from lathe.data.module import ImageDataModule
 from lathe.data.random import epoch_permutation, hashed_seed
-from lathe.data.splits import SPLITS, Images, Labels, Source, Split, Splits, Statistics, load_splits, stratified_split
+from lathe.data.splits import SPLITS, Images, Labels, Split, Splits, Statistics, stratified_split
 from lathe.errors import UserError, require
 from lathe.files import sha256, whole
 from lathe.images.files import read_image
-from lathe.images.pictures import COLOURS, PictureError, as_seen, scaled
+from lathe.images.pictures import PictureError, as_seen, scaled
 
 FORMAT, VERSION = "lathe shards", 1
 INDEX = "index.json"
 HOW = "python scripts/make_shards.py"
+PARTS = ("png", "npy", "jpg", "jpeg")  # suffixes of images
 
 Table = NDArray[np.int64]  # [samples, 4]: shard, first byte, bytes, label
+Sample = tuple[Images, int]  # image [channels, height, width] and class
 
 
-def decode(data: bytes, channels: int | None = None) -> NDArray[np.uint8]:
+def decode(data: bytes, channels: int | None = None) -> Images:
     """Decode an image: uint8 [channels, height, width], as for predictions (`lathe.images.pictures`).
 
-    Does not unpickle. `channels` applies to PNG and JPEG; None keeps theirs, 1 or 3. With other numbers of channels,
-    pixels are not converted.
+    Does not unpickle. `channels`, 1 or 3, applies to PNG and JPEG; None keeps theirs.
 
     Raises:
         ValueError, OSError: the bytes are not such an image.
     """
     if data[:6] == b"\x93NUMPY":
-        pixels: NDArray[np.uint8] = np.load(io.BytesIO(data), allow_pickle=False)
+        pixels: Images = np.load(io.BytesIO(data), allow_pickle=False)
     else:
         try:
             image = Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
-            if channels is None:
-                channels = 1 if image.mode[0] in "1LI" else 3
-            if channels in COLOURS:
-                return as_seen(image, channels)
-            pixels = np.asarray(image)
-        except SyntaxError as error:  # Pillow raises it for a damaged PNG
+            pixels = as_seen(image, channels or (1 if image.mode[0] in "1LI" else 3))
+        except (SyntaxError, KeyError) as error:  # a damaged PNG, and images of other numbers of channels
             raise ValueError(str(error)) from error
-        pixels = np.moveaxis(pixels, -1, 0) if pixels.ndim == 3 else pixels[None]
     if pixels.dtype != np.uint8 or pixels.ndim != 3:
         raise ValueError(f"{pixels.dtype} {list(pixels.shape)} is no image of uint8 [channels, height, width]")
     return pixels
@@ -70,22 +66,20 @@ def decode(data: bytes, channels: int | None = None) -> NDArray[np.uint8]:
 def read_index(folder: Path, key: str) -> dict[str, Any]:
     """Return the contents of index.json; `key` is the configuration's key of the folder."""
     path = folder / INDEX
-    if not path.is_file():
-        raise UserError(
-            f"{key}={folder} holds no shards, as it has no {INDEX}: write them with {HOW} output={folder.name}."
-        )
+    require(
+        path.is_file(),
+        f"{key}={folder} holds no shards, as it has no {INDEX}: write them with {HOW} output={folder.name}.",
+    )
     try:
         index: dict[str, Any] = json.loads(path.read_bytes())
-        known = index["format"] == FORMAT and index["version"] == VERSION
         check_class_names(index.get("class_names"), index["num_classes"])
+        known = (index["format"], index["version"]) == (FORMAT, VERSION)
         known = known and all(isinstance(n, int) for n in (*index["image"], index["num_classes"]))
         # the index may come from someone else: files are in its folder
         known = known and all(Path(entry["file"]).name == entry["file"] != "" for entry in _entries(index))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError):
         known = False
-    require(
-        known, f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write the shards again with it."
-    )
+    require(known, f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write the shards again.")
     return index
 
 
@@ -95,16 +89,6 @@ def _entries(index: dict[str, Any]) -> list[dict[str, Any]]:
     return [entry for split in splits for entry in (split["table"], *split["shards"])]
 
 
-def check_files(folder: Path, index: dict[str, Any], verify: bool) -> None:
-    """Compare all files' sizes with the index; `verify` also reads and hashes them."""
-    for entry in _entries(index):
-        path = folder / entry["file"]
-        size = path.stat().st_size if path.is_file() else None
-        if size != entry["bytes"] or (verify and sha256(path) != entry["sha256"]):
-            what = "is missing" if size is None else "was cut or changed"
-            raise UserError(f"{path} {what}, by {INDEX}: copy it again, or write the shards again with {HOW}.")
-
-
 class ShardImages:
     """The images of a split, uint8 [n, channels, height, width], read row by row on request.
 
@@ -112,11 +96,13 @@ class ShardImages:
     of each shard. At most `max_open` shards are mapped into memory.
     """
 
+    dtype = np.dtype(np.uint8)
+
     def __init__(
         self, paths: list[Path], sizes: Labels, table: Table, shape: tuple[int, int, int], max_open: int = 16
     ) -> None:
         self.paths, self.sizes, self.table, self.max_open = paths, sizes, table, max_open
-        self.shape, self.dtype = (len(table), *shape), np.dtype(np.uint8)
+        self.shape = (len(table), *shape)
         self._open = lru_cache(max_open)(self._map)
 
     def __len__(self) -> int:
@@ -125,8 +111,7 @@ class ShardImages:
     def __getitem__(self, rows: Labels) -> Images:
         places = self.table[rows]
         images = np.empty((len(places), *self.shape[1:]), dtype=np.uint8)
-        # in file order, so that neighbours are read consecutively
-        for i in np.lexsort((places[:, 1], places[:, 0])):
+        for i in np.lexsort((places[:, 1], places[:, 0])):  # neighbours are read consecutively
             images[i] = self._read(*places[i, :3].tolist())
         return images
 
@@ -153,57 +138,55 @@ class ShardImages:
 class Shards:
     """The source of images that scripts/make_shards.py wrote.
 
-    Args:
-        data_dir: folder of data sets.
-        name: the folder of index.json in it, or an absolute path.
-        verify: compare every file with its SHA-256 before training; sizes are always compared.
-        max_open: most open shards in a process.
+    The arguments are those of `source` in configs/data/shards.yaml, which describes them.
     """
 
     @validated
     def __init__(self, data_dir: str, name: Name, verify: bool = False, max_open: Count = 16) -> None:
         self.folder, self.verify, self.max_open = Path(data_dir) / name, verify, max_open
-        self._index: dict[str, Any] | None = None
 
-    @property
+    @cached_property
     def index(self) -> dict[str, Any]:
-        """Return the contents of index.json, read once."""
-        if self._index is None:
-            self._index = read_index(self.folder, "data.source.name")
-        return self._index
+        """The contents of index.json."""
+        return read_index(self.folder, "data.source.name")
 
     @property
     def num_classes(self) -> int:
-        """Return the number of classes in index.json."""
         return int(self.index["num_classes"])
 
     @property
     def class_names(self) -> list[str] | None:
-        """Return the class names in index.json, or None."""
         return self.index.get("class_names")
 
     def prepare(self) -> None:
         """Check all files."""
-        check_files(self.folder, self.index, self.verify)
+        self._check(self.verify)
 
     def load(self) -> Splits:
         """Open the tables; images are read on request."""
-        check_files(self.folder, self.index, verify=False)
+        self._check(verify=False)
         return Splits(**{name: self._split(name) for name in SPLITS})
+
+    def _check(self, verify: bool) -> None:
+        for entry in _entries(self.index):
+            path = self.folder / entry["file"]
+            size = path.stat().st_size if path.is_file() else None
+            if size != entry["bytes"] or (verify and sha256(path) != entry["sha256"]):
+                what = "is missing" if size is None else "was cut or changed"
+                raise UserError(f"{path} {what}, by {INDEX}: copy it again, or write the shards again with {HOW}.")
 
     def _split(self, name: str) -> Split:
         entry = self.index["splits"][name]
         path = self.folder / entry["table"]["file"]
+        sizes = np.array([shard["samples"] for shard in entry["shards"]], dtype=np.int64)
         try:
             table: Table = np.load(path, mmap_mode="r", allow_pickle=False)
         except ValueError as error:
             raise UserError(f"{path} is not a table of samples ({error}): write the shards again.") from error
-        sizes = np.array([shard["samples"] for shard in entry["shards"]], dtype=np.int64)
         fits = table.dtype == np.int64 and table.shape == (sizes.sum(), 4) and len(table) > 0
         require(fits, f"{path} does not list the {sizes.sum()} samples of its shards: write the shards again.")
-        channels, height, width = self.index["image"]
         paths = [self.folder / shard["file"] for shard in entry["shards"]]
-        images: Any = ShardImages(paths, sizes, table, (channels, height, width), self.max_open)
+        images: Any = ShardImages(paths, sizes, table, tuple(self.index["image"]), self.max_open)
         return Split.whole(images, np.array(table[:, 3]))
 
 
@@ -213,24 +196,19 @@ def window_order(seed: int, epoch: int, sizes: Labels, window: int) -> Tensor:
     Shards are shuffled and taken `window` at a time, and the samples of a window are shuffled. So consecutive samples
     touch few shards. A window of all shards gives the order of data in memory.
     """
-    n = int(sizes.sum())
     if window >= len(sizes):
-        return epoch_permutation(seed, epoch, n)
+        return epoch_permutation(seed, epoch, int(sizes.sum()))
     generator = torch.Generator().manual_seed(hashed_seed(seed, "shards", epoch))
-    ends = torch.from_numpy(np.cumsum(sizes))
+    members = torch.arange(int(sizes.sum())).split(sizes.tolist())
     pieces = []
     for shards in torch.randperm(len(sizes), generator=generator).split(window):
-        places = torch.cat([torch.arange(int(ends[s]) - int(sizes[s]), int(ends[s])) for s in shards.tolist()])
+        places = torch.cat([members[shard] for shard in shards.tolist()])
         pieces.append(places[torch.randperm(len(places), generator=generator)])
     return torch.cat(pieces)
 
 
 class ShardLoader(StreamLoader):
-    """`StreamLoader` over `ShardImages`, with the same state, ranks and augmentation.
-
-    The order is that of `window_order` for `sizes` int64 [shards] and `window`. A process reads only the bytes of its
-    samples, so a resume and several ranks read nothing twice.
-    """
+    """`StreamLoader` over `ShardImages`, in the order of `window_order` for `sizes` int64 [shards] and `window`."""
 
     def __init__(self, split: Split, sizes: Labels, window: int, **settings: Any) -> None:
         super().__init__(split, **settings)
@@ -272,28 +250,16 @@ class ShardDataModule(ImageDataModule):
         return self.streamed(lambda **reader: ShardLoader(split, images.sizes, self.window, **reader, **settings))
 
 
-PARTS = ("png", "npy", "jpg", "jpeg")  # suffixes of images
-
-Sample = tuple[NDArray[np.uint8], int]  # image [channels, height, width] and class
-
-
 class FolderSamples:
-    """Image files `<folder>/<class>/*`, or `<folder>/<split>/<class>/*`, read one at a time.
-
-    Splits are train, val and test, or training, valid, validation and testing. Classes are numbered in the order of
-    their folders' names. Splits without a folder are drawn from train, stratified.
+    """Image files of class folders (`lathe.data.image_folder`), read one at a time.
 
     Args:
-        folder: see above.
+        folder: `<folder>/<class>/*`, or `<folder>/<split>/<class>/*`.
         channels: 1 for grey, 3 for RGB.
-        image_size: side in pixels of the scaled central square, as for predictions (`lathe.images.pictures`); None for
-            images that have one size.
-        val_size: validation images, if the folder has no such split.
-        test_size: test images, if the folder has no such split.
+        image_size: side in pixels of the scaled central square; None for images that have one size.
+        val_size: validation images, drawn from train, stratified, if the folder has no such split.
+        test_size: the same for the test.
         split_seed: of the split.
-
-    Raises:
-        UserError: a class is empty, splits differ in classes, nothing is left to train on, or a file is not an image.
     """
 
     def __init__(
@@ -314,30 +280,16 @@ class FolderSamples:
             self.rows |= {name: train[rows] for name, rows in cut.items()}
 
     def samples(self, split: str) -> Iterator[Sample]:
-        """Yield the images of a split, one by one."""
+        """Yield the images of a split, one by one; raise UserError for a file that is not an image."""
         for row in self.rows[split]:
             path = self.folder / self.files.names[row]
             try:
                 pixels = read_image(path, self.channels)
             except (PictureError, OSError) as error:
                 raise UserError(f"{path} cannot be read as an image ({error}): mend it or remove it.") from error
-            size = self.image_size
-            yield (pixels if size is None else scaled(pixels, (size, size))), int(self.files.labels[row])
-
-
-def source_samples(source: Source) -> dict[str, Iterator[Sample]]:
-    """Return iterators over the splits of a source, image by image in stored order."""
-    check_members(source, "num_classes", "prepare", "load")
-    with using(source, "prepared"):
-        source.prepare()
-    splits = load_splits(source)
-
-    def walk(name: str) -> Iterator[Sample]:
-        split = getattr(splits, name)
-        for row in split.rows:
-            yield split.images[row], int(split.labels[row])
-
-    return {name: walk(name) for name in SPLITS}
+            if self.image_size is not None:
+                pixels = scaled(pixels, (self.image_size, self.image_size))
+            yield pixels, int(self.files.labels[row])
 
 
 def write_shards(
@@ -367,58 +319,67 @@ def write_shards(
             empty.
     """
     if output.exists() and not (overwrite and (output / INDEX).is_file()):
-        way = (
-            "it holds no shards: name another folder"
-            if overwrite
-            else "name another folder, or replace it with overwrite=true"
+        way = "name another folder, or replace it with overwrite=true"
+        raise UserError(
+            f"output={output} is there already: {'it holds no shards: name another folder' if overwrite else way}."
         )
-        raise UserError(f"output={output} is there already: {way}.")
     try:
         from webdataset import ShardWriter
     except ImportError as error:
         raise UserError("writing shards needs webdataset: install it with pip install -e '.[shards]'.") from error
+    facts: dict[str, Any] = {"num_classes": num_classes, "encoding": encoding}
+    if class_names is not None:
+        facts["class_names"] = check_class_names(class_names, num_classes)
+    options = {"maxcount": shard_size, "maxsize": 2**62, "verbose": 0, "mtime": 0, "user": "", "group": ""}
     output.parent.mkdir(parents=True, exist_ok=True)
     with whole(output, replace_folder=True) as partial:
         partial.mkdir()
         paths: dict[str, list[Path]] = {}
-        facts: dict[str, Any] = {"num_classes": num_classes, "encoding": encoding}
-        if class_names is not None:
-            facts["class_names"] = check_class_names(class_names, num_classes)
-        shape: tuple[int, ...] | None = None
-        options = {"maxcount": shard_size, "maxsize": 2**62, "verbose": 0, "mtime": 0, "user": "", "group": ""}
         for name, samples in splits.items():
-            written, count, stats = list[str](), 0, Statistics()
+            written, count, statistics = list[str](), 0, Statistics()
             with ShardWriter(f"{partial}/{name}-%06d.tar", post=written.append, **options) as writer:
                 for count, (image, label) in enumerate(samples, 1):
-                    shape = shape or image.shape
-                    _check(image, shape, label, num_classes, encoding, f"image {count - 1} of {name}")
-                    stats.add(image[None])
-                    writer.write({"__key__": f"{count - 1:09d}", encoding: _encodable(image, encoding), "cls": label})
+                    shape = facts.setdefault("image", list(image.shape))
+                    _check_sample(image, shape, label, num_classes, encoding, f"image {count - 1} of {name}")
+                    statistics.add(image[None])
+                    if encoding == "png":
+                        image = image[0] if len(image) == 1 else np.moveaxis(image, 0, -1)
+                    writer.write({"__key__": f"{count - 1:09d}", encoding: np.ascontiguousarray(image), "cls": label})
             require(count > 0, f"the {name} split has no images: shards need some in each of {', '.join(SPLITS)}.")
             paths[name] = [Path(path) for path in written]
-            facts |= stats.facts() if name == "train" else {}
-        assert shape is not None
-        return write_index(partial, paths, facts | {"image": list(shape)})
+            facts |= statistics.facts() if name == "train" else {}
+        return write_index(partial, paths, facts)
+
+
+def _check_sample(image: Images, shape: list[int], label: int, classes: int, encoding: str, what: str) -> None:
+    require(
+        list(image.shape) == shape,
+        f"{what} has the shape {list(image.shape)} and the first one {shape}: set images.image_size to make them "
+        "equal.",
+    )
+    require(
+        encoding == "npy" or len(image) in (1, 3),
+        f"encoding=png takes 1 or 3 channels and the images have {len(image)}: use encoding=npy.",
+    )
+    require(0 <= label < classes, f"{what} has the class {label}, but there are {classes}.")
 
 
 def write_index(folder: Path, shards: dict[str, list[Path]], facts: dict[str, Any]) -> dict[str, Any]:
     """Write the tables and then index.json for the shards in `folder`; return the index."""
+
+    def entry(path: Path) -> dict[str, Any]:
+        return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
+
     splits = {}
     for name, paths in shards.items():
         tables = [scan(path, number) for number, path in enumerate(paths)]
         table = folder / f"{name}.index.npy"
         np.save(table, np.concatenate(tables))
-        splits[name] = {
-            "table": _entry(table),
-            "shards": [_entry(path) | {"samples": len(rows)} for path, rows in zip(paths, tables, strict=True)],
-        }
+        entries = [entry(path) | {"samples": len(rows)} for path, rows in zip(paths, tables, strict=True)]
+        splits[name] = {"table": entry(table), "shards": entries}
     index = {"format": FORMAT, "version": VERSION, **facts, "splits": splits}
     (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
     return index
-
-
-def _entry(path: Path) -> dict[str, Any]:
-    return {"file": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def scan(path: Path, number: int) -> Table:
@@ -430,74 +391,34 @@ def scan(path: Path, number: int) -> Table:
             for member in tar:
                 folder, _, name = member.name.rpartition("/")
                 stem, _, part = name.partition(".")
-                key = f"{folder}/{stem}"
                 if part in PARTS:
-                    images[key] = (member.offset_data, member.size)
-                elif part == "cls":
-                    file = tar.extractfile(member)
-                    assert file is not None
-                    labels[key] = int(file.read())
-    except (tarfile.TarError, ValueError, AssertionError) as error:
+                    images[f"{folder}/{stem}"] = (member.offset_data, member.size)
+                elif part == "cls" and (file := tar.extractfile(member)) is not None:
+                    labels[f"{folder}/{stem}"] = int(file.read())
+    except (tarfile.TarError, ValueError) as error:
         raise UserError(f"{path} is not an uncompressed tar file of images and classes: {error}.") from error
     if not images or images.keys() != labels.keys():
         odd = sorted(images.keys() ^ labels.keys())
         what = f"sample {odd[0].strip('/')} of it has not both" if odd else "there is none in it"
-        raise UserError(
-            f"{path} has to hold an image (.{' or .'.join(PARTS)}) and a class (.cls) of every sample: {what}."
-        )
+        raise UserError(f"{path} has to hold an image (.{', .'.join(PARTS)}) and a .cls of every sample: {what}.")
     return np.array([(number, *images[key], labels[key]) for key in images], dtype=np.int64)
-
-
-def _encodable(image: NDArray[np.uint8], encoding: str) -> NDArray[np.uint8]:
-    if encoding == "npy":
-        return np.ascontiguousarray(image)
-    return image[0] if len(image) == 1 else np.ascontiguousarray(np.moveaxis(image, 0, -1))
-
-
-def _check(
-    image: NDArray[np.uint8], shape: tuple[int, ...], label: int, classes: int, encoding: str, what: str
-) -> None:
-    if image.shape != shape:
-        raise UserError(
-            f"{what} has the shape {list(image.shape)} and the first one {list(shape)}: set images.image_size to "
-            "make them equal."
-        )
-    if encoding == "png" and len(image) not in (1, 3):
-        raise UserError(f"encoding=png takes 1 or 3 channels and the images have {len(image)}: use encoding=npy.")
-    if not 0 <= label < classes:
-        raise UserError(f"{what} has the class {label}, but there are {classes}.")
 
 
 def index_tars(folder: Path, num_classes: int) -> dict[str, Any]:
     """Write the index for existing tar files `<split>-*.tar` in WebDataset's format."""
-    if not folder.is_dir():
-        raise UserError(
-            f"tars.folder={folder} is no folder: give the one where train-*.tar, val-*.tar and test-*.tar lie."
-        )
     paths = {name: sorted(folder.glob(f"{name}-*.tar")) for name in SPLITS}
-    shape: tuple[int, ...] = ()
     for name, found in paths.items():
-        if not found:
-            raise UserError(
-                f"tars.folder={folder} has no {name}-*.tar: each of {', '.join(SPLITS)} needs at least one."
-            )
-        for path in found:
-            table = scan(path, 0)
-            shape = shape or _first(path, *table[0, 1:3].tolist()).shape
-            if table[:, 3].min() < 0 or table[:, 3].max() >= num_classes:
-                raise UserError(
-                    f"{path} has classes up to {table[:, 3].max()}, but tars.num_classes={num_classes}: set as many "
-                    "as there are."
-                )
-    return write_index(folder, paths, {"num_classes": num_classes, "image": list(shape), "encoding": "any"})
-
-
-def _first(path: Path, start: int, size: int) -> NDArray[np.uint8]:
-    with open(path, "rb") as file:
-        file.seek(start)
-        try:
-            return decode(file.read(size))
-        except (ValueError, OSError) as error:
-            raise UserError(
-                f"{path} starts with what is no image ({error}): leave it out, or write it again."
-            ) from error
+        require(bool(found), f"tars.folder={folder} has no {name}-*.tar: each of {', '.join(SPLITS)} needs some.")
+    for path in [path for found in paths.values() for path in found]:
+        labels = scan(path, 0)[:, 3]
+        require(
+            labels.min() >= 0 and labels.max() < num_classes,
+            f"{path} has classes up to {labels.max()}, but tars.num_classes={num_classes}: set as many as there are.",
+        )
+    first = paths["train"][0]
+    start, size = scan(first, 0)[0, 1:3].tolist()
+    try:
+        image = decode(np.memmap(first, mode="r")[start : start + size].tobytes())
+    except (ValueError, OSError) as error:
+        raise UserError(f"{first} starts with what is no image ({error}): leave it out, or write it again.") from error
+    return write_index(folder, paths, {"num_classes": num_classes, "image": list(image.shape), "encoding": "any"})

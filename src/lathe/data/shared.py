@@ -18,7 +18,7 @@ from lathe.data.random import Rowed, Rows, Seeded, Wrapper, draws_nothing, hashe
 from lathe.data.splits import Labels
 from lathe.data.transfer import SideStream, one_ahead
 from lathe.data.workers import Reader, Upcoming
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 
 
 def is_iterable(dataset: Any) -> bool:
@@ -61,8 +61,7 @@ def _begin_worker(init: Callable[[int], Any] | None, number: int) -> None:
 
 
 def _collate_draws_nothing(loader: DataLoader[Any]) -> bool:
-    collate: Any = loader.collate_fn
-    return collate is default_collate or draws_nothing(collate)
+    return loader.collate_fn is default_collate or draws_nothing(loader.collate_fn)
 
 
 def parts_in_order(n: int, size: int, rank: int, replicas: int) -> list[list[int]]:
@@ -195,24 +194,25 @@ class EvalStream:
     ) -> None:
         self.items, self.collate, self.size, self.seed = items, collate, size, seed
         self.rank, self.world_size = rank, world_size
-        if world_size > 1 and not can_restart(items.dataset):
-            raise UserError(
-                f"{items.key}: {type(items.dataset).__name__} is its own iterator, which a continued run cannot read "
-                "again: return a new one from __iter__, or use trainer.devices=1."
-            )
+        self.name = f"{items.key}: {type(items.dataset).__name__}"
+        if not hasattr(items.dataset, "load_state_dict") and hasattr(items.dataset, "__next__"):
+            once = f"{self.name} is its own iterator, which a continued run cannot read again"
+            require(world_size == 1, f"{once}: return a new one from __iter__, or use trainer.devices=1.")
+            rank_zero_warn(f"{once}: continue from the end of an epoch, or return a new iterator from __iter__.")
 
     def __iter__(self) -> Iterator[Any]:
         held: Rowed | None = None
         for count, samples in self.read():
-            if held is None and count < self.world_size:
-                raise UserError(
-                    f"{self.items.key}: a batch of {count} leaves one of {self.world_size} replicas without samples: "
-                    "give more samples, a larger data.eval_batch_size, or fewer devices."
-                )
             if held is not None and count < self.world_size:
                 samples = Rowed([*held, *samples], [*held.rows, *samples.rows])
             elif held is not None:
                 yield self.collate(held)
+            else:
+                require(
+                    count >= self.world_size,
+                    f"{self.items.key}: a batch of {count} leaves one of {self.world_size} replicas without samples: "
+                    "give more samples, a larger data.eval_batch_size, or fewer devices.",
+                )
             held = samples
         if held is not None:
             yield self.collate(held)
@@ -225,9 +225,9 @@ class EvalStream:
         with put_back():
             seed_all(hashed_seed(self.seed, "stream", epoch))
             samples = iter(self.items.dataset)
-        begun = False
+        begin = start
         while True:
-            count, own = 0, Rowed([], [])
+            count, rows, own = 0, list[int](), list[Any]()
             with put_back():
                 for number in range(start, start + self.size):
                     seed_all(hashed_seed(self.seed, f"sample {number}", epoch))
@@ -236,40 +236,29 @@ class EvalStream:
                     except StopIteration:
                         break
                     count += 1
-                    if not begun and self.world_size > 1:
-                        check_same_on_ranks(self.items, sample)
-                    begun = True
+                    if number == begin:
+                        self._check_same_on_ranks(sample)
                     if start >= first * self.size and number % self.world_size == self.rank:
                         own.append(self.items.made(sample, number))
-                        own.rows.append(number)  # type: ignore[attr-defined]
+                        rows.append(number)
             if not count:
                 return
             if start >= first * self.size:
-                yield count, own
+                yield count, Rowed(own, rows)
             start += count
 
-
-def can_restart(dataset: Any) -> bool:
-    """Return whether an iterable dataset can be read again from its start, or from a state."""
-    return hasattr(dataset, "load_state_dict") or not hasattr(dataset, "__next__")
-
-
-def check_same_on_ranks(items: Any, sample: Any) -> None:
-    """Raise UserError if the ranks read different samples, as those of a dataset that divides itself."""
-    if not dist.is_initialized():
-        return
-    digest = hashlib.sha256()
-    for leaf in tree_leaves(sample):  # a pickled tensor has addresses in it
-        tensor = isinstance(leaf, torch.Tensor)
-        digest.update(
-            leaf.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if tensor else pickle.dumps(leaf)
-        )
-    digests: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(digests, digest.hexdigest())
-    if len(set(digests)) > 1:
-        raise UserError(
-            f"{items.key}: {type(items.dataset).__name__} gives each process other samples: let it give all samples "
-            "in the same order to every process, among which Lathe divides them."
+    def _check_same_on_ranks(self, sample: Any) -> None:
+        """Raise UserError if the ranks read different samples, as those of a dataset that divides itself."""
+        if self.world_size == 1 or not dist.is_initialized():
+            return
+        # a pickled tensor has addresses in it
+        leaves = [leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf for leaf in tree_leaves(sample)]
+        digests: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(digests, hashlib.sha256(pickle.dumps(leaves)).hexdigest())
+        require(
+            len(set(digests)) == 1,
+            f"{self.name} gives each process other samples: let it give all samples in the same order to every "
+            "process, among which Lathe divides them.",
         )
 
 
@@ -284,13 +273,8 @@ class TrainStream(EpochLoader):
     def __init__(self, items: Any, collate: Callable[[Rowed], Any], samples: int, **order: Any) -> None:
         super().__init__(samples, train=True, **{**order, "shuffle": False})
         self._stream = EvalStream(items, collate, self.global_batch_size, self.seed, self.rank, self.world_size)
-        self._source, self._key, self._kept = items.dataset, items.key, None
+        self._source, self._kept = items.dataset, None
         self._stateful = hasattr(self._source, "state_dict") and hasattr(self._source, "load_state_dict")
-        if not can_restart(self._source):
-            rank_zero_warn(
-                f"{items.key}: {type(self._source).__name__} is its own iterator, which a continued run cannot read "
-                "again, so continue from the end of an epoch, or return a new iterator from __iter__."
-            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of `EpochLoader`, and that of the dataset if it has one."""
@@ -310,10 +294,10 @@ class TrainStream(EpochLoader):
             self._source.load_state_dict(kept)
         found = self._stream.read(epoch, first, first * self.global_batch_size if placed else 0)
         for number in range(first, len(self)):
-            count, samples = next(found, (0, Rowed([], [])))
-            if count < self.global_batch_size:
-                raise UserError(
-                    f"{self._key}: {type(self._source).__name__} ended within batch {number + 1} of an epoch, expected "
-                    f"{self.n} samples: set data.samples to as many as it gives."
-                )
-            yield self._stream.collate(samples)
+            count, samples = next(found, (0, None))
+            require(
+                count == self.global_batch_size,
+                f"{self._stream.name} ended within batch {number + 1} of an epoch, expected {self.n} samples: set "
+                "data.samples to as many as it gives.",
+            )
+            yield self._stream.collate(samples)  # type: ignore[arg-type]

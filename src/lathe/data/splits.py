@@ -128,11 +128,12 @@ def stratified_split(labels: Labels, sizes: dict[str, int], seed: int) -> dict[s
 
 def check_folds(folds: int | None, fold: int | None) -> None:
     """Raise ArgumentError if only one is given, or the fold does not exist."""
-    if (folds is None) != (fold is None):
+    if folds is None and fold is None:
+        return
+    if folds is None or fold is None:
         given, lacking = ("folds", "fold") if fold is None else ("fold", "folds")
-        value = folds if fold is None else fold
-        raise ArgumentError(f"{given}={value} needs data.{lacking}: give both, or neither.")
-    if folds is not None and fold is not None and not 0 <= fold < folds:
+        raise ArgumentError(f"{given}={folds if fold is None else fold} needs data.{lacking}: give both, or neither.")
+    if fold >= folds:
         raise ArgumentError(f"fold={fold} is none of data.folds={folds}: choose 0 to {folds - 1}.")
 
 
@@ -144,11 +145,10 @@ def fold_rows(
     Samples are shuffled within their class and dealt out class by class, so fold sizes differ by at most one, in each
     class and in total. Each sample validates in one fold. `names` are the class names.
     """
-    rng = np.random.Generator(np.random.Philox(seed))
-    shuffled = rng.permutation(len(labels))
+    shuffled = np.random.Generator(np.random.Philox(seed)).permutation(len(labels))
     classes, counts = np.unique(labels, return_counts=True)
-    if not len(labels) or counts.min() < folds:
-        few = f"{class_name(int(classes[counts.argmin()]), names)} has {counts.min()}" if len(labels) else "there are 0"
+    if counts.min(initial=folds) < folds:
+        few = f"{class_name(int(classes[counts.argmin()]), names)} has {counts.min()}"
         raise UserError(f"data.folds={folds}: {few} samples outside the test, expected one for each fold: choose less.")
     dealt = shuffled[np.argsort(labels[shuffled], kind="stable")]
     chosen = np.zeros(len(labels), bool)
@@ -203,26 +203,25 @@ def load_splits(source: Source, facts: Mapping[str, int] | None = None) -> Split
         if not len(splits[name].rows):
             rank_zero_warn(f"{KEY}: the {name} split has no samples, so nothing can be measured on it.")
     return Splits(
-        **{
-            name: replace(split, labels=split.labels.astype(np.int64), rows=split.rows.astype(np.int64))
-            for name, split in splits.items()
-        }
+        *(
+            replace(split, labels=split.labels.astype(np.int64), rows=split.rows.astype(np.int64))
+            for split in splits.values()
+        )
     )
 
 
 def _check_split(name: str, split: Split, classes: int) -> Iterator[str]:
-    """Yield the mistakes of one split."""
+    """Yield the mistake of one split."""
     start, images, labels, rows = f"{KEY}: the {name} split's", split.images, split.labels, split.rows
     if getattr(images, "dtype", None) != np.uint8 or len(images.shape) != 4:
         yield f"{start} images are {form(images)}, expected uint8 [m, channels, height, width]."
-    elif any(not isinstance(array, np.ndarray) or array.dtype.kind not in "iu" for array in (labels, rows)):
-        yield f"{start} labels and rows are {form(labels)} and {form(rows)}, expected int64 [m] and [n]."
     elif labels.shape != (len(images),):
         yield f"{start} labels are {list(labels.shape)} for {len(images)} images, expected as many."
-    elif len(rows) and not 0 <= rows.min() <= rows.max() < len(images):
-        yield f"{start} rows go from {rows.min()} to {rows.max()}, expected numbers from 0 to {len(images) - 1}."
-    elif len(rows) and not 0 <= (used := labels[rows]).min() <= used.max() < classes:
-        yield f"{start} labels go from {used.min()} to {used.max()}, expected 0 to {classes - 1}."
+    elif len(rows):
+        used = labels[rows[(rows >= 0) & (rows < len(labels))]]
+        for what, found, most in (("rows", rows, len(images)), ("labels", used, classes)):
+            if found.min(initial=0) < 0 or found.max(initial=0) >= most:
+                yield f"{start} {what} go from {found.min()} to {found.max()}, expected 0 to {most - 1}."
 
 
 def _check_facts(name: str, classes: int, splits: Mapping[str, Split], facts: Mapping[str, int]) -> Iterator[str]:
@@ -238,7 +237,7 @@ def _check_facts(name: str, classes: int, splits: Mapping[str, Split], facts: Ma
     if not len(splits["train"].rows):
         yield f"{KEY}: the train split has no rows, expected some to train on."
     for one, other in combinations(SPLITS, 2):
-        same = splits[one].images is splits[other].images
-        shared = len(np.intersect1d(splits[one].rows, splits[other].rows)) if same else 0
-        if shared:
-            yield f"{KEY}: the {one} and {other} splits share {shared} images, expected none: divide them by rows."
+        if splits[one].images is splits[other].images:
+            shared = len(np.intersect1d(splits[one].rows, splits[other].rows))
+            if shared:
+                yield f"{KEY}: the {one} and {other} splits share {shared} images, expected none: divide them by rows."

@@ -30,16 +30,7 @@ class Synthetic:
 
     in expectation; on n samples with a standard deviation of sqrt(best * (1 - best) / n).
 
-    Args:
-        num_classes: C.
-        channels: of the images.
-        image_size: side in pixels, at least 4.
-        train_size: training samples.
-        val_size: validation samples.
-        test_size: test samples.
-        noise: probability, from 0 to 1, that a label is redrawn, in all splits.
-        difficulty: from 0 (clean templates) to 1 (as disturbed as certainty allows).
-        seed: of templates, images and labels; independent of the run's seed.
+    The arguments are those of `source` in configs/data/synthetic.yaml, which describes them.
 
     Raises:
         UserError: there are more classes than different templates.
@@ -88,14 +79,6 @@ class Synthetic:
                 for stream, (name, size) in enumerate(self.sizes.items(), 1)
             }
         )
-
-    def bayes_predict(self, images: Images) -> Labels:
-        """Return the class of each image, the best possible prediction of its label; int64 [n]."""
-        # mean over the pixels of each cell, then the nearest template
-        pooled = np.stack([images[..., self.cell == i].mean(-1) for i in range(self.grid)], axis=-1)
-        pooled = np.stack([pooled[:, :, self.cell == i].mean(-2) for i in range(self.grid)], axis=-2)
-        signs = np.sign(pooled.reshape(len(images), -1) - 127)
-        return np.argmax(signs @ self.templates.T, axis=1).astype(np.int64)
 
     def _draw_templates(self) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
         """Return cells of -1 and 1, [classes, channels * grid * grid], and their smallest distance in cells."""

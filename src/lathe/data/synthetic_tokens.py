@@ -29,15 +29,7 @@ class SyntheticTokens:
     targets follow from nothing (entropy ln V): see `entropy`. With lag 1 a table of pairs of tokens reaches the bound;
     with more the net needs context.
 
-    Args:
-        vocab_size: V.
-        length: targets of a sequence, which has one token more.
-        train_size: training sequences.
-        val_size: validation sequences.
-        test_size: test sequences.
-        noise: probability, from 0 to 1, that a token is redrawn; 0 has the entropy 0, 1 has ln V.
-        lag: distance to the token that determines the next; at most `length`.
-        seed: of permutation and sequences; independent of the run's seed.
+    The arguments are those of `source` in configs/data/synthetic_tokens.yaml, which describes them.
     """
 
     @validated
@@ -115,16 +107,7 @@ class SyntheticDocuments:
     entropy of a step of the chain, a document carries H(L) + E[min(L, lag)] ln U + E[max(L - lag, 0)] h nats in E[L] +
     1 targets.
 
-    Args:
-        vocab_size: tokens, the end included.
-        shortest: tokens of the shortest documents, without the end; at least 1.
-        longest: tokens of the longest ones.
-        train_size: training documents.
-        val_size: validation documents.
-        test_size: test documents.
-        noise: probability, from 0 to 1, that a token is redrawn.
-        lag: distance to the token that determines the next.
-        seed: of the chain and the documents; independent of the run's seed.
+    The arguments are those of `source` in configs/data/documents.yaml, which describes them.
     """
 
     @validated

@@ -5,10 +5,10 @@ Each .npy holds the ids as little-endian uint16, or uint32 if the vocabulary nee
 
 import contextlib
 import hashlib
+import io
 import json
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,14 +32,12 @@ def token_dtype(vocab_size: int) -> str:
 
 
 class TokenWriter:
-    """Writes one split, piece by piece; `close` (repeatable) completes the header."""
+    """Writes one split, document by document; `close` (repeatable) completes the header."""
 
     def __init__(self, path: Path, vocab_size: int) -> None:
-        self.dtype = token_dtype(vocab_size)
-        self.count = 0
-        self.documents = 0
+        self.path, self.dtype = path, token_dtype(vocab_size)
+        self.count = self.documents = 0
         self._hash = hashlib.sha256()
-        self.path = path
         self._file: IO[bytes] = open(path, "wb")  # noqa: SIM115 - `close` closes it
         self._write_header()
 
@@ -78,10 +76,8 @@ def write_meta(folder: Path, vocab_size: int, splits: dict[str, dict[str, Any]],
 def read_meta(folder: Path) -> dict[str, Any]:
     """Return the contents of meta.json."""
     path = folder / "meta.json"
-    if not path.is_file():
-        raise UserError(
-            f"{folder} holds no token files (data.source.name): write them with {HOW} output={folder.name}."
-        )
+    lacks = f"{folder} holds no token files (data.source.name): write them with {HOW} output={folder.name}."
+    require(path.is_file(), lacks)
     try:
         meta: dict[str, Any] = json.loads(path.read_bytes())
         known = (meta["format"], meta["version"], meta["dtype"]) == (FORMAT, VERSION, token_dtype(meta["vocab_size"]))
@@ -108,24 +104,18 @@ def open_split(folder: Path, name: str, meta: dict[str, Any]) -> NDArray[np.uint
 class TokenFiles:
     """The source of tokens that scripts/prepare_tokens.py wrote.
 
-    Args:
-        data_dir: folder of data sets.
-        name: the folder in it, or an absolute path.
-        verify: compare every file with its SHA-256 in `prepare`; sizes and headers are always compared.
+    The arguments are those of `source` in configs/data/tokens.yaml, which describes them.
     """
 
     @validated
     def __init__(self, data_dir: str, name: Name, verify: bool = False) -> None:
         self.folder = Path(data_dir) / name
         self.verify = verify
-        self._meta: dict[str, Any] | None = None
 
-    @property
+    @cached_property
     def meta(self) -> dict[str, Any]:
-        """Return the contents of meta.json, read once."""
-        if self._meta is None:
-            self._meta = read_meta(self.folder)
-        return self._meta
+        """The contents of meta.json."""
+        return read_meta(self.folder)
 
     @property
     def vocab_size(self) -> int:
@@ -135,77 +125,48 @@ class TokenFiles:
     def prepare(self) -> None:
         """Check all files; with `verify`, every byte."""
         for name, tokens in self.load().items():
-            if self.verify:
-                digest = hashlib.sha256()
-                for piece in np.array_split(tokens.ids, max(1, math.ceil(len(tokens.ids) / 2**22))):
-                    digest.update(piece.tobytes())
-                if digest.hexdigest() != self.meta["splits"][name].get("sha256"):
-                    raise UserError(
-                        f"{self.folder / name}.npy differs from its SHA-256 in meta.json: write it again with {HOW}."
-                    )
+            if self.verify and hashlib.sha256(tokens.ids.data).hexdigest() != self.meta["splits"][name].get("sha256"):
+                raise UserError(
+                    f"{self.folder / name}.npy differs from its SHA-256 in meta.json: write it again with {HOW}."
+                )
 
     def load(self) -> dict[str, Tokens]:
         """Memory-map all splits."""
         return {name: Tokens(open_split(self.folder, name, self.meta)) for name in SPLITS}
 
 
-PIECE = 2**20  # bytes that are read at a time
-
-
-@dataclass(frozen=True)
-class Document:
-    """A text: its file, the hash of its bytes, and the bytes in pieces."""
-
-    path: Path
-    digest: bytes
-    pieces: Iterator[bytes]
+PIECE = 2**20  # bytes that are read or encoded at a time
 
 
 def find_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Return files below `folder` with one of the suffixes, in any case, sorted; hidden ones are left out."""
-    if not folder.is_dir():
-        raise UserError(f"input={folder} is not a folder: name one with text files.")
+    require(folder.is_dir(), f"input={folder} is not a folder: name one with text files.")
     wanted = {"." + suffix.lower().lstrip(".") for suffix in suffixes}
-    inside = [(path.relative_to(folder), path) for path in folder.rglob("*")]
-    found = [
-        path
-        for short, path in sorted(inside, key=lambda pair: pair[0].as_posix())
-        if path.suffix.lower() in wanted and path.is_file() and not any(part.startswith(".") for part in short.parts)
+    inside = [
+        path.relative_to(folder) for path in folder.rglob("*") if path.suffix.lower() in wanted and path.is_file()
     ]
-    if not found:
-        raise UserError(
-            f"input={folder} has no file that ends in {' or '.join(sorted(wanted))}: give others by "
-            "suffixes=[.txt,.tex]."
-        )
-    return found
+    shown = [path for path in inside if not any(part.startswith(".") for part in path.parts)]
+    endings = " or ".join(sorted(wanted))
+    require(bool(shown), f"input={folder} has no file that ends in {endings}: give others by suffixes=[.txt,.tex].")
+    return [folder / path for path in sorted(shown, key=Path.as_posix)]
 
 
-def _pieces(path: Path) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        while piece := file.read(PIECE):
-            yield piece
+def read_documents(path: Path, separator: str | None) -> Iterator[bytes]:
+    """Yield the non-empty documents of a file: the file, or the texts between separators."""
+    if separator is None:
+        texts: Iterator[bytes] = iter((path.read_bytes(),))
+    else:
+        texts = _divided(path, separator.encode())
+    yield from filter(None, texts)
 
 
 def _divided(path: Path, separator: bytes) -> Iterator[bytes]:
     rest = b""
-    for piece in _pieces(path):
-        *whole, rest = (rest + piece).split(separator)
-        yield from whole
+    with open(path, "rb") as file:
+        while piece := file.read(PIECE):
+            *whole, rest = (rest + piece).split(separator)
+            yield from whole
     yield rest
-
-
-def read_documents(path: Path, separator: str | None) -> Iterator[Document]:
-    """Yield the non-empty documents of a file: the file, or the texts between separators."""
-    if separator is None:
-        digest = hashlib.blake2b(digest_size=16)
-        for piece in _pieces(path):
-            digest.update(piece)
-        if path.stat().st_size:
-            yield Document(path, digest.digest(), _pieces(path))
-        return
-    for text in _divided(path, separator.encode()):
-        if text:
-            yield Document(path, hashlib.blake2b(text, digest_size=16).digest(), iter((text,)))
 
 
 class Bytes:
@@ -213,16 +174,15 @@ class Bytes:
 
     name, vocab_size, end = "bytes", 257, 256
 
-    def encode(self, document: Document) -> Iterator[NDArray[np.integer[Any]]]:
-        for piece in document.pieces:
-            yield np.frombuffer(piece, np.uint8)
+    def encode(self, document: bytes) -> Iterator[NDArray[np.integer[Any]]]:
+        yield np.frombuffer(document, np.uint8)
 
 
 class HuggingFace:
     """A tokenizer of the `tokenizers` package: a tokenizer.json, its folder, or a name on the hub.
 
-    Documents end with the first of `ENDS` in the vocabulary, or with a new id after the last. Documents are encoded in
-    pieces that end at a line's end, so that memory stays bounded. Special tokens in a text are encoded as text.
+    Documents end with the first of `ENDS` in the vocabulary, or with a new id after the last. Long ones are encoded in
+    pieces of whole lines, so that memory stays bounded. Special tokens in a text are encoded as text.
     """
 
     ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "[SEP]")
@@ -252,31 +212,16 @@ class HuggingFace:
         self.end = next((ids[word] for word in self.ENDS if word in ids), own)
         self.vocab_size = max(own, self.end + 1)
 
-    def encode(self, document: Document) -> Iterator[NDArray[np.integer[Any]]]:
-        rest = b""
-        for piece in document.pieces:
-            whole, newline, rest = (rest + piece).rpartition(b"\n")
-            if whole or newline:
-                yield self._ids(whole + newline, document)
-        yield self._ids(rest, document)
-
-    def _ids(self, text: bytes, document: Document) -> NDArray[np.integer[Any]]:
-        try:
-            words = text.decode("utf-8")
-        except UnicodeDecodeError:
-            raise UserError(
-                f"{document.path} is not UTF-8 text: convert it, leave it out by suffixes, or use tokenizer=bytes."
-            ) from None
-        return np.asarray(self._backend.encode(words, add_special_tokens=False).ids, np.int64)
+    def encode(self, document: bytes) -> Iterator[NDArray[np.integer[Any]]]:
+        lines = io.BytesIO(document)
+        while piece := b"".join(lines.readlines(PIECE)):
+            ids = self._backend.encode(piece.decode("utf-8"), add_special_tokens=False).ids
+            yield np.asarray(ids, np.int64)
 
 
-def make_tokenizer(name: str) -> Bytes | HuggingFace:
-    """Return the tokenizer for `bytes`, or a Hugging Face tokenizer by path or name."""
-    return Bytes() if name == "bytes" else HuggingFace(name)
-
-
-def split_of(digest: bytes, seed: int, val_share: float, test_share: float) -> str:
+def split_of(document: bytes, seed: int, val_share: float, test_share: float) -> str:
     """Return the split of a document by contents and seed: copies share it, new documents move no others."""
+    digest = hashlib.blake2b(document, digest_size=16).digest()
     number = hashlib.blake2b(digest, key=str(seed).encode(), digest_size=8).digest()
     place = int.from_bytes(number, "little") / 2**64
     return "val" if place < val_share else "test" if place < val_share + test_share else "train"
@@ -289,22 +234,17 @@ def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
         UserError: there is nothing to train on, no text, an existing output, or a split without documents.
     """
     val, test = cfg["val_share"], cfg["test_share"]
-    if val + test >= 1:
-        raise UserError(f"val_share={val} and test_share={test} leave nothing to train on: choose less.")
+    require(val + test < 1, f"val_share={val} and test_share={test} leave nothing to train on: choose less.")
     folder, output = Path(cfg["input"]), Path(cfg["paths"]["data_dir"]) / cfg["output"]
-    old = output / "meta.json"
-    if output.exists() and not (cfg["overwrite"] and old.is_file()):
-        way = (
-            "give overwrite=true, or another output"
-            if old.is_file()
-            else "it holds no token files; choose another output"
-        )
-        raise UserError(f"output={output} is there already: {way}.")
+    if output.exists():
+        ours = (output / "meta.json").is_file()
+        way = "give overwrite=true" if ours else "it holds no token files; choose another output"
+        require(ours and cfg["overwrite"], f"output={output} is there already: {way}.")
     separator = cfg["separator"]
     if separator is not None:  # a command line cannot contain a newline
         separator = separator.replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t")
     files = find_files(folder, cfg["suffixes"])
-    tokenizer = make_tokenizer(cfg["tokenizer"])
+    tokenizer = Bytes() if cfg["tokenizer"] == "bytes" else HuggingFace(cfg["tokenizer"])
     output.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack:
         temporary = stack.enter_context(whole(output, replace_folder=True))
@@ -314,36 +254,31 @@ def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
             stack.callback(writer.close)
         for path in files:
             for document in read_documents(path, separator):
-                writer = writers[split_of(document.digest, cfg["split_seed"], cfg["val_share"], cfg["test_share"])]
-                for ids in tokenizer.encode(document):
-                    writer.write(ids, ends=False)
+                writer = writers[split_of(document, cfg["split_seed"], val, test)]
+                try:
+                    for ids in tokenizer.encode(document):
+                        writer.write(ids, ends=False)
+                except UnicodeDecodeError as error:
+                    ways = "convert it, leave it out by suffixes, or use tokenizer=bytes"
+                    raise UserError(f"{path} is not UTF-8 text: {ways}.") from error
                 writer.write(np.array([tokenizer.end]), ends=True)
         splits = {name: writer.close() for name, writer in writers.items()}
         sizes = [path.stat().st_size for path in files]
-        total = sum(writer.documents for writer in writers.values())
-        if separator is not None and total <= sum(size > 0 for size in sizes):
-            raise UserError(
-                f"separator={cfg['separator']!r} divides none of the {len(files)} files in input={folder}: give what "
-                "stands between their documents, or null."
-            )
-        for name, facts in splits.items():
-            if facts["documents"] == 0:
-                raise UserError(
-                    f"the {name} split got none of the {total} documents in input={folder}: divide files into more "
-                    "documents by separator, choose another split_seed, or larger shares."
-                )
-        about = {key: cfg[key] for key in ("suffixes", "separator", "split_seed", "val_share", "test_share")}
-        meta = write_meta(
-            temporary,
-            tokenizer.vocab_size,
-            splits,
-            tokenizer=tokenizer.name,
-            end=tokenizer.end,
-            files=len(files),
-            bytes=sum(sizes),
-            **about,
+        total = sum(facts["documents"] for facts in splits.values())
+        require(
+            separator is None or total > sum(size > 0 for size in sizes),
+            f"separator={cfg['separator']!r} divides none of the {len(files)} files in input={folder}: give what "
+            "stands between their documents, or null.",
         )
-    return meta
+        for name, facts in splits.items():
+            require(
+                facts["documents"] > 0,
+                f"the {name} split got none of the {total} documents in input={folder}: divide files into more "
+                "documents by separator, choose another split_seed, or larger shares.",
+            )
+        about = {key: cfg[key] for key in ("suffixes", "separator", "split_seed", "val_share", "test_share")}
+        about |= {"tokenizer": tokenizer.name, "end": tokenizer.end, "files": len(files), "bytes": sum(sizes)}
+        return write_meta(temporary, tokenizer.vocab_size, splits, **about)
 
 
 def report(cfg: dict[str, Any]) -> None:

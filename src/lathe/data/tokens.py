@@ -110,13 +110,7 @@ class TokenLoader(EpochLoader):
 class TokenDataModule(ExactDataModule[Tokens]):
     """Train, validation and test loaders over a source of tokens, equal on any number of devices.
 
-    Args:
-        source: of the tokens.
-        vocab_size: declared, so that a net can be configured before the data are opened; checked against the source.
-        length: context length in tokens, and targets of a sample.
-        batch_size: training samples per step, over all devices together.
-        eval_batch_size: the same for validation and test; None for `batch_size`.
-        seed: of the order.
+    The arguments are the keys of configs/data/tokens.yaml, which describes them.
     """
 
     @validated
@@ -134,11 +128,6 @@ class TokenDataModule(ExactDataModule[Tokens]):
         self.source = source
         self.vocab_size = vocab_size
         self.length = length
-
-    def prepare_data(self) -> None:
-        """Let the source download or check its data; called in one process per machine."""
-        with using(self.source, "prepared"):
-            self.source.prepare()
 
     def open(self) -> dict[str, Tokens]:
         """Return all splits of the source, checked against what was declared."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -77,13 +77,14 @@ class Transferred:
 
 def stand_in() -> Trainer:
     """Return a Trainer for hooks that read `self.trainer`."""
-    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    options: dict[str, Any] = dict.fromkeys(names, False)
+    quiet: dict[str, Any] = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     level = log.level
     log.setLevel(logging.WARNING)  # it logs the machine's devices
     try:
-        return Trainer(accelerator="cpu", devices=1, plugins=[LightningEnvironment()], **options)
+        return Trainer(
+            accelerator="cpu", devices=1, plugins=[LightningEnvironment()], enable_model_summary=False, **quiet
+        )
     finally:
         log.setLevel(level)
 
@@ -137,25 +138,18 @@ class SideStream:
         """Make later work wait for the current work of the step's stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
-    def making(self) -> AbstractContextManager[Any]:
-        """Return a context whose work runs on the side."""
-        context: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
-        return context
+    def start(self, batches: Iterator[Any]) -> tuple[Any, Any]:
+        """Start the next batch, and return it and its event; raise StopIteration after the last."""
+        with torch.cuda.stream(self._stream):
+            batch = next(batches)
+            if self.moves:  # tensors in tuples, lists and dicts; other objects are not searched
+                batch = tree_map_only(Tensor, lambda part: part.to(self.device, non_blocking=True), batch)
+            return batch, self._stream.record_event()
 
-    def moved(self, batch: Any) -> Any:
-        """Move tensors in tuples, lists and dicts; other objects are not searched for tensors."""
-        if not self.moves:
-            return batch
-        return tree_map_only(Tensor, lambda part: part.to(self.device, non_blocking=True), batch)
-
-    def mark(self) -> Any:
-        """Return an event after all current work of the side."""
-        return self._stream.record_event()
-
-    def take(self, batch: Any, mark: Any) -> None:
+    def take(self, batch: Any, event: Any) -> None:
         """Make the step's stream wait for the event, and keep the batch's memory until it is done."""
         stream = torch.cuda.current_stream(self.device)
-        stream.wait_event(mark)
+        stream.wait_event(event)
         for part in tree_leaves(batch):
             if isinstance(part, Tensor) and part.device.type == "cuda":
                 part.record_stream(stream)  # the side allocated it, and would reuse its memory
@@ -163,26 +157,22 @@ class SideStream:
 
 def one_ahead(batches: Iterator[Any], side: SideStream) -> Iterator[Any]:
     """Yield each batch after starting the next; exceptions are raised at their batch's place."""
-    side.begin()
-    ahead = _start(batches, side)
-    while ahead is not None:
-        if isinstance(ahead, Exception):
-            raise ahead
-        batch, mark = ahead
-        ahead = _start(batches, side)
-        side.take(batch, mark)
-        yield batch
 
-
-def _start(batches: Iterator[Any], side: SideStream) -> tuple[Any, Any] | Exception | None:
-    """Start the next batch, and return it and its event, or what it raised; None after the last."""
-    with side.making():
+    def start() -> tuple[Any, Any] | Exception:
         try:
-            return side.moved(next(batches)), side.mark()
-        except StopIteration:
-            return None
+            return side.start(batches)
         except Exception as error:
             return error
+
+    side.begin()
+    ahead = start()
+    while not isinstance(ahead, Exception):
+        batch, event = ahead
+        ahead = start()
+        side.take(batch, event)
+        yield batch
+    if not isinstance(ahead, StopIteration):
+        raise ahead
 
 
 def go_ahead(loader: Any, trainer: Any, device: torch.device | None = None) -> None:

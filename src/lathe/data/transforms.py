@@ -13,7 +13,7 @@ from torch import Tensor
 from lathe.config.types import Count, NonNegative, NonNegativeInt, Positive, PositiveShare, Share
 from lathe.config.validation import validated
 from lathe.data import image_ops as ops
-from lathe.data.augment import box_mask
+from lathe.data.augment import Augment, box_mask
 from lathe.data.random import Rng
 from lathe.errors import ArgumentError
 
@@ -69,9 +69,8 @@ class RandomCrop(Field):
 
     def check(self, channels: int, height: int, width: int) -> None:
         if self.padding >= min(height, width):
-            what = "cannot mirror" if self.fill == "reflect" else "leaves nothing in some windows of"
             raise ArgumentError(
-                f"padding={self.padding} {what} images of {height} x {width} pixels: choose less than a side."
+                f"padding={self.padding} is too much for images of {height} x {width} pixels: choose less than a side."
             )
 
 
@@ -117,7 +116,8 @@ class Mixup(Field):
         alpha: of the Beta(alpha, alpha) of each sample's weight.
     """
 
-    names, mixes = (("alpha", "mixup"),), True
+    names = (("alpha", "mixup"),)
+    mixes = True
     alpha: Positive
 
 
@@ -132,8 +132,18 @@ class CutMix(Field):
         alpha: of the Beta(alpha, alpha) of the share outside the box.
     """
 
-    names, mixes = (("alpha", "cutmix"),), True
+    names = (("alpha", "cutmix"),)
+    mixes = True
     alpha: Positive
+
+
+def items_of(augment: Augment) -> dict[str, Field]:
+    """Return the transforms that the fields of `augment` switch on, by the field, in their order."""
+    items: dict[str, Field] = {"crop": RandomCrop(augment.crop, augment.crop_fill)} if augment.crop else {}
+    if augment.flip != "none":
+        items["flip"] = RandomFlip(augment.flip)
+    kinds: dict[str, Callable[[Any], Field]] = {"cutout": Cutout, "mixup": Mixup, "cutmix": CutMix}
+    return items | {name: kind(value) for name, kind in kinds.items() if (value := getattr(augment, name))}
 
 
 def random_boxes(

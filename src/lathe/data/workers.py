@@ -1,9 +1,9 @@
 """DataLoader workers: a reader that ends them, and their number for `data.num_workers=auto`."""
 
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -92,36 +92,28 @@ def choose_workers(read: Read, order: Tensor, size: int, batches: float, cores: 
         batches: number of batches after a start of the workers.
         cores: workers to try.
     """
-    began, count = perf_counter(), 1
+
+    def seconds(workers: int, count: int, skipped: int) -> float:
+        """Return the seconds per sample in lists of `count`, after the first lists."""
+        places = torch.arange(count)
+        lists = (order[(places + start) % len(order)].tolist() for start in itertools.count(0, count))
+        left = iter(read(workers, lists))
+        list(itertools.islice(left, skipped))
+        began, done = perf_counter(), 0
+        while perf_counter() - began < WINDOW or done < skipped:
+            next(left)
+            done += 1
+        return (perf_counter() - began) / (done * count)
+
     try:
+        began = perf_counter()
         list(read(0, [order[:1].tolist()]))
-        if (perf_counter() - began) * size < SECONDS:
-            count = size
-        alone = _time(read(0, _pieces(order, count)), 1)
-        pieces = batches * size / count
-        if alone * pieces <= SECONDS:
-            return 0, f"reading the {batches:,.0f} batches ahead takes {alone * pieces:.2g} s"
-        together = _time(read(cores, _pieces(order, count)), 3 * cores)  # the first pieces are read during the start
+        count = size if (perf_counter() - began) * size < SECONDS else 1
+        alone = seconds(0, count, 1)
+        if alone * size * batches <= SECONDS:
+            return 0, f"reading the {batches:,.0f} batches ahead takes {alone * size * batches:.2g} s"
+        together = seconds(cores, count, 3 * cores)  # the first lists are read during the start
     except Exception as error:  # of the user's dataset, which raises it again in the run, or of a killed worker
         return 0, f"reading to measure it failed ({type(error).__name__})"
-    rates = [f"{count / (size * seconds):,.3g} with {workers}" for seconds, workers in ((alone, 0), (together, cores))]
-    return cores if GAIN * together <= alone else 0, f"batches/s are {', '.join(rates)}"
-
-
-def _pieces(order: Tensor, count: int) -> Iterator[list[int]]:
-    """Yield lists of `count` samples in order, cyclically, without end."""
-    places = torch.arange(count)
-    while True:
-        yield order[places % len(order)].tolist()
-        places += count
-
-
-def _time(batches: Iterable[Any], skipped: int) -> float:
-    """Return the seconds per batch, after the first ones."""
-    left = iter(batches)
-    list(islice(left, skipped))
-    began, count = perf_counter(), 0
-    while perf_counter() - began < WINDOW or count < skipped:
-        next(left)
-        count += 1
-    return (perf_counter() - began) / count
+    rates = f"{1 / (size * alone):,.3g} with 0, {1 / (size * together):,.3g} with {cores}"
+    return cores if GAIN * together <= alone else 0, f"batches/s are {rates}"

@@ -1,10 +1,12 @@
 """Write a data set as shards that can be streamed."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lathe.data.checks import squashed
-from lathe.data.shards import FolderSamples, index_tars, source_samples, write_shards
+from lathe.data.checks import squashed, using
+from lathe.data.shards import FolderSamples, Sample, index_tars, write_shards
+from lathe.data.splits import Split, load_splits
 from lathe.errors import require, under
 from lathe.runs.instantiate import instantiate
 
@@ -33,7 +35,15 @@ def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
             "server have to know: leave it out, or train on data=image_folder.",
         )
         source = instantiate(settings["data"]["source"], "data.source")
-        splits, names = source_samples(source), settings["data"].get("class_names")
+        with using(source, "prepared"):
+            source.prepare()
+        splits = {name: _samples(split) for name, split in vars(load_splits(source)).items()}
+        names = settings["data"].get("class_names")
     folder = Path(settings["paths"]["data_dir"]) / settings["output"]
     written = {key: settings[key] for key in ("shard_size", "encoding", "overwrite")}
     return folder, write_shards(folder, splits, source.num_classes, class_names=names, **written)
+
+
+def _samples(split: Split) -> Iterator[Sample]:
+    for row in split.rows:
+        yield split.images[row], int(split.labels[row])
