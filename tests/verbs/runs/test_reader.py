@@ -10,7 +10,7 @@ from support.run_directories import write_run, write_sweep
 from lathe.errors import UserError
 from lathe.runs.run_discovery import RunEntry
 from lathe.verbs.report.assemble import check_tasks
-from lathe.verbs.runs.reader import Run, find_runs, folders_of
+from lathe.verbs.runs.reader import Run, find_runs, paths_of
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def test_runs_are_found_below_folders_patterns_and_lists_once(tmp_path: Path) ->
         ("logs/train", str(second), "logs/other"): [other, first, second],
     }.items():
         assert [run.path for run in find_runs(named)] == expected
-    assert folders_of("logs/t*") == [Path("logs/train")]
+    assert paths_of("logs/t*") == [Path("logs/train")]
 
 
 def test_every_state_is_told(tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ from lathe.verbs.report.groups import (
     without_noise,
 )
 from lathe.verbs.report.statistics import Interval
-from lathe.verbs.runs.reader import Run, find_runs, finite, many, printable
+from lathe.verbs.runs.other_tools import find_all_runs
+from lathe.verbs.runs.reader import Run, finite, many, printable
 
 COLUMNS = (
     *("n", "mean", "interval", "best", "difference", "difference_interval", "p", "p_holm", "p_bh"),
@@ -102,7 +103,7 @@ class Report:
 def assemble(request: Mapping[str, Any]) -> Report:
     """Build the report that the keys of configs/report.yaml request."""
     named, by, asked = (_list(request[key]) for key in ("runs", "by", "metric"))
-    found = find_runs(named or [])
+    found = find_all_runs(named or [])
     runs = [run for run in found if run.path is not None or run.state != "waiting"]
     require(bool(runs), f"runs={named}: none of the {len(found)} jobs has begun.")
     check_tasks(runs, by)
@@ -207,7 +208,8 @@ def _doubts(runs: Sequence[Run], wanted: Sequence[str], asked: Sequence[str] | N
         reason = "No run says by which metric it chose its best checkpoint"
         reason = reason if name is None else f"No result has {name}, by which the runs chose their best checkpoint"
         others = ", ".join([other for other in available(runs) if other != wanted[0]][:5])
-        yield f"{reason}: the tables are of {wanted[0]}; metric= takes another ({others})."
+        another = f"; metric= takes another ({others})" if others else ""
+        yield f"{reason}: the tables are of {wanted[0]}{another}."
     for name in wanted if way is None else ():
         best = direction_of(name, runs, None)
         turned = "direction=min" if best == "max" else "direction=max"

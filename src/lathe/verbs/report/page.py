@@ -28,7 +28,7 @@ from lathe.html_page import style_sheet
 from lathe.verbs.report.assemble import Report, available, counts, left_out
 from lathe.verbs.report.groups import ABSENT, Group, code
 from lathe.verbs.report.statistics import importance
-from lathe.verbs.runs.reader import Curve, Run, finite, read_curves
+from lathe.verbs.runs.reader import Curve, Run, finite
 
 MOST = 8  # curves of a run whose metric names have no split
 # Plotly sets style attributes, which can't be hashed; styles can't load anything here
@@ -116,7 +116,7 @@ def _run(run: Run, at: int | None, report: Report, folder: Path) -> dict[str, An
         "seconds": run.metrics.get("seconds"),
         "parameters": run.metrics.get("parameters"),
         "cost": cost_of(run.receipt),
-        "curves": {} if run.path is None else curves(run.path / "metrics.csv"),
+        "curves": curves(run),
         "diff": {key: value for key, value in leaves.items() if code(value) != code(report.differences.usual[key])},
         "command": run.command(),
         "environment": {
@@ -144,13 +144,13 @@ def _json(value: Any) -> Any:
     return value if fits else str(value)
 
 
-def curves(path: Path) -> dict[str, Curve]:
-    """Return the validation metrics and the training loss of a metrics.csv: at most 100 finite points of each.
+def curves(run: Run) -> dict[str, Curve]:
+    """Return the validation metrics and the training loss of a run: at most 100 finite points of each.
 
-    Without either, the first `MOST` metrics; {} if the file can't be read.
+    Without either, the first `MOST` metrics; {} if they can't be read.
     """
     found = {}
-    for name, curve in read_curves(path, _drawn).items():
+    for name, curve in run.curves(_drawn).items():
         points = [(step, value) for step, value in zip(*curve, strict=True) if math.isfinite(value)]
         kept = [points[at] for at in _kept(len(points), POINTS)]
         if kept:
