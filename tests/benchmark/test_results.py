@@ -6,12 +6,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from suites import cases, tables, thresholds, trainer
-from suites.results import Facts, Results, Spread, write
-from suites.thresholds import Threshold, missed
+from suites import cases, tables, thresholds
+from suites.results import Facts, Results, write
 from support.runs import config
-
-from lathe.errors import UserError
 
 REQUEST = {"suite": "scaling", "processes": [2], "strategies": ["ddp"], "batch_size": 100, "rounds": 3, "threads": 1}
 
@@ -77,20 +74,6 @@ def test_every_suite_of_trainings_has_a_table() -> None:
         ElementTree.fromstring(drawing)
 
 
-def test_missed_thresholds_are_reported_with_limit_and_measurement() -> None:
-    limits: list[tuple[str, float | None, dict[str, float]]] = [
-        ("a", 0.9, {"at_least": 0.9}),
-        ("b", 0.89, {"at_least": 0.9}),
-        ("c", 1.2, {"at_most": 1.1}),
-        ("d", None, {"at_most": 1.0}),
-        ("e", None, {}),
-    ]
-    found = [Threshold(name, value and Spread([value]), **limit) for name, value, limit in limits]  # type: ignore[arg-type]
-    assert [one.verdict for one in found] == ["met", "missed", "missed", "-", ""]
-    assert missed(found)[0] == "missed: expected b at least 0.90, got 0.890."
-    assert len(missed(found)) == 3
-
-
 def judged(words: str, results: dict[str, Any]) -> dict[str, bool]:
     every, full = cases.plan(config(*words.split(), name="benchmark"))
     return {one.full: one.met for one in thresholds.judge(full, facts_of(every), Results(results))}
@@ -109,10 +92,3 @@ def test_efficiency_is_over_one_process_of_the_strategy_or_of_none() -> None:
         "ddp, 2, weak: efficiency at least 0.85": True,
         "pipeline, 2, weak: efficiency at least 0.85": False,
     }
-
-
-def test_nothing_is_written_where_nothing_was_measured(tmp_path: Path) -> None:
-    results = {trainer.HAND: [{"error": "MemoryError: no"}]}
-    with pytest.raises(UserError, match=r"^suite=trainer: nothing could be measured \(MemoryError: no\)\.$"):
-        write(tmp_path / "out", [], "", {trainer.HAND: {}}, Results(results), {"suite": "trainer"}, 1.0)
-    assert not (tmp_path / "out").exists()

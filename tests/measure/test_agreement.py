@@ -2,17 +2,9 @@
 
 import math
 
-import pytest
 import torch
 
 from lathe.measure.agreement import Agreement, AgreementMeter
-
-
-def test_shares_and_differences_over_batches() -> None:
-    meter = AgreementMeter()
-    meter.add(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([[1.0, 2.5], [0.0, 1.0]]))
-    meter.add(torch.tensor([[5.0, 0.0]]), torch.tensor([[4.0, 0.0]]))
-    assert meter.result == Agreement(pytest.approx(2 / 3), 3.0, 3)
 
 
 def test_places_that_do_not_count() -> None:

@@ -31,12 +31,6 @@ def test_state_of_adamw_is_twice_the_parameters_and_gradients_come_and_go() -> N
     assert count_state(net, optimizer).gradients == 0
 
 
-def test_tied_weights_count_once() -> None:
-    net = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
-    net[1].weight = net[0].weight
-    assert count_state(net).parameters == 64 * F
-
-
 def test_saved_activations_are_those_of_backward_without_parameters() -> None:
     net = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 5))
     x = torch.randn(3, 10)

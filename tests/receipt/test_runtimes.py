@@ -28,11 +28,6 @@ def row(
     }
 
 
-def test_a_winner_lies_apart_from_all_others() -> None:
-    (found,) = winners([row("eager", 2.0), row("onnx", 1.0, size=9), row("torchscript", 1.1, size=9)])
-    assert (found["winner"], found["same"], found["file"]) == ("onnx", [], "onnx")
-
-
 def test_overlapping_ranges_have_no_winner() -> None:
     (found,) = winners(
         [row("eager", 2.0), row("onnx", 1.0, spread=0.1, size=9), row("torchscript", 1.1, spread=0.1, size=9)]

@@ -85,26 +85,6 @@ def test_a_sweep_is_its_jobs_with_those_that_left_nothing(tmp_path: Path) -> Non
     assert len(find_runs(str(tmp_path))) == 7  # the folder of both: no run is counted twice
 
 
-def test_a_sweep_that_was_moved_with_its_runs_is_found_again(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "before", 0, 0.9)
-    write_sweep(tmp_path / "before", [{"run_dir": str(run)}])
-    (tmp_path / "before").rename(tmp_path / "after")
-    (found,) = find_runs(str(tmp_path / "after" / "sweeps"))
-    assert (found.state, found.metrics["test/accuracy"]) == ("complete", 0.9)
-
-
-def test_metrics_are_the_finite_numbers_and_no_counts(tmp_path: Path) -> None:
-    run = Run(RunEntry(write_run(tmp_path, 0, 0.25, tags=["a"], mfu=None, best="the last weights")))
-    assert run.metrics == {
-        "objective": 0.26,
-        "parameters": 1000,
-        "seconds": 2.0,
-        "test/accuracy": 0.25,
-        "test/loss": 0.75,
-        "val/accuracy": 0.26,
-    }
-
-
 def test_what_another_package_made_is_read_without_trusting_it(tmp_path: Path) -> None:
     path = write_run(tmp_path, 0, 0.9)
     config = path / "config.yaml"

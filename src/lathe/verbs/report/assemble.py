@@ -231,19 +231,9 @@ def _recorded(name: str, runs: Sequence[Run]) -> str | None:
     """Return the direction that most runs recorded; that of a cost is known."""
     if is_cost(name):
         return "min" if lower_is_better(name) else "max"
-    ways = _ways(name, runs)
+    meant = _meant(name, runs)
+    ways = Counter(way for run in runs if (way := recorded_direction(run.result, meant)) is not None)
     return ways.most_common(1)[0][0] if ways else None
-
-
-def _ways(name: str, runs: Sequence[Run]) -> Counter[str]:
-    """Count the directions in results, or of the checkpoint callback if it monitors the metric."""
-    name, found = _meant(name, runs), Counter[str]()
-    for run in runs:
-        mode, monitor = (run.leaves.get(f"callbacks.checkpoint.{key}") for key in ("mode", "monitor"))
-        same = mode in ("min", "max") and without_split(str(monitor)) == without_split(name)
-        way = recorded_direction(run.result, name) or (str(mode) if same else None)
-        found.update([way] if way else [])
-    return found
 
 
 # what makes runs less comparable, and what a search chose

@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from importlib.resources import files
@@ -64,33 +65,17 @@ def page_data(report: Report, folder: Path = Path()) -> dict[str, Any]:
         "runs": [_run(run, places.get(id(run)), report, folder) for run in report.runs],
         "groups": [_group(group, report) for group in report.groups],
         "pairs": [
-            {
-                "a": pair.a,
-                "b": pair.b,
-                "n": pair.told.n,
-                "difference": pair.told.difference,
-                "interval": pair.told.interval and list(pair.told.interval),
-                "p": pair.told.p,
-                "p_holm": pair.told.p_holm,
-                "p_bh": pair.told.p_bh,
-                "says": pair.says,
-            }
-            for pair in report.pairs[metric]
+            {"a": pair.a, "b": pair.b, **_json(asdict(pair.told)), "says": pair.says} for pair in report.pairs[metric]
         ],
     }
 
 
 def _group(group: Group, report: Report) -> dict[str, Any]:
     metric = report.metrics[0]
-    told = group.summary(metric, report.how)
     return {
         "label": group.label,
         "factors": _json(group.brief),
-        "n": told.n,
-        "mean": told.mean,
-        "std": told.std,
-        "interval": told.interval and list(told.interval),
-        "why": told.why,
+        **_json(asdict(group.summary(metric, report.how))),
         "best": group.best(metric, report.directions[metric]),
         "seconds": group.mean_of("seconds"),
         "parameters": group.mean_of("parameters"),

@@ -78,7 +78,8 @@ class OtherRun(Run):
             if (own := SEEDS.get(str(key).rpartition(".")[2])) is not None:
                 self.leaves.setdefault(own, value)
                 self.leaves.pop(str(key), None) if str(key) != own else None
-        self.leaves.setdefault("seed", self._label)  # independent of all others, and in no pair
+        if record.config or last:
+            self.leaves.setdefault("seed", self._label)  # independent of all others, and in no pair
         self.environment = record.environment
         self.sentence = None if record.sentence is None else printable(record.sentence)
 
@@ -126,7 +127,7 @@ def runs_of_tools(path: Path) -> Iterator[Run]:
         return
     for root, folders, names in os.walk(path):
         folder = Path(root)
-        folders.sort()
+        folders[:] = sorted(name for name in folders if name[0] != ".")  # .trash is MLflow's
         databases = [folder / name for name in sorted(names) if Path(name).suffix in DATABASES]
         reader = _reader_of(folder)
         if reader is not None:
