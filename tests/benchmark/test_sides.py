@@ -33,6 +33,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(loaders.BATCHES, kind, 20)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few")
 def test_loaders(tmp_path: Path) -> None:
     facts, results = measured(loaders, tmp_path, "rounds=1", "seconds=0.001", "workers=[0]")
@@ -53,6 +54,7 @@ def test_loaders(tmp_path: Path) -> None:
     assert all(claim.measured is not None and len(claim.measured.values) == 1 for claim in claims)
 
 
+@pytest.mark.slow
 def test_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(trainer.SIDES, trainer.COMPILED)  # compiling takes longer than the rest
     facts, results = measured(trainer, tmp_path, "rounds=1", "steps=4", "batch_size=8")

@@ -6,17 +6,8 @@ from lathe.receipt.page import findings
 
 
 def row(of: str, backend: str, median: float, **changes: Any) -> dict[str, Any]:
-    made = {
-        "of": of,
-        "backend": backend,
-        "device": "cpu",
-        "batch": 1,
-        "threads": 1,
-        "median_ms": median,
-        "p10_ms": median,
-        "p90_ms": median,
-        "n": 9,
-    }
+    made = {"of": of, "backend": backend, "device": "cpu", "batch": 1, "threads": 1, "n": 9}
+    made |= dict.fromkeys(("median_ms", "p10_ms", "p90_ms"), median)
     for key in ("eager", "bf16", "twin"):
         made |= {f"over_{key}": 1.0, f"beside_{key}": "same"}
     return {**made, **changes}
@@ -24,14 +15,8 @@ def row(of: str, backend: str, median: float, **changes: Any) -> dict[str, Any]:
 
 def told(**changes: Any) -> str:
     given = {
-        "chosen": {"by": "val/accuracy", "step": 7},
-        "split": "test",
-        "metric": "accuracy",
-        "figures": [],
-        "files": [],
-        "latency": [],
-        "structure": [],
-        "size": {"sparsity": 0.0},
+        **{"chosen": {"by": "val/accuracy", "step": 7}, "split": "test", "metric": "accuracy"},
+        **{"figures": [], "files": [], "latency": [], "structure": [], "size": {"sparsity": 0.0}},
         "compression": {"qat": "quantization"},
         "energy": {"this": {}, "dense": {}},
     }

@@ -21,6 +21,7 @@ def request(**changes: Any) -> dict[str, Any]:
     return {**config(name="gpu_check"), "accelerator": "cpu", **changes}
 
 
+@pytest.mark.slow
 def test_every_line_that_trains_composes() -> None:
     for name in TRAINED:
         script, *words = shlex.split(command_of(name, request(accelerator="gpu"), ""))

@@ -190,24 +190,6 @@ def test_what_differs_beside_the_key_is_told_with_the_difference(tmp_path: Path)
     assert "differs as well" not in report(tmp_path).pairs["test/accuracy"][0].says
 
 
-def test_where_a_mixed_key_keeps_runs_apart_it_is_named_and_not_the_seeds(tmp_path: Path) -> None:
-    at = 0
-    for width, rates in ((4, (0.1, 0.2)), (8, (0.3, 0.4))):
-        for rate, seed in [(rate, seed) for rate in rates for seed in (2, 1)]:
-            write_run(
-                tmp_path, at := at + 1, 0.5 + at / 100, [f"model.net.width={width}", f"optimizer.lr={rate}"], seed
-            )
-    told = report(tmp_path, by="model.net.width")
-    assert "group by it as well, by=[model.net.width,optimizer.lr]" in told.pairs["test/accuracy"][0].says
-    # and every run of a group is reproduced, by one command for each of its rates
-    assert [[command.partition("model.net.width=")[2] for command in group.commands] for group in told.groups] == [
-        ["4 optimizer.lr=0.1 seed=1,2", "4 optimizer.lr=0.2 seed=1,2"],
-        ["8 optimizer.lr=0.3 seed=1,2", "8 optimizer.lr=0.4 seed=1,2"],
-    ]
-    by_both = report(tmp_path, by=["model.net.width", "optimizer.lr"])
-    assert [pair.told.n for pair in by_both.pairs["test/accuracy"]] == [2, 2, 2]
-
-
 HINGE = "{_target_: torchmetrics.classification.MulticlassHingeLoss, num_classes: 10}"  # higher_is_better is False
 
 

@@ -137,14 +137,6 @@ def test_a_mistake_costs_one_line_and_leaves_nothing(cli: Cli, tmp_path: Path, w
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_without_scipy_nothing_is_written(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    two_widths(tmp_path / "logs")
-    monkeypatch.setitem(sys.modules, "scipy", None)
-    expected = "Error: scipy can't be imported: pip install -e '.[report]'.\n"
-    assert cli("runs=logs/train", "output=other", script="scripts/report.py") == (1, expected)
-    assert not (tmp_path / "other").exists()
-
-
 def test_runs_are_rows_of_their_metrics_and_of_what_differs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two_widths(tmp_path)
     found = lathe.runs_frame(str(tmp_path))
