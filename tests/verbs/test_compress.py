@@ -16,7 +16,7 @@ from lathe.verbs import compress as verb
 from lathe.verbs.compress import compress
 from lathe.verbs.evaluate import evaluate
 
-NET = ("model=resnet20", "model.net.depth=8", "model.net.width=8", "data.batch_size=64", "trainer.max_epochs=6")
+NET = ("model=resnet20", "model.net.depth=8", "model.net.width=8", "data.batch_size=64", "trainer.max_epochs=4")
 
 
 @pytest.fixture(scope="module")

@@ -509,21 +509,16 @@ def _memory_section(name: str, memory: Mapping[str, Any]) -> str:
 
 def show(report: dict[str, Any], folder: Path, top_k: int) -> None:
     """Print the parts and the most expensive operators."""
-    console = Console()
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
-
     for name, found in (("a training step", report["training"]), ("an inference batch", report["inference"])):
         if found:
             times = dict(found["parts"])
             step = times.pop("step")
             parts = ", ".join(f"{part} {took:.3f} ms ({took / step:.0%})" for part, took in times.items())
-            say(f"{name}: {step:.3f} ms, the median of {report['steps']}: {parts}")
+            print(f"{name}: {step:.3f} ms, the median of {report['steps']}: {parts}")
             operators = [Operator(**row) for row in found["operators"][:top_k]]
-            console.print(table_of(f"operators of {name}, each without those that it calls", operators))
+            Console().print(table_of(f"operators of {name}, each without those that it calls", operators))
             if found["memory"]:
-                say(f"peak memory of {name}: {found['memory']['peak'] / 2**20:.1f} MiB")
+                print(f"peak memory of {name}: {found['memory']['peak'] / 2**20:.1f} MiB")
     for note in report["notes"]:
-        say(note)
-    say(f"{folder / 'profile.html'} has more; the traces open at https://ui.perfetto.dev")
+        print(note)
+    print(f"{folder / 'profile.html'} has more; the traces open at https://ui.perfetto.dev")

@@ -143,6 +143,7 @@ def test_hostile_names_stay_text_everywhere(show: Show) -> None:
     assert tab.evaluate("document.querySelectorAll('img, b, iframe, svg a').length") == 0
 
 
+@pytest.mark.slow
 def test_bands_are_mean_and_ends_over_the_seeds_of_a_group(show: Show) -> None:
     flat = [
         run(i, group=0, curves={"val/accuracy": [[1, 2, 3], [level, level, level]]})
@@ -162,6 +163,7 @@ def test_bands_are_mean_and_ends_over_the_seeds_of_a_group(show: Show) -> None:
     assert sorted(trace["y"][0] for trace in traces(tab, "curves-plot")) == pytest.approx([0.2, 0.4, 0.9])
 
 
+@pytest.mark.slow
 def test_the_best_groups_are_drawn_until_others_are_chosen(show: Show) -> None:
     data = report(1)
     data["groups"] = [{**data["groups"][0], "factors": {"model.net.width": i}, "mean": i / 1000} for i in range(20)]

@@ -33,7 +33,7 @@ POINTS = 10_000_000  # of a run
 EVENTS = "*events.out.tfevents.*"
 TABLES = (".csv", ".tsv")
 DATABASES = (".db", ".sqlite", ".sqlite3")
-SEEDS = {"seed": "seed", "seed_everything": "seed", "random_seed": "seed", "random_state": "seed", "fold": "data.fold"}
+SEEDS = {"seed_everything": "seed", "random_seed": "seed", "random_state": "seed", "fold": "data.fold"}
 NOT_METRICS = ("step", "epoch", "hp_metric", "trainer/global_step", "")  # hp_metric is Lightning's placeholder
 MLFLOW_STATES = {"FINISHED": "complete", "FAILED": "failed", "KILLED": "failed", "3": "complete", "4": "failed"}
 
@@ -46,7 +46,6 @@ class Record:
     curves: dict[str, Curve] = field(default_factory=dict)
     state: str = "complete"
     sentence: str | None = None
-    environment: dict[str, Any] = field(default_factory=dict)
 
     def add(self, name: str, step: Any, value: Any) -> None:
         """Add a point of a metric; what is not a number is skipped."""
@@ -74,13 +73,11 @@ class OtherRun(Run):
         state = record.state if last or record.state == "failed" else "unfinished"
         self.status = RunStatus(state, record.sentence, None, {}, [], result)
         self.leaves = {printable(str(key)): value for key, value in record.config.items()}
-        for key, value in record.config.items():
-            if (own := SEEDS.get(str(key).rpartition(".")[2])) is not None:
-                self.leaves.setdefault(own, value)
-                self.leaves.pop(str(key), None) if str(key) != own else None
+        for key, own in SEEDS.items():
+            if key in self.leaves:
+                self.leaves.setdefault(own, self.leaves.pop(key))
         if record.config or last:
             self.leaves.setdefault("seed", self._label)  # independent of all others, and in no pair
-        self.environment = record.environment
         self.sentence = None if record.sentence is None else printable(record.sentence)
 
     @property
@@ -258,8 +255,6 @@ def _wandb(folder: Path) -> Record:
                 record.add(name, row.get("_step", entry.history.step.num), value)
         elif kind == "summary":
             summary |= {_key(item): json.loads(item.value_json) for item in entry.summary.update}
-        elif kind == "environment" and entry.environment.git.commit:
-            record.environment["git_commit"] = entry.environment.git.commit
         elif kind == "exit":
             record.state = "failed" if entry.exit.exit_code else "complete"
     for name, value in summary.items():  # what was put into the summary alone, after training
@@ -296,19 +291,17 @@ def _log_records(data: bytes) -> Iterator[bytes]:
 def _mlflow(folder: Path) -> Record:
     about = _yaml(folder / "meta.yaml")
     record = Record(state=MLFLOW_STATES.get(str(about.get("status")), "unfinished"))
-    for path in sorted((folder / "params").rglob("*")):
-        if path.is_file():
-            name = path.relative_to(folder / "params").as_posix()
-            record.config[name] = _value(_checked(path, LARGEST_TEXT).read_text())
-    for path in sorted((folder / "metrics").rglob("*")):
-        if path.is_file():
-            for line in _checked(path).read_text().splitlines():
-                _, value, step, *_ = [*line.split(), "0"]
-                record.add(path.relative_to(folder / "metrics").as_posix(), step, value)
-    commit = folder / "tags" / "mlflow.source.git.commit"
-    if commit.is_file():
-        record.environment["git_commit"] = _checked(commit, LARGEST_TEXT).read_text().strip()
+    for name, path in _files_below(folder / "params"):
+        record.config[name] = _value(_checked(path, LARGEST_TEXT).read_text())
+    for name, path in _files_below(folder / "metrics"):
+        for line in _checked(path).read_text().splitlines():
+            _, value, step, *_ = [*line.split(), "0"]
+            record.add(name, step, value)
     return record
+
+
+def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
+    yield from ((path.relative_to(folder).as_posix(), path) for path in sorted(folder.rglob("*")) if path.is_file())
 
 
 def _mlflow_database(path: Path) -> Iterator[Run]:
@@ -317,7 +310,7 @@ def _mlflow_database(path: Path) -> Iterator[Run]:
         try:
             base.execute("PRAGMA trusted_schema = OFF")
             tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if not {"runs", "params", "metrics", "tags"} <= tables:  # a view could compute without end
+            if not {"runs", "params", "metrics"} <= tables:  # a view could compute without end
                 return
             records = _database_records(base)
         except sqlite3.DatabaseError as error:
@@ -341,9 +334,6 @@ def _database_records(base: sqlite3.Connection) -> list[tuple[str, Record]]:
     ):
         if run in runs:
             runs[run].add(str(key), step, math.nan if is_nan else value)
-    for run, commit in base.execute("SELECT run_uuid, value FROM tags WHERE key = 'mlflow.source.git.commit'"):
-        if run in runs:
-            runs[run].environment["git_commit"] = str(commit)
     return [(labels[run], record) for run, record in runs.items()]
 
 
@@ -373,4 +363,4 @@ def _table(path: Path) -> Iterator[Run]:
 def _is_metric(name: str, groups: Mapping[str, Sequence[Mapping[str, str]]]) -> bool:
     named = split_of(name) is not None or lower_is_better(name) or "acc" in name.lower()
     changes = any(len({row[name] for row in rows if row.get(name)}) > 1 for rows in groups.values())
-    return named or (changes and name not in SEEDS)
+    return named or (changes and name not in ("seed", *SEEDS))
