@@ -16,7 +16,7 @@ from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
 from lathe.files import scratch, write_atomically
 from lathe.receipt import measured, page
-from lathe.receipt.forms import CPU, Compiled, Eager, Form, Opened, time_forms
+from lathe.receipt.forms import CPU, Form, Module, Opened, time_forms
 from lathe.runs.export_model import ExportModel, open_export_model
 from lathe.runs.export_staleness import is_outdated
 from lathe.runs.rundir import RunDir, open_run
@@ -122,9 +122,8 @@ def _measure(run: RunDir, request: Mapping[str, Any], options: dict[str, Any], f
     def sample(n: int) -> Tensor:
         return first[torch.arange(n) % len(first)].clone()
 
-    dtypes = (torch.float32, torch.bfloat16)
-    modules: list[Form] = [Eager("this", plain.net, CPU, dtype) for dtype in dtypes]
-    modules += [Compiled("this", plain.net, dtype) for dtype in dtypes]
+    ways = [(bf16, compiled) for compiled in (False, True) for bf16 in (False, True)]
+    modules = [Module("this", plain.net, CPU, bf16, compiled) for bf16, compiled in ways]
     files = list[Bundled]()
     for name in options:
         changed = any(str(text).lstrip("+~").startswith(f"target.{name}.") for text in request["overrides"])

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 import torch
 from suites import cases, inference
-from support.pictures import pictures
 from support.runs import SMALL, config, new_run
 
 from lathe import export
-from lathe.errors import UserError
 from lathe.export import manifest
 from lathe.receipt import measured, write
 from lathe.runs.export_staleness import KEY
@@ -136,19 +134,6 @@ def test_stale_exports_are_made_again_and_missing_or_wrong_ones_are_listed(
     assert sorted(path.name for path in (run.path / "exports").iterdir()) == ["onnx", "onnx_int8"]
 
 
-def test_a_run_whose_data_are_gone_is_measured_on_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = pictures(tmp_path / "photos", {"cat": 20, "dog": 20})
-    words = ["data=image_folder", f"data.folder={folder}", "data.image_size=8", f"paths.data_dir={tmp_path / 'data'}"]
-    cfg = new_run(tmp_path / "logs", *SMALL, *words, "data.batch_size=8", "trainer.log_every_n_steps=1")
-    train(cfg)
-    folder.rename(tmp_path / "elsewhere")
-    capsys.readouterr()
-    found = compare(RunDir(cfg["paths"]["run_dir"]), "weights")
-    assert {row["backend"] for row in found["rows"]} == MODULES
-    (note,) = [note for note in found["notes"] if note.startswith("Inputs are noise, not held-out samples, for data.f")]
-    assert capsys.readouterr().out.startswith(note)  # before any measurement
-
-
 def test_a_file_that_computes_something_else_is_not_timed(run: RunDir) -> None:
     """As of an earlier version, whose manifest does not name the checkpoint."""
     folder = run.path / "exports" / "onnx"
@@ -190,15 +175,10 @@ def test_the_receipt_gets_it_and_keeps_it_while_the_weights_are_the_same(
     assert "## Runtimes" not in (run.path / "receipt.md").read_text()
 
 
+@pytest.mark.slow
 def test_integers_are_compared_with_the_net_that_simulates_them(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SMALL, "compression=qat", "compression.receipt=none", "compression.qat.start=0")
     train(cfg)
     found = compare(RunDir(cfg["paths"]["run_dir"]), "onnx_int8")
     assert found["left_out"] == []
     assert {row["arithmetic"] for row in found["rows"] if row["backend"] == "onnx_int8"} == {"int8"}
-
-
-def test_an_unknown_target_is_refused() -> None:
-    assert {"onnx", "onnx_int8", "aot_inductor"} <= set(inference.targets_of(None, [*export.TARGETS]))
-    with pytest.raises(UserError, match=r"^targets=onyx: did you mean onnx\?"):
-        inference.targets_of(["onyx"], [*export.TARGETS])

@@ -1,17 +1,11 @@
 """Tables and thresholds whose figures can be computed by hand."""
 
-import json
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import pytest
-from suites import cases, tables, thresholds, trainer
-from suites.results import Facts, Results, Spread, write
-from suites.thresholds import Threshold, missed
+from suites import cases, tables, thresholds
+from suites.results import Facts, Results
 from support.runs import config
-
-from lathe.errors import UserError
 
 REQUEST = {"suite": "scaling", "processes": [2], "strategies": ["ddp"], "batch_size": 100, "rounds": 3, "threads": 1}
 
@@ -22,43 +16,6 @@ def timed(*milliseconds: float, batch: int = 100, **more: Any) -> list[dict[str,
 
 def facts_of(every: list[cases.Case]) -> Facts:
     return {case.name: {"processes": case.processes, **case.facts} for case in every}
-
-
-def cells(text: str) -> list[list[str]]:
-    """Return the rows of the first table."""
-    lines = text.split("\n\n")[0].splitlines()[2:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line]
-
-
-def test_ratios_are_taken_round_by_round_though_the_machine_drifts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    results = Results(
-        {
-            "auto, 1, weak": timed(20.0, 40.0, 10.0, peak=3 * 2**20),
-            "ddp, 1, weak": timed(21.0, 42.0, 10.5),
-            "ddp, 2, weak": timed(25.0, 50.0, 10.0, batch=200, grad_sync=0.12),
-            "ddp, 2, weak, no sync": timed(20.0, 50.0, 10.0, batch=200),
-            "ddp, 2, strong": [{"error": "no result within timeout=300 seconds"}],
-        }
-    )
-    facts = facts_of(cases.scaling({**REQUEST, "accelerator": "cpu"}))
-    text = write(tmp_path, *tables.scaling(facts, results), facts, results, REQUEST, 61.0)
-    auto, alone, pair, _, strong = cells(text)
-    assert alone[4:] == ["21.00 (10.50 to 42.00)", "4,762", "1.050 (1.050 to 1.050)", "", "", ""]
-    assert auto[-1] == "3.0"
-    # Of 2 x 21/25, 2 x 42/50 and 2 x 10.5/10, half.
-    assert pair[4:] == ["25.00 (10.00 to 50.00)", "8,000", "", "0.840 (0.840 to 1.050)", "12.0%", ""]
-    assert strong[4] == "no result within timeout=300 seconds"
-    assert "n = 3 rounds" in text
-    assert text in capsys.readouterr().out
-    assert (tmp_path / "results.md").read_text() == text
-    written = json.loads((tmp_path / "results.json").read_text())
-    assert [case["rounds"] for case in written["cases"]] == list(results.values())
-    assert written["request"] == REQUEST
-    assert written["environment"]["packages"]["torch"]
-    drawing = ElementTree.fromstring((tmp_path / "plot.svg").read_text())
-    assert len(drawing.findall(".//{*}polyline")) == 2
 
 
 def test_every_suite_of_trainings_has_a_table() -> None:
@@ -75,20 +32,6 @@ def test_every_suite_of_trainings_has_a_table() -> None:
         assert "no memory left" in text
         assert all(case.name.split(", ")[0] in text for case in every)
         ElementTree.fromstring(drawing)
-
-
-def test_missed_thresholds_are_reported_with_limit_and_measurement() -> None:
-    limits: list[tuple[str, float | None, dict[str, float]]] = [
-        ("a", 0.9, {"at_least": 0.9}),
-        ("b", 0.89, {"at_least": 0.9}),
-        ("c", 1.2, {"at_most": 1.1}),
-        ("d", None, {"at_most": 1.0}),
-        ("e", None, {}),
-    ]
-    found = [Threshold(name, value and Spread([value]), **limit) for name, value, limit in limits]  # type: ignore[arg-type]
-    assert [one.verdict for one in found] == ["met", "missed", "missed", "-", ""]
-    assert missed(found)[0] == "missed: expected b at least 0.90, got 0.890."
-    assert len(missed(found)) == 3
 
 
 def judged(words: str, results: dict[str, Any]) -> dict[str, bool]:
@@ -109,10 +52,3 @@ def test_efficiency_is_over_one_process_of_the_strategy_or_of_none() -> None:
         "ddp, 2, weak: efficiency at least 0.85": True,
         "pipeline, 2, weak: efficiency at least 0.85": False,
     }
-
-
-def test_nothing_is_written_where_nothing_was_measured(tmp_path: Path) -> None:
-    results = {trainer.HAND: [{"error": "MemoryError: no"}]}
-    with pytest.raises(UserError, match=r"^suite=trainer: nothing could be measured \(MemoryError: no\)\.$"):
-        write(tmp_path / "out", [], "", {trainer.HAND: {}}, Results(results), {"suite": "trainer"}, 1.0)
-    assert not (tmp_path / "out").exists()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from suites import cases, runner, worker
 from suites.cases import Case
-from suites.results import Results
 from support.runs import ROOT, config
 
 SMALL = (
@@ -31,25 +30,6 @@ def case(name: str, *overrides: str, processes: int = 1, **options: Any) -> Case
 
 def composed(*every: Case, **request: Any) -> dict[str, dict[str, Any]]:
     return {item.name: config(*cases.overrides_of(item, {**REQUEST, **request})) for item in every}
-
-
-def test_turns_rotate_and_a_side_that_fails_has_one(capsys: pytest.CaptureFixture[str]) -> None:
-    seen = list[str]()
-
-    def side(name: str) -> Any:
-        def turn() -> dict[str, Any]:
-            seen.append(name)
-            if name == "b":
-                raise OSError("no compiler\nfor this")
-            return {"x": len(seen)}
-
-        return turn
-
-    results = runner.take_turns({name: side(name) for name in "abc"}, 3)
-    assert seen == [*"abc", *"ca", *"ca"]
-    assert results["b"] == [{"error": "OSError: no compiler"}]
-    assert [len(results[name]) for name in "abc"] == [3, 1, 3]
-    assert "b: OSError: no compiler" in capsys.readouterr().out
 
 
 def test_memory_of_one_process_is_that_of_arithmetic(tmp_path: Path) -> None:
@@ -80,16 +60,6 @@ def test_times_are_those_of_the_steps_asked_for(tmp_path: Path, monkeypatch: pyt
     assert found["samples_per_s"] == pytest.approx(16 / 0.0025)
 
 
-def test_processes_that_end_report_their_last_error() -> None:
-    workers = runner.Workers({"x": {"cfg": {"paths": {"run_dir": None}, "launch": {}}}}, 1, 1)
-    try:
-        assert workers.measure("x", timeout=60)["error"].startswith("its processes ended: KeyError")
-        assert not workers.alive
-    finally:
-        workers.dismiss()
-    assert not workers.folder.exists()
-
-
 @pytest.mark.slow
 def test_processes_take_turns_and_a_failure_costs_its_case_alone(capfd: pytest.CaptureFixture[str]) -> None:
     started = time.monotonic()
@@ -110,37 +80,6 @@ def test_processes_take_turns_and_a_failure_costs_its_case_alone(capfd: pytest.C
     assert "gradient_clip_algorithm" in results["dies"][0]["error"] or "nothing" in results["dies"][0]["error"]
     assert len(capfd.readouterr().out.strip().splitlines()) == 5
     assert time.monotonic() - started < 240
-
-
-TINY = ("model=mlp", "model.net.width=8", "data=synthetic", "data.source.train_size=64", "data.source.val_size=16")
-
-
-def measured(monkeypatch: pytest.MonkeyPatch, suite: str, keep: tuple[str, ...], *words: str) -> Results:
-    """Return the workers' measurements of some rows of a suite, with a tiny net."""
-    monkeypatch.setitem(cases.SIZES[suite]["cpu"], "own", (*TINY, "optimizer=sgd"))
-    sizes = ("accelerator=cpu", "batch_size=16", "rounds=1", "warmup=2", "steps=3")
-    every, full = cases.plan(config(f"suite={suite}", *sizes, *words, name="benchmark"))
-    every = [one for one in every if one.name in keep]
-    return runner.run(every, {one.name: config(*cases.overrides_of(one, full)) for one in every}, full)
-
-
-@pytest.mark.slow
-def test_parallel_is_measured_and_strategies_that_cannot_run_report_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = measured(monkeypatch, "parallel", ("single", "dp", "ddp", "ddp_scaled"), "epochs=2")
-    assert results["dp"][0]["error"].startswith("strategy=dp drives several GPUs from one process and none is visible")
-    assert results["ddp"][0]["updates"] == results["single"][0]["updates"] == 8
-    assert results["ddp_scaled"][0]["updates"] == 4
-    assert results["ddp"][0]["reached"] == pytest.approx(results["single"][0]["reached"], abs=0.07)
-    assert results["ddp"][0]["peak"] < results["single"][0]["peak"] * 1.2
-
-
-@pytest.mark.slow
-def test_a_second_process_finds_what_the_first_has_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    results = measured(monkeypatch, "compile", ("none", "default"))
-    (none,), (default,) = results["none"], results["default"]
-    assert default["breaks"] == default["anew"] == 0
-    assert default["peak"] > 2**26
-    assert none["cold_s"] < default["cold_s"]
 
 
 @pytest.mark.slow

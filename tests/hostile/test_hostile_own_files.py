@@ -116,7 +116,7 @@ def listed(path: Path) -> None:
 
 def reported(path: Path) -> None:
     _ = (run := Run(RunEntry(path))).environment, run.receipt, run.sentence
-    curves(path / "metrics.csv")
+    curves(run)
 
 
 OPENING: dict[str, Callable[[Path], object]] = {

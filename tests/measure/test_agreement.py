@@ -2,31 +2,9 @@
 
 import math
 
-import pytest
 import torch
 
 from lathe.measure.agreement import Agreement, AgreementMeter
-
-
-def test_shares_and_differences_over_batches() -> None:
-    meter = AgreementMeter()
-    meter.add(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([[1.0, 2.5], [0.0, 1.0]]))
-    meter.add(torch.tensor([[5.0, 0.0]]), torch.tensor([[4.0, 0.0]]))
-    assert meter.result == Agreement(pytest.approx(2 / 3), 3.0, 3)
-
-
-def test_places_that_do_not_count() -> None:
-    meter = AgreementMeter()
-    outputs = torch.zeros(2, 3, 4)
-    outputs[..., 1] = 1.0
-    reference = outputs.clone()
-    reference[0, 0, 2] = 9.0  # another prediction
-    reference[1, 2, 3] = 99.0  # filling
-    counts = torch.ones(2, 3, dtype=torch.bool)
-    counts[1, 2] = False
-    meter.add(outputs, reference, counts)
-    meter.add(outputs[:1], reference[1:], torch.zeros(1, 3, dtype=torch.bool))
-    assert meter.result == Agreement(0.8, 9.0, 5)
 
 
 def test_labels_agree_one_by_one_and_values_are_no_predictions() -> None:

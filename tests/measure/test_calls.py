@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lathe.errors import UserError
-from lathe.measure.calls import Call, output_of, run, unknown
+from lathe.measure.calls import Call, run
 
 CALL = Call((torch.arange(12.0).view(4, 3),), {"more": [torch.ones(4), {"scale": torch.tensor(2.0)}], "name": "a"})
 
@@ -45,19 +45,3 @@ def test_a_saved_call_holds_its_own_numbers_alone(tmp_path: Path) -> None:
     path.write_bytes(b"none")
     with pytest.raises(UserError, match=r"model.example=.*example.pt"):
         Call.load(path)
-
-
-def test_what_is_neither_tensor_nor_plain_is_found() -> None:
-    assert unknown([1, {"a": (torch.ones(1), None)}]) is None
-    assert unknown([1, {"a": (torch.ones(1), {3})}]) == {3}
-
-
-@pytest.mark.parametrize(("tree", "found"), [({"loss": 0, "logits": 1}, 1), ((1,), 1), ([0, 1], None), (1, 1)])
-def test_the_output_to_compare_is_the_only_one_or_the_logits(tree: Any, found: int | None) -> None:
-    def tensors(tree: Any) -> Any:
-        if isinstance(tree, dict):
-            return {key: tensors(value) for key, value in tree.items()}
-        return type(tree)(map(tensors, tree)) if isinstance(tree, list | tuple) else torch.tensor(tree)
-
-    output = output_of(tensors(tree))
-    assert found == (None if output is None else int(output))

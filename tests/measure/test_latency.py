@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lathe.measure import latency
-from lathe.measure.latency import Latency, interleaved, summarised, verdict
+from lathe.measure.latency import Latency, interleaved, verdict
 
 
 class Clock:
@@ -41,12 +41,6 @@ def test_a_slow_start_and_a_slow_first_call_of_a_turn_do_not_count(monkeypatch: 
     clock = Clock(monkeypatch)
     found = interleaved({"a": clock.call("a", 50.0, 50.0, 9.0, 1.0), "b": clock.call("b", 3.0)}, repeats=3, warmup=2)
     assert found == {"a": Latency(1.0, 1.0, 1.0, 3), "b": Latency(3.0, 3.0, 3.0, 3)}
-
-
-def test_percentiles() -> None:
-    assert summarised([float(i) for i in range(11)]) == Latency(5.0, 1.0, 9.0, 11)
-    assert summarised([4.0, 1.0]) == Latency(2.5, pytest.approx(1.3), pytest.approx(3.7), 2)
-    assert summarised([2.0]) == Latency(2.0, 2.0, 2.0, 1)
 
 
 @pytest.mark.parametrize(

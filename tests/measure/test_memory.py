@@ -7,7 +7,7 @@ import torch
 from support.ranks import on_ranks
 from torch import nn
 
-from lathe.measure import PeakMemory, SavedActivations, count_state
+from lathe.measure import PeakMemory, SavedActivations, count_parameters, count_state
 
 CPU = torch.device("cpu")
 F = 4  # bytes of a float32
@@ -31,10 +31,10 @@ def test_state_of_adamw_is_twice_the_parameters_and_gradients_come_and_go() -> N
     assert count_state(net, optimizer).gradients == 0
 
 
-def test_tied_weights_count_once() -> None:
-    net = nn.Sequential(nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False))
+def test_shared_parameters_count_once_and_dtype_counts() -> None:
+    net = nn.Sequential(nn.Linear(5, 5, bias=False), nn.Linear(5, 5, bias=False)).bfloat16()
     net[1].weight = net[0].weight
-    assert count_state(net).parameters == 64 * F
+    assert (count_parameters(net).total, count_parameters(net).bytes, count_state(net).parameters) == (25, 50, 50)
 
 
 def test_saved_activations_are_those_of_backward_without_parameters() -> None:
@@ -86,8 +86,6 @@ def test_peak_sees_the_backward_pass_and_the_optimizer() -> None:
 def sharded(rank: int) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-
-    from lathe.measure import count_parameters
 
     torch.manual_seed(0)
     net = nn.Sequential(*[nn.Linear(64, 64, bias=False) for _ in range(8)])

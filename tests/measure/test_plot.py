@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from lathe.measure.plot import lines, scatter, stacks
+from lathe.measure.plot import lines, stacks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -36,13 +36,6 @@ def test_lines_go_through_their_points() -> None:
     assert {"t", "sparsity", "loss", "a<b", "c"} <= set(texts)
 
 
-def test_dots_of_equal_names_share_a_number_in_the_key() -> None:
-    svg = scatter("t", "ms", "y", [("onnx", 1, 0.9, "this"), ("onnx", 2, 0.8, "dense")], ("this", "dense"), log_x=True)
-    assert set(dots(svg)) == {"onnx: 1, 0.9", "onnx: 2, 0.8"}
-    texts = [node.text for node in ET.fromstring(svg).iter(f"{SVG}text")]
-    assert {"this", "dense", "1: onnx"} <= set(texts)
-
-
 def test_columns_stand_on_the_axis_and_are_as_high_as_their_values() -> None:
     svg = stacks("t", "MiB", {"ddp": {"parameters": 1.0, "activations": 3.0}, "fsdp": {"parameters": 2.0}})
     root = ET.fromstring(svg)
@@ -54,8 +47,3 @@ def test_columns_stand_on_the_axis_and_are_as_high_as_their_values() -> None:
     assert first["y"] + first["height"] == third["y"] + third["height"] == pytest.approx(420 - 54, abs=0.2)  # the axis
     assert first["x"] == second["x"] < third["x"]
     assert {"parameters", "activations", "1: ddp", "2: fsdp"} <= {node.text for node in root.iter(f"{SVG}text")}
-
-
-def test_nothing_to_show_is_an_empty_figure() -> None:
-    for svg in (lines("t", "x", "y", {}, diagonal=(0, 1)), scatter("t", "x", "y", [], ()), stacks("t", "y", {})):
-        assert ET.fromstring(svg).tag == f"{SVG}svg"

@@ -6,17 +6,8 @@ from lathe.receipt.page import findings
 
 
 def row(of: str, backend: str, median: float, **changes: Any) -> dict[str, Any]:
-    made = {
-        "of": of,
-        "backend": backend,
-        "device": "cpu",
-        "batch": 1,
-        "threads": 1,
-        "median_ms": median,
-        "p10_ms": median,
-        "p90_ms": median,
-        "n": 9,
-    }
+    made = {"of": of, "backend": backend, "device": "cpu", "batch": 1, "threads": 1, "n": 9}
+    made |= dict.fromkeys(("median_ms", "p10_ms", "p90_ms"), median)
     for key in ("eager", "bf16", "twin"):
         made |= {f"over_{key}": 1.0, f"beside_{key}": "same"}
     return {**made, **changes}
@@ -24,14 +15,8 @@ def row(of: str, backend: str, median: float, **changes: Any) -> dict[str, Any]:
 
 def told(**changes: Any) -> str:
     given = {
-        "chosen": {"by": "val/accuracy", "step": 7},
-        "split": "test",
-        "metric": "accuracy",
-        "figures": [],
-        "files": [],
-        "latency": [],
-        "structure": [],
-        "size": {"sparsity": 0.0},
+        **{"chosen": {"by": "val/accuracy", "step": 7}, "split": "test", "metric": "accuracy"},
+        **{"figures": [], "files": [], "latency": [], "structure": [], "size": {"sparsity": 0.0}},
         "compression": {"qat": "quantization"},
         "energy": {"this": {}, "dense": {}},
     }
@@ -55,14 +40,3 @@ def test_the_verdict_is_one_sentence_in_factors() -> None:
         "Verdict: onnx_int8 at batch 1 is 2.6x faster than PyTorch eager, 1.9x slower than the dense ONNX file; "
         "the onnx_int8 file is 4.0x smaller."
     )
-
-
-def test_what_zeros_do_not_save_is_reported() -> None:
-    files = [{"of": "this", "target": "onnx", "bytes": 900, "gzipped": 250, "ratio": 1.0, "gzipped_ratio": 0.25}]
-    text = told(size={"sparsity": 0.8}, files=files, compression={"prune": "masks"})
-    assert "80.0% of the layers' weights are zero, which saves no time by itself; gzipped, the file is 4.0x" in text
-
-
-def test_a_busy_machine_is_reported() -> None:
-    assert "The machine was busy" in told(latency=[row("dense", "eager", 2.0, p90_ms=4.0)])
-    assert "busy" not in told(latency=[row("dense", "eager", 2.0, p90_ms=2.5)])

@@ -5,32 +5,12 @@ import torch
 from torch import nn
 
 from lathe.nets import MLP
-from lathe.receipt.measured import changed_nothing, layers, peak_memory, scored, sizes, weight_sparsity
+from lathe.receipt.measured import changed_nothing, peak_memory, scored
 from lathe.tasks import ClassificationTask
 
 
 def net() -> MLP:
     return MLP(channels=1, image_size=4, num_classes=3, width=8, depth=2)
-
-
-def test_sizes_and_layers_of_a_masked_net() -> None:
-    some = net()
-    with torch.no_grad():
-        some.stem.linear.weight[:4].zero_()  # 64 of 128
-    x = torch.zeros(1, 1, 4, 4)
-    assert sizes(some, x) == {
-        "parameters": 128 + 8 + 64 + 8 + 24 + 3,
-        "non_zero": 235 - 64,
-        "macs": 216,
-        "effective_macs": 152,
-    }
-    rows = layers(some, x)
-    assert [(row["name"], row["weights"], row["sparsity"], row["macs"]) for row in rows] == [
-        ("stem.linear", 128, 0.5, 128),
-        ("blocks.0.linear", 64, 0.0, 64),
-        ("head", 24, 0.0, 24),
-    ]
-    assert weight_sparsity(some) == pytest.approx(64 / 216)
 
 
 def test_methods_that_left_no_trace_are_named() -> None:

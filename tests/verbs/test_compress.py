@@ -1,13 +1,9 @@
 """Compression of a finished run as a new run; the source is only read."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.commands import check
-from support.commands import run as command
 from support.runs import SMALL, config, new_run
 from torch import nn
 
@@ -20,7 +16,7 @@ from lathe.verbs import compress as verb
 from lathe.verbs.compress import compress
 from lathe.verbs.evaluate import evaluate
 
-NET = ("model=resnet20", "model.net.depth=8", "model.net.width=8", "data.batch_size=64", "trainer.max_epochs=6")
+NET = ("model=resnet20", "model.net.depth=8", "model.net.width=8", "data.batch_size=64", "trainer.max_epochs=4")
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +82,7 @@ def test_static_int8_as_a_new_run(source: RunDir, receipts: list[Any], capsys: p
     ((written, config_, baseline, effort),) = receipts
     assert (written.path, config_, baseline, effort) == (run.path, cfg, source.path, "quick")
     assert (run.path.parent.parent / "latest").resolve() == run.path.resolve()
-    printed = capsys.readouterr().out
-    assert f"{result['test/accuracy'] - result['source/test/accuracy']:+.4f}" in printed
-    assert str(run.path) in printed.replace("\n", "")
-    proposed = printed[printed.index("Next:") :]
-    assert f"python scripts/export.py run={run.path} target=onnx_int8\n" in proposed
-    assert "train.py" not in proposed
+    assert f"python scripts/export.py run={run.path} target=onnx_int8\n" in capsys.readouterr().out
     # and other commands see the integers
     task, _ = inference.open_run_net(run.path)
     assert len(quantized_layers(task.net)) == 13
@@ -173,22 +164,3 @@ def test_mistakes_leave_nothing_behind(source: RunDir, overrides: list[str], sen
     with pytest.raises(UserError, match=sentence):
         compress(request(source, *overrides))
     assert sorted(source.path.parent.iterdir()) == before
-
-
-@pytest.mark.slow
-def test_the_command(source: RunDir, tmp_path: Path) -> None:
-    printed = check(
-        command(
-            f"run={source.path}",
-            "compression=ptq_static",
-            "compression.receipt=none",
-            cwd=tmp_path,
-            script="scripts/compress.py",
-        )
-    ).stdout
-    assert "Compressed" in printed
-    refused = command(f"run={source.path}", cwd=tmp_path, script="scripts/compress.py")
-    assert refused.returncode == 1
-    assert refused.stderr.strip().endswith("name a method, such as compression=ptq_static.")
-    latest = json.loads((source.path.parent.parent / "latest" / "result.json").read_text())
-    assert latest["source"] == str(source.path)

@@ -68,11 +68,8 @@ def rate(folder: Path, *words: str) -> dict[str, Any]:
 
 BOUND: dict[str, tuple[list[str], int]] = {
     "images in memory": (["data=synthetic", "data.source.train_size=200", "data.source.val_size=20", "model=mlp"], 200),
-    "a dataset": (DATASET, 160),
     "an iterable dataset": ([*FLOW, "data.samples=200"], 200),
     "own, with a default": (own("Sized"), 200),
-    "own, with a value": (own("Sized", batch_size=4), 200),
-    "own, drop_last": (own("Whole"), 200),
     "own, a stream": (own("Streaming"), 200),
 }
 
@@ -94,7 +91,7 @@ def test_data_bound_the_batch(kind: str, tmp_path: Path, capsys: pytest.CaptureF
     assert n - n // 16 - 8 <= told["batch_size"] <= n
     assert [one["size"] for one in tries if one["size"] > n]
     assert all(one["fits"] == (one["size"] <= n) for one in tries)
-    plus = "+" if kind in ("own, with a default", "own, drop_last", "own, a stream") else ""
+    plus = "+" if kind in ("own, with a default", "own, a stream") else ""
     assert f"The largest that fits is {plus}data.batch_size={told['batch_size']};" in capsys.readouterr().out
 
 
@@ -134,7 +131,7 @@ def test_a_rate_is_set_on_the_modules_own_optimizer(tmp_path: Path, capsys: pyte
         f"a rate of {expected['suggestion']:g} (now 0.2) where Plainest.configure_optimizers sets it; as an argument "
         f"lr of its __init__ it would be a key, model.net.lr={expected['suggestion']:g}.\n"
     )
-    ways = {"LitNet": f"+model.net.lr={way}", "Cycled": f"+model.net.lr={way}", "Plainest": hidden}
+    ways = {"LitNet": f"+model.net.lr={way}", "Plainest": hidden}
     for name, typed in ways.items():
         told = rate(tmp_path, *lit(name))
         assert told["losses"] == pytest.approx(expected["losses"], rel=1e-6)

@@ -92,15 +92,3 @@ def test_token_ids_are_answered_by_what_comes_next(tmp_path: Path) -> None:
     for wrong in (ids[0], ids - 1, ids / 2):
         with pytest.raises(UserError, match="token ids"):
             run.predict(wrong)
-
-
-def test_what_does_not_fit_is_refused(run: Run, pixels: np.ndarray, tmp_path: Path) -> None:
-    for wrong, said in (
-        (pixels.astype(np.float32), "expected uint8 pixels"),
-        (pixels[..., :7], "has 8 x 7 pixels"),
-    ):
-        with pytest.raises(UserError, match=said):
-            run.predict(wrong)
-    assert len(run.predict(pixels[..., :7], resize=True)) == 70
-    with pytest.raises(UserError, match="no such directory"):
-        lathe.load(tmp_path / "nowhere")

@@ -58,14 +58,6 @@ def test_groups_keep_their_proportions(tmp_path: Path, monkeypatch: pytest.Monke
         assert all(b / a == pytest.approx(2) for a, b in pairwise(groups))
 
 
-def test_the_command_leaves_no_run(tmp_path: Path) -> None:
-    done = check(run(*SMALL, "name=mine", "find.steps=100", cwd=tmp_path, script="scripts/lr_find.py"))
-    told = json.loads((tmp_path / "logs" / "lr_find" / "mine" / "lr_find.json").read_text())
-    assert f"Suggestion: optimizer.lr={told['suggestion']:g} (now 0.1)." in done.stdout
-    assert not list(tmp_path.rglob("config.yaml"))
-    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["lr_find"]
-
-
 def test_a_range_that_does_not_rise_is_refused(cli: Cli) -> None:
     code, error = cli(*SMALL, "find.min_lr=1", "find.max_lr=0.1", script="scripts/lr_find.py")
     assert (code, error.startswith("Error: find.min_lr=1 is not below find.max_lr=0.1")) == (1, True), error

@@ -39,7 +39,7 @@ class OwnEMA(EMA):
 
 @pytest.mark.parametrize(
     "words",
-    [(), *((f"compression={name}",) for name in ("prune_channels", "ptq_static", "[prune,qat]"))],
+    [(), *((f"compression={name}",) for name in ("ptq_static", "[prune,qat]"))],
     ids=" ".join,
 )
 def test_it_is_seen_by_callbacks_and_loggers(words: tuple[str, ...], tmp_path: Path) -> None:

@@ -90,9 +90,7 @@ class DeviceStats(Callback):
     def _read(self, trainer: Trainer) -> dict[str, float | None]:
         found: dict[str, float | None] = {}
         if self._gpus:
-            now = self._gpus[0].read()
-            found |= {"gpu_percent": now.percent, "gpu_memory_bytes": now.memory}
-            found |= {"gpu_celsius": now.celsius, "gpu_watts": now.watts}
+            found |= self._gpus[0].read()
         device = trainer.strategy.root_device
         if device.type == "cuda":
             found |= {"allocated_bytes": float(torch.cuda.memory_allocated(device))}

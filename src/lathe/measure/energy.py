@@ -37,30 +37,18 @@ class Rapl:
         return self._micro / 1e6
 
 
-class _Board:
-    """Joules of a GPU since the start, by its energy counter (Volta and later)."""
-
-    def __init__(self, gpu: Gpu) -> None:
-        self.gpu, self.total = gpu, 0.0
-        self.first = gpu.joules()
-
-    def look(self) -> None:
-        joules = self.gpu.joules()
-        if joules is not None and self.first is not None:
-            self.total = joules - self.first
-
-
 class Meter:
     """Counts joules between `start` and `stop`, with a thread that reads every `PERIOD` seconds.
 
     Args:
-        gpus: of this process.
+        gpus: of this process; those without an energy counter (before Volta) are left out.
         rapl: for one process per machine.
     """
 
     def __init__(self, gpus: Sequence[Gpu], rapl: Rapl | None) -> None:
         self._lock, self._ended = threading.Lock(), threading.Event()
-        self._boards = [board for gpu in gpus if (board := _Board(gpu)).first is not None]
+        self._first = {gpu: joules for gpu in gpus if (joules := gpu.joules()) is not None}
+        self._totals = dict.fromkeys(self._first, 0.0)
         self._rapl = rapl if rapl is not None and rapl.readable else None
         self._cpu = 0.0
         self._thread: threading.Thread | None = None
@@ -68,7 +56,7 @@ class Meter:
     @property
     def sees(self) -> bool:
         """Return whether there is anything to count."""
-        return bool(self._boards) or self._rapl is not None
+        return bool(self._first) or self._rapl is not None
 
     def start(self) -> None:
         """Start reading in the background."""
@@ -92,8 +80,9 @@ class Meter:
         """Return the joules so far, for those of `gpu` and `cpu` that can be counted."""
         with self._lock:
             if not self._ended.is_set():
-                for board in self._boards:
-                    board.look()
+                for gpu, first in self._first.items():
+                    if (now := gpu.joules()) is not None:
+                        self._totals[gpu] = now - first
                 self._cpu = self._rapl.joules() if self._rapl is not None else 0.0
-            gpu = {"gpu": sum(board.total for board in self._boards)} if self._boards else {}
-            return gpu | ({"cpu": self._cpu} if self._rapl is not None else {})
+            gpu_joules = {"gpu": sum(self._totals.values())} if self._first else {}
+            return gpu_joules | ({"cpu": self._cpu} if self._rapl is not None else {})

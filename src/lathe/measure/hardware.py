@@ -19,14 +19,13 @@ PACKAGES = (
 )
 
 
-def describe_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
+def describe_cpu() -> dict[str, Any]:
     """Describe the processor.
 
     `cores` is the number that this process may use, `instruction_sets` the processor's part of `INSTRUCTION_SETS`, and
-    `torch` the highest level that torch's kernels use. Without `cpuinfo`, the name comes from `platform` and the sets
-    are empty.
+    `torch` the highest level that torch's kernels use. Without /proc/cpuinfo the sets are empty.
     """
-    fields: dict[str, str] = {}
+    fields, cpuinfo = dict[str, str](), Path("/proc/cpuinfo")
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
             key, _, value = line.partition(":")

@@ -1,6 +1,5 @@
 """Load, memory, temperature, power and energy of NVIDIA GPUs. Only this module uses NVML's library."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,41 +9,27 @@ class NoNvml(Exception):
     """NVML is not available for a GPU; the message has the reason."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """State of a GPU, None if not reported: `percent` of time with a running kernel, `memory` in bytes."""
-
-    percent: float | None
-    memory: float | None
-    celsius: float | None
-    watts: float | None
-
-
 class Gpu:
-    """One GPU, read through NVML."""
+    """One GPU, read through NVML; what it does not report is None."""
 
     def __init__(self, library: Any, handle: Any) -> None:
         self._library, self._handle = library, handle
 
-    def read(self) -> Reading:
-        """Read its state, in about 0.1 ms."""
+    def read(self) -> dict[str, float | None]:
+        """Return percent of time with a running kernel, bytes in use, degrees and watts, in about 0.1 ms."""
         load, memory = self._ask("nvmlDeviceGetUtilizationRates"), self._ask("nvmlDeviceGetMemoryInfo")
-        return Reading(
-            percent=None if load is None else float(load.gpu),
-            memory=None if memory is None else float(memory.used),
-            celsius=self.celsius(),
-            watts=self.watts(),
-        )
+        milliwatts = self._ask("nvmlDeviceGetPowerUsage")
+        return {
+            "gpu_percent": None if load is None else float(load.gpu),
+            "gpu_memory_bytes": None if memory is None else float(memory.used),
+            "gpu_celsius": self.celsius(),
+            "gpu_watts": None if milliwatts is None else milliwatts / 1e3,
+        }
 
     def celsius(self) -> float | None:
         """Return the temperature of the chip."""
         found = self._ask("nvmlDeviceGetTemperature", self._library.NVML_TEMPERATURE_GPU)
         return None if found is None else float(found)
-
-    def watts(self) -> float | None:
-        """Return the power of the whole board."""
-        milliwatts = self._ask("nvmlDeviceGetPowerUsage")
-        return None if milliwatts is None else milliwatts / 1e3
 
     def joules(self) -> float | None:
         """Return the energy since the driver was loaded, by the board's counter (Volta and later)."""

@@ -6,8 +6,9 @@ from pathlib import Path
 import psutil
 
 
-def peak_resident(status: Path = Path("/proc/self/status")) -> int:
+def peak_resident() -> int:
     """Return the peak resident set in bytes; Linux's getrusage would include the forking process."""
+    status = Path("/proc/self/status")
     if status.is_file():
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM:"):

@@ -20,7 +20,6 @@ from lathe.measure.latency import MARGIN
 CPU = torch.device("cpu")
 UNCLEAR = "within noise"
 FLOAT_TWIN = {"onnx_int8": "onnx", "aot_inductor": "compiled_fp32"}  # the dense net's form, if it has another name
-SHORT = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 
 
 @dataclass(frozen=True)
@@ -42,37 +41,29 @@ class Form:
         raise NotImplementedError
 
 
-class Eager(Form):
-    """The module in float32, or with `dtype` bfloat16 under autocast."""
+class Module(Form):
+    """The module itself, with `bf16` under autocast: the speed-up that is available without compression.
 
-    def __init__(self, of: str, net: nn.Module, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__(of, "eager" if dtype is torch.float32 else "eager_bf16", device)
-        self.net = net if dtype is torch.float32 else _Autocast(net, device.type, dtype)
-
-    def open(self, x: Tensor, threads: int) -> Opened:
-        net = self.net if self.device == CPU else copy.deepcopy(self.net).to(self.device)
-        inside = x.to(self.device)
-        return Opened(lambda: net(inside), lambda batch: net(batch.to(self.device)).float().cpu())
-
-
-class Compiled(Form):
-    """The module compiled with inductor and frozen weights for one batch size.
-
-    `dtype` bfloat16 runs under autocast: the speed-up that is available without compression.
+    `compiled` is inductor with frozen weights, for one batch size as on a server.
     """
 
-    def __init__(self, of: str, net: nn.Module, dtype: torch.dtype, device: torch.device = CPU) -> None:
-        super().__init__(of, f"compiled_{SHORT[dtype]}", device)
-        self.net, self.dtype = net, dtype
+    def __init__(
+        self, of: str, net: nn.Module, device: torch.device = CPU, bf16: bool = False, compiled: bool = False
+    ) -> None:
+        backend = f"compiled_{'bf16' if bf16 else 'fp32'}" if compiled else "eager_bf16" if bf16 else "eager"
+        super().__init__(of, backend, device)
+        self.net, self.compiled = _Autocast(net, device.type) if bf16 else net, compiled
 
     def open(self, x: Tensor, threads: int) -> Opened:
-        inner = _Autocast(copy.deepcopy(self.net).to(self.device), self.device.type, self.dtype)
-        # For these shapes only, as on a server. Exceeding the recompile limit is an error: torch would silently run
-        # eagerly.
+        copied = self.compiled or self.device != CPU
+        net: Callable[[Tensor], Tensor] = copy.deepcopy(self.net).to(self.device) if copied else self.net
+        inside, size = x.to(self.device), len(x)
+        if not self.compiled:
+            return Opened(lambda: net(inside), lambda batch: net(batch.to(self.device)).float().cpu())
+        # Exceeding the recompile limit is an error: torch would silently run eagerly.
         with warnings.catch_warnings(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
             warnings.simplefilter("ignore", DeprecationWarning)  # from inductor's imports
-            net = torch.compile(inner, dynamic=False, options={"freezing": True})
-            inside, size = x.to(self.device), len(x)
+            net = torch.compile(net, dynamic=False, options={"freezing": True})
             net(inside)
 
         def forward(batch: Tensor) -> Tensor:
@@ -88,12 +79,12 @@ class Compiled(Form):
 class _Autocast(nn.Module):
     """Autocast inside the compiled region: outside, it would slow every call of a small net."""
 
-    def __init__(self, net: nn.Module, device_type: str, dtype: torch.dtype) -> None:
+    def __init__(self, net: nn.Module, device_type: str) -> None:
         super().__init__()
-        self.net, self.device_type, self.dtype = net, device_type, dtype
+        self.net, self.device_type = net, device_type
 
     def forward(self, x: Tensor) -> Any:
-        with torch.autocast(self.device_type, torch.bfloat16, enabled=self.dtype is torch.bfloat16):
+        with torch.autocast(self.device_type, torch.bfloat16):
             return self.net(x)
 
 
@@ -161,24 +152,20 @@ def time_forms(
     rows: list[dict[str, Any]] = []
     for device, batch, threads in cells:
         torch.set_num_threads(threads)
-        x, opened = sample(batch), dict[str, Opened]()
-        there = [form for form in forms if form.device == device]
-        for form in there:
+        x, opened = sample(batch), dict[Form, Opened]()
+        for form in (form for form in forms if form.device == device):
             step(f"{form.name}, batch {batch}")
             try:
                 ready = form.open(x, threads)
                 ready.call()
                 check(form, ready)
-                opened[form.name] = ready
+                opened[form] = ready
             except Exception as error:  # a failing back end must not hide the others
                 where = f"{form.name}, {device.type}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
                 left_out.append({"form": where, "reason": reason(error)})
         step(f"timing, batch {batch}")
-        calls = {name: form.call for name, form in opened.items()}
-        times = interleaved(calls, *limits, device)
-        for form in there:
-            if form.name not in times:
-                continue
+        times = interleaved({form.name: ready.call for form, ready in opened.items()}, *limits, device)
+        for form in opened:
             this = times[form.name]
             row = {
                 **{"of": form.of, "backend": form.backend, "device": device.type, "batch": batch},

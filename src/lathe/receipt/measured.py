@@ -24,7 +24,7 @@ from lathe.errors import UserError, require
 from lathe.files import require_plain, scratch, write_atomically
 from lathe.measure import Agreement, AgreementMeter, PeakMemory, count_macs, count_parameters
 from lathe.receipt import page
-from lathe.receipt.forms import CPU, Compiled, Eager, Form, Target, export_to, reason, time_forms
+from lathe.receipt.forms import CPU, Form, Module, Target, export_to, reason, time_forms
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.export_staleness import checkpoint_hash
@@ -253,11 +253,11 @@ class _Receipt:
         """Return all forms to be timed, and a row for each file; failed exports are left out."""
         nets, forms = {"this": self.net, "dense": self.dense.net}, list[Form]()
         for device in self.devices:
-            forms += [Eager("this", self.net, device), Eager("dense", self.dense.net, device)]
-            forms.append(Compiled("dense", self.dense.net, torch.bfloat16, device))
+            forms += [Module(of, net, device) for of, net in nets.items()]
+            forms.append(Module("dense", self.dense.net, device, bf16=True, compiled=True))
             if self.effort.compiled:
-                forms.append(Compiled("dense", self.dense.net, torch.float32, device))
-                forms += [Compiled("this", self.net, dtype, device) for dtype in (torch.float32, torch.bfloat16)]
+                forms.append(Module("dense", self.dense.net, device, compiled=True))
+                forms += [Module("this", self.net, device, bf16, compiled=True) for bf16 in (False, True)]
         own = "onnx_int8" if _is_quantized(self.net) else "onnx"
         exports = [("dense", target, CPU) for target in ("onnx", "weights")]
         exports += [("this", target, CPU) for target in (own, "weights", *self.effort.targets)]

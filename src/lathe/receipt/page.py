@@ -254,8 +254,7 @@ def show(receipt: Receipt, run: Path) -> None:
     lines = [verdict(receipt), *busy(receipt["latency"], again=again)]
     if receipt["left_out"]:
         lines.append(f"Not measured: {', '.join(entry['form'] for entry in receipt['left_out'])}.")
-    for text in (*lines, f"Details: {display_path(run / 'receipt.md')}"):
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
+    print(*lines, f"Details: {display_path(run / 'receipt.md')}", sep="\n")
 
 
 def _short(receipt: Receipt) -> Iterator[Sequence[str]]:

@@ -205,7 +205,7 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
     return run
 
 
-def show(before: Metrics, after: Metrics, reports: Metrics, run: Path, console: Console | None = None) -> None:
+def show(before: Metrics, after: Metrics, reports: Metrics, run: Path) -> None:
     """Print the metrics of both nets, the methods' reports, and the new run's directory."""
     table = Table(title="Compressed", title_justify="left")
     for column in ("metric", "before", "after", "change"):
@@ -214,6 +214,5 @@ def show(before: Metrics, after: Metrics, reports: Metrics, run: Path, console: 
         table.add_row(name, f"{before[name]:.4f}", f"{after[name]:.4f}", f"{after[name] - before[name]:+.4f}")
     for name in sorted(reports):
         table.add_row(name, "", f"{reports[name]:.4g}", "")
-    console = console or Console()
-    console.print(table)
-    console.print(f"run directory: {run}", soft_wrap=True, highlight=False)
+    Console().print(table)
+    print(f"run directory: {run}")

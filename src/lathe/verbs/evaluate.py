@@ -102,12 +102,11 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
         trainer.test(task.driven, datamodule=datamodule, verbose=False)
     metrics = {re.sub(r"^test(?=[/_])", split, name): float(value) for name, value in trainer.callback_metrics.items()}
     if trainer.is_global_zero:
-        table, console = Table(show_header=False), Console()
+        table = Table(show_header=False)
         for name, value in sorted(metrics.items()):
             table.add_row(name, f"{value:.6f}")
-        title = f"{request['run']}, {request['checkpoint']}.ckpt"
-        console.print(title, soft_wrap=True, markup=False, highlight=False)  # not wrapped, so that it can be copied
-        console.print(table)
+        print(f"{request['run']}, {request['checkpoint']}.ckpt")
+        Console().print(table)
     if trainer.is_global_zero and request["output"] is not None:
         # a perplexity may be infinite
         found = {name: value if math.isfinite(value) else None for name, value in metrics.items()}

@@ -7,9 +7,7 @@ differences by chance; `evidence` stays valid however often one looks.
 import hashlib
 import itertools
 import json
-import os
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
@@ -21,7 +19,7 @@ from lathe import files
 from lathe.config.override_parsing import as_typed
 from lathe.errors import UserError, require
 from lathe.verbs.report.assemble import direction_of
-from lathe.verbs.reproduce import project
+from lathe.verbs.reproduce import project, run_to_end
 from lathe.verbs.runs.reader import Run, find_runs
 
 EXIT_CODES = {"better": 0, "worse": 3, "not told apart": 4}
@@ -134,17 +132,11 @@ def _seeds(sides: Sequence[Side], first: int) -> Iterator[int]:
 
 
 def _train(command: list[str], where: str) -> None:
-    """Train in a subprocess, which SIGTERM ends too; raise UserError with its last line if it fails."""
-    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, *command], env=os.environ, text=True, **pipes) as process:  # noqa: S603
-        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-        try:
-            said = process.communicate()[1].strip().splitlines()
-        finally:
-            signal.signal(signal.SIGTERM, before)
-    if process.returncode:
-        last = said[-1].removeprefix("Error: ") if said else f"exit code {process.returncode}"
-        raise UserError(f"{where}: {last}")
+    """Train in a subprocess; raise UserError with its last line if it fails."""
+    code, said = run_to_end(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    if code:
+        lines = said.strip().splitlines() or [f"exit code {code}"]
+        raise UserError(f"{where}: {lines[-1].removeprefix('Error: ')}")
 
 
 def _metric(run: Run, asked: str | None) -> str:

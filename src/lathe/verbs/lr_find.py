@@ -75,13 +75,8 @@ class Rising(Callback):
         self._parts: list[Tensor] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        name = type(trainer.optimizers[0]).__name__ if trainer.optimizers else "None"
         own = [rate for optimizer in trainer.optimizers for rate in learning_rates(optimizer)]
-        require(
-            bool(own) and len(own) == sum(len(optimizer.param_groups) for optimizer in trainer.optimizers),
-            f"{type(pl_module).__name__}: the parameter groups of its optimizer ({name}) have no lr, so no rate can be "
-            "set: take an optimizer with one.",
-        )
+        require(bool(own), f"{type(pl_module).__name__} has no optimizer with a rate.")
         self.base = self.base or max(own)
         self.shares = [rate / self.base for rate in own]
 
@@ -111,9 +106,9 @@ class Rising(Callback):
             trainer.should_stop = True
 
 
-def smoothed(losses: list[float], keep: float = 0.9) -> list[float]:
+def smoothed(losses: list[float]) -> list[float]:
     """Return the exponential moving average, with bias correction."""
-    found, average = [], 0.0
+    found, average, keep = [], 0.0, 0.9
     for count, loss in enumerate(losses, 1):
         average = keep * average + (1 - keep) * loss
         found.append(average / (1 - keep**count))

@@ -17,6 +17,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.profiler import profile as torch_profile
 from torch.profiler import record_function
 from torch.utils._pytree import tree_leaves
@@ -303,18 +304,18 @@ class ModuleTime(NamedTuple):
 @contextmanager
 def marked(net: nn.Module) -> Iterator[None]:
     """Record each module call below `net` as a range of the trace, named after the module."""
-    handles = []
-    for name, module in net.named_modules():
-        frames: list[Any] = []
+    names, frames = {module: MARK + (name or "the net") for name, module in net.named_modules()}, list[Any]()
 
-        def enter(module: nn.Module, args: Any, name: str = name, frames: list[Any] = frames) -> None:
-            frames.append(record_function(MARK + (name or "the net")))
+    def enter(module: nn.Module, args: Any) -> None:
+        if module in names:
+            frames.append(record_function(names[module]))
             frames[-1].__enter__()
 
-        def leave(module: nn.Module, args: Any, output: Any, frames: list[Any] = frames) -> None:
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        if module in names:
             frames.pop().__exit__(None, None, None)
 
-        handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)]
+    handles = [register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)]
     try:
         yield
     finally:
@@ -509,21 +510,16 @@ def _memory_section(name: str, memory: Mapping[str, Any]) -> str:
 
 def show(report: dict[str, Any], folder: Path, top_k: int) -> None:
     """Print the parts and the most expensive operators."""
-    console = Console()
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
-
     for name, found in (("a training step", report["training"]), ("an inference batch", report["inference"])):
         if found:
             times = dict(found["parts"])
             step = times.pop("step")
             parts = ", ".join(f"{part} {took:.3f} ms ({took / step:.0%})" for part, took in times.items())
-            say(f"{name}: {step:.3f} ms, the median of {report['steps']}: {parts}")
+            print(f"{name}: {step:.3f} ms, the median of {report['steps']}: {parts}")
             operators = [Operator(**row) for row in found["operators"][:top_k]]
-            console.print(table_of(f"operators of {name}, each without those that it calls", operators))
+            Console().print(table_of(f"operators of {name}, each without those that it calls", operators))
             if found["memory"]:
-                say(f"peak memory of {name}: {found['memory']['peak'] / 2**20:.1f} MiB")
+                print(f"peak memory of {name}: {found['memory']['peak'] / 2**20:.1f} MiB")
     for note in report["notes"]:
-        say(note)
-    say(f"{folder / 'profile.html'} has more; the traces open at https://ui.perfetto.dev")
+        print(note)
+    print(f"{folder / 'profile.html'} has more; the traces open at https://ui.perfetto.dev")

@@ -53,11 +53,9 @@ def reproduce(request: dict[str, Any]) -> int:
 
 
 def check(run: RunDir, where: str) -> None:
-    """Raise UserError for a run that can't be compared, or that one machine can't repeat."""
+    """Raise UserError for a run that can't be compared or repeated."""
     require(run.complete, f"{where} is not complete, so there is nothing to compare with: resume={run.path} ends it.")
     read_lines(run.path / "metrics.csv")  # reports damage before training
-    nodes = run.config["trainer"].get("num_nodes", 1)
-    require(nodes == 1, f"{where} was trained on {nodes} machines (trainer.num_nodes), and this is one.")
     for key, path in _started_from(run.config):
         require(os.path.exists(path), f"{where} needs {key}={path}, which is not there any more: put it back.")
 
@@ -176,20 +174,26 @@ def train(again: RunDir, code: Code, trusted: list[str], recorded: dict[str, Any
     threads = recorded.get("threads")
     threads = {str(key): str(value) for key, value in threads.items()} if isinstance(threads, dict) else {}
     environment = {**os.environ, **threads, "PYTHONPATH": os.pathsep.join(paths)}
-    with subprocess.Popen([sys.executable, str(code.folder / "train.py"), *words], env=environment) as process:  # noqa: S603
-        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-        try:
-            ended = process.wait()
-        except KeyboardInterrupt:  # the terminal has interrupted the subprocess too
-            process.wait()
-            raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    ended, _ = run_to_end([str(code.folder / "train.py"), *words], env=environment)
     if not again.begun and not again.complete:
         again.remove()
         raise UserError("The run could not be made once more, as it says above; nothing is left of it.")
     stopped = f"The run did not come to its end (exit code {ended}), as it says above; it lies at {again.path}."
     require(not ended and again.complete, stopped)
+
+
+def run_to_end(command: list[str], **options: Any) -> tuple[int, str]:
+    """Run a Python script in a subprocess, which SIGTERM ends too; return its exit code and its stderr if piped."""
+    with subprocess.Popen([sys.executable, *command], text=True, **options) as process:  # noqa: S603
+        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            said = process.communicate()[1]
+        except KeyboardInterrupt:  # the terminal has interrupted the subprocess too
+            process.wait()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    return process.returncode, said or ""
 
 
 # the comparison

@@ -199,10 +199,6 @@ def _override(best: Allocation, net: nn.Module) -> str | None:
 
 def _show(report: dict[str, Any], folder: Path) -> None:
     console, metric, base = Console(), report["metric"], report["reference"][report["metric"]]
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
-
     for kind in KINDS:
         layers = {name: layer for name, layer in report["layers"].items() if layer[kind]}
         if layers:
@@ -216,17 +212,17 @@ def _show(report: dict[str, Any], folder: Path) -> None:
     choice = report.get("allocation")
     if choice is not None:
         kind, same, measured = choice["kind"], choice["uniform"], choice["measured"]
-        say(
+        print(
             f"chosen under {choice['budget']:.6g}: cost {choice['cost']:.6g}, {metric} {measured[metric]:.4g} with all "
             f"layers changed at once, {base:.4g} unchanged"
         )
         if same is not None:
             reached = f"{metric} {same['measured'][metric]:.4g}"
-            say(f"{kind} {same['value']:g} for every layer: cost {same['cost']:.6g}, {reached}")
+            print(f"{kind} {same['value']:g} for every layer: cost {same['cost']:.6g}, {reached}")
         table = Table("layer", kind, title="chosen", title_justify="left")
         for name, value in choice["values"].items():
             table.add_row(name, f"{value:g}")
         console.print(table)
         if choice["override"] is not None:
-            say(choice["override"])
-    say(f"written to {folder}")
+            print(choice["override"])
+    print(f"written to {folder}")

@@ -4,7 +4,6 @@ import base64
 import gzip
 import hashlib
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from support.reports import REQUEST
 from support.run_directories import write_run, write_sweep
 
 from lathe.verbs.report.assemble import assemble
-from lathe.verbs.report.page import page, page_data, with_short_curves
+from lathe.verbs.report.page import page, page_data
 
 
 def test_the_policy_runs_two_scripts_by_their_hash_and_loads_nothing() -> None:
@@ -52,11 +51,6 @@ def test_more_curves_than_fit_are_thinned_and_the_page_says_so(monkeypatch: pyte
     place, values = told["runs"][0]["curves"]["val/accuracy"]
     assert len(told["steps"]) == 1
     assert (len(values), told["steps"][place][0], told["steps"][place][-1]) == (50, 10, 1000)
-
-
-def test_curves_have_five_digits_and_none_for_what_is_not_a_number() -> None:
-    (found,) = with_short_curves({"runs": [{"curves": {"a": [[1, 2, 3], [0.123456789, math.nan, math.inf]]}}]})["runs"]
-    assert found["curves"]["a"] == [0, [0.12346, None, None]]
 
 
 def data(folder: Path) -> dict[str, Any]:

@@ -143,6 +143,7 @@ def test_hostile_names_stay_text_everywhere(show: Show) -> None:
     assert tab.evaluate("document.querySelectorAll('img, b, iframe, svg a').length") == 0
 
 
+@pytest.mark.slow
 def test_bands_are_mean_and_ends_over_the_seeds_of_a_group(show: Show) -> None:
     flat = [
         run(i, group=0, curves={"val/accuracy": [[1, 2, 3], [level, level, level]]})
@@ -162,38 +163,26 @@ def test_bands_are_mean_and_ends_over_the_seeds_of_a_group(show: Show) -> None:
     assert sorted(trace["y"][0] for trace in traces(tab, "curves-plot")) == pytest.approx([0.2, 0.4, 0.9])
 
 
+@pytest.mark.slow
 def test_the_best_groups_are_drawn_until_others_are_chosen(show: Show) -> None:
     data = report(1)
-    data["groups"] = [{**data["groups"][0], "factors": {"model.net.width": i}, "mean": i / 1000} for i in range(200)]
-    data["runs"] = [run(i, group=i, curves={"val/accuracy": [[1, 2], [0.0, i / 1000]]}) for i in range(200)]
+    data["groups"] = [{**data["groups"][0], "factors": {"model.net.width": i}, "mean": i / 1000} for i in range(20)]
+    data["runs"] = [run(i, group=i, curves={"val/accuracy": [[1, 2], [0.0, i / 1000]]}) for i in range(20)]
     tab = show(data)
 
     def names() -> list[str]:
         return list(tab.locator("#legend li").all_inner_texts())
 
     traces(tab, "curves-plot")
-    assert names() == [f"width={i}" for i in range(199, 191, -1)]
-    assert tab.locator("#curves-says").inner_text().startswith("8 groups of 200, the best; ")
-    tab.locator("#groups-table .more").press("Enter")  # a mouse would scroll there, which also loads rows
+    assert names() == [f"width={i}" for i in range(19, 11, -1)]
+    assert tab.locator("#curves-says").inner_text().startswith("8 groups of 20, the best; ")
     assert tab.locator("#groups-table input:checked").count() == 8
     redrawn(tab, "curves-plot", lambda: tab.get_by_label("Draw width=3", exact=True).check())
-    redrawn(tab, "curves-plot", lambda: tab.get_by_label("Draw width=199", exact=True).uncheck())
-    assert sorted(names()) == sorted(["width=3", *(f"width={i}" for i in range(198, 191, -1))])
-    assert tab.locator("#curves-says").inner_text().startswith("8 groups of 200, as chosen in their table; ")
+    redrawn(tab, "curves-plot", lambda: tab.get_by_label("Draw width=19", exact=True).uncheck())
+    assert sorted(names()) == sorted(["width=3", *(f"width={i}" for i in range(18, 11, -1))])
+    assert tab.locator("#curves-says").inner_text().startswith("8 groups of 20, as chosen in their table; ")
     redrawn(tab, "curves-plot", lambda: tab.get_by_role("button", name="Best groups again").click())
-    assert sorted(names()) == [f"width={i}" for i in range(192, 200)]
-
-
-def test_the_baseline_is_named_and_every_difference_has_a_row(show: Show) -> None:
-    data = report(30, confidence=0.9)
-    tab = show(data, plots=False)
-    label = data["groups"][0]["label"]
-    assert f"minus that of {label}, over the seeds" in tab.locator("#pairs-says").inner_text()
-    differences = sorted((pair["difference"] for pair in data["pairs"]), reverse=True)
-    told = [float(text) for text in column(tab, "difference", "#pairs-table")]
-    assert told == pytest.approx(differences, abs=1e-3)
-    assert len(column(tab, "90 % interval", "#pairs-table")) == 5
-    assert set(column(tab, "What it says", "#pairs-table")) == {data["pairs"][0]["says"]}
+    assert sorted(names()) == [f"width={i}" for i in range(12, 20)]
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Means, intervals, paired tests and importance against results by hand, textbook tables and closed forms."""
 
 import math
-from typing import Any
 
 import pytest
 from scipy import stats
@@ -20,14 +19,6 @@ def test_the_interval_is_students() -> None:
     assert told.std == pytest.approx(1.5811388)
     half = T_975[4] * math.sqrt(0.5)
     assert told.interval == pytest.approx((3 - half, 3 + half), abs=1e-6)
-
-
-def test_what_has_no_interval_says_why() -> None:
-    assert (summarise((), HOW).mean, summarise((), HOW).why) == (None, "no complete run")
-    one = summarise((0.9,), HOW)
-    assert (one.mean, one.std, one.interval, one.why) == (0.9, None, None, "n = 1: no interval")
-    same = summarise((0.1 + 0.2, 0.3, 0.3), HOW)
-    assert (same.std, same.interval, same.why) == (0.0, None, "all 3 values are equal: no interval")
 
 
 def test_a_bootstrap_is_of_percentiles_and_repeats() -> None:
@@ -72,16 +63,6 @@ def test_pairs_are_compared_by_their_differences() -> None:
     assert compare([10, 20, 30], [11, 22, 33], HOW).difference == -2
 
 
-def sweep(metric: list[float], **factors: list[Any]) -> dict[str, Any]:
-    """Complete runs with these values of the metric and these columns of factors."""
-    columns = [dict(zip(factors, values, strict=True)) for values in zip(*factors.values(), strict=True)]
-    runs = [
-        {"state": "complete", "metrics": {"m": value}, "factors": own}
-        for value, own in zip(metric, columns, strict=True)
-    ]
-    return {"metric": "m", "factors": list(factors), "runs": runs}
-
-
 def test_the_share_is_epsilon_squared_of_kruskal_and_wallis() -> None:
     data = report(60)
     found = importance(data)
@@ -96,21 +77,3 @@ def test_the_share_is_epsilon_squared_of_kruskal_and_wallis() -> None:
     everything = [(run["factors"]["model.net.depth"], run["metrics"]["test/accuracy"]) for run in runs]
     assert row["direction"] == pytest.approx(stats.spearmanr(*zip(*everything, strict=True)).statistic)
     assert row["levels"] == 3
-
-
-def test_a_factor_that_decides_has_all_and_one_that_does_nothing_none() -> None:
-    data = sweep(
-        [float(i // 12) for i in range(24)],
-        decides=["a"] * 12 + ["b"] * 12,
-        nothing=[True, False] * 12,
-        one=[3] * 24,
-        alone=[f"name {i}" for i in range(24)],
-    )
-    rows = {row["factor"]: (row["share"], row["direction"]) for row in importance(data)["rows"]}
-    assert rows == {"decides": (1.0, None), "nothing": (0.0, None)}  # one level or one run each: no information
-
-
-def test_without_information_there_is_a_reason_instead() -> None:
-    for data in (sweep([1.0] * 24, lr=[1, 2] * 12), sweep([1.0], lr=[1]), sweep([1.0, 2.0] * 12, lr=[1] * 24)):
-        found = importance(data)
-        assert (found["rows"], bool(found["why"])) == ([], True)

@@ -14,7 +14,8 @@ from lathe.verbs.report.assemble import Report, assemble
 from lathe.verbs.report.groups import Differences
 from lathe.verbs.report.page import page_data, write_page
 from lathe.verbs.report.tables import groups_csv, latex, markdown, runs_csv, say, show, terminal
-from lathe.verbs.runs.reader import find_runs, folders_of
+from lathe.verbs.runs.other_tools import find_all_runs
+from lathe.verbs.runs.reader import paths_of
 
 __all__ = ["report", "runs_frame"]
 TEXTS = {
@@ -51,7 +52,7 @@ def runs_frame(runs: str | Sequence[str] = "logs") -> Any:
     Columns are run, name, state, date, seed, steps and tags, the final metrics by name, and the configuration keys that
     differ between the runs. Raises UserError for a path without runs.
     """
-    found = find_runs(runs)
+    found = find_all_runs(runs)
     differing = Differences([run for run in found if run.leaves]).keys
     columns = ("name", "state", "date", "seed", "steps", "tags")
     rows = [
@@ -69,8 +70,9 @@ def _folder(output: str | None, named: list[str]) -> Path:
     if output is not None:
         folder = Path(output)
     else:
-        folders = [folder.resolve() for word in named for folder in folders_of(word)]
-        folder = Path(os.path.commonpath([path.parent if is_run(path) else path for path in folders])) / "report"
+        paths = [path.resolve() for word in named for path in paths_of(word)]
+        folders = [path.parent if is_run(path) or path.is_file() else path for path in paths]
+        folder = Path(os.path.commonpath(folders)) / "report"
     inside = next((above for above in (folder, *folder.absolute().parents) if is_run(above)), None)
     require(inside is None, f"output={folder} lies in the run directory {inside}: name another folder.")
     return folder

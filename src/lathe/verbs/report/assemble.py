@@ -36,7 +36,8 @@ from lathe.verbs.report.groups import (
     without_noise,
 )
 from lathe.verbs.report.statistics import Interval
-from lathe.verbs.runs.reader import Run, find_runs, finite, many, printable
+from lathe.verbs.runs.other_tools import find_all_runs
+from lathe.verbs.runs.reader import Run, finite, many, printable
 
 COLUMNS = (
     *("n", "mean", "interval", "best", "difference", "difference_interval", "p", "p_holm", "p_bh"),
@@ -102,7 +103,7 @@ class Report:
 def assemble(request: Mapping[str, Any]) -> Report:
     """Build the report that the keys of configs/report.yaml request."""
     named, by, asked = (_list(request[key]) for key in ("runs", "by", "metric"))
-    found = find_runs(named or [])
+    found = find_all_runs(named or [])
     runs = [run for run in found if run.path is not None or run.state != "waiting"]
     require(bool(runs), f"runs={named}: none of the {len(found)} jobs has begun.")
     check_tasks(runs, by)
@@ -207,7 +208,8 @@ def _doubts(runs: Sequence[Run], wanted: Sequence[str], asked: Sequence[str] | N
         reason = "No run says by which metric it chose its best checkpoint"
         reason = reason if name is None else f"No result has {name}, by which the runs chose their best checkpoint"
         others = ", ".join([other for other in available(runs) if other != wanted[0]][:5])
-        yield f"{reason}: the tables are of {wanted[0]}; metric= takes another ({others})."
+        another = f"; metric= takes another ({others})" if others else ""
+        yield f"{reason}: the tables are of {wanted[0]}{another}."
     for name in wanted if way is None else ():
         best = direction_of(name, runs, None)
         turned = "direction=min" if best == "max" else "direction=max"
@@ -229,19 +231,9 @@ def _recorded(name: str, runs: Sequence[Run]) -> str | None:
     """Return the direction that most runs recorded; that of a cost is known."""
     if is_cost(name):
         return "min" if lower_is_better(name) else "max"
-    ways = _ways(name, runs)
+    meant = _meant(name, runs)
+    ways = Counter(way for run in runs if (way := recorded_direction(run.result, meant)) is not None)
     return ways.most_common(1)[0][0] if ways else None
-
-
-def _ways(name: str, runs: Sequence[Run]) -> Counter[str]:
-    """Count the directions in results, or of the checkpoint callback if it monitors the metric."""
-    name, found = _meant(name, runs), Counter[str]()
-    for run in runs:
-        mode, monitor = (run.leaves.get(f"callbacks.checkpoint.{key}") for key in ("mode", "monitor"))
-        same = mode in ("min", "max") and without_split(str(monitor)) == without_split(name)
-        way = recorded_direction(run.result, name) or (str(mode) if same else None)
-        found.update([way] if way else [])
-    return found
 
 
 # what makes runs less comparable, and what a search chose

@@ -269,7 +269,7 @@ class Group:
         configurations: dict[Unit, list[Run]] = {}
         for unit, run in units.items():
             configurations.setdefault(unit[len(SEEDS) :], []).append(run)
-        return [_command(runs) for runs in configurations.values()]
+        return list(filter(None, map(_command, configurations.values())))  # other tools have none
 
     @property
     def command(self) -> str:

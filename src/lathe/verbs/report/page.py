@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib import metadata
 from importlib.resources import files
@@ -28,7 +29,7 @@ from lathe.html_page import style_sheet
 from lathe.verbs.report.assemble import Report, available, counts, left_out
 from lathe.verbs.report.groups import ABSENT, Group, code
 from lathe.verbs.report.statistics import importance
-from lathe.verbs.runs.reader import Curve, Run, finite, read_curves
+from lathe.verbs.runs.reader import Curve, Run, finite
 
 MOST = 8  # curves of a run whose metric names have no split
 # Plotly sets style attributes, which can't be hashed; styles can't load anything here
@@ -64,33 +65,17 @@ def page_data(report: Report, folder: Path = Path()) -> dict[str, Any]:
         "runs": [_run(run, places.get(id(run)), report, folder) for run in report.runs],
         "groups": [_group(group, report) for group in report.groups],
         "pairs": [
-            {
-                "a": pair.a,
-                "b": pair.b,
-                "n": pair.told.n,
-                "difference": pair.told.difference,
-                "interval": pair.told.interval and list(pair.told.interval),
-                "p": pair.told.p,
-                "p_holm": pair.told.p_holm,
-                "p_bh": pair.told.p_bh,
-                "says": pair.says,
-            }
-            for pair in report.pairs[metric]
+            {"a": pair.a, "b": pair.b, **_json(asdict(pair.told)), "says": pair.says} for pair in report.pairs[metric]
         ],
     }
 
 
 def _group(group: Group, report: Report) -> dict[str, Any]:
     metric = report.metrics[0]
-    told = group.summary(metric, report.how)
     return {
         "label": group.label,
         "factors": _json(group.brief),
-        "n": told.n,
-        "mean": told.mean,
-        "std": told.std,
-        "interval": told.interval and list(told.interval),
-        "why": told.why,
+        **_json(asdict(group.summary(metric, report.how))),
         "best": group.best(metric, report.directions[metric]),
         "seconds": group.mean_of("seconds"),
         "parameters": group.mean_of("parameters"),
@@ -116,7 +101,7 @@ def _run(run: Run, at: int | None, report: Report, folder: Path) -> dict[str, An
         "seconds": run.metrics.get("seconds"),
         "parameters": run.metrics.get("parameters"),
         "cost": cost_of(run.receipt),
-        "curves": {} if run.path is None else curves(run.path / "metrics.csv"),
+        "curves": curves(run),
         "diff": {key: value for key, value in leaves.items() if code(value) != code(report.differences.usual[key])},
         "command": run.command(),
         "environment": {
@@ -144,13 +129,13 @@ def _json(value: Any) -> Any:
     return value if fits else str(value)
 
 
-def curves(path: Path) -> dict[str, Curve]:
-    """Return the validation metrics and the training loss of a metrics.csv: at most 100 finite points of each.
+def curves(run: Run) -> dict[str, Curve]:
+    """Return the validation metrics and the training loss of a run: at most 100 finite points of each.
 
-    Without either, the first `MOST` metrics; {} if the file can't be read.
+    Without either, the first `MOST` metrics; {} if they can't be read.
     """
     found = {}
-    for name, curve in read_curves(path, _drawn).items():
+    for name, curve in run.curves(_drawn).items():
         points = [(step, value) for step, value in zip(*curve, strict=True) if math.isfinite(value)]
         kept = [points[at] for at in _kept(len(points), POINTS)]
         if kept:

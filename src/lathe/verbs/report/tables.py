@@ -200,7 +200,7 @@ def markdown(report: Report) -> str:
         for command in group.commands:
             fence = "`" * (1 + max(map(len, re.findall("`+", command)), default=0))
             commands.append(f"- {_escaped(group.label)}: {fence}{command}{fence}")
-    parts += ["## The runs of each row again", "\n".join(commands)]
+    parts += ["## The runs of each row again", "\n".join(commands)] if commands else []
     lost = left_out(report.runs, report.waiting)
     return "\n\n".join([*parts, *(["## Not in the tables", *_bullets(lost)] if lost else [])]) + "\n"
 
@@ -283,8 +283,10 @@ def show(report: Report, console: Console | None = None) -> None:
     _list(console, "Note: ", report.marks)
     _list(console, "Not in the tables: ", left_out(report.runs, report.waiting))
     groups = [report.groups[at] for at in _rows_shown(report, report.metrics[0])]
-    say(console, "Each row again:")
-    _list(console, "  ", [f"{group.label}:  {command}" for group in groups for command in group.commands])
+    commands = [f"{group.label}:  {command}" for group in groups for command in group.commands]
+    if commands:
+        say(console, "Each row again:")
+        _list(console, "  ", commands)
 
 
 def terminal() -> Console:

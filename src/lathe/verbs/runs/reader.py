@@ -219,6 +219,10 @@ class Run:
         """Return every key that `value` accepts."""
         return {*COLUMNS, *self.result, *self.leaves, *map(key_of, self.overrides)}
 
+    def curves(self, choose: Callable[[Sequence[str]], Sequence[str]]) -> dict[str, "Curve"]:
+        """Return the metrics that `choose` takes of the names in its metrics.csv."""
+        return {} if self.path is None else read_curves(self.path / "metrics.csv", choose)
+
     def command(self, seeds: Sequence[Any] = (), folds: Sequence[Any] = ()) -> str:
         """Return the shell command that repeats this run, or several `seeds` and `folds` of it."""
         swept = {key: values for key, values in zip(SEEDS, (seeds, folds), strict=True) if len(values) > 1}
@@ -240,7 +244,7 @@ def find_runs(named: str | Sequence[str] | None, log_dir: Path | None = None) ->
         entries = list(runs_below(log_dir, WITHOUT_RUNS))
     else:
         words = [named] if isinstance(named, str) else named
-        entries = [entry for word in words for folder in folders_of(word) for entry in _entries(folder, word)]
+        entries = [entry for word in words for path in paths_of(word) for entry in _entries(path, word)]
     found: dict[Path, RunEntry] = {}
     for entry in entries:
         first = found.setdefault((entry.path or entry.file or Path()).resolve(), entry)
@@ -258,17 +262,16 @@ def find_runs(named: str | Sequence[str] | None, log_dir: Path | None = None) ->
     return sorted(runs, key=lambda run: (run.path is None, str(run.path or ""), run.number or 0))
 
 
-def folders_of(word: str) -> list[Path]:
-    """Return the folders that a path or a pattern names; raise UserError if there is none."""
+def paths_of(word: str) -> list[Path]:
+    """Return the files and folders that a path or a pattern names; raise UserError if there is none."""
     try:
         paths = [Path(word)] if os.path.exists(word) else [Path(path) for path in sorted(glob.glob(word))]
     except (OSError, ValueError):  # too long, or with a null byte
         paths = []
-    folders = [path for path in paths if path.is_dir()]
     hint = "name a run directory, logs/<name> or a sweep's directory below logs/sweeps."
     short = word[:200]
-    require(bool(folders), f"runs={short}: there is no such folder; {suggest_folder(Path(short.split('*')[0]), hint)}")
-    return folders
+    require(bool(paths), f"runs={short}: there is no such folder; {suggest_folder(Path(short.split('*')[0]), hint)}")
+    return paths
 
 
 def _entries(folder: Path, word: str) -> list[RunEntry]:
