@@ -114,16 +114,6 @@ def test_everybody_gets_their_own_answer_in_batches(options: Callable[..., Any])
     play(Batcher(crew.launch, options(max_batch_size=8)), scene)
 
 
-def test_more_samples_than_a_batch_are_computed_alone(options: Callable[..., Any]) -> None:
-    crew = Crew(same)
-
-    async def scene(batcher: Batcher) -> None:
-        await asyncio.gather(*(batcher.predict(sample(1, rows), 10) for rows in (1, 9, 2)))
-        assert crew.batches == [[1], [9], [2]]
-
-    play(Batcher(crew.launch, options(max_batch_size=4)), scene)
-
-
 def test_a_lone_client_is_not_held_up_but_several_are_gathered(options: Callable[..., Any]) -> None:
     crew = Crew(same)
 

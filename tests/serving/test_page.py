@@ -151,7 +151,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ready, folder = open_export_model(run), run / "exports" / "onnx"
     folder.mkdir(parents=True)
     export.get("onnx").export(ready.net, ready.example, folder / "model.onnx")
-    manifests.write(folder, {"target": "onnx", "file": "model.onnx", **ready.facts}, ["model.onnx"])
+    manifests.write(folder, {"target": "onnx", "file": "model.onnx", **ready.facts})
     with Served(run, "target=onnx", LATHE_API_KEY=KEY) as process:
         yield f"http://127.0.0.1:{process.port}"
 

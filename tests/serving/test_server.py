@@ -163,9 +163,8 @@ def test_many_connections_and_hang_ups_leave_nothing_behind(server: Served) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_four_thousand_requests_of_many_clients(served_run: Path, bare: Net, digits: np.ndarray, workers: int) -> None:
-    logits, requests, clients = bare(digits), 4000, 32
+def test_two_thousand_requests_of_many_clients(served_run: Path, bare: Net, digits: np.ndarray) -> None:
+    logits, requests, clients = bare(digits), 2000, 32
 
     async def client(start: int, port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -182,7 +181,7 @@ def test_four_thousand_requests_of_many_clients(served_run: Path, bare: Net, dig
     async def all_clients(port: int) -> None:
         await asyncio.gather(*(client(start, port) for start in range(clients)))
 
-    with Served(served_run, "target=onnx", "threads=1", f"workers={workers}", "max_queue=1000") as server:
+    with Served(served_run, "target=onnx", "threads=1", "workers=2", "max_queue=1000") as server:
         asyncio.run(asyncio.wait_for(all_clients(server.port), 500))
         assert server.metric('lathe_responses_total{path="/predict",status="200"}') == requests
         assert server.metric("lathe_queue") == server.metric("lathe_worker_restarts_total") == 0
@@ -300,20 +299,7 @@ def test_a_hung_worker_and_a_full_queue(served_run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_health_fails_with_its_worker(served_run: Path) -> None:
-    with Served(served_run, "target=onnx", "threads=1", "health_timeout=1") as server:
-        (worker,) = server.workers()
-        os.kill(worker, signal.SIGSTOP)
-        began = time.monotonic()
-        assert server.ask("GET", "/health").status == 503
-        assert time.monotonic() - began < 10
-        os.kill(worker, signal.SIGCONT)
-        wait_for(lambda: server.ask("GET", "/health").status == 200)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_a_stop_answers_what_was_accepted(served_run: Path, digits: np.ndarray, bare: Net, everywhere: bool) -> None:
+def test_a_stop_answers_what_was_accepted(served_run: Path, digits: np.ndarray, bare: Net) -> None:
     """Also if the signal reaches the workers, as from a terminal."""
     with Served(served_run, "target=onnx", "threads=1", "max_batch_size=4") as server, ThreadPoolExecutor(12) as pool:
         (worker,) = server.workers()
@@ -324,10 +310,8 @@ def test_a_stop_answers_what_was_accepted(served_run: Path, digits: np.ndarray, 
         ]
         wait_for(lambda: server.metric("lathe_queue") >= 8)
         time.sleep(0.5)  # the last of the twelve may still be in transit
-        number = signal.SIGINT if everywhere else signal.SIGTERM
-        if everywhere:
-            os.kill(worker, number)
-        server.process.send_signal(number)
+        os.kill(worker, signal.SIGINT)
+        server.process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         with pytest.raises(OSError, match="refused"):
             server.connect()
@@ -355,12 +339,6 @@ def test_a_stop_that_takes_too_long_is_an_answer(served_run: Path) -> None:
         server.process.communicate(timeout=60)
         assert server.process.returncode == 0
         assert not alive(worker)
-
-
-@pytest.mark.slow
-def test_a_net_that_takes_too_long_to_load_ends_the_server(served_run: Path) -> None:
-    with pytest.raises(AssertionError, match=r"load_timeout=0\.01"):
-        Served(served_run, "target=onnx", "threads=1", "load_timeout=0.01")
 
 
 @pytest.mark.slow

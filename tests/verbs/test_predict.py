@@ -113,7 +113,7 @@ def exported(run: RunDir, name: str) -> None:
     folder, file = run.path / "exports" / name, f"model{target.suffix}"
     folder.mkdir(parents=True)
     target.export(ready.net, ready.example, folder / file)
-    manifests.write(folder, {"target": name, "file": file, **ready.facts}, [file])
+    manifests.write(folder, {"target": name, "file": file, **ready.facts})
 
 
 def same_lines(left: list[list[str]], right: list[list[str]]) -> None:

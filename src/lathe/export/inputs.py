@@ -1,7 +1,7 @@
 """Example inputs for tracers, their dynamic axes, and batches for runtimes with a largest one."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import starmap
 from typing import Any
 
@@ -35,6 +35,7 @@ class FlatCore(nn.Module):
     def __init__(self, core: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         super().__init__()
         self.core = core
+        self.eval()
         self.unread = _unread(core, args, kwargs)
         given, self.form = pytree.tree_flatten_with_path(self._read_of(args, kwargs))
         self.constants = [None if isinstance(value, Tensor) else value for _, value in given]
@@ -45,7 +46,6 @@ class FlatCore(nn.Module):
         # the places of the inputs in the recorded call, as `Call.tensors` names them
         self.paths = [_path_name("", given[place][0][1:]).removeprefix(".") for place in self.places]
         self.axes: list[dict[int, str]] = [{} for _ in self.places]
-        self.eval()
         with torch.no_grad():
             outputs = self.nested(*(tensor.clone() for tensor in self.example))
         found, self.output_form = pytree.tree_flatten_with_path(outputs)
@@ -178,56 +178,36 @@ class FlatCore(nn.Module):
         }
 
 
-class _Watched(dict[Any, Any]):
-    """A dict that notes which keys are read; looking at all of them reads all."""
-
-    def __init__(self, values: Mapping[Any, Any]) -> None:
-        super().__init__(values)
-        self.read: set[Any] = set()
-
-    def __getitem__(self, key: Any) -> Any:
-        self.read.add(key)
-        return super().__getitem__(key)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        self.read.add(key)
-        return super().get(key, default)
-
-    def pop(self, key: Any, *default: Any) -> Any:
-        self.read.add(key)
-        return super().pop(key, *default)
-
-    def __iter__(self) -> Iterator[Any]:
-        self.read.update(super().keys())
-        return super().__iter__()
-
-    def keys(self) -> Any:
-        self.read.update(super().keys())
-        return super().keys()
-
-    def values(self) -> Any:
-        self.read.update(super().keys())
-        return super().values()
-
-    def items(self) -> Any:
-        self.read.update(super().keys())
-        return super().items()
-
-
 def _unread(core: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, set[Any]]:
-    """Return the keys that the core does not read of the dicts among its arguments, by place or name of the dict."""
-    watched: dict[int | str, _Watched] = {}
-    given: dict[int | str, Any] = dict(enumerate(args))
-    given.update(kwargs.items())
-    for name, value in given.items():
-        if type(value) is dict:
-            given[name] = watched[name] = _Watched(value)
-    with torch.no_grad():
+    """Return the keys of dicts among the arguments without which the core returns the same, by the dict's argument."""
+    given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+
+    @torch.no_grad()
+    def outputs(values: Mapping[int | str, Any]) -> Any:
+        own = pytree.tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, dict(values))
+        positional = [own[place] for place in range(len(args))]
+        return pytree.tree_leaves(core(*positional, **{name: own[name] for name in kwargs}))
+
+    def same(values: Mapping[int | str, Any], wanted: list[Any]) -> bool:
         try:
-            core(*(given[place] for place in range(len(args))), **{name: given[name] for name in kwargs})
-        except Exception:  # it wants a plain dict: all of it is read
-            return {}
-    return {name: set(dict.keys(one)) - one.read for name, one in watched.items()}
+            found = outputs(values)
+        except Exception:  # of the core's own code, which reads the key
+            return False
+        if len(found) != len(wanted):
+            return False
+        pairs = zip(found, wanted, strict=True)
+        return all(torch.equal(one, other) if torch.is_tensor(one) else one == other for one, other in pairs)
+
+    unread: dict[int | str, set[Any]] = {}
+    for name, value in given.items():
+        if type(value) is not dict:
+            continue
+        wanted, kept = outputs(given), dict(value)
+        for key in value:
+            fewer = {other: one for other, one in kept.items() if other != key}
+            kept = fewer if same({**given, name: fewer}, wanted) else kept
+        unread[name] = value.keys() - kept.keys()
+    return unread
 
 
 def _argument_name(path: Sequence[Any], parameters: Sequence[str]) -> str:

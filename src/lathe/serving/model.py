@@ -1,6 +1,5 @@
 """Loads an export of a run, or the run's own net (`target=module`), as a function of arrays."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,9 +117,3 @@ def example(facts: dict[str, Any], run: str | Path) -> Array:
         sides["height"], sides["width"] = facts["preprocess"]["size"]
     shape = [1, *(side if isinstance(side, int) else sides[side] for side in given["shape"][1:])]
     return np.zeros(shape, np.uint8 if facts["preprocess"] is not None else np.int64)
-
-
-def receipt(run: Path) -> Any:
-    """Return the run's receipt, or None."""
-    path = run / "receipt.json"
-    return json.loads(path.read_text()) if path.is_file() else None
