@@ -97,6 +97,7 @@ def test_losses_are_noted_under_the_samples_that_had_them(tmp_path: Path, monkey
         assert int(row["turns"]) == int(state["turns"][number])
 
 
+@pytest.mark.slow
 @pytest.mark.law3
 def test_a_death_changes_nothing(tmp_path: Path, interruption: Interruption) -> None:
     """Within an epoch whose order follows from losses; with several steps per call."""

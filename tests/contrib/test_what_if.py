@@ -69,21 +69,6 @@ def test_what_would_have_been_faster_is_told(
     )
 
 
-def test_a_run_of_min_steps_tells_what_is_faster_and_nothing_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], ratios: dict[tuple[bool, bool, bool], list[float]]
-) -> None:
-    def lines(name: str, least: int) -> list[str]:
-        run(tmp_path / name, "callbacks=[default,what_if]", f"callbacks.what_if.min_steps={least}", "test=false")
-        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("callbacks.what_if: ")]
-
-    ratios |= {(True, False, False): [2.0, 2.1], (False, False, True): [1.0, 1.0], (True, False, True): [1.0, 3.0]}
-    assert lines("at", 20) == [
-        "callbacks.what_if: bf16 would have been 2.0 x as fast here (measured on 5 steps, 2.0 to 2.1): "
-        "precision=bf16-mixed."
-    ]
-    assert lines("below", 21) == []
-
-
 def test_hooks_of_the_users_own_are_left_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,13 +84,6 @@ def test_rules_pick_exactly_these_names(no_decay: list[str] | None, expected: li
     assert sorted(groups["decay"] + expected) == sorted(name for name, _ in net.named_parameters())
 
 
-def test_frozen_parameters_are_in_no_group() -> None:
-    net = small_net()
-    net.blocks.requires_grad_(False)
-    groups = names_by_group(net, build_optimizer(net, **BASE))
-    assert groups == {"decay": ["conv.weight", "head.weight"], "no_decay": ["bn.weight", "bn.bias", "head.bias"]}
-
-
 @pytest.mark.parametrize(
     ("scale_lr", "batch_size", "expected"),
     [

@@ -142,21 +142,6 @@ def test_an_export_predicts_what_the_module_does(run: RunDir, images: Any, tmp_p
     assert not (tmp_path / "no.csv").exists()
 
 
-@pytest.mark.slow
-def test_every_target_predicts_the_same_from_a_folder(run: RunDir, images: Any, tmp_path: Path) -> None:
-    targets = ("onnx", "aot_inductor", "torch_export")
-    for target in set(targets) - {path.name for path in (run.path / "exports").glob("*")}:
-        exported(run, target)
-    folder = tmp_path / "png"
-    folder.mkdir()
-    for number, image in enumerate(images[0][:50]):
-        Image.fromarray(image[0]).resize((11, 13)).save(folder / f"{number:02}.png")
-    predict(request(run, folder, tmp_path / "module.csv", "resize=true"))
-    for target in targets:
-        predict(request(run, folder, tmp_path / f"{target}.csv", "resize=true", f"export={target}", "batch_size=7"))
-        same_lines(rows(tmp_path / f"{target}.csv"), rows(tmp_path / "module.csv"))
-
-
 def test_the_next_token_of_each_sequence(tmp_path: Path) -> None:
     small = ("model.net.depth=1", "model.net.width=16", "trainer.max_epochs=1", "compression.receipt=none")
     sizes = [f"data.source.{split}_size=16" for split in ("train", "val", "test")]
