@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.runs import SMALL, new_run, rows, weights
 
-from lathe.contrib.what_if import Step, WhatIf
+from lathe.contrib.what_if import WhatIf
 from lathe.training.train import train
 
 ASKED = ("callbacks=[default,what_if]", "callbacks.what_if.steps=2")
@@ -32,8 +32,8 @@ def ratios(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[bool, bool, bool], lis
     """Return each change's speed-up, by whether it has bf16, channels last and a fused optimizer."""
     given: dict[tuple[bool, bool, bool], list[float]] = {}
 
-    def ratios(self: WhatIf, own: Step, other: Step, batch: Any) -> list[float]:
-        return given[other.format is not own.format, other.last, other.kernels is None]
+    def ratios(self: WhatIf, trainer: Any, task: Any, change: dict[str, Any], batch: Any) -> list[float]:
+        return given["bf16" in change, "last" in change, "fused" in change]
 
     monkeypatch.setattr(WhatIf, "_ratios", ratios)
     return given

@@ -180,7 +180,8 @@ class FlatCore(nn.Module):
 
 def _unread(core: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, set[Any]]:
     """Return the keys of dicts among the arguments without which the core returns the same, by the dict's argument."""
-    given: dict[int | str, Any] = {**dict(enumerate(args)), **kwargs}
+    given: dict[int | str, Any] = dict(enumerate(args))
+    given.update(kwargs.items())
 
     @torch.no_grad()
     def outputs(values: Mapping[int | str, Any]) -> Any:

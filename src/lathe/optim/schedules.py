@@ -11,7 +11,7 @@ that of the last, and from `total` on the curve is constant.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 from torch.optim import Optimizer
@@ -19,9 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lathe.config.types import Count, OpenShare, Share, StepOrShare
 from lathe.config.validation import validated
-from lathe.errors import ArgumentError, UserError
-
-TotalSteps = Any  # optimizer steps of the run; inf for an endless run, which raises an error
+from lathe.errors import ArgumentError
 
 
 def half_cosine(progress: float, *, start: float, end: float) -> float:
@@ -29,52 +27,40 @@ def half_cosine(progress: float, *, start: float, end: float) -> float:
     return end + (start - end) * 0.5 * (1 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
 
 
-def steps_of(key: str, value: float, total_steps: float) -> int:
+def steps_of(key: str, value: float, total_steps: int) -> int:
     """Return the position `key` in optimizer steps: a share of the run below 1, else a number of steps.
 
-    A share is rounded, and stays below the end of the run. Raises ArgumentError if `value` is not below `total_steps`,
-    and UserError for a run without an end.
+    A share is rounded, and stays below the end of the run. Raises ArgumentError if `value` is not below `total_steps`.
     """
-    total = _whole_run(total_steps)
     if value < 1:
-        return min(round(value * total), total - 1)
-    if value >= total:
-        raise ArgumentError(f"{key}={value} is not below the run's {total} optimizer steps: lower it or train longer.")
+        return min(round(value * total_steps), max(total_steps - 1, 0))
+    if value >= total_steps:
+        raise ArgumentError(
+            f"{key}={value} is not below the run's {total_steps} optimizer steps: lower it or train longer."
+        )
     return int(value)
 
 
-def _whole_run(total_steps: float) -> int:
-    """Return the run's steps; Lightning reports inf for an endless run and 0 if nothing is trained."""
-    if not 0 <= total_steps < math.inf:
-        raise UserError(
-            f"A scheduler can't plan a run of {total_steps} steps: set max_epochs or max_steps, and "
-            "limit_train_batches above 0."
-        )
-    return max(int(total_steps), 1)
-
-
 def _after_warmup(
-    optimizer: Optimizer, total_steps: float, warmup: float, curve: Callable[[int, int], float]
+    optimizer: Optimizer, total_steps: int, warmup: float, curve: Callable[[int, int], float]
 ) -> LRScheduler:
     """Return a line from 0 before the first step to the peak at `warmup`, then `curve`.
 
     `curve` takes the number of steps after the warm-up, and how many of them the run has.
     """
     warm = steps_of("warmup", warmup, total_steps)
-    rest = _whole_run(total_steps) - warm
+    rest = max(total_steps - warm, 1)
     return LambdaLR(optimizer, lambda step: (step + 1) / (warm + 1) if step < warm else curve(step - warm, rest))
 
 
 @validated
-def constant(optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0) -> LRScheduler:
+def constant(optimizer: Optimizer, total_steps: int, *, warmup: StepOrShare = 0) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then the peak."""
     return _after_warmup(optimizer, total_steps, warmup, lambda step, rest: 1.0)
 
 
 @validated
-def cosine(
-    optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0, min_ratio: Share = 0
-) -> LRScheduler:
+def cosine(optimizer: Optimizer, total_steps: int, *, warmup: StepOrShare = 0, min_ratio: Share = 0) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then a half cosine down to `min_ratio` of it at the end.
 
     Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts.
@@ -87,7 +73,7 @@ def cosine(
 @validated
 def cosine_restarts(
     optimizer: Optimizer,
-    total_steps: TotalSteps,
+    total_steps: int,
     *,
     period: Count | OpenShare,
     period_growth: Annotated[float, Field(ge=1)] = 1,
@@ -112,9 +98,7 @@ def cosine_restarts(
 
 
 @validated
-def linear(
-    optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0, end_ratio: Share = 0
-) -> LRScheduler:
+def linear(optimizer: Optimizer, total_steps: int, *, warmup: StepOrShare = 0, end_ratio: Share = 0) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then one down to `end_ratio` of it at the end."""
     return _after_warmup(optimizer, total_steps, warmup, lambda step, rest: 1 - (1 - end_ratio) * min(step / rest, 1.0))
 
@@ -122,7 +106,7 @@ def linear(
 @validated
 def one_cycle(
     optimizer: Optimizer,
-    total_steps: TotalSteps,
+    total_steps: int,
     *,
     warmup: StepOrShare = 0.3,
     start_ratio: Share = 0.04,
@@ -133,7 +117,7 @@ def one_cycle(
     Smith and Topin 2018, arXiv:1708.07120, in the two-phase form of torch's `OneCycleLR` with its default ratios, and
     constant momentum.
     """
-    peak, total = steps_of("warmup", warmup, total_steps), _whole_run(total_steps)
+    peak, total = steps_of("warmup", warmup, total_steps), max(total_steps, 1)
 
     def curve(step: int) -> float:
         if step < peak:
@@ -146,7 +130,7 @@ def one_cycle(
 @validated
 def step(
     optimizer: Optimizer,
-    total_steps: TotalSteps,
+    total_steps: int,
     *,
     milestones: Sequence[StepOrShare],
     gamma: Share = 0.1,

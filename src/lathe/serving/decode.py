@@ -115,7 +115,7 @@ class Images:
         left = self.limits.pixels
         for content in files:
             own = kind or kind_of(content[:12])  # JSON declares no type
-            if own not in PICTURES.values():
+            if own is None or own not in PICTURES.values():
                 raise BadRequest(400, "The image is base64 of neither PNG nor JPEG: send one of them, or lists.")
             try:
                 pixels = read_picture(io.BytesIO(content), own, self.channels, left)
