@@ -10,7 +10,6 @@ import torch
 from support.commands import check as succeeded
 from support.commands import run
 from support.interruptions import NEVER, Interrupted, Interruption, interruption, same
-from support.own_datasets import Pictures
 from support.runs import SMALL, column, new_run, runs
 from torch import nn
 from torch.nn import functional as F
@@ -139,81 +138,3 @@ def test_a_strategy_that_cuts_the_net_is_refused(callback: Any) -> None:
     trainer: Any = SimpleNamespace(strategy=object.__new__(Pipeline), datamodule=data)
     with pytest.raises(UserError, match="needs a whole net, and Pipeline cuts it"):
         callback.setup(trainer, nn.Linear(2, 2), "fit")
-
-
-# 160 samples to train on, 64 in an epoch: 4 batches of 16
-OWN = (
-    *(word for word in SMALL if not word.startswith("data.")),
-    "callbacks=[default,hard_samples]",
-    "callbacks.throughput=null",
-    "callbacks.hard_samples.share=0.4",
-    "trainer.max_epochs=5",
-    "trainer.log_every_n_steps=1",
-    "data=dataset",
-    "data.num_classes=2",
-    "data.channels=1",
-    "data.image_size=4",
-    "data.batch_size=16",
-    "test=false",
-)
-
-
-def words_of(kind: str, **options: Any) -> tuple[str, ...]:
-    given = "".join(f", {key}: {value}" for key, value in options.items())
-    return (*OWN, f"data.train={{_target_: {kind}{given}}}")
-
-
-def test_an_epoch_reads_what_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    noted: list[torch.Tensor] = []
-    note = Selection.note
-
-    def noting(self: Selection, samples: torch.Tensor, losses: torch.Tensor) -> None:
-        noted.append(samples)
-        note(self, samples, losses)
-
-    monkeypatch.setattr(Selection, "note", noting)
-    words = words_of("contrib.test_hard_samples.Seen", n=200, folder=tmp_path)
-    cfg = new_run(tmp_path, *words, "data.num_workers=1", "data.persistent_workers=true")
-    lathe.training.train.train(cfg)
-    run_dir = Path(cfg["paths"]["run_dir"])
-    assert len(noted) == 20
-    trained = torch.cat(noted)
-    assert all(len(trained[at : at + 64].unique()) == 64 for at in range(0, 320, 64))
-    turns = trained.bincount(minlength=160)
-    assert int(turns.min()) >= 1, "three epochs show each sample"
-    with open(run_dir / "hard_samples.csv", newline="") as file:
-        listed = list(csv.DictReader(file))
-    assert len(listed) == 160
-    read = torch.tensor([int(line) for line in (tmp_path / "read").read_text().split()]).bincount(minlength=200)
-    for row in listed:
-        item = int(row["file"].removeprefix("data.train: item "))
-        assert int(row["label"]) == item % 2
-        assert int(row["turns"]) == int(turns[int(row["sample"])])
-        assert int(read[item]) >= int(row["turns"])  # and once more to inspect a split
-
-
-class Seen(Pictures):
-    """Records which samples are read, in any process."""
-
-    def __init__(self, n: int, folder: str) -> None:
-        super().__init__(n)
-        self.file = Path(folder) / "read"
-
-    def __getitem__(self, row: int) -> Any:
-        with open(self.file, "a") as file:
-            file.write(f"{row}\n")
-        return super().__getitem__(row)
-
-
-def blended(samples: list[Any]) -> Any:
-    """Return each sample averaged with its neighbour."""
-    x, y = torch.utils.data.default_collate(samples)
-    shares = torch.nn.functional.one_hot(y, 2).float()
-    return (x + x.flip(0)) / 2, (shares + shares.flip(0)) / 2
-
-
-def test_samples_that_a_batch_mixes_are_refused(tmp_path: Path) -> None:
-    own = "data.collate_fn={_target_: contrib.test_hard_samples.blended, _partial_: true}"
-    cfg = new_run(tmp_path, *words_of("support.own_datasets.Pictures", n=200), own)
-    with pytest.raises(UserError, match=r"has targets of \(16, 2\) \(float32\)"):
-        lathe.training.train.train(cfg)

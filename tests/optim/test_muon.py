@@ -136,13 +136,6 @@ def test_roles_and_learning_rates_of_a_resnet() -> None:
     assert [group["lr"] for group in scaled.param_groups] == pytest.approx([0.002, 0.002, 0.04])
 
 
-def test_roles_of_a_net_without_blocks() -> None:
-    net = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 5), nn.Linear(5, 9))
-    roles = Muon.roles(net)
-    assert [name for name, role in roles.items() if role == "muon"] == ["3.weight"]
-    assert set(roles) == {name for name, _ in net.named_parameters()}
-
-
 def test_a_net_without_hidden_weights_is_refused() -> None:
     with pytest.raises(UserError, match="Muon found no hidden weight in MLP's `blocks`"):
         build(MLP(channels=3, image_size=8, num_classes=10, width=4, depth=1))

@@ -250,6 +250,17 @@ def test_what_a_core_does_not_read_of_a_batch_is_no_input(tmp_path: Path) -> Non
         flat.tensors_of(({**other, "scale": 3.0},), {})
 
 
+class OfAllOfADict(OfADict):
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        return super().forward({**batch})
+
+
+def test_what_a_core_reads_of_a_batch_is_an_input_whatever_its_value() -> None:
+    batch = {"vector": torch.randn(4, 3), "label": torch.zeros(4), "scale": torch.ones(4, 1)}  # a scale without effect
+    assert FlatCore(OfADict(), (batch,), {}).names == ["batch.vector", "batch.scale"]
+    assert FlatCore(OfAllOfADict(), (batch,), {}).names == ["batch.vector", "batch.label", "batch.scale"]
+
+
 def test_predictions_with_the_names_of_files() -> None:
     batches = [{"name": ["a", "b"], "p": torch.zeros(2)}, {"name": ["c"], "p": torch.ones(1)}]
     found = gather(batches)

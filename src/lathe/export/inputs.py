@@ -1,7 +1,8 @@
 """Example inputs for tracers, their dynamic axes, and batches for runtimes with a largest one."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import starmap
 from typing import Any
 
@@ -178,37 +179,37 @@ class FlatCore(nn.Module):
         }
 
 
+class _Watched(UserDict[Any, Any]):
+    """A dict that notes which keys are read; looking at all of them reads all."""
+
+    def __init__(self, values: Mapping[Any, Any]) -> None:
+        self.read: set[Any] = set()
+        super().__init__(values)
+
+    def __getitem__(self, key: Any) -> Any:  # also for `get`, `pop`, `items` and `values`
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.read.update(self.data)
+        return super().__iter__()
+
+
 def _unread(core: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, set[Any]]:
-    """Return the keys of dicts among the arguments without which the core returns the same, by the dict's argument."""
-    given: dict[int | str, Any] = dict(enumerate(args))
-    given.update(kwargs.items())
+    """Return the keys that the core does not read of the dicts among its arguments, by place or name of the dict."""
 
-    @torch.no_grad()
-    def outputs(values: Mapping[int | str, Any]) -> Any:
-        own = pytree.tree_map(lambda one: one.clone() if isinstance(one, Tensor) else one, dict(values))
-        positional = [own[place] for place in range(len(args))]
-        return pytree.tree_leaves(core(*positional, **{name: own[name] for name in kwargs}))
+    def watched(value: Any) -> Any:
+        return _Watched(value) if type(value) is dict else value
 
-    def same(values: Mapping[int | str, Any], wanted: list[Any]) -> bool:
+    places, names = [watched(value) for value in args], {name: watched(value) for name, value in kwargs.items()}
+    with torch.no_grad():
         try:
-            found = outputs(values)
-        except Exception:  # of the core's own code, which reads the key
-            return False
-        if len(found) != len(wanted):
-            return False
-        pairs = zip(found, wanted, strict=True)
-        return all(torch.equal(one, other) if torch.is_tensor(one) else one == other for one, other in pairs)
-
-    unread: dict[int | str, set[Any]] = {}
-    for name, value in given.items():
-        if type(value) is not dict:
-            continue
-        wanted, kept = outputs(given), dict(value)
-        for key in value:
-            fewer = {other: one for other, one in kept.items() if other != key}
-            kept = fewer if same({**given, name: fewer}, wanted) else kept
-        unread[name] = value.keys() - kept.keys()
-    return unread
+            core(*places, **names)
+        except Exception:  # it wants a plain dict: all of it is read
+            return {}
+    given: dict[int | str, Any] = dict(enumerate(places))
+    given.update(names.items())
+    return {name: one.data.keys() - one.read for name, one in given.items() if isinstance(one, _Watched)}
 
 
 def _argument_name(path: Sequence[Any], parameters: Sequence[str]) -> str:
