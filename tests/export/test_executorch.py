@@ -131,18 +131,16 @@ def test_sequences_of_every_length(tmp_path: Path, quantized: Quantized, counted
     torch.manual_seed(0)
     path, gpt = tmp_path / "net.pte", GPT(vocab_size=64, max_length=16, width=32, depth=1, heads=2).eval()
     ids = torch.randint(0, 64, (70, 12))
-    for tolerance in (1e-5, 0.1):  # as floats, as integers
-        executorch.export(gpt, ids[:1], path)
-        forward = executorch.load(path, 1)
-        for batch, time in ((1, 1), (3, 5), (64, 12), (70, 2)):
-            with torch.no_grad():
-                want = gpt(ids[:batch, :time]).numpy()
-            assert np.abs(forward(ids[:batch, :time].numpy()) - want).max() < tolerance * np.abs(want).max()
-        with pytest.raises(UserError, match=r"takes int64 of shape \[batch, up to 12\]"):
-            forward(np.zeros((1, 13), dtype=np.int64))
-        if tolerance < 0.1:
-            quantized(gpt, ids)
-    assert [(found.integers, found.floats, found.left) for found in counted] == [(0, 7, []), (7, 0, [])]
+    quantized(gpt, ids)
+    executorch.export(gpt, ids[:1], path)
+    forward = executorch.load(path, 1)
+    for batch, time in ((1, 1), (3, 5), (64, 12), (70, 2)):
+        with torch.no_grad():
+            want = gpt(ids[:batch, :time]).numpy()
+        assert np.abs(forward(ids[:batch, :time].numpy()) - want).max() < 0.1 * np.abs(want).max()
+    with pytest.raises(UserError, match=r"takes int64 of shape \[batch, up to 12\]"):
+        forward(np.zeros((1, 13), dtype=np.int64))
+    assert [(found.integers, found.floats, found.left) for found in counted] == [(7, 0, [])]
 
 
 @pytest.mark.slow

@@ -16,8 +16,6 @@ from lathe.optim.build import layer_numbers
 from lathe.optim.plan import build_scheduler
 from lathe.training.train import train
 
-VIT = ("model=vit_tiny", "model.net.depth=2", "model.net.width=24")
-
 
 def vit() -> ViT:
     return ViT(channels=1, image_size=8, num_classes=3, width=8, depth=3, heads=2, patch_size=4)
