@@ -161,9 +161,7 @@ def test_an_archive_that_can_not_be_loaded_is_said_and_nothing_is_left(trained: 
     assert done.returncode == 1
     assert done.stderr.startswith(f"{path} is not the file that was exported")
     content = json.loads((path.parent / manifest.NAME).read_text())
-    manifest.write(
-        path.parent, {key: content[key] for key in content if key not in ("version", "files")}, list(content["files"])
-    )
+    manifest.write(path.parent, {key: content[key] for key in content if key not in ("version", "files")})
     (tmp_path / "scratch").mkdir()
     done = torchserve(f"run={run_dir}", cwd=tmp_path, TMPDIR=str(tmp_path / "scratch"))
     assert done.returncode == 1

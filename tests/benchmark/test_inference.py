@@ -43,7 +43,7 @@ def file(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with torch.no_grad():
         facts = make(ready_for("onnx", {}, trained), "onnx", {}, folder)
     (folder / "parity.json").write_text(json.dumps({"arithmetic": "float32"}))
-    manifest.write(folder, facts, ["model.onnx", "parity.json"])
+    manifest.write(folder, facts)
     return folder
 
 
@@ -117,8 +117,8 @@ def test_stale_exports_are_made_again_and_missing_or_wrong_ones_are_listed(
     )
     stale = run.path / "exports" / "onnx"
     content = manifest.read(stale)
-    files = content.pop("files")
-    manifest.write(stale, {**content, "checkpoint": "last"}, list(files))
+    content.pop("files")
+    manifest.write(stale, {**content, "checkpoint": "last"})
     shutil.copytree(run.path / "exports" / "onnx", run.path / "exports" / "onnx_int8")
     (run.path / "exports" / "onnx_int8" / "model.onnx").write_bytes(b"tampered")
     group = {**config(f"run={run.path}", "target=[onnx,onnx_int8]", name="export")["target"], "aot_inductor": {}}
@@ -138,8 +138,8 @@ def test_a_file_that_computes_something_else_is_not_timed(run: RunDir) -> None:
     """As of an earlier version, whose manifest does not name the checkpoint."""
     folder = run.path / "exports" / "onnx"
     content = manifest.read(folder)
-    files = content.pop("files")
-    manifest.write(folder, {key: value for key, value in content.items() if key != KEY}, list(files))
+    content.pop("files")
+    manifest.write(folder, {key: value for key, value in content.items() if key != KEY})
     state = torch.load(run.best, weights_only=True)
     state["state_dict"]["head.weight"] = state["state_dict"]["head.weight"].flip(0)
     torch.save(state, run.best)

@@ -5,12 +5,10 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule
-from support.runs import config
 from torch import Tensor, nn
 
-from lathe.config.validate import check
 from lathe.contrib.dp import DP
-from lathe.errors import UserError, refuse
+from lathe.errors import UserError
 
 
 class Doubled(nn.Module):
@@ -51,14 +49,6 @@ def test_without_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         UserError, match="strategy=dp drives several GPUs from one process and none is visible here: use strategy=ddp"
     ):
         DP()
-
-
-def test_a_strategy_with_devices_of_its_own_refuses_others_of_the_trainer() -> None:
-    for fitting in ("trainer.devices=1", "trainer.devices=auto", "trainer.devices=2"):
-        refuse(check(config("strategy=model_split", "strategy.devices=[cpu:0,cpu:0]", fitting)))
-    for given in ("strategy.devices=[cpu:0,cpu:0]", "strategy.devices=null"):
-        with pytest.raises(UserError, match=r"^trainer\.devices=3 has no effect with one process"):
-            refuse(check(config("strategy=model_split", given, "trainer.devices=3")))
 
 
 def test_the_wrapper_stands_in_during_a_step(strategy: tuple[Any, Net]) -> None:

@@ -84,6 +84,7 @@ def losses(cfg: dict[str, Any]) -> list[float]:
     return column(Path(cfg["paths"]["run_dir"]), "train/loss")
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_one_process(tmp_path: Path) -> None:
     one, two = new_run(tmp_path, *COMMON), new_run(tmp_path, *COMMON, "strategy=horovod", "trainer.devices=2")
     on_ranks(train_all, [one], world=1)

@@ -1,7 +1,5 @@
 """target=torchscript: traced and scripted files compute the net."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from lathe.errors import UserError
 from lathe.export import get
 from lathe.export.preprocess import Preprocess, Shipped
-from lathe.nets import GPT, ViT
+from lathe.nets import ViT
 
 Make = Callable[[], nn.Module]
 Quantized = Callable[..., nn.Module]
@@ -69,13 +67,6 @@ def test_a_vision_transformer(tmp_path: Path) -> None:
     assert not (tmp_path / "script.pt").exists()
 
 
-def test_token_ids_of_any_length(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    net = GPT(vocab_size=64, max_length=16, width=16, depth=1, heads=2).eval()
-    target.export(net, torch.zeros(2, 16, dtype=torch.int64), tmp_path / "net.pt")
-    answers(tmp_path / "net.pt", net, [torch.randint(0, 64, shape) for shape in ((1, 1), (5, 7), (1, 16))])
-
-
 def test_where_onednn_fuses_wrongly_nothing_is_fused(make_resnet: Make, tmp_path: Path) -> None:
     """Scaling divides by a tensor of one number, for which oneDNN returns other values or an error."""
     net = shipped(make_resnet(), "any")
@@ -94,22 +85,6 @@ def test_a_quantized_net_ships_the_floats_that_its_integers_stand_for(
         want = shipped(net)(pixels(64)).numpy()
     assert np.abs(got - want).max() < 0.2 * want.std()
     assert "FakeQuantize" not in str(torch.jit.load(str(tmp_path / "net.pt")).graph)
-
-
-@pytest.mark.slow
-def test_torch_alone_reads_the_file(make_resnet: Make, images: Tensor, tmp_path: Path) -> None:
-    net = make_resnet()
-    target.export(net, images, tmp_path / "net.pt")
-    np.save(tmp_path / "x.npy", images.numpy())
-    code = (
-        "import torch, numpy, sys; numpy.save('y.npy', "
-        "torch.jit.load('net.pt')(torch.from_numpy(numpy.load('x.npy'))).detach())"
-    )
-    subprocess.run(
-        [sys.executable, "-c", f"{code}; assert 'lathe' not in sys.modules"], cwd=tmp_path, check=True, timeout=120
-    )
-    with torch.no_grad():
-        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), net(images).numpy(), atol=1e-5)
 
 
 def test_a_torn_file_is_refused(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:

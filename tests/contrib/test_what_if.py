@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.runs import SMALL, new_run, rows, weights
 
-from lathe.contrib.what_if import Step, WhatIf
+from lathe.contrib.what_if import WhatIf
 from lathe.training.train import train
 
 ASKED = ("callbacks=[default,what_if]", "callbacks.what_if.steps=2")
@@ -32,8 +32,8 @@ def ratios(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[bool, bool, bool], lis
     """Return each change's speed-up, by whether it has bf16, channels last and a fused optimizer."""
     given: dict[tuple[bool, bool, bool], list[float]] = {}
 
-    def ratios(self: WhatIf, own: Step, other: Step, batch: Any) -> list[float]:
-        return given[other.format is not own.format, other.last, other.kernels is None]
+    def ratios(self: WhatIf, trainer: Any, task: Any, change: dict[str, Any], batch: Any) -> list[float]:
+        return given["bf16" in change, "last" in change, "fused" in change]
 
     monkeypatch.setattr(WhatIf, "_ratios", ratios)
     return given
@@ -67,21 +67,6 @@ def test_what_would_have_been_faster_is_told(
         "all of these would have been 2.8 x as fast here (measured on 2 steps, 2.5 to 3.0); bf16 would have been 2.0 x "
         "as fast here (measured on 2 steps, 2.0 to 2.1): precision=bf16-mixed."
     )
-
-
-def test_a_run_of_min_steps_tells_what_is_faster_and_nothing_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], ratios: dict[tuple[bool, bool, bool], list[float]]
-) -> None:
-    def lines(name: str, least: int) -> list[str]:
-        run(tmp_path / name, "callbacks=[default,what_if]", f"callbacks.what_if.min_steps={least}", "test=false")
-        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("callbacks.what_if: ")]
-
-    ratios |= {(True, False, False): [2.0, 2.1], (False, False, True): [1.0, 1.0], (True, False, True): [1.0, 3.0]}
-    assert lines("at", 20) == [
-        "callbacks.what_if: bf16 would have been 2.0 x as fast here (measured on 5 steps, 2.0 to 2.1): "
-        "precision=bf16-mixed."
-    ]
-    assert lines("below", 21) == []
 
 
 def test_hooks_of_the_users_own_are_left_alone(

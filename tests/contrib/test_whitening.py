@@ -58,7 +58,7 @@ def test_its_bias_settles(tmp_path: Path, interruption: Interruption) -> None:
     """It is frozen from the given epoch only; also in a resumed run."""
 
     def run(name: str, step: int, *words: str) -> dict[str, torch.Tensor]:
-        settings = ("trainer.max_epochs=4", "trainer.limit_train_batches=2", "trainer.log_every_n_steps=1")
+        settings = ("trainer.max_epochs=3", "trainer.limit_train_batches=2", "trainer.log_every_n_steps=1")
         cfg = new_run(
             tmp_path / name,
             *AIRBENCH,
@@ -75,10 +75,10 @@ def test_its_bias_settles(tmp_path: Path, interruption: Interruption) -> None:
         train(cfg)
         return state_of(cfg)
 
-    settled = run("settled", NEVER, "callbacks.whitening.settle_epoch=2")
-    short = run("short", NEVER, "trainer.max_epochs=2")
+    settled = run("settled", NEVER, "callbacks.whitening.settle_epoch=1")
+    short = run("short", NEVER, "trainer.max_epochs=1")
     assert not torch.equal(short["whitening.bias"], torch.zeros_like(short["whitening.bias"]))
     assert torch.equal(settled["whitening.bias"], short["whitening.bias"])
     assert not torch.equal(settled["head.weight"], short["head.weight"])
-    again = run("again", 7, "callbacks.whitening.settle_epoch=2")
+    again = run("again", 5, "callbacks.whitening.settle_epoch=1")
     assert all(torch.equal(again[name], settled[name]) for name in settled)

@@ -85,16 +85,15 @@ def test_pixels_and_integers(
     stored = (tmp_path / "int8.pte").read_bytes()
     assert len(stored) < 0.35 * sum(4 * p.numel() for p in small.parameters())
     assert integer_weight(small.head)[0].numpy().tobytes() in stored  # the integers of training
-
-
-def test_pictures_of_any_size_and_torn_files_are_refused(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
-    path = tmp_path / "net.pte"
-    anything = Shipped(make_mlp(), Preprocess([0.5] * 3, [0.25] * 3, (16, 16), "any"))
-    with pytest.raises(UserError, match=r"target\.input_size=any"):
-        executorch.export(anything, images.byte(), path)
     path.write_bytes(b"torn")
     with pytest.raises(UserError, match="can't be read as an ExecuTorch program"):
         executorch.load(path)
+
+
+def test_pictures_of_any_size_are_refused(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
+    anything = Shipped(make_mlp(), Preprocess([0.5] * 3, [0.25] * 3, (16, 16), "any"))
+    with pytest.raises(UserError, match=r"target\.input_size=any"):
+        executorch.export(anything, images.byte(), tmp_path / "net.pte")
 
 
 @pytest.mark.slow
@@ -123,10 +122,7 @@ def test_a_resnet_in_a_fresh_process(
         "import numpy; from lathe.export import get; import sys;numpy.save('y.npy', "
         f"get('executorch').load({str(path)!r}, 1)(numpy.load('x.npy'))); assert 'lathe.nets' not in sys.modules"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True
-    )
-    assert done.stderr == ""
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), executorch.load(path, 1)(images.numpy()))
 
 
@@ -135,18 +131,16 @@ def test_sequences_of_every_length(tmp_path: Path, quantized: Quantized, counted
     torch.manual_seed(0)
     path, gpt = tmp_path / "net.pte", GPT(vocab_size=64, max_length=16, width=32, depth=1, heads=2).eval()
     ids = torch.randint(0, 64, (70, 12))
-    for tolerance in (1e-5, 0.1):  # as floats, as integers
-        executorch.export(gpt, ids[:1], path)
-        forward = executorch.load(path, 1)
-        for batch, time in ((1, 1), (3, 5), (64, 12), (70, 2)):
-            with torch.no_grad():
-                want = gpt(ids[:batch, :time]).numpy()
-            assert np.abs(forward(ids[:batch, :time].numpy()) - want).max() < tolerance * np.abs(want).max()
-        with pytest.raises(UserError, match=r"takes int64 of shape \[batch, up to 12\]"):
-            forward(np.zeros((1, 13), dtype=np.int64))
-        if tolerance < 0.1:
-            quantized(gpt, ids)
-    assert [(found.integers, found.floats, found.left) for found in counted] == [(0, 7, []), (7, 0, [])]
+    quantized(gpt, ids)
+    executorch.export(gpt, ids[:1], path)
+    forward = executorch.load(path, 1)
+    for batch, time in ((1, 1), (3, 5), (64, 12), (70, 2)):
+        with torch.no_grad():
+            want = gpt(ids[:batch, :time]).numpy()
+        assert np.abs(forward(ids[:batch, :time].numpy()) - want).max() < 0.1 * np.abs(want).max()
+    with pytest.raises(UserError, match=r"takes int64 of shape \[batch, up to 12\]"):
+        forward(np.zeros((1, 13), dtype=np.int64))
+    assert [(found.integers, found.floats, found.left) for found in counted] == [(7, 0, [])]
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / "model.onnx").write_bytes(b"graph")
     (folder / "parity.json").write_text("{}")
-    manifest.write(folder, CONTENT, ["model.onnx", "parity.json"])
+    manifest.write(folder, CONTENT)
     return folder
 
 
@@ -43,7 +43,7 @@ def test_what_is_written_is_read(folder: Path) -> None:
 def test_a_value_that_json_lacks_is_refused_before_anything_is_written(folder: Path) -> None:
     before = (folder / "manifest.json").read_bytes()
     with pytest.raises(ValueError, match="JSON"):
-        manifest.write(folder, {**CONTENT, "loss": float("nan")}, ["model.onnx"])
+        manifest.write(folder, {**CONTENT, "loss": float("nan")})
     assert (folder / "manifest.json").read_bytes() == before
     assert len(list(folder.iterdir())) == 3
 

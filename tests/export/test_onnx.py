@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantization.net import LayerPlan, integer_weight, strip
+from lathe.compression.quantization.net import LayerPlan, integer_weight
 from lathe.errors import UserError
 from lathe.export import get
 from lathe.export.targets.onnx import EXACT, open_session, providers_for
@@ -48,16 +48,6 @@ def test_float_file(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), forward(images[:5].numpy()))
-
-
-def test_a_quantized_net_is_written_with_its_rounded_weights(
-    make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized
-) -> None:
-    net = quantized(make_mlp(), images)
-    get("onnx").export(net, images[:1], tmp_path / "net.onnx")
-    with torch.no_grad():
-        want = strip(net)(images).numpy()
-    np.testing.assert_allclose(get("onnx").load(tmp_path / "net.onnx", 1)(images.numpy()), want, atol=1e-5)
 
 
 def test_a_torn_file_is_refused(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def exported(net: nn.Module, tmp_path: Path) -> Callable[[Any], Any]:
 
 def test_pictures_of_every_size_in_one_file(exported: Callable[[Any], Any], net: nn.Module) -> None:
     run = exported("any")
-    for batch, size in enumerate(SIZES, 1):
+    for batch, size in enumerate([(16, 16), (1, 41), (33, 11)], 1):
         x = pixels(batch, 3, *size)
         torch.testing.assert_close(run(x), net(resized(x)), rtol=0, atol=1e-5)
 

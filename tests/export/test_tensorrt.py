@@ -33,12 +33,6 @@ def test_auto_chooses_the_way_by_the_net(monkeypatch: pytest.MonkeyPatch) -> Non
         get("tensorrt", half=True).builder(quantized=True)
 
 
-def test_the_profile_has_the_smallest_typical_and_largest_batch() -> None:
-    pixels, ids = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, 12, dtype=torch.int64)
-    assert get("tensorrt").profile(pixels) == ((1, 3, 8, 8), (64, 3, 8, 8), (64, 3, 8, 8))
-    assert get("tensorrt", max_batch_size=16, typical_batch_size=4).profile(ids) == ((1, 1), (4, 12), (16, 12))
-
-
 @pytest.mark.slow
 def test_symmetric_integers(make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
     net, path = quantized(make_resnet(), images), tmp_path / "net.onnx"

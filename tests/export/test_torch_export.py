@@ -24,7 +24,6 @@ from lathe.nets import GPT, ViT
 Make = Callable[[], nn.Module]
 Quantized = Callable[..., nn.Module]
 target = get("torch_export")
-RELU = b"torch.ops.aten.relu.default"
 
 
 def shipped(net: nn.Module, input_size: str | None = None) -> nn.Module:
@@ -60,11 +59,11 @@ def in_a_fresh_process(path: Path, x: Tensor) -> np.ndarray:
     return np.load(path.parent / "y.npy")
 
 
-def test_pictures_in_batches_of_any_size(make_mlp: Make, make_resnet: Make, tmp_path: Path) -> None:
+def test_pictures_in_batches_of_any_size(make_resnet: Make, tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
-    for net in (shipped(make_mlp()), shipped(make_resnet())):
-        target.export(net, pixels(4), path)
-        assert largest_error(path, net, [pixels(batch) for batch in (1, 2, 7)]) <= 1e-6
+    net = shipped(make_resnet())
+    target.export(net, pixels(4), path)
+    assert largest_error(path, net, [pixels(batch) for batch in (1, 2, 7)]) <= 1e-6
     vit = ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=16, depth=1, heads=2, pool="token").eval()
     target.export(shipped(vit), pixels(1), path)
     assert largest_error(path, shipped(vit), [pixels(batch) for batch in (1, 5)]) <= 1e-6
@@ -121,24 +120,10 @@ def check_integers(net: nn.Module, images: Tensor, folder: Path) -> None:
     assert weights < tensors < 1.1 * weights  # a byte each, plus scales and biases
 
 
-@pytest.mark.parametrize(
-    "plan", [LayerPlan(activation="dynamic"), LayerPlan(weight_bits=4, activation="none", group_size=32)]
-)
-def test_other_plans(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, plan: LayerPlan) -> None:
-    net = quantized(make_mlp(), images, plan)
+def test_dynamic_ranges(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
+    net = quantized(make_mlp(), images, LayerPlan(activation="dynamic"))
     target.export(net, images[:1], tmp_path / "net.pt2")
-    if plan.activation == "dynamic":  # the batch determines the ranges
-        assert largest_error(tmp_path / "net.pt2", net, [images]) <= 1e-3
-    else:
-        assert largest_error(tmp_path / "net.pt2", net, [images[:1], images[:9]]) <= 1e-4
-
-
-def test_clients_may_send_read_only_arrays(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
-    target.export(make_mlp(), images, tmp_path / "net.pt2")
-    x = np.frombuffer(images.numpy().tobytes(), dtype=np.float32).reshape(images.shape)
-    run = target.load(tmp_path / "net.pt2")
-    np.testing.assert_array_equal(run(x), run(images.numpy()))
-    np.testing.assert_array_equal(run(x[::-1]), run(x)[::-1])
+    assert largest_error(tmp_path / "net.pt2", net, [images]) <= 1e-3  # the batch determines the ranges
 
 
 def test_nets_that_cannot_be_traced_and_damaged_files_are_refused(
@@ -156,38 +141,6 @@ def test_nets_that_cannot_be_traced_and_damaged_files_are_refused(
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(UserError, match=r"can't be read as a program of target=torch_export"):
         target.load(path)
-
-
-@pytest.mark.parametrize(
-    ("record", "change", "what"),
-    [
-        (
-            "data/sample_inputs/model.pt",
-            lambda text: b"\x80\x02cos\nsystem\n.",
-            "it holds data/sample_inputs/model.pt, a pickle",
-        ),
-        (
-            "data/weights/model_weights_config.json",
-            lambda text: text.replace(b'"use_pickle": false', b'"use_pickle": true'),
-            "a pickle",
-        ),
-        ("models/model.json", lambda text: text.replace(RELU, b"torch.os.system"), "the operator torch.os.system"),
-        ("models/model.json", lambda text: text.replace(b"Symbol('", b"exec('"), r"the size exec\('s"),
-        ("data/constants/opaque_obj_0", lambda text: b"\x80\x02cos\nsystem\n.", "data/constants/opaque_obj_0"),
-    ],
-)
-def test_code_in_an_archive_is_refused(
-    make_mlp: Make, images: Tensor, tmp_path: Path, record: str, change: Callable[[bytes], bytes], what: str
-) -> None:
-    target.export(make_mlp(), images, tmp_path / "net.pt2")
-    with zipfile.ZipFile(tmp_path / "net.pt2") as source, zipfile.ZipFile(tmp_path / "bad.pt2", "w") as bad:
-        for name in {*source.namelist(), f"archive/{record}"}:
-            text = source.read(name) if name in source.namelist() else b""
-            changed = change(text) if name == f"archive/{record}" else text
-            assert name != f"archive/{record}" or changed != text
-            bad.writestr(name, changed)
-    with pytest.raises(UserError, match=what):
-        target.load(tmp_path / "bad.pt2")
 
 
 @pytest.mark.parametrize("way", ["entries of one name", "two directories"])

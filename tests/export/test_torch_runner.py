@@ -1,36 +1,22 @@
-"""Calls with NumPy arrays, and their buffers."""
-
-from concurrent.futures import ThreadPoolExecutor
+"""Calls with NumPy arrays."""
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lathe.export.torch_runner import full_float32, on_arrays
+from lathe.data import Normalizer
+from lathe.export.torch_runner import full_float32, on_arrays, prepared
 
 CPU = torch.device("cpu")  # in place of a GPU
 
 
-def test_staged_answers_are_those_without_copies() -> None:
+def test_answers_of_a_device_are_those_without_copies() -> None:
     torch.manual_seed(0)
-    net = nn.Linear(3, 2)
-    plain, staged = on_arrays(net), on_arrays(net, None, CPU)
-    draws = np.random.default_rng(0)
-    for batch in (4, 1, 9, 0, 2):
-        x = draws.normal(size=(batch, 3)).astype(np.float32)
-        np.testing.assert_array_equal(staged(x), plain(x))
+    net, x = nn.Linear(3, 2), np.random.default_rng(0).normal(size=(9, 3)).astype(np.float32)
+    plain, placed = on_arrays(net), on_arrays(net, None, CPU)
     backwards = np.frombuffer(x.tobytes(), np.float32).reshape(x.shape)[::-1]  # read-only and not contiguous
-    np.testing.assert_array_equal(staged(backwards), plain(x)[::-1])
-
-
-def test_an_answer_stays_when_the_next_one_comes() -> None:
-    """The buffers are reused, also by threads in turn."""
-    staged = on_arrays(lambda x: x.float() * 2, None, CPU)
-    rows = [np.full((1 + number % 5, 2), number, np.uint8) for number in range(40)]
-    with ThreadPoolExecutor(4) as pool:
-        answers = list(pool.map(staged, rows))
-    for number, answer in enumerate(answers):
-        np.testing.assert_array_equal(answer, np.full((1 + number % 5, 2), 2.0 * number, np.float32))
+    for given in (x, x[:0], backwards):
+        np.testing.assert_array_equal(placed(given), plain(given))
 
 
 def test_float32_is_full_within_a_call_and_restored_after_it() -> None:
@@ -51,3 +37,13 @@ def test_float32_is_full_within_a_call_and_restored_after_it() -> None:
         assert torch.backends.cudnn.allow_tf32
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+def test_pixels_are_normalised_to_the_bits_of_training() -> None:
+    mean, std = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
+    x = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, 16, 16)
+    found = prepared({"preprocess": {"in_graph": False, "mean": mean, "std": std}}, x.numpy())
+    assert found.dtype == np.float32
+    assert np.array_equal(found, Normalizer(mean, std, 3)(x).numpy())
+    ids = np.arange(6).reshape(2, 3)
+    assert prepared({"preprocess": None}, ids) is ids

@@ -1,12 +1,17 @@
-"""target=weights: low-bit weights are restored exactly."""
+"""target=weights and safetensors: weights, integers and structure are restored exactly; the card, and the hub."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 
+from lathe.compression.channels import slices
+from lathe.compression.channels.groups import find_groups
 from lathe.compression.quantization.net import (
     LayerPlan,
     calibrate,
@@ -18,10 +23,11 @@ from lathe.compression.quantization.net import (
 )
 from lathe.errors import UserError
 from lathe.export import get
-from lathe.export.targets.weights import pack, restore, unpack
-from lathe.nets import GPT
+from lathe.export.targets.weights import pack, unpack
+from lathe.nets import GPT, MLP
 
 Make = Callable[[], nn.Module]
+BOTH = pytest.mark.parametrize("name", ["weights", "safetensors"])
 
 
 def rounding(net: nn.Module, inputs: Tensor, plan: LayerPlan) -> nn.Module:
@@ -30,7 +36,23 @@ def rounding(net: nn.Module, inputs: Tensor, plan: LayerPlan) -> nn.Module:
     return net
 
 
-@pytest.mark.parametrize("bits", range(2, 9))
+def gpt(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return GPT(vocab_size=64, max_length=8, width=16, depth=1, heads=2).eval()
+
+
+def content(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return what a file's header has of Lathe, and its tensors."""
+    with safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()["lathe"]), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def same(first: nn.Module, second: nn.Module, inputs: Tensor) -> None:
+    with torch.no_grad():
+        assert torch.equal(first.eval()(inputs), second.eval()(inputs))
+
+
+@pytest.mark.parametrize("bits", [2, 3, 7, 8])
 def test_packing_keeps_every_integer(bits: int) -> None:
     top = 2 ** (bits - 1) - 1
     integers = torch.randint(-top, top + 1, (7, 3, 5), dtype=torch.int8)
@@ -39,62 +61,159 @@ def test_packing_keeps_every_integer(bits: int) -> None:
     assert torch.equal(unpack(data, [7, 3, 5], bits), integers)
 
 
+def test_floats_have_their_plain_names(make_resnet: Make, images: Tensor, tmp_path: Path) -> None:
+    net, path, target = make_resnet(), tmp_path / "model.safetensors", get("safetensors")
+    target.export(net, images, path)
+    _, tensors = content(path)
+    assert tensors.keys() == net.state_dict().keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in net.state_dict().items())
+    fresh = make_resnet().apply(lambda m: m.reset_parameters() if isinstance(m, nn.Conv2d) else None)
+    same(target.restore(fresh, path), net, images)
+
+
+@BOTH
 @pytest.mark.parametrize(
     "plan",
     [
         LayerPlan(),
         LayerPlan(weight_bits=3, activation_bits=5),
         LayerPlan(weight_bits=4, activation="none", group_size=9),
-        LayerPlan(lsq=True),
-        LayerPlan(per_channel=False),
+        LayerPlan(lsq=True, per_channel=False),
     ],
 )
-def test_a_quantized_net_comes_back_exactly(make_resnet: Make, images: Tensor, tmp_path: Path, plan: LayerPlan) -> None:
-    net, path = rounding(make_resnet(), images, plan), tmp_path / "net.pt"
-    get("weights").export(net, images[:1], path)
-    content = torch.load(path, weights_only=True)
-    weights = sum(layer.weight.numel() for layer in quantized_layers(net).values() if hasattr(layer, "weight"))
-    stored = sum(entry["data"].numel() for entry in content["integers"].values())
-    assert weights * plan.weight_bits / 8 <= stored < weights * plan.weight_bits / 8 + len(content["integers"])
-    assert not any(name in content["state"] for name in content["integers"])
-
-    fresh = restore(make_resnet(), path)
-    with torch.no_grad():
-        assert torch.equal(fresh(images), net(images))
-    for name, layer in quantized_layers(net).items():
-        if hasattr(layer, "weight"):
-            assert torch.equal(integer_weight(layer)[0], integer_weight(fresh.get_submodule(name))[0])
-
-
-def test_another_net_and_a_torn_file_are_refused(
-    make_resnet: Make, make_mlp: Make, images: Tensor, tmp_path: Path
+def test_a_quantized_net_comes_back_exactly(
+    make_resnet: Make, images: Tensor, tmp_path: Path, plan: LayerPlan, name: str
 ) -> None:
-    path = tmp_path / "net.pt"
-    get("weights").export(make_resnet(), images, path)
-    with pytest.raises(UserError, match="does not fit MLP"):
-        restore(make_mlp(), path)
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(UserError, match="can't be read as weights"):
-        restore(make_resnet(), path)
+    net, target = rounding(make_resnet(), images, plan), get(name)
+    path = tmp_path / f"model{target.suffix}"
+    target.export(net, images, path)
+    layers = {f"{key}.weight": layer for key, layer in quantized_layers(net).items() if hasattr(layer, "weight")}
+    if name == "weights":
+        found = torch.load(path, weights_only=True)
+        stored = {key: entry["data"] for key, entry in found["integers"].items()}
+        assert not any(key in found["state"] for key in stored)
+    else:
+        kept, tensors = content(path)
+        stored = {key: tensors[key] for key in kept["integers"]}
+        for key, layer in layers.items():
+            assert torch.equal(tensors[f"{key}_scale"], integer_weight(layer)[1])
+    assert stored.keys() == layers.keys()
+    for key, data in stored.items():
+        assert data.numel() == -(-layers[key].weight.numel() * plan.weight_bits // 8)
+    fresh = target.restore(make_resnet(), path)
+    same(fresh, net, images)
+    for key, layer in layers.items():
+        restored = fresh.get_submodule(key.removesuffix(".weight"))
+        assert torch.equal(integer_weight(restored)[0], integer_weight(layer)[0])
+
+
+def test_removed_channels_are_in_the_header(images: Tensor, tmp_path: Path, make_resnet: Make) -> None:
+    net, path, target = make_resnet(), tmp_path / "model.safetensors", get("safetensors")
+    groups = find_groups(net, images[:2])
+    slices.remove(net, groups, {group.name: list(range(0, group.units, 2)) for group in groups})
+    assert sum(p.numel() for p in net.parameters()) < 0.5 * sum(p.numel() for p in make_resnet().parameters())
+    target.export(net, images, path)
+    assert "channels" in content(path)[0]["structure"]
+    same(target.restore(make_resnet(), path), net, images)
+
+
+@pytest.mark.parametrize("plan", [None, LayerPlan()])
+def test_a_tied_weight_is_written_once(tmp_path: Path, plan: LayerPlan | None) -> None:
+    ids, path, target = torch.randint(0, 64, (4, 8)), tmp_path / "model.safetensors", get("safetensors")
+    net = gpt(0) if plan is None else rounding(gpt(0), ids, plan)
+    target.export(net, ids, path)
+    kept, tensors = content(path)
+    assert kept["aliases"]["head.weight"] == "embed.token.weight"
+    assert "head.weight" not in tensors
+    fresh: Any = target.restore(gpt(1), path)
+    same(fresh, net, ids)
+    assert fresh.head.weight is fresh.embed.token.weight
 
 
 @pytest.mark.parametrize("excluded", ["head", "embed.token"])
-@pytest.mark.parametrize("fixed", [True, False])
-def test_one_of_two_tied_layers_stays_in_float(tmp_path: Path, excluded: str, fixed: bool) -> None:
-    """A weight that one layer reads as integers and another as floats is stored as floats."""
-
-    def make(seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        return GPT(vocab_size=64, max_length=8, width=16, depth=1, heads=2).eval()
-
-    net, ids, path = make(0), torch.randint(0, 64, (4, 8)), tmp_path / "net.pt"
+def test_a_weight_that_another_layer_reads_as_floats_is_stored_as_floats(tmp_path: Path, excluded: str) -> None:
+    net, ids, path = gpt(0), torch.randint(0, 64, (4, 8)), tmp_path / "net.pt"
     quantize(net, ids, LayerPlan(weight_bits=4), {excluded: None})
     calibrate(net, [ids])
-    if fixed:
-        freeze_observers(net)
+    freeze_observers(net)
     get("weights").export(net, ids, path)
-    content = torch.load(path, weights_only=True)
-    assert "embed.token.weight" in content["state"]
-    assert "blocks.0.up.weight" in content["integers"]
-    with torch.no_grad():
-        assert torch.equal(restore(make(1), path)(ids), net(ids))
+    found = torch.load(path, weights_only=True)
+    assert "embed.token.weight" in found["state"]
+    assert "blocks.0.up.weight" in found["integers"]
+    same(get("weights").restore(gpt(1), path), net, ids)
+
+
+@BOTH
+def test_another_net_and_a_torn_file_are_refused(
+    make_resnet: Make, make_mlp: Make, images: Tensor, tmp_path: Path, name: str
+) -> None:
+    target = get(name)
+    path = tmp_path / f"model{target.suffix}"
+    target.export(make_resnet(), images, path)
+    with pytest.raises(UserError, match="does not fit MLP"):
+        target.restore(make_mlp(), path)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(UserError, match="can't be read as weights"):
+        target.restore(make_resnet(), path)
+
+
+def exported(folder: Path) -> MLP:
+    """A folder as written by scripts/export.py."""
+    arguments = {"channels": 1, "image_size": 8, "num_classes": 10, "width": 8, "depth": 1}
+    net = MLP(**arguments).eval()
+    folder.mkdir(parents=True)
+    own = get("safetensors")
+    own.config = {"_target_": "lathe.nets.MLP", **arguments}
+    own.export(net, torch.zeros(2, 1, 8, 8), folder / "model.safetensors")
+    manifest = {
+        "run": "2031-01-01_demo",
+        "file": "model.safetensors",
+        "integers": False,
+        "preprocess": {"in_graph": False, "mean": [0.305], "std": [0.376], "size": [8, 8]},
+        "input": {"name": "input", "dtype": "float32", "shape": ["batch", 1, 8, 8]},
+        "output": {"name": "output", "dtype": "float32", "shape": ["batch", 10]},
+    }
+    figures = {"trained": {"accuracy": 0.98765}, "file": {"accuracy": 0.98321}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "parity.json").write_text(json.dumps({"split": "test", "samples": 297, "figures": figures}))
+    return net
+
+
+def test_the_card_tells_how_to_use_the_weights(tmp_path: Path) -> None:
+    net = exported(tmp_path / "run")
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["net"]["width"] == 8
+    get("safetensors").complete(tmp_path / "run")
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: lathe\n")
+    assert "| accuracy | 0.9877 | 0.9832 |" in card
+    assert "minus [0.305], divided by [0.376]" in card
+    code = card.split("```python\n")[1].split("```")[0]
+    found: dict[str, Any] = {}
+    exec(code.replace('"model.safetensors"', repr(str(tmp_path / "run/model.safetensors"))), found)
+    same(found["net"], net, torch.randn(4, 1, 8, 8))
+
+
+class Hub:
+    """A stand-in for huggingface_hub.HfApi."""
+
+    calls: list[tuple[str, dict[str, Any]]] = []  # noqa: RUF012
+
+    def create_repo(self, repo_id: str, **options: Any) -> None:
+        self.calls.append(("create_repo", {"repo_id": repo_id, **options}))
+
+    def upload_folder(self, **options: Any) -> None:
+        self.calls.append(("upload_folder", options))
+
+
+def test_only_what_was_exported_is_uploaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
+    monkeypatch.setattr(Hub, "calls", [])
+    exported(tmp_path / "run")
+    get("safetensors").publish(tmp_path / "run")
+    assert Hub.calls == []
+    get("safetensors", push_to_hub="someone/digits").publish(tmp_path / "run")
+    (made, repository), (sent, upload) = Hub.calls
+    assert (made, sent) == ("create_repo", "upload_folder")
+    assert repository == {"repo_id": "someone/digits", "private": True, "exist_ok": True}
+    assert (upload["repo_id"], upload["folder_path"]) == ("someone/digits", tmp_path / "run")
+    assert upload["allow_patterns"] == ["README.md", "config.json", "manifest.json", "model.safetensors", "parity.json"]

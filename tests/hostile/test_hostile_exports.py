@@ -34,7 +34,7 @@ def bundle(folder: Path, target: str, data: bytes, made: bool = False) -> Path:
     folder.mkdir(exist_ok=True)
     name = f"model{get(target).suffix}"
     (folder / name).write_bytes(data)
-    manifest.write(folder, {"target": target, "file": name, **CONTENT}, [name])
+    manifest.write(folder, {"target": target, "file": name, **CONTENT})
     if not made:
         edit_json(folder / "manifest.json", lambda content: content.update(made="0" * 64))
     return folder
@@ -92,6 +92,7 @@ PT2: dict[str, Callable[[Members], Any]] = {
     "an object": lambda members: members.update({"archive/data/constants/opaque_obj_0": OPEN}),
     "a member twice": lambda members: members.update({"archive/MODELS/model.json": b"{}"}),
     "a call of Python": replaced("models/model.json", b"torch.ops.aten.relu.default", b"torch.os.system"),
+    "a size that is code": replaced("models/model.json", b"Symbol('", b"exec('"),
     "machine code": lambda members: members.update({"archive/data/aotinductor/model/model.so": b"\x7fELF"}),
     "a path out of it": lambda members: members.update({"archive/../../../" + CANARY: b"x"}),
     "deep JSON": lambda members: members.update({"archive/models/model.json": b"[" * 100_000}),

@@ -29,14 +29,6 @@ def begun(path: Path, start_step: int = 0) -> CSVLogger:
     return logger
 
 
-def test_a_line_per_step_with_the_step_first(path: Path) -> None:
-    logger = begun(path)
-    logger.log_metrics({"train/loss": 0.5}, step=1)
-    logger.log_metrics({"train/loss": 0.25}, step=2)
-    logger.save()
-    assert lines(path) == ["step,train/loss", "1,0.5", "2,0.25"]
-
-
 def test_a_new_figure_adds_a_column_and_leaves_older_lines_blank_there(path: Path) -> None:
     logger = begun(path)
     logger.log_metrics({"a": 1}, step=1)
@@ -191,14 +183,6 @@ def test_figures_of_the_step_of_the_checkpoint_join_its_line(path: Path) -> None
     second.log_metrics({"val/accuracy": 0.75}, step=5)  # validation follows the checkpoint
     second.finalize("success")
     assert lines(path) == ["step,train/loss,val/accuracy", "4,0.5,0.1", "5,0.25,0.75"]
-
-
-def test_a_fresh_run_starts_a_fresh_file(path: Path) -> None:
-    path.write_text("step,old\n1,2\n")
-    logger = begun(path)
-    logger.log_metrics({"new": 1.0}, step=1)
-    logger.save()
-    assert lines(path) == ["step,new", "1,1.0"]
 
 
 def test_nothing_half_written_stays_when_the_disk_is_full(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,6 +121,7 @@ def test_mlflow_has_the_configuration_and_a_longer_continuation_does_not_contrad
     experiment = client.get_experiment_by_name("lathe")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.tags["lathe.run"] == run_of(cfg).name
     told = run.data.params
     assert run.data.metrics["result/test/accuracy"] == result["test/accuracy"]
     assert run.info.status == "FINISHED"

@@ -41,7 +41,7 @@ def test_whitened_patches_are_uncorrelated_and_of_variance_one() -> None:
     assert net.whitened
 
 
-@pytest.mark.parametrize("size", [2, 3, 8, 9, 28, 32])
+@pytest.mark.parametrize("size", [2, 3, 9])
 def test_it_takes_small_images_too(size: int) -> None:
     net = net_of(image_size=size)
     assert net(torch.rand(4, 3, size, size)).shape == (4, 10)

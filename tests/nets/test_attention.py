@@ -50,21 +50,13 @@ def test_block_is_pre_norm(tanh: bool) -> None:
     assert block.up.out_features == 32
 
 
-def test_dropout_acts_in_training_only() -> None:
-    block = TransformerBlock(16, 4, causal=False, dropout=0.5, eps=1e-5, tanh=True)
-    x = torch.randn(2, 5, 16)
-    assert not torch.equal(block(x), block(x))
-    block.eval()
-    assert torch.equal(block(x), block(x))
-
-
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(UserError, match="heads=5 does not divide width=48: set heads=4"):
         Attention(width=48, heads=5, causal=True, dropout=0.0)
 
 
-@pytest.mark.parametrize("of", [2, 4])
-def test_the_plan_s_shares_of_a_block_sum_to_the_whole(of: int) -> None:
+def test_the_plan_s_shares_of_a_block_sum_to_the_whole() -> None:
+    of = 2
     block = TransformerBlock(16, 4, causal=True, dropout=0.0, eps=1e-5, tanh=True)
     x = torch.randn(2, 5, 16)
     attended, fed = torch.zeros(()), torch.zeros(())

@@ -1,6 +1,5 @@
 """Perceptrons compute their layers' formulas."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -20,15 +19,6 @@ def test_depth_one_has_no_blocks() -> None:
     net = MLP(channels=1, image_size=8, num_classes=4, width=5, depth=1)
     assert len(net.blocks) == 0
     assert net(torch.rand(2, 1, 8, 8)).shape == (2, 4)
-
-
-@pytest.mark.parametrize("kind", [MLP, DeepMLP])
-def test_dropout_acts_in_training_only(kind: type[MLP | DeepMLP]) -> None:
-    net = kind(channels=1, image_size=8, num_classes=4, width=64, depth=2, dropout=0.5)
-    x = torch.rand(2, 1, 8, 8)
-    assert not torch.equal(net(x), net(x))
-    net.eval()
-    assert torch.equal(net(x), net(x))
 
 
 def test_the_deep_stack_is_linear_layer_norm_and_gelu() -> None:

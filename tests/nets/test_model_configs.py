@@ -6,7 +6,7 @@ import pytest
 import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from torch import Tensor, nn
+from torch import nn
 
 FOLDER = Path(__file__).parents[2] / "configs" / "model"
 IMAGES = {  # 3 channels, 32 x 32 pixels, 10 classes
@@ -41,31 +41,9 @@ def size(net: nn.Module) -> int:
     return sum(parameter.numel() for parameter in net.parameters())
 
 
-def sample(name: str, batch: int, **facts: int) -> Tensor:
-    facts = FACTS | facts
-    if name in TOKENS:
-        return torch.randint(facts["vocab_size"], (batch, facts["length"]))
-    return torch.rand(batch, facts["channels"], facts["image_size"], facts["image_size"])
-
-
 @pytest.mark.parametrize("name", COUNTS)
 def test_config_builds_its_net(name: str) -> None:
     config = read(name)
     with torch.device("meta"):
         net = instantiate(config.net)
     assert size(net) == COUNTS[name]
-
-
-SHAPES = [  # others than those of the data sets that tests/config/test_choices.py builds them for
-    *[(name, {"channels": 1, "image_size": 32, "num_classes": 100}) for name in IMAGES],
-    *[(name, {"vocab_size": 256, "length": 16}) for name in TOKENS],
-]
-
-
-@pytest.mark.parametrize(("name", "facts"), SHAPES)
-def test_it_runs_on_its_data(name: str, facts: dict[str, int]) -> None:
-    config = read(name, **facts)
-    with torch.device("meta"):
-        logits = instantiate(config.net)(sample(name, 3, **facts).to("meta"))
-    classes = (FACTS | facts)["num_classes"]
-    assert logits.shape == ((3, facts["length"], facts["vocab_size"]) if name in TOKENS else (3, classes))

@@ -10,16 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from lathe.errors import UserError
-from lathe.nets import GPT, MLP, CifarResNet, DeepMLP, ViT
+from lathe.nets import GPT, CifarResNet, DeepMLP, ViT
 from lathe.nets.recompute import Offloaded, apply, check_device
 
 HOW = ["blocks", "every_2", "every_3", "sqrt", "offload"]
 Make = Callable[[], tuple[nn.Module, Tensor]]
 NETS: dict[str, Make] = {
-    "mlp": lambda: (
-        MLP(channels=1, image_size=4, num_classes=3, width=8, depth=10, dropout=0.3),
-        torch.rand(5, 1, 4, 4),
-    ),
     "deep_mlp": lambda: (
         DeepMLP(channels=1, image_size=4, num_classes=3, width=8, depth=7, dropout=0.3),
         torch.rand(5, 1, 4, 4),
@@ -180,9 +176,7 @@ def test_activations_that_are_kept() -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated")  # torch's, in the imports of its compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # its tracer reads the input of a compiled block
-@pytest.mark.parametrize("compiled", ["blocks", "net"])
-@pytest.mark.parametrize("how", ["blocks", "sqrt"])
-@pytest.mark.parametrize("name", ["deep_mlp", "resnet20"])
+@pytest.mark.parametrize(("name", "how", "compiled"), [("deep_mlp", "sqrt", "blocks"), ("resnet20", "blocks", "net")])
 def test_a_compiled_net_computes_the_same(name: str, how: str, compiled: str) -> None:
     torch.compiler.reset()
     net, x = NETS[name]()

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 from support.ranks import on_ranks
 from torch import Tensor, nn
@@ -50,6 +51,7 @@ def train_in_every_way(rank: int) -> dict[str, dict[str, dict[str, Tensor]]]:
     }
 
 
+@pytest.mark.slow
 def test_sharded_and_synchronised_blocks_are_recomputed_bit_for_bit() -> None:
     for found in (found for ranks in on_ranks(train_in_every_way) for found in ranks.values()):
         plain = found.pop("none")

@@ -19,7 +19,6 @@ from lathe.nets import blocks_of, timm_net
 from lathe.nets.blocks import run
 from lathe.optim.build import layer_numbers
 from lathe.runs.build import make_task
-from lathe.runs.inference import open_run_net
 from lathe.runs.rundir import RunDir
 from lathe.strategies import Pipeline
 from lathe.strategies.fsdp import FSDP, units
@@ -158,31 +157,3 @@ def test_a_net_that_is_more_than_its_parts_is_not_cut(name: str) -> None:
     net = timm_net(name, in_channels=1, num_classes=3, image_size=NOT[name])
     with pytest.raises(UserError, match="use strategy=ddp or fsdp"):
         chain_of(net, "pipeline")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet10t", "convnext_atto"])
-def test_a_run_removes_channels_and_its_directory_is_enough(tmp_path: Path, name: str) -> None:
-    cfg = new_run(
-        tmp_path,
-        *SHORT,
-        f"model.name={name}",
-        "data=synthetic",
-        "data.image_size=32",
-        "data.source.train_size=256",
-        "data.source.val_size=64",
-        "data.source.test_size=64",
-        "trainer.max_epochs=2",
-        "compression=prune_channels",
-        "compression.prune_channels.budget=parameters",
-        "compression.prune_channels.share=0.7",
-        "compression.receipt=none",
-    )
-    train(cfg)
-    made = RunDir(cfg["paths"]["run_dir"])
-    assert made.result["prune_channels/parameters_share"] <= 0.7
-    net = open_run_net(made.path, "run", "best")[0].net
-    whole = sum(p.numel() for p in make_task(cfg).net.parameters())
-    assert sum(p.numel() for p in net.parameters()) <= 0.7 * whole
-    found = evaluate(request(made) | {"request": config(f"run={made.path}", name="evaluate")})
-    assert found["test/accuracy"] == pytest.approx(made.result["test/accuracy"], abs=1e-7)

@@ -94,17 +94,6 @@ def test_positions_are_resampled_to_the_images_size(tmp_path: Path) -> None:
     assert torch.allclose(net.pos_embed[:, 1:], small, atol=1e-6)
 
 
-def test_weights_without_a_head_and_with_others_are_listed(tmp_path: Path) -> None:
-    path = saved(tmp_path, "resnet10t", num_classes=0)
-    torch.save({"state_dict": {**{f"module.{k}": v for k, v in state_of(path).items()}, "ema": torch.ones(1)}}, path)
-    net = timm_net("resnet10t", num_classes=4, image_size=32)
-    assert take(net, path) == [
-        f"model.pretrained={path}: 84 of 86 weights are taken.",
-        "Not in the file, so as they were made: fc.bias, fc.weight.",
-        "In the file alone: ema.",
-    ]
-
-
 def test_files_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Path) -> None:
     path = saved(tmp_path, "resnet10t")
     wide = tmp_path / "wide.pth"

@@ -9,7 +9,6 @@ from omegaconf import OmegaConf
 from support.runs import config
 from torch import nn
 
-from lathe.config.schema import problems
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
 from lathe.optim import build_optimizer
@@ -84,13 +83,6 @@ def test_rules_pick_exactly_these_names(no_decay: list[str] | None, expected: li
     assert sorted(groups["decay"] + expected) == sorted(name for name, _ in net.named_parameters())
 
 
-def test_frozen_parameters_are_in_no_group() -> None:
-    net = small_net()
-    net.blocks.requires_grad_(False)
-    groups = names_by_group(net, build_optimizer(net, **BASE))
-    assert groups == {"decay": ["conv.weight", "head.weight"], "no_decay": ["bn.weight", "bn.bias", "head.bias"]}
-
-
 @pytest.mark.parametrize(
     ("scale_lr", "batch_size", "expected"),
     [
@@ -136,11 +128,6 @@ def test_misspelt_rules_and_options_are_refused(change: dict, words: str) -> Non
         build_optimizer(small_net(), **{**BASE, **change})
 
 
-def test_a_frozen_net_is_refused() -> None:
-    with pytest.raises(UserError, match="found no parameter to train: every one of the net is frozen"):
-        build_optimizer(small_net().requires_grad_(False), **BASE)
-
-
 class Scaled(nn.Linear):
     never_decayed = ("scale",)
 
@@ -163,13 +150,6 @@ OWN = {
     "weight_decay": 0.0,
     "kind": {"_target_": "hydra.utils.get_class", "path": "torch.optim.SGD"},
 }
-
-
-def test_a_file_of_the_users_own_needs_no_batch() -> None:
-    cfg = config("model=mlp", "model.net.width=4") | {"optimizer": OWN}
-    assert list(problems(cfg, "train")) == []
-    task = make_task(cfg)
-    assert task._make_optimizer(nn.Linear(2, 2)).param_groups[0]["lr"] == 0.1
 
 
 def test_a_rate_that_follows_the_batch_needs_the_batch() -> None:

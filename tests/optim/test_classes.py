@@ -82,11 +82,11 @@ def test_each_of_torchs_classes_steps_and_resumes_or_is_refused(name: str) -> No
         assert torch.equal(value, again.net.state_dict()[key]), key
 
 
-@pytest.mark.parametrize("name", ["Adafactor", "Adagrad"])  # a checkpoint of many pieces; state before a step
-def test_an_interrupted_run_continues_bit_equal(name: str, tmp_path: Any, interruption: Interruption) -> None:
+def test_an_interrupted_run_continues_bit_equal(tmp_path: Any, interruption: Interruption) -> None:
+    """With Adagrad, which has a state before its first step."""
     alone, cut = (new_run(tmp_path / name, *SMALL, *OFTEN) for name in ("alone", "cut"))
     for cfg in (alone, cut):
-        cfg["optimizer"] = {"_target_": f"torch.optim.{name}", "_partial_": True, "lr": 0.01}
+        cfg["optimizer"] = {"_target_": "torch.optim.Adagrad", "_partial_": True, "lr": 0.01}
     train(alone)
     resumed = train_through(cut, [("on_train_batch_start", 33)], interruption)
     assert not interruption.hook  # it was interrupted

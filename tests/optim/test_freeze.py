@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import seed_everything
-from support.interruptions import Interruption, interruption, train_through
+from support.interruptions import interruption
 from support.runs import SMALL, config, new_run, weights
 
 from lathe.config.cross_checks import check_compression
@@ -29,8 +29,8 @@ def trained(tmp_path: Path, *words: str) -> tuple[dict[str, torch.Tensor], dict[
     return make_task(cfg).net.state_dict(), weights(Path(cfg["paths"]["run_dir"]))
 
 
-@pytest.mark.parametrize("words", [("optimizer=muon",), ("optimizer=radam", "callbacks=[default,ema]")])
-def test_frozen_parameters_do_not_move_and_the_others_do(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_frozen_parameters_do_not_move_and_the_others_do(tmp_path: Path) -> None:
+    words = ("optimizer=radam", "callbacks=[default,ema]")
     start, end = trained(tmp_path, FROZEN, *words, "trainer.max_epochs=2")
     assert start.keys() == end.keys()
     moved = {name for name in start if not torch.equal(start[name], end[name])}
@@ -42,16 +42,6 @@ def test_a_validation_within_the_epoch_leaves_frozen_norms_alone(tmp_path: Path)
     start, end = trained(tmp_path, FROZEN, "trainer.max_epochs=1", "trainer.val_check_interval=0.3")
     assert torch.equal(start["bn.running_var"], end["bn.running_var"])
     assert not torch.equal(start["blocks.1.bn1.running_var"], end["blocks.1.bn1.running_var"])
-
-
-def test_a_continued_run_ends_with_the_same_bits(tmp_path: Path, interruption: Interruption) -> None:
-    words = (*RESNET, FROZEN, "callbacks.checkpoint.every_n_train_steps=7")
-    straight, stopped = (new_run(tmp_path / name, *words) for name in ("a", "b"))
-    train(straight)
-    train_through(stopped, [("on_train_batch_start", 16)], interruption)
-    assert not interruption.hook  # it was interrupted
-    one, two = (weights(Path(cfg["paths"]["run_dir"])) for cfg in (straight, stopped))
-    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_the_numbers_and_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.interruptions import Interruption, interruption, train_through
+from support.interruptions import interruption
 from support.runs import SMALL, config, new_run, weights
 from torch import nn
 
@@ -56,17 +56,6 @@ def test_a_run_ends_with_the_same_weights_but_for_their_last_digits(
         assert (" took fused: " in capsys.readouterr().out) == (word == "auto")
     for name, value in found[0].items():
         torch.testing.assert_close(found[1][name], value, rtol=1e-3, atol=1e-5)
-
-
-def test_a_continued_run_has_the_same_digits(tmp_path: Path, interruption: Interruption) -> None:
-    words = (*SMALL, "optimizer=adamw", "trainer.fused_optimizer=auto", "test=false")
-    words = (*words, "callbacks.checkpoint.every_n_train_steps=4")
-    alone, cfg = new_run(tmp_path / "alone", *words), new_run(tmp_path / "dies", *words)
-    train(alone)
-    train_through(cfg, [("on_train_batch_start", 14)], interruption)
-    assert not interruption.hook  # it was interrupted
-    ours, theirs = weights(Path(cfg["paths"]["run_dir"])), weights(Path(alone["paths"]["run_dir"]))
-    assert all(ours[name].equal(theirs[name]) for name in theirs)
 
 
 def test_a_module_with_an_optimizer_of_its_own_keeps_it(capsys: pytest.CaptureFixture[str]) -> None:

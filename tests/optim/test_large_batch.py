@@ -71,15 +71,6 @@ def test_steps_are_those_of_the_paper(name: str) -> None:
             torch.testing.assert_close(parameter.detach(), expected[key], rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_tensor_without_a_gradient_stays(name: str) -> None:
-    net = nn.Linear(2, 2)
-    optimizer = made(name, net)
-    before = copy.deepcopy(net.state_dict())
-    optimizer.step()
-    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
-
-
 def test_nesterov_looks_ahead() -> None:
     net = nn.Linear(2, 1, bias=False).double()
     start = net.weight.detach().clone()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import SMALL, column, config, new_run
+from support.runs import SMALL, column, new_run
 from torch import nn
 
 from lathe.errors import UserError
@@ -14,10 +14,7 @@ from lathe.nets import ViT
 from lathe.optim import build_optimizer
 from lathe.optim.build import layer_numbers
 from lathe.optim.plan import build_scheduler
-from lathe.runs.build import make_task
 from lathe.training.train import train
-
-VIT = ("model=vit_tiny", "model.net.depth=2", "model.net.width=24")
 
 
 def vit() -> ViT:
@@ -44,20 +41,6 @@ def test_each_layer_has_its_share(kind: type[torch.optim.Optimizer]) -> None:
     numbers = layer_numbers(net)
     found = {names[id(p)]: group["layer"] for group in optimizer.param_groups for p in group["params"]}
     assert found == numbers
-
-
-def test_roles_keep_their_ratio() -> None:
-    cfg = config(
-        *VIT,
-        "optimizer=muon",
-        "optimizer.layer_decay=0.5",
-        "optimizer.lr=1.0",
-    )
-    task = make_task(cfg)
-    rates = {group["name"]: group["lr"] for group in task._make_optimizer(task.net).param_groups}
-    top = max(layer_numbers(task.net).values())
-    assert rates[f"layer_{top:02}/adamw/no_decay"] == pytest.approx(0.05)
-    assert rates[f"layer_{top - 1:02}/muon/decay"] == pytest.approx(0.5)
 
 
 def test_a_run_keeps_the_shares_along_its_schedule(tmp_path: Path) -> None:

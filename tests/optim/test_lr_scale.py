@@ -28,12 +28,6 @@ def test_each_rule_multiplies_and_the_last_one_counts() -> None:
         assert decay == (0.0 if net.get_parameter(name).ndim < 2 else 0.01), name
 
 
-def test_groups_are_named_after_it_and_others_keep_their_names() -> None:
-    net = CifarResNet(depth=8, width=4)
-    optimizer = build_optimizer(net, **OPTIONS, lr_scale={"head.*": 10})  # type: ignore[arg-type]
-    assert [group["name"] for group in optimizer.param_groups] == ["decay", "no_decay", "x10/decay", "x10/no_decay"]
-
-
 def test_it_multiplies_what_layers_and_roles_have() -> None:
     words = (
         *VIT,

@@ -138,14 +138,3 @@ def test_gradients_are_gone() -> None:
     assert short_zero_grad(optimizer) != optimizer.zero_grad
     short_zero_grad(optimizer)()
     assert all(parameter.grad is None for parameter in weights(optimizer))
-
-
-def test_rates_that_are_tensors_stay_tensors() -> None:
-    scheduler = scheduled(factor=lambda step: torch.tensor(0.5**step))
-    step = short_schedule(scheduler)
-    short_step(scheduler.optimizer)()
-    for _ in range(3):
-        step()
-    rates = [float(rate) for rate in scheduler.get_last_lr()]
-    assert rates == pytest.approx([0.0125, 0.0125])
-    assert scheduler.last_epoch == 3

@@ -14,6 +14,7 @@ from support.runs import SMALL, config, new_run
 from lathe import export, trust
 from lathe.errors import UserError
 from lathe.receipt import measured, write
+from lathe.runs import inference
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
 from lathe.verbs.receipt import receipt

@@ -30,7 +30,7 @@ def served_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = run / "exports/onnx"
     folder.mkdir(parents=True)
     export.get("onnx").export(found.net, found.example, folder / "model.onnx")
-    manifest.write(folder, {"target": "onnx", "file": "model.onnx", **found.facts}, ["model.onnx"])
+    manifest.write(folder, {"target": "onnx", "file": "model.onnx", **found.facts})
     return run
 
 

@@ -1,6 +1,5 @@
 """The server's answers over HTTP, with the net in this process: paths, hosts, key, limits, compression, errors."""
 
-import gzip
 import logging
 import socket
 import time
@@ -39,20 +38,6 @@ def server(
         yield here
 
 
-def test_long_answers_are_compressed_for_who_takes_that(server: Here, digits: np.ndarray) -> None:
-    for path, body, headers in (
-        ("/", b"", {}),
-        ("/predict", digits[:9].tobytes(), {"content_type": BINARY}),
-    ):
-        method = "POST" if body else "GET"
-        plain = server.ask(method, path, body, **headers)
-        packed = server.ask(method, path, body, accept_encoding="gzip", **headers)
-        assert "content-encoding" not in plain.headers
-        assert (packed.headers["content-encoding"], packed.headers["vary"]) == ("gzip", "Accept-Encoding")
-        assert gzip.decompress(packed.body) == plain.body
-    assert "content-encoding" not in server.ask("GET", "/health", accept_encoding="gzip").headers
-
-
 def test_other_paths_and_methods(server: Here) -> None:
     for path in ("/", "/health", "/metrics", "/info"):
         refused = server.ask("DELETE", path)
@@ -69,18 +54,10 @@ def test_other_paths_and_methods(server: Here) -> None:
         assert head.endswith(b"\r\n\r\n")  # without a body
 
 
-def test_options_of_a_request(server: Here) -> None:
-    for path in ("/predict?top_k=0", "/predict?top_k=x", "/predict?topk=3", "/predict?top_k=-1"):
+def test_wrong_options_of_a_request(server: Here) -> None:
+    for path in ("/predict?top_k=0", "/predict?top_k=x", "/predict?topk=3"):
         assert server.ask("POST", path, bytes(64), content_type=BINARY).status == 400
-    assert len(server.ask("POST", "/predict?top_k=4", bytes(64), content_type=BINARY).json["predictions"]) == 4
     assert server.ask("POST", "/predict", bytes(64), content_type=BINARY, content_encoding="gzip").status == 415
-
-
-def test_an_unwanted_body_does_not_break_the_connection(server: Here) -> None:
-    with server.connect() as connection:
-        for method, path, status in (("GET", "/health", 200), ("POST", "/nothing", 404), ("PUT", "/predict", 405)) * 2:
-            connection.sendall(message(method, path, bytes(300_000), content_length="300000"))
-            assert receive(connection).status == status
 
 
 def test_bodies_over_the_limit(server: Here) -> None:

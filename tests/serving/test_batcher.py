@@ -1,7 +1,6 @@
 """Batches, deadlines and dying workers, with threads in place of worker processes."""
 
 import asyncio
-import errno
 import os
 import pickle
 import socket
@@ -112,16 +111,6 @@ def test_everybody_gets_their_own_answer_in_batches(options: Callable[..., Any])
         assert len(crew.batches) < 40  # 199 samples
 
     play(Batcher(crew.launch, options(max_batch_size=8)), scene)
-
-
-def test_more_samples_than_a_batch_are_computed_alone(options: Callable[..., Any]) -> None:
-    crew = Crew(same)
-
-    async def scene(batcher: Batcher) -> None:
-        await asyncio.gather(*(batcher.predict(sample(1, rows), 10) for rows in (1, 9, 2)))
-        assert crew.batches == [[1], [9], [2]]
-
-    play(Batcher(crew.launch, options(max_batch_size=4)), scene)
 
 
 def test_a_lone_client_is_not_held_up_but_several_are_gathered(options: Callable[..., Any]) -> None:
@@ -249,27 +238,6 @@ def test_a_net_that_cant_be_loaded_is_one_sentence(options: Callable[..., Any]) 
     with pytest.raises(UserError, match="the file is gone: export again"):
         play(Batcher(crew.launch, options()), lambda batcher: asyncio.sleep(0))
     assert crew.started == 1
-
-
-def test_a_worker_that_fails_to_start_is_retried(
-    options: Callable[..., Any], capfd: pytest.CaptureFixture[str]
-) -> None:
-    crew = Crew(lambda batch: None if len(crew.batches) == 1 else same(batch))
-    launches: list[int] = []
-
-    def launch(index: int) -> tuple[Any, socket.socket]:
-        launches.append(index)
-        if len(launches) == 2:
-            raise OSError(errno.EMFILE, "Too many open files")
-        return crew.launch(index)
-
-    async def scene(batcher: Batcher) -> None:
-        assert (await batcher.predict(sample(1), 5)).tolist() == [[1, 1]]  # the first worker dies with it
-        assert (await batcher.predict(sample(2), 5)).tolist() == [[2, 2]]
-
-    play(Batcher(launch, options()), scene)
-    assert len(launches) == 3
-    assert "Worker 0 could not be started (Too many open files): starting another." in capfd.readouterr().err
 
 
 def test_stopping_answers_waiting_requests(options: Callable[..., Any]) -> None:

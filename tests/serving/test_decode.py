@@ -1,6 +1,5 @@
 """Every form of a request's body with the decoded array; bombs, damage and wrong shapes with their status."""
 
-import io
 import struct
 
 import numpy as np
@@ -18,7 +17,6 @@ from support.request_bodies import (
     bomb,
     chunk,
     decoded,
-    facts,
     file_of,
     header,
     npy,
@@ -88,15 +86,6 @@ def test_colours_follow_the_net() -> None:
     assert np.array_equal(array[0, 0], np.asarray(Image.fromarray(PIXELS).convert("L")))
 
 
-def test_jpeg() -> None:
-    body = file_of(np.full((4, 5), 90, np.uint8), "JPEG", quality=95)
-    for kind in ("image/jpeg", "image/jpg"):
-        array, single = decoded(body, kind)
-        assert single
-        assert np.abs(array.astype(int) - 90).max() <= 2
-    assert np.abs(decoded(as_json(image=text(body)), "application/json")[0].astype(int) - 90).max() <= 2
-
-
 def test_pictures_are_scaled_but_arrays_are_not() -> None:
     large = np.kron(GREY, np.ones((8, 8), np.uint8))
     array, _ = decoded(file_of(large), "image/png")
@@ -128,36 +117,6 @@ def test_nets_for_any_size_take_pictures_as_they_are() -> None:
     for shape, status in ((None, 422), ("7,8", 422), ("999999999,999999999", 413), ("7x9", 400)):
         assert refused(planes.tobytes(), "application/octet-stream", ANY, shape)[0] == status
     assert refused(npy(np.zeros((3, 101, 100), np.uint8)), "application/x-npy", ANY)[0] == 413
-
-
-def test_sixteen_bits_and_one_bit_and_palettes() -> None:
-    deep = (GREY.astype(np.uint16) << 8) + 200
-    assert np.array_equal(decoded(file_of(deep), "image/png")[0][0, 0], GREY)
-    out = io.BytesIO()
-    Image.fromarray(GREY > 100).save(out, "PNG")
-    assert np.array_equal(decoded(out.getvalue(), "image/png")[0][0, 0], np.where(GREY > 100, 255, 0))
-    out = io.BytesIO()
-    Image.fromarray(PIXELS).quantize(60).save(out, "PNG")
-    assert np.abs(decoded(out.getvalue(), "image/png", THREE)[0][0].astype(int) - PIXELS.transpose(2, 0, 1)).max() <= 8
-
-
-def test_what_is_transparent_lies_on_white() -> None:
-    ink = np.zeros((4, 5, 4), np.uint8)
-    ink[1, 1:3, 3] = 255  # opaque black on transparent black
-    array, _ = decoded(file_of(ink), "image/png")
-    expected = np.full((4, 5), 255)
-    expected[1, 1:3] = 0
-    assert np.array_equal(array[0, 0], expected)
-
-
-def test_photos_are_turned_by_their_exif_orientation() -> None:
-    turned = Image.Exif()
-    turned[0x0112] = 6  # EXIF orientation: rows of the file are columns of the scene
-    for kind in ("PNG", "JPEG"):
-        body = file_of(np.kron(np.array([[0, 255]], np.uint8), np.ones((16, 16), np.uint8)), kind, exif=turned)
-        array, _ = decoded(body, f"image/{kind.lower()}", facts(1, 32, 16))
-        assert array[0, 0, :12].max() < 30
-        assert array[0, 0, 20:].min() > 225
 
 
 def test_binary_has_whole_samples() -> None:

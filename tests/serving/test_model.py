@@ -9,7 +9,7 @@ import pytest
 
 from lathe.errors import UserError
 from lathe.runs.export_staleness import KEY, checkpoint_hash
-from lathe.serving.model import describe, load, receipt
+from lathe.serving.model import describe, load
 
 
 def test_an_export_of_earlier_weights_is_refused(served_run: Path, tmp_path: Path) -> None:
@@ -34,12 +34,6 @@ def test_an_export_that_is_not_there_is_refused(served_run: Path) -> None:
     for target in ("onnx_int8", "../checkpoints", "..", "."):
         with pytest.raises(UserError, match=r"make it with python scripts/export\.py"):
             describe(str(served_run), target, "best")
-
-
-def test_receipts(tmp_path: Path) -> None:
-    assert receipt(tmp_path) is None
-    (tmp_path / "receipt.json").write_text('{"a": 1}')
-    assert receipt(tmp_path) == {"a": 1}
 
 
 @pytest.mark.parametrize("target", ["module", "onnx"])

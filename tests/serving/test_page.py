@@ -116,6 +116,7 @@ def show(tab: Any, facts: dict[str, Any], answer: Any, status: int = 200) -> lis
     return seen
 
 
+@pytest.mark.slow
 def test_a_net_of_tokens_has_a_field_for_them(tab: Any) -> None:
     rows = [{"class": "31", "index": 31, "probability": 0.75}, {"class": "7", "index": 7, "probability": 0.0001}]
     seen = show(tab, WORDS, {"predictions": rows})
@@ -131,6 +132,7 @@ def test_a_net_of_tokens_has_a_field_for_them(tab: Any) -> None:
     assert len(seen) == 1
 
 
+@pytest.mark.slow
 def test_an_error_of_the_server_is_shown(tab: Any) -> None:
     show(tab, DIGITS, {"error": "Too many requests wait: try again."}, status=503)
     draw(tab, THREE)
@@ -151,7 +153,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ready, folder = open_export_model(run), run / "exports" / "onnx"
     folder.mkdir(parents=True)
     export.get("onnx").export(ready.net, ready.example, folder / "model.onnx")
-    manifests.write(folder, {"target": "onnx", "file": "model.onnx", **ready.facts}, ["model.onnx"])
+    manifests.write(folder, {"target": "onnx", "file": "model.onnx", **ready.facts})
     with Served(run, "target=onnx", LATHE_API_KEY=KEY) as process:
         yield f"http://127.0.0.1:{process.port}"
 

@@ -1,6 +1,7 @@
 """A real server of scripts/serve.py: its answers, many clients, killed and hung workers, slow clients, its end."""
 
 import asyncio
+import gzip
 import http.client
 import io
 import json
@@ -11,7 +12,6 @@ import socket
 import struct
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -57,12 +57,6 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-def resident(pid: int) -> int:
-    """Return the peak memory so far in megabytes."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) // 1024 for line in lines if line.startswith("VmHWM"))
-
-
 def test_binary_input_and_binary_logits(server: Served, bare: Net, digits: np.ndarray) -> None:
     with server.connect() as connection:  # one connection for all
         for rows in (1, 3, 40):
@@ -74,28 +68,24 @@ def test_binary_input_and_binary_logits(server: Served, bare: Net, digits: np.nd
             np.testing.assert_allclose(logits, bare(digits[:rows]), rtol=1e-5, atol=1e-5)
 
 
-def test_json_and_npy_get_the_likeliest_classes(server: Served, bare: Net, digits: np.ndarray) -> None:
+def test_each_path_answers(server: Served, served_run: Path, bare: Net, digits: np.ndarray) -> None:
     best = np.argsort(-bare(digits[:2]))
     one = json.dumps({"image": digits[0].tolist()}).encode()
     found = server.ask("POST", "/predict", one, content_type=JSON)
     assert [line["index"] for line in found.json["predictions"]] == best[0, :3].tolist()
     found = server.ask("POST", "/predict?top_k=1", npy(digits[:2]), content_type=NPY)
     assert [[line["index"] for line in row] for row in found.json["predictions"]] == best[:, :1].tolist()
-
-
-def test_health_metrics_info_and_page(server: Served, served_run: Path) -> None:
-    healthy = server.ask("GET", "/health")
-    assert (healthy.status, healthy.json) == (200, {"status": "ok", "workers": 1})
+    assert server.ask("GET", "/health").json == {"status": "ok", "workers": 1}
     info = server.ask("GET", "/info").json
     assert info["manifest"] == json.loads((served_run / "exports/onnx/manifest.json").read_text())
-    assert info["receipt"] is None
-    assert info["limits"]["body_bytes"] == 2_000_000
+    assert (info["receipt"], info["limits"]["body_bytes"]) == (None, 2_000_000)
     text = server.ask("GET", "/metrics").body.decode()
-    assert 'lathe_responses_total{path="/health",status="200"}' in text
-    for name in ("lathe_queue 0.0", "lathe_workers 1.0", "lathe_request_seconds_bucket", "lathe_batch_samples_bucket"):
+    for name in ('{path="/health",status="200"}', "lathe_queue 0.0", "lathe_workers 1.0", "lathe_batch_samples_bucket"):
         assert name in text
-    page = server.ask("GET", "/")
-    assert (page.status, page.headers["content-type"].startswith("text/html")) == (200, True)
+    assert "content-encoding" not in server.ask("GET", "/").headers
+    packed = server.ask("GET", "/", accept_encoding="gzip")
+    assert packed.headers["content-encoding"] == "gzip"
+    assert gzip.decompress(packed.body) == server.ask("GET", "/").body
 
 
 def test_chunks_a_client_that_asks_first_and_a_pipeline(server: Served, bare: Net, digits: np.ndarray) -> None:
@@ -124,25 +114,6 @@ def test_a_port_in_use_and_an_address_of_another_machine(server: Served) -> None
 
 
 @pytest.mark.slow
-def test_a_bomb_is_not_unpacked(server: Served) -> None:
-    def picture(rows: bytes) -> bytes:
-        header = struct.pack(">IIBBBBB", 4000, 4000, 8, 0, 0, 0, 0)
-        chunks = [(b"IHDR", header), (b"IDAT", rows), (b"IEND", b"")]
-        packed = [struct.pack(">I", len(b)) + a + b + struct.pack(">I", zlib.crc32(a + b)) for a, b in chunks]
-        return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
-
-    packer = zlib.compressobj(9)
-    bomb = picture(b"".join([*(packer.compress(bytes(1_000_000)) for _ in range(400)), packer.flush()]))
-    server.ask(
-        "POST", "/predict", picture(zlib.compress(bytes(4001 * 4000))), content_type=PNG
-    )  # as much as a valid one
-    before = resident(server.process.pid)
-    found = server.ask("POST", "/predict", bomb, content_type=PNG)
-    assert found.status in (200, 400, 413)  # a decoder may stop where the announced pixels end
-    assert resident(server.process.pid) - before < 100
-
-
-@pytest.mark.slow
 def test_many_connections_and_hang_ups_leave_nothing_behind(server: Served) -> None:
     held = [server.connect() for _ in range(60)]
     assert server.ask("GET", "/health").status == 503
@@ -163,9 +134,8 @@ def test_many_connections_and_hang_ups_leave_nothing_behind(server: Served) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_four_thousand_requests_of_many_clients(served_run: Path, bare: Net, digits: np.ndarray, workers: int) -> None:
-    logits, requests, clients = bare(digits), 4000, 32
+def test_two_thousand_requests_of_many_clients(served_run: Path, bare: Net, digits: np.ndarray) -> None:
+    logits, requests, clients = bare(digits), 2000, 32
 
     async def client(start: int, port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -182,7 +152,7 @@ def test_four_thousand_requests_of_many_clients(served_run: Path, bare: Net, dig
     async def all_clients(port: int) -> None:
         await asyncio.gather(*(client(start, port) for start in range(clients)))
 
-    with Served(served_run, "target=onnx", "threads=1", f"workers={workers}", "max_queue=1000") as server:
+    with Served(served_run, "target=onnx", "threads=1", "workers=2", "max_queue=1000") as server:
         asyncio.run(asyncio.wait_for(all_clients(server.port), 500))
         assert server.metric('lathe_responses_total{path="/predict",status="200"}') == requests
         assert server.metric("lathe_queue") == server.metric("lathe_worker_restarts_total") == 0
@@ -300,20 +270,7 @@ def test_a_hung_worker_and_a_full_queue(served_run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_health_fails_with_its_worker(served_run: Path) -> None:
-    with Served(served_run, "target=onnx", "threads=1", "health_timeout=1") as server:
-        (worker,) = server.workers()
-        os.kill(worker, signal.SIGSTOP)
-        began = time.monotonic()
-        assert server.ask("GET", "/health").status == 503
-        assert time.monotonic() - began < 10
-        os.kill(worker, signal.SIGCONT)
-        wait_for(lambda: server.ask("GET", "/health").status == 200)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("everywhere", [False, True])
-def test_a_stop_answers_what_was_accepted(served_run: Path, digits: np.ndarray, bare: Net, everywhere: bool) -> None:
+def test_a_stop_answers_what_was_accepted(served_run: Path, digits: np.ndarray, bare: Net) -> None:
     """Also if the signal reaches the workers, as from a terminal."""
     with Served(served_run, "target=onnx", "threads=1", "max_batch_size=4") as server, ThreadPoolExecutor(12) as pool:
         (worker,) = server.workers()
@@ -324,10 +281,8 @@ def test_a_stop_answers_what_was_accepted(served_run: Path, digits: np.ndarray, 
         ]
         wait_for(lambda: server.metric("lathe_queue") >= 8)
         time.sleep(0.5)  # the last of the twelve may still be in transit
-        number = signal.SIGINT if everywhere else signal.SIGTERM
-        if everywhere:
-            os.kill(worker, number)
-        server.process.send_signal(number)
+        os.kill(worker, signal.SIGINT)
+        server.process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         with pytest.raises(OSError, match="refused"):
             server.connect()
@@ -340,27 +295,6 @@ def test_a_stop_answers_what_was_accepted(served_run: Path, digits: np.ndarray, 
         server.process.communicate(timeout=60)
         assert server.process.returncode == 0
         assert not alive(worker)
-
-
-@pytest.mark.slow
-def test_a_stop_that_takes_too_long_is_an_answer(served_run: Path) -> None:
-    with Served(served_run, "target=onnx", "threads=1", "stop_timeout=1") as server, ThreadPoolExecutor(1) as pool:
-        (worker,) = server.workers()
-        os.kill(worker, signal.SIGSTOP)
-        call = pool.submit(server.ask, "POST", "/predict", bytes(64), content_type=BINARY)
-        time.sleep(0.5)
-        server.process.send_signal(signal.SIGTERM)
-        found = call.result(timeout=30)
-        assert (found.status, "stopping" in found.sentence) == (503, True)
-        server.process.communicate(timeout=60)
-        assert server.process.returncode == 0
-        assert not alive(worker)
-
-
-@pytest.mark.slow
-def test_a_net_that_takes_too_long_to_load_ends_the_server(served_run: Path) -> None:
-    with pytest.raises(AssertionError, match=r"load_timeout=0\.01"):
-        Served(served_run, "target=onnx", "threads=1", "load_timeout=0.01")
 
 
 @pytest.mark.slow

@@ -38,7 +38,3 @@ def test_an_input_that_the_net_cant_take_fails_alone(caplog: pytest.LogCaptureFi
     assert found[1] is None
     assert [found[0].tolist(), found[2].tolist()] == [[[4.0, 1.0]], [[8.0, 2.0]]]
     assert "unlucky" in caplog.text
-
-
-def test_rows_that_get_lost_are_no_answer() -> None:
-    assert compute(lambda x: sums(x)[:1], [np.ones((2, 1, 2, 2), np.uint8)]) == [None]

@@ -60,28 +60,23 @@ class Webhook:
 
     def __init__(self, url: str, timeout: float) -> None:
         if url.startswith(ENV):
-            name = url.removeprefix(ENV)
-            require(name in os.environ, f"{KEY}.url={url}: the environment has no variable {name}: set it.")
-            require(re.fullmatch(URL, os.environ[name]) is not None, f"{KEY}.url={url}: {name} is no http address.")
-            url = os.environ[name]
+            key, url = f"{KEY}.url={url}", os.environ.get(url.removeprefix(ENV), "")
+            require(re.fullmatch(URL, url) is not None, f"{key}: the environment has no http address there: set it.")
         self._url, self._timeout, self._warned = url, timeout, False
         self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST)
         self._thread = threading.Thread(target=self._run, name="lathe-webhook", daemon=True)
         self._thread.start()
 
-    def post(self, message: dict[str, Any]) -> None:
-        """Queue a message."""
+    def post(self, message: dict[str, Any] | None) -> None:
+        """Queue a message; None ends the thread."""
         try:
-            self._waiting.put_nowait(json.dumps(message, allow_nan=False).encode())
+            self._waiting.put_nowait(None if message is None else json.dumps(message, allow_nan=False).encode())
         except queue.Full:
             self._warn(f"more than {MOST} messages wait")
 
     def close(self) -> None:
         """Wait for queued messages, at most `timeout`."""
-        try:
-            self._waiting.put_nowait(None)
-        except queue.Full:
-            return
+        self.post(None)
         self._thread.join(self._timeout)
 
     def _run(self) -> None:
@@ -90,15 +85,12 @@ class Webhook:
             headers = {"Content-Type": "application/json", "User-Agent": "lathe"}
             try:
                 request = Request(self._url, body, headers)  # noqa: S310  # its scheme was checked
-                with opener.open(request, timeout=self._timeout):
-                    pass
+                opener.open(request, timeout=self._timeout).close()
             except HTTPError as error:
                 self._warn(f"status {error.code}")
                 error.close()
-            except URLError as error:
-                self._warn(str(error.reason))
             except Exception as error:  # the thread must not die; some errors contain the address
-                self._warn(type(error).__name__)
+                self._warn(str(error.reason) if isinstance(error, URLError) else type(error).__name__)
 
     def _warn(self, reason: str) -> None:
         if not self._warned:
@@ -283,5 +275,4 @@ class Alerts(Callback):
             self._webhook.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        if self._webhook is not None:
-            self._webhook.close()
+        self.on_train_end(trainer, pl_module)

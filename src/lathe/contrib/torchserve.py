@@ -5,7 +5,6 @@ TorchServe is no longer actively maintained, and its maintainers plan no securit
 """
 
 import errno
-import importlib
 import json
 import os
 import re
@@ -15,8 +14,7 @@ import sys
 import tempfile
 import weakref
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +25,7 @@ from lathe import export as exports
 from lathe.compression.quantization.net import quantized_layers
 from lathe.config.types import Count, NonNegativeInt
 from lathe.config.validation import validated
+from lathe.contrib.torchserve_handler import Model
 from lathe.errors import UserError, require, uninstalled
 from lathe.export import Array, Target, export_target
 from lathe.export.files import readable, whole
@@ -106,7 +105,7 @@ class TorchServe(Target):
             put(folder / f"model{self.suffix}", temporary)
 
     def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
-        """Load an archive as a function: its handler and payload run in this process.
+        """Load an archive as a function: its payload runs in this process, with this Lathe's handler.
 
         `threads` None is the archive's setting.
         """
@@ -114,14 +113,12 @@ class TorchServe(Target):
         folder = Path(tempfile.mkdtemp(prefix=scratch_prefix()))
         try:
             unpack(path, folder)
-            with importable(folder):
-                model = importlib.import_module(Path(file_of(HANDLER)).stem).Model(folder, threads)
+            found: Callable[[Array], Array] = Model(folder, threads).run
         except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
-            if isinstance(error, RuntimeError):  # a torn payload, or one for another machine
+            if isinstance(error, RuntimeError | KeyError | TypeError):  # a torn payload, or one for another machine
                 raise UserError(f"{path} can't be loaded, {error}: export the run again, here.") from error
             raise
-        found: Callable[[Array], Array] = model.run
         weakref.finalize(found, shutil.rmtree, folder, True)  # not earlier: a payload may read its file later
         return found
 
@@ -129,8 +126,7 @@ class TorchServe(Target):
 def sources() -> dict[str, str]:
     """Return names and contents of the handler and of Lathe's modules that it imports.
 
-    Imports are rewritten to names without Lathe's packages. The files are read, not imported: the handler uses modules
-    of a higher layer, because it decodes and answers like scripts/serve.py.
+    Imports are rewritten to names without Lathe's packages.
     """
     found: dict[str, str] = {}
     wanted = [HANDLER]
@@ -185,13 +181,9 @@ def archive(folder: Path, file: str) -> None:
 
 
 def unpack(path: Path, folder: Path) -> None:
-    """Write only the handler, the facts and the payload of an archive into `folder`.
-
-    The handler is code, so it must equal the one that this Lathe writes.
-    """
+    """Write only the facts and the payload of an archive into `folder`: its handler is code, and is not run."""
     try:
         with zipfile.ZipFile(path) as archive:
-            codes = {name: archive.read(name) for name in archive.namelist() if name.endswith(".py")}
             facts = archive.read(FACTS)
             file = str(json.loads(facts)["payload"]["file"])
             if file != f"model{Path(file).suffix}":
@@ -200,24 +192,4 @@ def unpack(path: Path, folder: Path) -> None:
                 shutil.copyfileobj(source, sink)
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, RecursionError) as error:
         raise UserError(f"{path} can't be read as an archive that Lathe made: export the run again.") from error
-    own = codes == {name: text.encode() for name, text in sources().items()}
-    require(own, f"{path} holds another handler than this Lathe's, which is not run here: export the run again.")
-    for name, code in codes.items():
-        (folder / name).write_bytes(code)
     (folder / FACTS).write_bytes(facts)
-
-
-@contextmanager
-def importable(folder: Path) -> Iterator[None]:
-    """Make the modules in `folder` importable as in a TorchServe worker; remove them afterwards."""
-    names = [Path(name).stem for name in sources()]
-    wrote, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        sys.dont_write_bytecode = wrote
-        for name in names:
-            sys.modules.pop(name, None)

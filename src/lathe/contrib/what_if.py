@@ -5,7 +5,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Annotated, Any
 
 import psutil
@@ -104,32 +103,30 @@ class WhatIf(Callback):
         reason = _unrepeatable(trainer, task)
         if reason is not None:
             return {}, f"nothing was measured: {reason}."
-        own = Step(trainer, task)
-        others = {name: own.changed(name) for name in TYPED if own.has(name)}
+        others = _changes(trainer, task)
         if not others:
             return {}, f"the run has all of {', '.join(TYPED)} that there are for it."
-        computed = [name for name in others if name != "one thread"]  # does not affect the computation of a step
+        computed = [change for name, change in others.items() if name != "one thread"]
         if len(computed) > 1:
-            together = own
-            for name in computed:
-                together = together.changed(name)
-            others["all of these"] = together
-        batch = tree_map(lambda leaf: leaf.to(own.device) if isinstance(leaf, Tensor) else leaf, self._batch)
-        found = {name: self._ratios(own, other, batch) for name, other in others.items()}
+            others["all of these"] = {key: value for change in computed for key, value in change.items()}
+        device = trainer.strategy.root_device
+        batch = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, self._batch)
+        found = {name: self._ratios(trainer, task, change, batch) for name, change in others.items()}
         return (
             {name: some for name, some in found.items() if min(some) > 1 and _middle(some) >= self.at_least},
             f"nothing of {', '.join(found)} would have been {self.at_least:g} x as fast here (measured on "
             f"{self.steps} steps of each).",
         )
 
-    def _ratios(self, own: "Step", other: "Step", batch: Any) -> list[float]:
-        """Return the speedup of `other` in each pair of steps."""
-        left, right = own.ready(), other.ready()
-        pairs = []
+    def _ratios(self, trainer: Trainer, task: Any, change: dict[str, Any], batch: Any) -> list[float]:
+        """Return the speedup by `change`, arguments of `make_step`, in each pair of steps."""
+        own, other = make_step(trainer, task), make_step(trainer, task, **change)
+        pairs, threads = [], torch.get_num_threads()
         for number in range(WARMUP + self.steps):
-            first, second = (left, right) if number % 2 else (right, left)  # alternates the order
+            first, second = (own, other) if number % 2 else (other, own)  # alternates the order
             times = {id(one): one(batch) for one in (first, second)}
-            pairs.append(times[id(left)] / times[id(right)])
+            pairs.append(times[id(own)] / times[id(other)])
+        torch.set_num_threads(threads)
         return pairs[WARMUP:]
 
 
@@ -164,85 +161,68 @@ def _unrepeatable(trainer: Trainer, task: Any) -> str | None:
     return None
 
 
-class Step:
-    """Settings of a step: number format, memory layout, optimizer kernels and threads."""
+def _changes(trainer: Trainer, task: Any) -> dict[str, dict[str, Any]]:
+    """Return the settings that the run does not have, by name, as arguments of `make_step`."""
+    found: dict[str, dict[str, Any]] = {}
+    device, plugin = trainer.strategy.root_device, trainer.precision_plugin
+    full = str(trainer.precision) == "32-true" and not isinstance(plugin, MixedPrecision)
+    if full and (device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)):
+        found["bf16"] = {"bf16": True}
+    weights = [module.weight for module in task.net.modules() if isinstance(module, nn.Conv2d)]
+    if any(not weight.is_contiguous(memory_format=torch.channels_last) for weight in weights):
+        found["channels_last"] = {"last": True}
+    given, fastest = trainer.optimizers[0].defaults, task.optimizer_over(task.net, None).defaults
+    if any(fastest.get(kernel) and not given.get(kernel) for kernel in ("fused", "foreach")):
+        found["fused optimizer"] = {"fused": True}
+    if device.type == "cpu" and torch.get_num_threads() > 1:
+        found["one thread"] = {"threads": 1}
+    return found
 
-    def __init__(self, trainer: Trainer, task: Any) -> None:
-        self.trainer, self.task = trainer, task
-        self.device = trainer.strategy.root_device
-        given = trainer.optimizers[0].defaults
-        # the arguments of the run's optimizer; None takes the fastest kernels
-        self.kernels: dict[str, Any] | None = {
-            name: given[name] for name in ("fused", "foreach") if given.get(name) is not None
-        }
-        self.format: Callable[[], AbstractContextManager[Any]] = trainer.precision_plugin.forward_context
-        self.last, self.threads = False, torch.get_num_threads()
 
-    def has(self, name: str) -> bool:
-        """Return whether setting `name` would change this one."""
-        net = self.task.net
-        if name == "bf16":
-            full = str(self.trainer.precision) == "32-true" and not isinstance(
-                self.trainer.precision_plugin, MixedPrecision
-            )
-            return full and (self.device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False))
-        if name == "one thread":
-            return self.device.type == "cpu" and self.threads > 1
-        if name == "channels_last":
-            weights = [module.weight for module in net.modules() if isinstance(module, nn.Conv2d)]
-            return any(not weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
-        given = self.task.optimizer_over(net, None).defaults
-        return any(given.get(kernel) and not (self.kernels or {}).get(kernel) for kernel in ("fused", "foreach"))
+def make_step(
+    trainer: Trainer,
+    task: Any,
+    *,
+    bf16: bool = False,
+    last: bool = False,
+    fused: bool = False,
+    threads: int | None = None,
+) -> Callable[[Any], float]:
+    """Return a function that makes a step with a batch, on a copy of the net, and returns its seconds.
 
-    def changed(self, name: str) -> "Step":
-        """Return a copy with setting `name`."""
-        other = copy.copy(self)
-        if name == "bf16":
-            other.format = lambda: torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
-        elif name == "channels_last":
-            other.last = True
-        elif name == "one thread":
-            other.threads = 1
-        else:
-            other.kernels = None
-        return other
+    The settings are the run's but for bfloat16, `last` for channels last, the fastest kernels of the optimizer
+    (`fused`), and the number of `threads`.
+    """
+    device, given = trainer.strategy.root_device, trainer.optimizers[0].defaults
+    kernels = {name: given[name] for name in ("fused", "foreach") if given.get(name) is not None}
+    # without copies of Trainer, callbacks and metrics
+    others = (trainer, task.meters, *trainer.callbacks)  # type: ignore[attr-defined]
+    copied = copy.deepcopy(task, {id(one): one for one in others}).train()
+    vars(copied)["_trainer"] = trainer  # deepcopy of a LightningModule leaves it out
+    net = copied.net.to(memory_format=torch.channels_last) if last else copied.net
+    optimizer: Optimizer = task.optimizer_over(net, None if fused else kernels)
+    count, value = threads or torch.get_num_threads(), trainer.gradient_clip_val
+    clip: Any = nn.utils.clip_grad_value_ if trainer.gradient_clip_algorithm == "value" else nn.utils.clip_grad_norm_
 
-    def ready(self) -> Callable[[Any], float]:
-        """Return a function that makes a step with a batch, on a copy of the net, and returns its seconds."""
-        task = self._copied()
-        net = task.net
-        if self.last:
-            net.to(memory_format=torch.channels_last)
-        optimizer: Optimizer = self.task.optimizer_over(net, self.kernels)
-        value, how = self.trainer.gradient_clip_val, self.trainer.gradient_clip_algorithm
-        clip: Any = nn.utils.clip_grad_value_ if how == "value" else nn.utils.clip_grad_norm_
-
-        def step(batch: Any) -> float:
-            torch.set_num_threads(self.threads)
-            began = self._now()
-            x = batch[0]
-            if self.last and isinstance(x, Tensor) and x.ndim == 4:
-                x = x.contiguous(memory_format=torch.channels_last)
-            with torch.enable_grad():
-                with self.format():
-                    loss = torch.stack(list(task.losses(net(x), batch).values())).sum()
-                optimizer.zero_grad()
-                loss.backward()
-            if value:
-                clip(net.parameters(), value)
-            optimizer.step()
-            return self._now() - began
-
-        return step
-
-    def _copied(self) -> Any:
-        """Return a copy of the task, its net and its loss, without copies of Trainer, callbacks and metrics."""
-        others = (self.trainer, self.task.meters, *self.trainer.callbacks)  # type: ignore[attr-defined]
-        task = copy.deepcopy(self.task, {id(one): one for one in others})
-        vars(task)["_trainer"] = self.trainer  # deepcopy of a LightningModule leaves it out
-        return task.train()
-
-    def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return time.perf_counter()
+
+    def step(batch: Any) -> float:
+        torch.set_num_threads(count)
+        began, x = now(), batch[0]
+        if last and isinstance(x, Tensor) and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        autocast = torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+        with torch.enable_grad():
+            with autocast if bf16 else trainer.precision_plugin.forward_context():
+                loss = torch.stack(list(copied.losses(net(x), batch).values())).sum()
+            optimizer.zero_grad()
+            loss.backward()
+        if value:
+            clip(net.parameters(), value)
+        optimizer.step()
+        return now() - began
+
+    return step

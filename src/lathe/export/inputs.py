@@ -1,6 +1,7 @@
 """Example inputs for tracers, their dynamic axes, and batches for runtimes with a largest one."""
 
 import inspect
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import starmap
 from typing import Any
@@ -35,6 +36,7 @@ class FlatCore(nn.Module):
     def __init__(self, core: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         super().__init__()
         self.core = core
+        self.eval()
         self.unread = _unread(core, args, kwargs)
         given, self.form = pytree.tree_flatten_with_path(self._read_of(args, kwargs))
         self.constants = [None if isinstance(value, Tensor) else value for _, value in given]
@@ -45,7 +47,6 @@ class FlatCore(nn.Module):
         # the places of the inputs in the recorded call, as `Call.tensors` names them
         self.paths = [_path_name("", given[place][0][1:]).removeprefix(".") for place in self.places]
         self.axes: list[dict[int, str]] = [{} for _ in self.places]
-        self.eval()
         with torch.no_grad():
             outputs = self.nested(*(tensor.clone() for tensor in self.example))
         found, self.output_form = pytree.tree_flatten_with_path(outputs)
@@ -178,56 +179,37 @@ class FlatCore(nn.Module):
         }
 
 
-class _Watched(dict[Any, Any]):
+class _Watched(UserDict[Any, Any]):
     """A dict that notes which keys are read; looking at all of them reads all."""
 
     def __init__(self, values: Mapping[Any, Any]) -> None:
-        super().__init__(values)
         self.read: set[Any] = set()
+        super().__init__(values)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: Any) -> Any:  # also for `get`, `pop`, `items` and `values`
         self.read.add(key)
         return super().__getitem__(key)
 
-    def get(self, key: Any, default: Any = None) -> Any:
-        self.read.add(key)
-        return super().get(key, default)
-
-    def pop(self, key: Any, *default: Any) -> Any:
-        self.read.add(key)
-        return super().pop(key, *default)
-
     def __iter__(self) -> Iterator[Any]:
-        self.read.update(super().keys())
+        self.read.update(self.data)
         return super().__iter__()
-
-    def keys(self) -> Any:
-        self.read.update(super().keys())
-        return super().keys()
-
-    def values(self) -> Any:
-        self.read.update(super().keys())
-        return super().values()
-
-    def items(self) -> Any:
-        self.read.update(super().keys())
-        return super().items()
 
 
 def _unread(core: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int | str, set[Any]]:
     """Return the keys that the core does not read of the dicts among its arguments, by place or name of the dict."""
-    watched: dict[int | str, _Watched] = {}
-    given: dict[int | str, Any] = dict(enumerate(args))
-    given.update(kwargs.items())
-    for name, value in given.items():
-        if type(value) is dict:
-            given[name] = watched[name] = _Watched(value)
+
+    def watched(value: Any) -> Any:
+        return _Watched(value) if type(value) is dict else value
+
+    places, names = [watched(value) for value in args], {name: watched(value) for name, value in kwargs.items()}
     with torch.no_grad():
         try:
-            core(*(given[place] for place in range(len(args))), **{name: given[name] for name in kwargs})
+            core(*places, **names)
         except Exception:  # it wants a plain dict: all of it is read
             return {}
-    return {name: set(dict.keys(one)) - one.read for name, one in watched.items()}
+    given: dict[int | str, Any] = dict(enumerate(places))
+    given.update(names.items())
+    return {name: one.data.keys() - one.read for name, one in given.items() if isinstance(one, _Watched)}
 
 
 def _argument_name(path: Sequence[Any], parameters: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,10 @@ MAX_BYTES = 10_000_000  # of manifest.json
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # names of files in the same folder
 
 
-def write(folder: Path, content: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
-    """Write manifest.json with the size and SHA-256 of `files`, names in `folder`; return its content."""
-    hashes = {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in files}
+def write(folder: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Write manifest.json with the size and SHA-256 of the other files in `folder`; return its content."""
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != NAME)
+    hashes = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
     made = signature(str(content.get("target")), str(content.get("file")), hashes)
     manifest = {"version": VERSION, **content, "files": hashes, "made": made}
     write_atomically(folder / NAME, json.dumps(manifest, indent=2, allow_nan=False) + "\n")

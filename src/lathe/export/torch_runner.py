@@ -13,6 +13,8 @@ Array = np.ndarray[Any, Any]
 # The values of `target.aot_inductor.device`. A test maps a GPU to the CPU, which then runs all steps but the copies.
 DEVICES = {"cpu": torch.device("cpu"), "cuda": torch.device("cuda")}
 
+_ALONE = threading.Lock()  # `full_float32` sets options of the process
+
 
 def is_missing(device: torch.device) -> bool:
     """Return whether torch does not find the device on this machine."""
@@ -58,58 +60,28 @@ def on_arrays(
 ) -> Callable[..., Any]:
     """Return `call`, of one tensor or several, on arrays, without gradients; several outputs are a list.
 
-    `threads` is torch's number of threads during each call; None leaves it unchanged. `call` computes on `device` with
-    one input and one output; None is the CPU, without copies.
+    `threads` is torch's number of threads during each call; None leaves it unchanged. `call` computes on `device`, with
+    copies to it and back, in float32 without TF32, one call at a time; None is the CPU.
     """
-    staged = None if device is None else Staged(call, device)
+
+    def run(*arrays: Array) -> Any:
+        # a client's buffer may be read-only or have negative strides, which tensors can't have
+        tensors = (torch.from_numpy(np.require(x, requirements=["C", "W"])).to(device) for x in arrays)
+        with torch.no_grad():
+            found = call(*tensors)
+        return found.cpu().numpy() if isinstance(found, Tensor) else [out.cpu().numpy() for out in found]
 
     def forward(*arrays: Array) -> Any:
         was = torch.get_num_threads()
         if threads is not None and threads != was:
             torch.set_num_threads(threads)
         try:
-            if staged is not None:
-                return staged(*arrays)
-            with torch.no_grad():
-                # a client's buffer may be read-only or have negative strides, which tensors can't have
-                found = call(*(torch.from_numpy(np.require(x, requirements=["C", "W"])) for x in arrays))
-            return found.numpy() if isinstance(found, Tensor) else [out.numpy() for out in found]
+            if device is None:
+                return run(*arrays)
+            with _ALONE, full_float32():
+                return run(*arrays)
         finally:
             if threads is not None and threads != was:
                 torch.set_num_threads(was)
 
     return forward
-
-
-class Staged:
-    """Runs `call`, which computes on `device`, on host arrays.
-
-    Inputs and outputs go through two page-locked buffers, which grow with the largest batch: a GPU copies from them
-    asynchronously (`non_blocking`), but from a NumPy array page by page. Float32 is computed without TF32
-    (`full_float32`). Thread-safe; calls run one at a time.
-    """
-
-    def __init__(self, call: Callable[[Tensor], Tensor], device: torch.device) -> None:
-        self.call, self.device = call, device
-        self._input, self._output = self._buffer(0), self._buffer(0)
-        self._lock = threading.Lock()
-
-    def __call__(self, x: Array) -> Array:
-        with self._lock, torch.no_grad(), full_float32():
-            self._input = self._grown(self._input, x.nbytes)
-            given = self._input[: x.nbytes].numpy().view(x.dtype).reshape(x.shape)
-            np.copyto(given, x)
-            out = self.call(torch.from_numpy(given).to(self.device, non_blocking=True))
-            self._output = self._grown(self._output, out.nbytes)
-            back = self._output[: out.nbytes].view(out.dtype).view(out.shape)
-            back.copy_(out, non_blocking=True)
-            if self.device.type == "cuda":
-                torch.cuda.current_stream(self.device).synchronize()
-            return back.numpy().copy()
-
-    def _grown(self, buffer: Tensor, size: int) -> Tensor:
-        """Return `buffer`, or one of `size` bytes and at least twice the old size: locking pages is slow."""
-        return buffer if size <= len(buffer) else self._buffer(max(size, 2 * len(buffer)))
-
-    def _buffer(self, size: int) -> Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")

@@ -243,10 +243,7 @@ def _to_wandb(logger: WandbLogger, numbers: dict[str, float], best: Path) -> Non
     run.summary.update(numbers)
     if getattr(logger, "ships_model", False) and best.exists():
         model = wandb.Artifact(f"{run.id}-best", type="model", metadata=numbers)
-        if best.is_dir():
-            model.add_dir(str(best), name=best.name)
-        else:
-            model.add_file(str(best), name=best.name)
+        (model.add_dir if best.is_dir() else model.add_file)(str(best), name=best.name)
         run.log_artifact(model, aliases=["best", "latest"])
     run.finish()
 

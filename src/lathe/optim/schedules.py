@@ -5,13 +5,13 @@ of the run if it is below 1, and otherwise a number of optimizer steps. Every sc
 its state is only the step, so it opens with `weights_only`, and a longer run that resumes from it follows its own,
 longer curve. All raise ArgumentError if a position is not below the run's length.
 
-The curves are the functions `..._factor` of the number of optimizer steps so far: 0 gives the rate of the first step,
-`total - 1` that of the last, and from `total` on the curve is constant.
+Curves are factors of the peak by the number of optimizer steps so far: 0 gives the rate of the first step, `total - 1`
+that of the last, and from `total` on the curve is constant.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Sequence
+from typing import Annotated
 
 from pydantic import Field
 from torch.optim import Optimizer
@@ -19,56 +19,12 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lathe.config.types import Count, OpenShare, Share, StepOrShare
 from lathe.config.validation import validated
-from lathe.errors import ArgumentError, UserError
-
-TotalSteps = Any  # optimizer steps of the run; inf for an endless run, which raises an error
-
-
-def warm_up(step: int, *, warmup: int) -> float:
-    """Return a line from 0 at step -1 to 1 at `step == warmup`, then 1; a first rate of 0 would be wasted."""
-    return 1.0 if step >= warmup else (step + 1) / (warmup + 1)
+from lathe.errors import ArgumentError
 
 
 def half_cosine(progress: float, *, start: float, end: float) -> float:
     """Return a half cosine from `start` at progress 0 to `end` at 1; progress is clamped to [0, 1]."""
     return end + (start - end) * 0.5 * (1 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
-
-
-def linear_factor(step: int, *, total: int, warmup: int, end_ratio: float) -> float:
-    """Return the warm-up, then a line from 1 at `warmup` to `end_ratio` at `total`."""
-    if step < warmup:
-        return warm_up(step, warmup=warmup)
-    return 1 - (1 - end_ratio) * min((step - warmup) / (total - warmup), 1.0)
-
-
-def cosine_factor(step: int, *, total: int, warmup: int, min_ratio: float) -> float:
-    """Return the warm-up, then a half cosine from 1 at `warmup` to `min_ratio` at `total`."""
-    if step < warmup:
-        return warm_up(step, warmup=warmup)
-    return half_cosine((step - warmup) / (total - warmup), start=1.0, end=min_ratio)
-
-
-def restarts_factor(step: int, *, warmup: int, period: int, period_growth: float, min_ratio: float) -> float:
-    """Return the warm-up, then half cosines to `min_ratio` of `period`, `period * period_growth`, ... steps."""
-    if step < warmup:
-        return warm_up(step, warmup=warmup)
-    since, length = float(step - warmup), float(period)
-    while since >= length:
-        since -= length
-        length *= period_growth
-    return half_cosine(since / length, start=1.0, end=min_ratio)
-
-
-def one_cycle_factor(step: int, *, total: int, warmup: int, start_ratio: float, end_ratio: float) -> float:
-    """Return a half cosine from `start_ratio` to 1 at `warmup`, then one to `end_ratio` at `total`."""
-    if step < warmup:
-        return half_cosine(step / warmup, start=start_ratio, end=1.0)
-    return half_cosine((step - warmup) / (total - warmup), start=1.0, end=end_ratio)
-
-
-def step_factor(step: int, *, warmup: int, milestones: Sequence[int], gamma: float) -> float:
-    """Return the warm-up, times `gamma` for each milestone that has been reached."""
-    return warm_up(step, warmup=warmup) * gamma ** sum(step >= milestone for milestone in milestones)
 
 
 def steps_of(key: str, value: float, total_steps: int) -> int:
@@ -85,40 +41,39 @@ def steps_of(key: str, value: float, total_steps: int) -> int:
     return int(value)
 
 
-def _whole_run(total_steps: float) -> int:
-    """Return the run's steps; Lightning reports inf for an endless run and 0 if nothing is trained."""
-    if not 0 <= total_steps < math.inf:
-        raise UserError(
-            f"A scheduler can't plan a run of {total_steps} steps: set max_epochs or max_steps, and "
-            "limit_train_batches above 0."
-        )
-    return max(int(total_steps), 1)
-
-
-@validated
-def constant(optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0) -> LRScheduler:
-    """Return a line up to the peak over `warmup`, then the peak."""
-    warmup_steps = steps_of("warmup", warmup, _whole_run(total_steps))
-    return LambdaLR(optimizer, lambda step: warm_up(step, warmup=warmup_steps))
-
-
-@validated
-def cosine(
-    optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0, min_ratio: Share = 0
+def _after_warmup(
+    optimizer: Optimizer, total_steps: int, warmup: float, curve: Callable[[int, int], float]
 ) -> LRScheduler:
+    """Return a line from 0 before the first step to the peak at `warmup`, then `curve`.
+
+    `curve` takes the number of steps after the warm-up, and how many of them the run has.
+    """
+    warm = steps_of("warmup", warmup, total_steps)
+    rest = max(total_steps - warm, 1)
+    return LambdaLR(optimizer, lambda step: (step + 1) / (warm + 1) if step < warm else curve(step - warm, rest))
+
+
+@validated
+def constant(optimizer: Optimizer, total_steps: int, *, warmup: StepOrShare = 0) -> LRScheduler:
+    """Return a line up to the peak over `warmup`, then the peak."""
+    return _after_warmup(optimizer, total_steps, warmup, lambda step, rest: 1.0)
+
+
+@validated
+def cosine(optimizer: Optimizer, total_steps: int, *, warmup: StepOrShare = 0, min_ratio: Share = 0) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then a half cosine down to `min_ratio` of it at the end.
 
     Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts.
     """
-    total = _whole_run(total_steps)
-    warmup_steps = steps_of("warmup", warmup, total)
-    return LambdaLR(optimizer, lambda step: cosine_factor(step, total=total, warmup=warmup_steps, min_ratio=min_ratio))
+    return _after_warmup(
+        optimizer, total_steps, warmup, lambda step, rest: half_cosine(step / rest, start=1.0, end=min_ratio)
+    )
 
 
 @validated
 def cosine_restarts(
     optimizer: Optimizer,
-    total_steps: TotalSteps,
+    total_steps: int,
     *,
     period: Count | OpenShare,
     period_growth: Annotated[float, Field(ge=1)] = 1,
@@ -130,31 +85,28 @@ def cosine_restarts(
     SGDR, Loshchilov and Hutter 2017, arXiv:1608.03983: the first half cosine has length `period`, each next one
     `period_growth` times the length of the last.
     """
-    total = _whole_run(total_steps)
-    warmup_steps = steps_of("warmup", warmup, total)
-    first = max(steps_of("period", period, total), 1)
-    return LambdaLR(
-        optimizer,
-        lambda step: restarts_factor(
-            step, warmup=warmup_steps, period=first, period_growth=period_growth, min_ratio=min_ratio
-        ),
-    )
+    first = float(max(steps_of("period", period, total_steps), 1))
+
+    def curve(step: int, rest: int) -> float:
+        since, length = float(step), first
+        while since >= length:
+            since -= length
+            length *= period_growth
+        return half_cosine(since / length, start=1.0, end=min_ratio)
+
+    return _after_warmup(optimizer, total_steps, warmup, curve)
 
 
 @validated
-def linear(
-    optimizer: Optimizer, total_steps: TotalSteps, *, warmup: StepOrShare = 0, end_ratio: Share = 0
-) -> LRScheduler:
+def linear(optimizer: Optimizer, total_steps: int, *, warmup: StepOrShare = 0, end_ratio: Share = 0) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then one down to `end_ratio` of it at the end."""
-    total = _whole_run(total_steps)
-    warmup_steps = steps_of("warmup", warmup, total)
-    return LambdaLR(optimizer, lambda step: linear_factor(step, total=total, warmup=warmup_steps, end_ratio=end_ratio))
+    return _after_warmup(optimizer, total_steps, warmup, lambda step, rest: 1 - (1 - end_ratio) * min(step / rest, 1.0))
 
 
 @validated
 def one_cycle(
     optimizer: Optimizer,
-    total_steps: TotalSteps,
+    total_steps: int,
     *,
     warmup: StepOrShare = 0.3,
     start_ratio: Share = 0.04,
@@ -165,29 +117,33 @@ def one_cycle(
     Smith and Topin 2018, arXiv:1708.07120, in the two-phase form of torch's `OneCycleLR` with its default ratios, and
     constant momentum.
     """
-    total = _whole_run(total_steps)
-    warmup_steps = steps_of("warmup", warmup, total)
-    return LambdaLR(
-        optimizer,
-        lambda step: one_cycle_factor(
-            step, total=total, warmup=warmup_steps, start_ratio=start_ratio, end_ratio=end_ratio
-        ),
-    )
+    peak, total = steps_of("warmup", warmup, total_steps), max(total_steps, 1)
+
+    def curve(step: int) -> float:
+        if step < peak:
+            return half_cosine(step / peak, start=start_ratio, end=1.0)
+        return half_cosine((step - peak) / (total - peak), start=1.0, end=end_ratio)
+
+    return LambdaLR(optimizer, curve)
 
 
 @validated
 def step(
     optimizer: Optimizer,
-    total_steps: TotalSteps,
+    total_steps: int,
     *,
     milestones: Sequence[StepOrShare],
     gamma: Share = 0.1,
     warmup: StepOrShare = 0,
 ) -> LRScheduler:
     """Return a line up to the peak over `warmup`, multiplied by `gamma` at each of the `milestones`."""
-    total = _whole_run(total_steps)
-    warmup_steps = steps_of("warmup", warmup, total)
-    reached = [steps_of("milestones", milestone, total) for milestone in milestones]
+    warm = steps_of("warmup", warmup, total_steps)
+    reached = [steps_of("milestones", milestone, total_steps) for milestone in milestones]
     if reached != sorted(reached):
         raise ArgumentError(f"milestones={list(milestones)} must rise: put them in order.")
-    return LambdaLR(optimizer, lambda step: step_factor(step, warmup=warmup_steps, milestones=reached, gamma=gamma))
+
+    def curve(step: int) -> float:
+        line = 1.0 if step >= warm else (step + 1) / (warm + 1)
+        return line * gamma ** sum(step >= milestone for milestone in reached)
+
+    return LambdaLR(optimizer, curve)

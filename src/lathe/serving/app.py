@@ -2,8 +2,10 @@
 
 import asyncio
 import hmac
+import json
 import time
 from collections.abc import Collection
+from dataclasses import asdict
 from importlib import metadata
 from ipaddress import ip_address
 from pathlib import Path
@@ -24,7 +26,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from lathe.serving import answers, decode, model, named
 from lathe.serving.batcher import Batcher
-from lathe.serving.decode import BINARY, BadRequest
+from lathe.serving.decode import BINARY, BadRequest, demand
 from lathe.serving.options import Options
 from lathe.serving.page import page
 
@@ -84,31 +86,33 @@ class App:
         return refusal(401, sentence, {"www-authenticate": "Bearer"})
 
     async def predict(self, request: Request) -> Response:
-        """Answer `POST /predict` with classes, or with binary logits."""
-        began = time.perf_counter()
-        options, headers = self.options, request.headers
-        if self.batcher.full:
-            raise BadRequest(503, f"{options.max_queue} requests wait already: send it again later.")
-        body = await read_body(request, options.limits.body, options.body_timeout)
-        if headers.get("content-encoding", "identity") != "identity":
-            raise BadRequest(415, "Content-Encoding is not taken: send the body as it is.")
-        kind = headers.get("content-type", "")
+        """Answer `POST /predict` with classes, binary logits, or a core's outputs by name."""
+        began, limits = time.perf_counter(), self.options.limits
+        demand(not self.batcher.full, 503, f"{self.options.max_queue} requests wait already: send it again later.")
+        body = await read_body(request, limits.body, self.options.body_timeout)
+        plain = request.headers.get("content-encoding", "identity") == "identity"
+        demand(plain, 415, "Content-Encoding is not taken: send the body as it is.")
+        kind, accept = request.headers.get("content-type", ""), request.headers.get("accept", "")
         if "inputs" in self.facts:
-            packed = await asyncio.to_thread(named.decode_named, body, kind, self.facts, options.limits)
-            return self._timed(self._named(await self._computed(packed, began), headers.get("accept", "")), began)
-        top_k, binary = self._top_k(request), BINARY in headers.get("accept", "")
-        given = (body, kind, self.facts, options.limits, headers.get("x-shape"))
-        # JSON may have a picture
-        if len(body) <= INLINE and not kind.lower().startswith(("image/", "application/json")):
-            inputs, single = decode.decode(*given)
+            packed = await asyncio.to_thread(named.decode_named, body, kind, self.facts, limits)
+            answer = self._named(await self._computed(packed, began), accept)
         else:
-            inputs, single = await asyncio.to_thread(decode.decode, *given)
-        if not binary and len(inputs) * min(top_k, self.facts["output"]["shape"][-1]) > MOST:
-            raise BadRequest(
-                413, f"The answer would have more than {MOST} lines: ask for fewer by top_k, or with Accept: {BINARY}."
-            )
-        logits = await self._computed(inputs, began)
-        return self._timed(self._binary(logits) if binary else self._json(logits, top_k, single), began)
+            top_k = self._top_k(request)
+            given = (body, kind, self.facts, limits, request.headers.get("x-shape"))
+            # JSON may have a picture
+            if len(body) <= INLINE and not kind.lower().startswith(("image/", "application/json")):
+                inputs, single = decode.decode(*given)
+            else:
+                inputs, single = await asyncio.to_thread(decode.decode, *given)
+            binary = BINARY in accept
+            lines = 0 if binary else len(inputs) * min(top_k, self.facts["output"]["shape"][-1])
+            check_lines(lines, f"ask for fewer by top_k, or with Accept: {BINARY}.")
+            logits = await self._computed(inputs, began)
+            answer = binary_answer(logits) if binary else self._json(logits, top_k, single)
+        seconds = time.perf_counter() - began
+        answer.headers["server-timing"] = f"predict;dur={1000 * seconds:.2f}"  # in milliseconds; browsers show it
+        self.batcher.metrics.latency.observe(seconds)
+        return answer
 
     async def _computed(self, inputs: model.Array, began: float) -> model.Array:
         try:
@@ -117,31 +121,20 @@ class App:
         except asyncio.CancelledError:  # stop_timeout is over
             raise BadRequest(503, "The server is stopping: send it again later.") from None
 
-    def _timed(self, found: Response, began: float) -> Response:
-        seconds = time.perf_counter() - began
-        found.headers["server-timing"] = f"predict;dur={1000 * seconds:.2f}"  # in milliseconds; browsers show it
-        self.batcher.metrics.latency.observe(seconds)
-        return found
-
     def _top_k(self, request: Request) -> int:
         word = request.query_params.get("top_k", str(self.options.top_k))
-        if set(request.query_params) - {"top_k"} or not (word.isdecimal() and int(word[:9]) >= 1):
-            raise BadRequest(400, "The only option of a request is top_k, a whole number from 1.")
+        valid = set(request.query_params) <= {"top_k"} and word.isdecimal() and int(word[:9]) >= 1
+        demand(valid, 400, "The only option of a request is top_k, a whole number from 1.")
         return int(word[:9])
-
-    def _binary(self, logits: model.Array) -> Response:
-        shape = ",".join(map(str, logits.shape))
-        return Response(np.ascontiguousarray(logits, "<f4").tobytes(), headers={"x-shape": shape}, media_type=BINARY)
 
     def _named(self, packed: model.Array, accept: str) -> Response:
         outputs = named.unpack(packed, named.is_batched(self.facts))
         if named.NPZ in accept:
             return Response(named.answer_npz(outputs), media_type=named.NPZ)
-        if sum(array.size for array in outputs.values()) > MOST:
-            raise BadRequest(413, f"The answer has more than {MOST} numbers: ask with Accept: {named.NPZ}.")
-        if not named.is_finite(packed):
-            raise BadRequest(500, f"The answer has NaN or infinite numbers: ask with Accept: {named.NPZ}.")
-        return JSONResponse(named.answer_json(outputs))
+        check_lines(sum(array.size for array in outputs.values()), f"ask with Accept: {named.NPZ}.")
+        sentence = f"The answer has NaN or infinite numbers: ask with Accept: {named.NPZ}."
+        demand(named.is_finite(packed), 500, sentence)
+        return JSONResponse({"outputs": {name: array.tolist() for name, array in outputs.items()}})
 
     def _json(self, logits: model.Array, top_k: int, single: bool) -> Response:
         try:
@@ -176,6 +169,17 @@ class App:
     async def index(self, request: Request) -> Response:
         """Answer with the page."""
         return HTMLResponse(self.page, headers=PAGE_HEADERS)
+
+
+def binary_answer(logits: model.Array) -> Response:
+    """Return logits as little-endian float32, with their shape in a header."""
+    shape = ",".join(map(str, logits.shape))
+    return Response(np.ascontiguousarray(logits, "<f4").tobytes(), headers={"x-shape": shape}, media_type=BINARY)
+
+
+def check_lines(count: int, fix: str) -> None:
+    """Raise BadRequest for an answer that is too long for JSON."""
+    demand(count <= MOST, 413, f"The answer would have more than {MOST} numbers: {fix}")
 
 
 def host_of(header: str) -> str:
@@ -247,18 +251,12 @@ def refusal(status: int, sentence: str, headers: Any = None) -> Response:
 
 def about(options: Options, facts: dict[str, Any]) -> dict[str, Any]:
     """Return the content of /info."""
-    limits = options.limits
+    limits, receipt = asdict(options.limits), Path(options.run, "receipt.json")
+    limits["body_bytes"] = limits.pop("body")
     return {
         "manifest": facts,
-        "receipt": model.receipt(Path(options.run)),
-        "limits": {
-            "body_bytes": limits.body,
-            "pixels": limits.pixels,
-            "samples": limits.samples,
-            "tokens": limits.tokens,
-            "queue": options.max_queue,
-            "seconds": options.request_timeout,
-        },
+        "receipt": json.loads(receipt.read_text()) if receipt.is_file() else None,
+        "limits": {**limits, "queue": options.max_queue, "seconds": options.request_timeout},
         "server": {
             "uvicorn": metadata.version("uvicorn"),
             "workers": options.workers,

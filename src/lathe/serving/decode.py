@@ -10,7 +10,6 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -47,6 +46,12 @@ class BadRequest(Exception):
         self.status, self.sentence = status, sentence
 
 
+def demand(holds: bool, status: int, sentence: str) -> None:
+    """Raise BadRequest unless a condition holds."""
+    if not holds:
+        raise BadRequest(status, sentence)
+
+
 def decode(
     body: bytes, content_type: str, facts: dict[str, Any], limits: Limits, shape_header: str | None = None
 ) -> tuple[Array, bool]:
@@ -63,18 +68,17 @@ def decode(
         limits: of a request.
         shape_header: for binary input: `height,width` of pictures, or `n,time` of token ids.
     """
-    if len(body) > limits.body:
-        raise BadRequest(413, f"The body has {len(body)} bytes, more than {limits.body}: send less at a time.")
-    kind = content_type.partition(";")[0].strip().lower()
-    words = "vocab_size" in facts["input"]
+    kind, words = content_type.partition(";")[0].strip().lower(), "vocab_size" in facts["input"]
     taken = [NPY, JSON, BINARY] if words else [*PICTURES, NPY, JSON, BINARY]
-    if kind not in taken:
-        raise BadRequest(415, f"Content-Type {content_type[:60]!r} is not taken: declare one of {', '.join(taken)}.")
-    if not body:
-        raise BadRequest(400, f"The body is empty: send {'token ids' if words else 'images'} as {kind}.")
+    demand(
+        len(body) <= limits.body, 413, f"The body has {len(body)} bytes, more than {limits.body}: send less at a time."
+    )
+    demand(kind in taken, 415, f"Content-Type {content_type[:60]!r} is not taken: declare one of {', '.join(taken)}.")
+    demand(len(body) > 0, 400, f"The body is empty: send {'token ids' if words else 'images'} as {kind}.")
+    if words:
+        return Tokens(facts["input"], limits).decode(body, kind, shape_header)
     squash = bool((facts.get("preprocess") or {}).get("squash"))
-    inputs = Tokens(facts["input"], limits) if words else Images(facts["input"], limits, squash)
-    return inputs.decode(body, kind, shape_header)
+    return Images(facts["input"], limits, squash).decode(body, kind, shape_header)
 
 
 class Images:
@@ -98,22 +102,23 @@ class Images:
         if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
             return self.pictures([unpacked(text) for text in texts]), name == "image"
         found = integers(value, name)
-        if found.size and not 0 <= found.min() <= found.max() <= 255:
-            raise BadRequest(
-                422, f"{name} has pixels from {found.min()} to {found.max()}: send whole numbers from 0 to 255."
-            )
+        sentence = f"{name} has values outside of 0 to 255: send pixels as whole numbers."
+        demand(bool(((found >= 0) & (found <= 255)).all()), 422, sentence)
         return self.array(found.astype(np.uint8), name, one=name == "image")
 
     def pictures(self, files: list[bytes], kind: str | None = None) -> Array:
         """Decode PNG or JPEG files, of `limits.pixels` together, to uint8 `[n, channels, height, width]`."""
-        self.check_count(len(files))
-        if self.channels not in COLOURS:
-            raise BadRequest(415, f"PNG and JPEG don't have {self.channels} channels: send an array as {NPY}.")
+        check_samples(len(files), self.limits)
+        sentence = f"PNG and JPEG don't have {self.channels} channels: send an array as {NPY}."
+        demand(self.channels in COLOURS, 415, sentence)
         found: list[Array] = []
         left = self.limits.pixels
         for content in files:
+            own = kind or kind_of(content[:12])  # JSON declares no type
+            if own is None or own not in PICTURES.values():
+                raise BadRequest(400, "The image is base64 of neither PNG nor JPEG: send one of them, or lists.")
             try:
-                pixels = read_picture(io.BytesIO(content), kind or picture_kind(content), self.channels, left)
+                pixels = read_picture(io.BytesIO(content), own, self.channels, left)
             except TooLarge as error:
                 raise BadRequest(
                     413, f"The image {error}; all images of a request may have {self.limits.pixels}: send smaller ones."
@@ -122,52 +127,40 @@ class Images:
                 raise BadRequest(400, f"The image {error}: send a whole one, and declare its type.") from error
             left -= pixels.shape[1] * pixels.shape[2]
             found.append(pixels if self.size is None else scaled(pixels, self.size, self.squash))
-        if len({pixels.shape for pixels in found}) > 1:
-            raise BadRequest(422, "The images have different sizes: send them one at a time, or of one size.")
+        same = len({pixels.shape for pixels in found}) == 1
+        demand(same, 422, "The images have different sizes: send them one at a time, or of one size.")
         return np.stack(found)
 
     def array(self, pixels: Array, name: str, one: bool | None = None) -> tuple[Array, bool]:
         """Return `pixels` in the net's layout; `one` as in `arranged`."""
-        if pixels.dtype != np.uint8:
-            raise BadRequest(422, f"{name} is of {pixels.dtype}: send pixels from 0 to 255 as uint8.")
+        demand(pixels.dtype == np.uint8, 422, f"{name} is of {pixels.dtype}: send pixels from 0 to 255 as uint8.")
         found = arranged(pixels, self.channels, self.size, one)
         if found is None:
-            height, width = self.size or ("height", "width")
-            shape = [self.channels, height, width]
+            shape = [self.channels, *(self.size or ("height", "width"))]
             raise BadRequest(422, f"{name} has shape {list(pixels.shape)}, but the net takes {shape}: send that.")
-        images, is_single = found
-        self.check_count(len(images))
+        images, single = found
+        check_samples(len(images), self.limits)
         self.check_pixels(images.shape[2], images.shape[3])
-        return np.array(images, order="C"), is_single  # a copy, since torch requires writable arrays
+        return np.array(images, order="C"), single  # a copy, since torch requires writable arrays
 
     def binary(self, body: bytes, shape_header: str | None) -> tuple[Array, bool]:
         """Decode concatenated uint8 samples `[n, channels, height, width]`."""
-        given = read_shape(shape_header, "height,width")
-        if given is None and self.size is None:
+        size = self.size or read_shape(shape_header, "height,width")
+        if size is None:
             raise BadRequest(422, "This net takes images of any size: say theirs in the header X-Shape: height,width.")
-        if given and self.size and given != self.size:
-            raise BadRequest(422, f"X-Shape is {given}, but the net takes images of {self.size}: scale them.")
-        height, width = self.size or given or (0, 0)
-        self.check_pixels(height, width)
-        length = self.channels * height * width
-        if len(body) % length:
-            shape = [self.channels, height, width]
-            raise BadRequest(
-                422, f"The body has {len(body)} bytes: send a multiple of {length}, the uint8 pixels of images {shape}."
-            )
-        count = len(body) // length
-        self.check_count(count)
-        return np.frombuffer(body, dtype=np.uint8).reshape(count, self.channels, height, width).copy(), count == 1
-
-    def check_count(self, samples: int) -> None:
-        if samples > self.limits.samples:
-            raise BadRequest(
-                413, f"The request has {samples} images, more than {self.limits.samples}: send it in parts."
-            )
+        other = shape_header is not None and read_shape(shape_header, "height,width") != size
+        demand(not other, 422, f"X-Shape is {shape_header}, but the net takes images of {size}: scale them.")
+        self.check_pixels(*size)
+        shape = [self.channels, *size]
+        count, rest = divmod(len(body), math.prod(shape))
+        sentence = f"The body has {len(body)} bytes: send whole images {shape} of uint8 pixels."
+        demand(rest == 0, 422, sentence)
+        check_samples(count, self.limits)
+        return np.frombuffer(body, dtype=np.uint8).reshape(count, *shape).copy(), count == 1
 
     def check_pixels(self, height: int, width: int) -> None:
-        if not 1 <= height * width <= self.limits.pixels:
-            raise BadRequest(413, f"The images have {height} x {width} pixels: send from 1 to {self.limits.pixels}.")
+        sentence = f"The images have {height} x {width} pixels: send from 1 to {self.limits.pixels}."
+        demand(1 <= height * width <= self.limits.pixels, 413, sentence)
 
 
 class Tokens:
@@ -184,42 +177,35 @@ class Tokens:
             return self.check(integers(value, name), name)
         if kind == NPY:
             return self.check(read_npy(body), "The array")
-        if len(body) % 8:
-            raise BadRequest(
-                422, f"The body has {len(body)} bytes: send token ids as int64, 8 bytes each, little-endian."
-            )
+        sentence = f"The body has {len(body)} bytes: send token ids as int64, 8 bytes each, little-endian."
+        demand(len(body) % 8 == 0, 422, sentence)
         ids, given = np.frombuffer(body, dtype="<i8"), read_shape(shape_header, "n,time")
-        if given is not None and math.prod(given) != ids.size:
-            raise BadRequest(422, f"X-Shape is {given}, but the body has {ids.size} ids: make them equal.")
+        fits = given is None or math.prod(given) == ids.size
+        demand(fits, 422, f"X-Shape is {given}, but the body has {ids.size} ids: make them equal.")
         return self.check(ids if given is None else ids.reshape(given), "The body")
 
     def check(self, ids: Array, name: str) -> tuple[Array, bool]:
         """Return int64 `[n, time]` of ids within the vocabulary."""
-        if ids.dtype.kind not in "iu":
-            raise BadRequest(422, f"{name} is of {ids.dtype}: send token ids as whole numbers, such as int64.")
-        single = ids.ndim == 1
-        if ids.ndim not in (1, 2) or ids.size == 0:
-            raise BadRequest(
-                422, f"{name} has shape {list(ids.shape)}: send token ids [time] or [n, time], at least one."
-            )
-        ids = ids[None] if single else ids
+        demand(ids.dtype.kind in "iu", 422, f"{name} is of {ids.dtype}: send token ids as whole numbers.")
+        shaped = ids.ndim in (1, 2) and ids.size > 0
+        demand(shaped, 422, f"{name} has shape {list(ids.shape)}: send token ids [time] or [n, time], at least one.")
+        single, ids = ids.ndim == 1, np.atleast_2d(ids)
         count, length = ids.shape
-        if count > self.limits.samples:
-            raise BadRequest(
-                413, f"The request has {count} sequences, more than {self.limits.samples}: send it in parts."
-            )
-        if self.exactly is not None and length != self.exactly:
-            raise BadRequest(422, f"A sequence has {length} token ids, but the net takes {self.exactly}: send as many.")
-        if length > self.longest:
-            status = 413 if self.longest == self.limits.tokens else 422
-            raise BadRequest(
-                status, f"A sequence has {length} token ids, more than {self.longest}: send its last {self.longest}."
-            )
-        if ids.min() < 0 or ids.max() >= self.vocab_size:
-            raise BadRequest(
-                422, f"{name} has ids from {ids.min()} to {ids.max()}: the net knows 0 to {self.vocab_size - 1}."
-            )
+        check_samples(count, self.limits)
+        fits = self.exactly in (None, length)
+        demand(fits, 422, f"A sequence has {length} token ids, but the net takes {self.exactly}: send as many.")
+        status = 413 if self.longest == self.limits.tokens else 422
+        sentence = f"A sequence has {length} token ids, more than {self.longest}: send its last {self.longest}."
+        demand(length <= self.longest, status, sentence)
+        sentence = f"{name} has ids from {ids.min()} to {ids.max()}: the net knows 0 to {self.vocab_size - 1}."
+        demand(ids.min() >= 0 and ids.max() < self.vocab_size, 422, sentence)
         return np.array(ids, dtype=np.int64, order="C"), single
+
+
+def check_samples(count: int, limits: Limits) -> None:
+    """Raise BadRequest for more than `limits.samples` samples."""
+    sentence = f"The request has {count} samples, more than {limits.samples}: send it in parts."
+    demand(count <= limits.samples, 413, sentence)
 
 
 def read_npy(body: bytes) -> Array:
@@ -229,35 +215,42 @@ def read_npy(body: bytes) -> Array:
         shape, fortran, dtype = read_header(file)
     except ValueError as error:
         raise BadRequest(400, "The body can't be read as a .npy array: send what numpy.save writes.") from error
-    if dtype.kind not in "biuf" or len(shape) > 4 or any(side < 1 for side in shape):
-        raise BadRequest(422, f"The array is of {dtype} and shape {shape[:8]}: send numbers, at least one, on 4 axes.")
-    if len(body) - file.tell() != math.prod(shape) * dtype.itemsize:
-        raise BadRequest(400, "The body has another length than its header declares: send the whole file.")
+    plain = dtype.kind in "biuf" and len(shape) <= 4 and all(side >= 1 for side in shape)
+    demand(plain, 422, f"The array is of {dtype} and shape {shape[:8]}: send numbers, at least one, on 4 axes.")
+    whole = len(body) - file.tell() == math.prod(shape) * dtype.itemsize
+    demand(whole, 400, "The body has another length than its header declares: send the whole file.")
     return np.frombuffer(body, dtype=dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
 
 
 def read_json(body: bytes, names: tuple[str, ...], most: int) -> tuple[str, Any]:
     """Return name and value of the only key of a JSON object. `most` is the most values that it can have."""
     form = "one JSON object with " + " or ".join(names)
-    if body.count(b",") > most:  # parsed, a body of nothing but lists takes 20 times its bytes
-        raise BadRequest(413, f"The JSON has more than {most} numbers: send it in parts.")
+    found = parsed(body, most)
+    fits = isinstance(found, dict) and len(found) == 1 and set(found) <= set(names)
+    demand(fits, 422, f"The JSON is not what the net takes: send {form} and nothing else.")
+    return next(iter(found.items()))
 
-    def refuse(status: int, word: str) -> NoReturn:
-        raise BadRequest(status, f"The JSON has {word[:20]}: send whole numbers.")
+
+def parsed(body: bytes, most: int) -> Any:
+    """Return the content of JSON with at most `most` values: a body of nothing but lists takes 20 times its bytes."""
+    demand(body.count(b",") <= most, 413, f"The JSON has more than {most} numbers: send it in parts.")
+
+    def refuse(word: str) -> NoReturn:
+        raise BadRequest(400, f"The JSON has {word[:20]}: send finite numbers.")
 
     try:
-        found = json.loads(body, parse_constant=partial(refuse, 400), parse_float=partial(refuse, 422))
+        return json.loads(body, parse_constant=refuse)
     except (ValueError, RecursionError) as error:
-        raise BadRequest(400, f"The body can't be read as JSON: send {form}.") from error
-    if not isinstance(found, dict) or len(found) != 1 or not set(found) <= set(names):
-        raise BadRequest(422, f"The JSON is not what the net takes: send {form} and nothing else.")
-    return next(iter(found.items()))
+        raise BadRequest(400, "The body can't be read as JSON.") from error
 
 
 def integers(value: Any, name: str) -> Array:
     """Convert nested lists of integers to int64."""
     try:
-        return np.array(value, dtype=np.int64)
+        found = np.array(value)
+        if found.size and found.dtype.kind not in "iu":
+            raise ValueError("not of whole numbers")
+        return found.astype(np.int64, casting="safe") if found.size else found.astype(np.int64)
     except (ValueError, TypeError, OverflowError) as error:
         raise BadRequest(422, f"{name} is not a full array of whole numbers: send lists of equal lengths.") from error
 
@@ -278,12 +271,3 @@ def unpacked(text: str) -> bytes:
         return base64.b64decode(text.partition(",")[2] if text.startswith("data:") else text, validate=True)
     except ValueError as error:
         raise BadRequest(400, "The image is text, but not base64: send a PNG or JPEG in base64, or lists.") from error
-
-
-def picture_kind(content: bytes) -> str:
-    """Return PNG or JPEG by the first bytes, since JSON declares no picture type."""
-    kind = kind_of(content[:12])
-    if kind not in PICTURES.values():
-        raise BadRequest(400, "The image is base64 of neither PNG nor JPEG: send one of them, or lists.")
-    assert kind is not None
-    return kind

@@ -1,17 +1,25 @@
 """Loads an export of a run, or the run's own net (`target=module`), as a function of arrays."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from lathe import export
 from lathe.errors import require
+from lathe.export import manifest as manifests
 from lathe.export.bundle import check_origin, open_bundle
-from lathe.export.manifest import PLAIN
+from lathe.export.torch_runner import on_arrays
+from lathe.measure.calls import Call
+from lathe.runs.export_core import open_core
+from lathe.runs.export_model import open_export_model
+from lathe.runs.export_staleness import check_current
+from lathe.runs.inference import check_input_spec, is_lightning
 from lathe.runs.rundir import open_run
 from lathe.serving.named import is_batched, pack, packed_net
+from lathe.tasks.core import EXAMPLE
 
 MODULE = "module"
 Array = np.ndarray[Any, Any]
@@ -24,28 +32,21 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
         UserError: not a run, no such export, or one of earlier weights, of another checkpoint or from elsewhere.
     """
     opened = open_run(run, "run")
-    from lathe.runs.export_core import open_core
-    from lathe.runs.inference import is_lightning
-
-    core = is_lightning(opened.config)
-    if core and target == MODULE:
-        return {"target": MODULE, **open_core(opened.path, checkpoint=checkpoint).facts}
-    if not core and (
-        target == MODULE or not (opened.path / "exports" / target).is_dir()
-    ):  # don't propose one that would be refused
-        from lathe.runs.inference import check_input_spec
-
+    core, folder = is_lightning(opened.config), opened.path / "exports" / target
+    there = manifests.PLAIN.fullmatch(target) is not None and folder.is_dir()
+    if not core and (target == MODULE or not there):  # don't propose an export that would be refused
         check_input_spec(opened.config, run)
     if target == MODULE:
-        from lathe.runs.export_model import open_export_model
-
-        return {"target": MODULE, **open_export_model(opened.path, checkpoint=checkpoint).facts}
-    from lathe import export
-    from lathe.export import manifest
-    from lathe.runs.export_staleness import check_current
-
-    folder = _folder(opened.path, target)
-    found = manifest.read(folder)
+        return {
+            "target": MODULE,
+            **(open_core if core else open_export_model)(opened.path, checkpoint=checkpoint).facts,
+        }
+    require(
+        there,
+        f"target={target}: {opened.path} has no such export: make it with python scripts/export.py run={opened.path} "
+        f"target={target}, or take the module with target={MODULE}.",
+    )
+    found = manifests.read(folder)
     kind = export.get(str(found["target"]))
     missing = kind.available()
     require(missing is None, str(missing))
@@ -60,16 +61,6 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
     return found
 
 
-def _folder(run: Path, target: str) -> Path:
-    folder = run / "exports" / target
-    require(
-        PLAIN.fullmatch(target) is not None and folder.is_dir(),
-        f"target={target}: {run} has no such export: make it with python scripts/export.py run={run} target={target}, "
-        f"or serve the module with target={MODULE}.",
-    )
-    return folder
-
-
 def load(run: str, target: str, checkpoint: str, threads: int, device: str | None = None) -> Callable[[Array], Array]:
     """Return the net as a function of arrays.
 
@@ -78,19 +69,10 @@ def load(run: str, target: str, checkpoint: str, threads: int, device: str | Non
     ..., classes]`; those of a core are structured arrays (`lathe.serving.named`).
     """
     if device is not None and device.startswith("cuda"):
-        import torch
-
         torch.cuda.set_device(device)  # a runtime's own allocations are then there as well
     if target != MODULE:
-        bundle = open_bundle(_folder(Path(run), target), threads, device=device)
+        bundle = open_bundle(Path(run, "exports", target), threads, device=device)
         return packed_net(bundle.run, bundle.manifest) if "inputs" in bundle.manifest else bundle
-    import torch
-
-    from lathe.export.torch_runner import on_arrays
-    from lathe.runs.export_core import open_core
-    from lathe.runs.export_model import open_export_model
-    from lathe.runs.inference import is_lightning
-
     torch.set_num_threads(threads)
     if is_lightning(open_run(run, "run").config):
         require(device is None, "trainer.accelerator=gpu serves nets of images and tokens: leave it cpu.")
@@ -107,9 +89,6 @@ def example(facts: dict[str, Any], run: str | Path) -> Array:
     For a core it is the first sample of the run's example.pt, since its values may be lengths or indices.
     """
     if "inputs" in facts:
-        from lathe.measure.calls import Call
-        from lathe.tasks.core import EXAMPLE
-
         batched = is_batched(facts)
         call = Call.load(Path(run, EXAMPLE))
         tensors = (call[:1] if batched else call).tensors()
@@ -120,9 +99,3 @@ def example(facts: dict[str, Any], run: str | Path) -> Array:
         sides["height"], sides["width"] = facts["preprocess"]["size"]
     shape = [1, *(side if isinstance(side, int) else sides[side] for side in given["shape"][1:])]
     return np.zeros(shape, np.uint8 if facts["preprocess"] is not None else np.int64)
-
-
-def receipt(run: Path) -> Any:
-    """Return the run's receipt, or None."""
-    path = run / "receipt.json"
-    return json.loads(path.read_text()) if path.is_file() else None

@@ -5,16 +5,15 @@ queue and the workers treat it as they do images. A core without an axis of samp
 """
 
 import io
-import json
 import math
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 from lathe.errors import UserError, require
-from lathe.serving.decode import JSON, BadRequest, Limits, read_npy
+from lathe.serving.decode import JSON, BadRequest, Limits, check_samples, demand, parsed, read_npy
 
 Array = np.ndarray[Any, Any]
 NPZ = "application/x-npz"
@@ -83,32 +82,26 @@ def decode_named(body: bytes, content_type: str, facts: Mapping[str, Any], limit
     Raises:
         BadRequest: 400 it can't be read, 413 it is above a limit, 415 it is of another type, 422 it does not fit.
     """
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind not in (JSON, NPZ):
-        raise BadRequest(415, f"Content-Type {content_type[:60]!r} is not taken: declare one of {JSON}, {NPZ}.")
+    kind, batched = content_type.partition(";")[0].strip().lower(), is_batched(facts)
+    sentence = f"Content-Type {content_type[:60]!r} is not taken: declare one of {JSON}, {NPZ}."
+    demand(kind in (JSON, NPZ), 415, sentence)
     named = _from_json(body, facts, limits) if kind == JSON else _from_npz(body, limits)
     try:
         arrays = as_arrays(named, facts)
     except UserError as error:
         raise BadRequest(422, f"The request does not fit: {error}") from error
-    if is_batched(facts) and len(arrays[0]) > limits.samples:
-        raise BadRequest(413, f"The request has {len(arrays[0])} samples, more than {limits.samples}: send fewer.")
-    return pack(arrays, facts["inputs"], is_batched(facts))
+    if batched:
+        check_samples(len(arrays[0]), limits)
+    return pack(arrays, facts["inputs"], batched)
 
 
 def _from_json(body: bytes, facts: Mapping[str, Any], limits: Limits) -> dict[str, Any]:
     sizes = {BATCH: limits.samples}
     shapes = ([s if isinstance(s, int) else sizes.get(s, limits.tokens) for s in e["shape"]] for e in facts["inputs"])
-    if body.count(b",") > sum(map(math.prod, shapes)):  # parsed, a body of nothing but lists takes 20 times its bytes
-        raise BadRequest(413, "The JSON has more numbers than the net takes: send it in parts.")
-
-    def refuse(word: str) -> NoReturn:
-        raise BadRequest(400, f"The JSON has {word[:20]}: send finite numbers.")
-
+    found = parsed(body, sum(map(math.prod, shapes)))
     try:
-        found = json.loads(body, parse_constant=refuse)
         return {name: np.array(value) for name, value in dict(found).items()}
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise BadRequest(400, "The body can't be read as JSON of full arrays by name.") from error
 
 
@@ -128,11 +121,6 @@ def _from_npz(body: bytes, limits: Limits) -> dict[str, Any]:
     except Exception as error:  # zipfile and zlib raise many types for a damaged archive
         raise BadRequest(400, "The body can't be read as .npz: send what numpy.savez writes.") from error
     return found
-
-
-def answer_json(outputs: Mapping[str, Array]) -> dict[str, Any]:
-    """Return the content of a JSON answer."""
-    return {"outputs": {name: array.tolist() for name, array in outputs.items()}}
 
 
 def answer_npz(outputs: Mapping[str, Array]) -> bytes:

@@ -35,19 +35,14 @@ def ship(cfg: dict[str, Any]) -> dict[str, Any]:
     """
     configure_logging()
     run, request, devices = RunDir(cfg["paths"]["run_dir"]), cfg["request"], cfg["trainer"]["devices"]
-    shared = request["target"]
+    shared, core = request["target"], is_lightning(run.config)
     targets = targets_of(shared)
-    core = is_lightning(run.config)
     if not core:
         check_input_spec(run.config, request["run"])
     run.checkpoint(request["checkpoint"], "checkpoint")
     require(
-        shared["preprocess"] or shared["input_size"] is None,
-        f"target.input_size={shared['input_size']} needs target.preprocess=true: leave one of them out.",
-    )
-    require(
-        not core or shared["input_size"] is None,
-        f"target.input_size={shared['input_size']} is for images: leave it null for this run.",
+        shared["input_size"] is None or (shared["preprocess"] and not core),
+        f"target.input_size={shared['input_size']} needs target.preprocess=true and a run on images: leave it null.",
     )
     require(core or not shared["axes"], "target.axes is for the core of a LightningModule: leave it null.")
     require(devices in (1, "auto"), f"trainer.devices={devices}: a run is exported in one process; leave it 1.")
@@ -58,7 +53,8 @@ def ship(cfg: dict[str, Any]) -> dict[str, Any]:
             reports[name] = export_to(name, options, run.path, request)
         except UserError as error:
             failed.append(error)
-    print_table(reports, run.path)
+    if reports:
+        print_table(reports, run.path)
     if failed:
         raise UserError(" ".join(map(str, failed))) from failed[0]
     return reports
@@ -78,10 +74,10 @@ def export_to(name: str, options: Mapping[str, Any], run: Path, request: Mapping
         name,
         options,
         run,
-        checkpoint=request["checkpoint"],
         preprocess=shared["preprocess"],
         input_size=shared["input_size"],
         axes=shared["axes"],
+        checkpoint=request["checkpoint"],
         eval_batch_size=request["batch_size"],
         data_folder=request["data"]["folder"],
     )
@@ -92,9 +88,9 @@ def export_to(name: str, options: Mapping[str, Any], run: Path, request: Mapping
         report = compared(run, ready, folder, name, options, shared)
         report |= {"export_seconds": seconds, "seconds": time.monotonic() - began, "versions": measure.versions()}
         (folder / "parity.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
-        manifests.write(folder, facts, files_in(folder))
+        manifests.write(folder, facts)
         target.complete(folder)
-        manifests.write(folder, facts, files_in(folder))
+        manifests.write(folder, facts)
     target.publish(path)
     return report
 
@@ -110,26 +106,22 @@ def ready_for(
     options: Mapping[str, Any],
     run: Path,
     *,
-    checkpoint: str = "best",
     preprocess: bool = True,
     input_size: Any = None,
     axes: Mapping[str, Mapping[Any, str]] | None = None,
-    eval_batch_size: int | None = None,
-    data_folder: str | None = None,
+    checkpoint: str = "best",
+    **shared: Any,
 ) -> ExportModel:
-    """Build the module that target `name` exports: integer or float, with preprocessing, or the core."""
+    """Build the module that target `name` exports: integer or float, with preprocessing, or the core.
+
+    `shared` are `eval_batch_size` and `data_folder` of `open_export_model`.
+    """
     target = get_target(name, options)
     missing = target.available()
     require(missing is None, str(missing))
     opened = open_run(run, "run")
-    path = opened.checkpoint(checkpoint, "checkpoint")
-    digest = checkpoint_hash(path)  # before it is read: training may replace the file in between
-    shared: Any = {
-        "checkpoint": checkpoint,
-        "integers": target.integers,
-        "eval_batch_size": eval_batch_size,
-        "data_folder": data_folder,
-    }
+    digest = checkpoint_hash(opened.checkpoint(checkpoint, "checkpoint"))  # first: training may replace the file
+    shared |= {"checkpoint": checkpoint, "integers": target.integers}
     ready: ExportModel
     if is_lightning(opened.config):
         require(
@@ -139,8 +131,8 @@ def ready_for(
         )
         ready = open_core(run, axes=axes, **shared)
     else:
-        own: Any = {"preprocess": preprocess and target.computes, "input_size": input_size if target.computes else None}
-        ready = open_export_model(run, **own, **shared)
+        size = input_size if target.computes else None
+        ready = open_export_model(run, preprocess=preprocess and target.computes, input_size=size, **shared)
     ready.facts[KEY] = digest
     return ready
 
@@ -172,13 +164,8 @@ def make(ready: ExportModel, name: str, options: Mapping[str, Any], folder: Path
             f"target={name} can't take this net{user_location(cause)} ({type(cause).__name__}: "
             f"{export.first_line(cause)}): choose another target; HYDRA_FULL_ERROR=1 shows where."
         ) from error
-    manifests.write(folder, facts, files_in(folder))
+    manifests.write(folder, facts)
     return facts
-
-
-def files_in(folder: Path) -> list[str]:
-    """Return the names of an export's files, without its manifest."""
-    return sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != manifests.NAME)
 
 
 @contextmanager
@@ -197,26 +184,24 @@ def print_table(reports: Mapping[str, Any], run: Path) -> None:
 
     `differ by` is the largest difference of a logit as a share of the largest logit.
     """
-    if not reports:
-        return
     first = next(iter(reports.values()))
     what = f"{first['metric']} on " if first["metric"] else ""
     title = f"Exports: {what}{first['samples']} held-out samples ({first['split']})"
-    if first["held_out"] is None:
-        title = "Exports: compared on noise only"
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title if first["held_out"] else "Exports: compared on noise only", title_justify="left")
     for column in ("target", "in", "run", "file", "equal\npredictions", "logits\ndiffer by"):
         table.add_column(column, justify="left" if column in ("target", "in") else "right")
+    changed = []
     for name, report in reports.items():
-        metric, figures = report["metric"], report["figures"]
-        values = [figures[which][metric] for which in ("trained", "file")] if figures and metric else []
+        metric, figures = report["metric"], report["figures"] or {}
+        values = [figures[which][metric] for which in ("trained", "file")] if metric else []
         metrics = ["inf" if value is None else f"{value:.4f}" for value in values] or ["-", "-"]
         difference = report["held_out"] or report["odd_inputs"]
         equal = "-" if difference["agreement"] is None else f"{difference['agreement']:.2%}"
         table.add_row(name, report["arithmetic"], *metrics, equal, f"{difference['relative']:.1e}")
+        if figures and figures["trained"] != figures["module"] != {}:
+            changed.append(name)
     console = Console()
     console.print(table)
-    changed = [n for n, report in reports.items() if (f := report["figures"]) and f["trained"] != f["module"] != {}]
     if changed:
         note = "the export changed the net (calibration, input size): equal predictions compare the file with that net"
         console.print(f"{', '.join(changed)}: {note}.", highlight=False)

@@ -12,24 +12,20 @@ from lightning.pytorch import Callback
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from lathe import export
 from lathe.data import Normalizer
 from lathe.data.checks import first_few, squashed, warn_once
 from lathe.errors import UserError, collect_errors, require
-from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
 from lathe.export.files import whole
 from lathe.images.files import ImageFile, LeftOut, UnreadableError, find_images
 from lathe.images.pictures import scaled
 from lathe.runs.export_model import class_names, is_image
-from lathe.runs.export_staleness import check_current
 from lathe.runs.inference import check_input_spec, is_lightning
 from lathe.runs.instantiate import locate
-from lathe.runs.rundir import RunDir
+from lathe.serving.model import MODULE, describe
 from lathe.verbs.evaluate import check_request, rebuild
 from lathe.verbs.predict_module import OUTPUTS, PlainLoader, predict_module
 
-MODULE = "module"
 BATCH = 64  # images, for a data module that declares no batch
 Array = np.ndarray[Any, Any]
 Write = Callable[[Array], None]
@@ -252,22 +248,10 @@ class Written(Callback):
 
 def check_export(cfg: dict[str, Any]) -> dict[str, Any]:
     """Return the manifest of the run's export; raise UserError if it does not fit the request."""
-    request, target = cfg["request"], cfg["request"]["export"]
+    request, target, accelerator = cfg["request"], cfg["request"]["export"], cfg["trainer"]["accelerator"]
+    found = describe(cfg["paths"]["run_dir"], target, request["checkpoint"])
     require(
-        target in export.TARGETS,
-        f"target={target} is unknown: choose {MODULE}, or one that the run was exported to, of "
-        f"{', '.join(export.TARGETS)}.",
-    )
-    found = manifests.read(folder_of(cfg))
-    asked, precision, accelerator = request["checkpoint"], request.get("precision"), cfg["trainer"]["accelerator"]
-    require(
-        found["checkpoint"] == asked,
-        f"checkpoint={asked}: target={target} was exported from {found['checkpoint']}.ckpt; "
-        f"say checkpoint={found['checkpoint']}, or export the other.",
-    )
-    check_current(RunDir(cfg["paths"]["run_dir"]), target, found)
-    require(
-        precision is None,
+        request.get("precision") is None,
         f"precision is for target={MODULE}: target={target} has the number format of its file; leave it out.",
     )
     require(

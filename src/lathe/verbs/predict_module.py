@@ -127,17 +127,13 @@ def read_arrays(path: Path) -> dict[str, Array]:
     suffix = path.suffix.lower()
     require(suffix in INPUTS, f"input={path}: expected a file of {', '.join(INPUTS)}.")
     try:
-        if suffix == ".npz":
-            with np.load(path, allow_pickle=False) as file:
-                found = dict(file)
-        elif suffix == ".npy":
-            found = {"x": np.load(path, allow_pickle=False)}
-        elif suffix == ".csv":
-            with open(path, newline="") as text:
-                lines = [row for row in csv.reader(text) if row]
-            found = {"x": np.array(lines[_has_names(lines[0]) :], dtype=np.float32)}
-        else:
+        if suffix == ".csv":
+            found = {"x": _read_csv(path)}
+        elif suffix == ".parquet":
             found = {"x": _pandas("input").read_parquet(path).to_numpy(dtype=np.float32)}
+        else:
+            content = np.load(path, allow_pickle=False)
+            found = dict(content) if suffix == ".npz" else {"x": content}
     except UserError:
         raise
     except Exception as error:  # readers raise many types for a damaged file
@@ -150,13 +146,12 @@ def read_arrays(path: Path) -> dict[str, Array]:
     return found
 
 
-def _has_names(row: list[str]) -> bool:
-    """Return whether the first row of a table names its columns."""
+def _read_csv(path: Path) -> Array:
+    """Return the numbers of a table, with or without a row of names."""
     try:
-        list(map(float, row))
+        return np.loadtxt(path, np.float32, delimiter=",", ndmin=2)
     except ValueError:
-        return True
-    return False
+        return np.loadtxt(path, np.float32, delimiter=",", ndmin=2, skiprows=1)
 
 
 def _pandas(key: str) -> Any:

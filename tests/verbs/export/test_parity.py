@@ -80,21 +80,22 @@ def test_odd_inputs(mlp: RunDir) -> None:
     assert max(max(size) for size in sizes) > 16
 
 
-def test_differences() -> None:
-    x = torch.zeros(2, 3)
+def test_the_worst_difference_of_several_outputs() -> None:
     reference = torch.tensor([[1.0, -4.0, 2.0], [0.0, 1.0, 0.5]])
     other = torch.tensor([[1.0, -4.0, 2.5], [1.25, 1.0, 0.5]])
-    found = parity.differences([x], [other], [reference])
-    assert found == parity.Difference(largest=1.25, scale=4.0, agreement=0.5, n=2)
-    assert found.relative == 1.25 / 4
-    assert parity.differences([x], [other], [reference], "values").agreement is None
-    assert parity.differences([x, x], [reference, other * 0], [reference, reference * 0]).relative == 0
+    found = parity.compare([[other]], [[reference]], "classes")
+    assert found == {"largest": 1.25, "scale": 4.0, "relative": 1.25 / 4, "n": 2, "agreement": 0.5}
+    assert parity.compare([[other]], [[reference]], "values")["agreement"] is None
+    whole, one_off = torch.tensor([1, 2]), torch.tensor([1, 3])  # integers: the share of equal ones
+    found = parity.compare([[other, one_off]], [[reference, whole]], "values")
+    assert (found["relative"], found["agreement"]) == (1.25 / 4, 0.5)
     for value in (math.nan, math.inf):
         broken = reference.clone()
         broken[0, 0] = value
-        assert not parity.differences([x, x], [broken, reference], [reference, reference]).relative <= 1e9
-    with pytest.raises(UserError, match=r"an input of shape \[2, 3\] is answered with \[2, 2\] instead of \[2, 3\]"):
-        parity.differences([x], [reference[:, :2]], [reference])
+        outputs = [[broken, whole], [reference, whole]]
+        assert not parity.compare(outputs, [[reference, whole]] * 2, "values")["relative"] <= 1e9
+    with pytest.raises(UserError, match=r"an output has shape \[2, 2\] instead of \[2, 3\]"):
+        parity.compare([[reference[:, :2]]], [[reference]], "classes")
 
 
 def test_a_process_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("nan", r"differ from the module's by nan of the largest"),
         (
             "shape",
-            r"is answered with \[297, 9\] instead of \[297, 10\]",
+            r"an output has shape \[297, 9\] instead of \[297, 10\]",
         ),
         ("order", r"logits on held-out data differ"),
     ],
@@ -228,15 +228,3 @@ def test_the_error_of_a_failed_process_is_reported(run: RunDir, monkeypatch: pyt
     ):
         ship(request(run))
     assert left(run) == []
-
-
-@pytest.mark.usefixtures("stub")
-@pytest.mark.parametrize("name", ["model.onnx", "parity.json", "manifest.json"])
-def test_a_tampered_export_is_refused_at_load(run: RunDir, name: str) -> None:
-    ship(request(run, "target.samples=5"))
-    path = run.path / "exports" / "onnx" / name
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(bytes(content[:-20]) if name == "manifest.json" else bytes(content))
-    with pytest.raises(UserError, match=r"(SHA-256 differs|can't be read as the manifest).*export the run again"):
-        open_bundle(path.parent)

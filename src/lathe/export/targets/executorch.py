@@ -6,9 +6,7 @@ any other quantizes each row of its input again and returns floats.
 
 import logging
 import operator
-import os
 import sys
-import tempfile
 import threading
 import warnings
 import weakref
@@ -17,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -36,8 +34,6 @@ from lathe.export.integer_layers import Affine, Dialect, copied, deployable, to_
 MOST_MEMORY = 2**31  # bytes that a program may reserve when it is loaded
 DTYPES = {0: "uint8", 3: "int32", 4: "int64", 6: "float32", 7: "float64", 11: "bool"}  # by ExecuTorch's number of each
 GEMMS = ("aten.conv2d.default", "aten.linear.default")  # in torch's graph
-# printed by ExecuTorch's runtime on every processor that is not a phone's
-NATIVE_NOTES = (b"[cpuinfo_utils.cpp", b"[threadpool.cpp")
 LOWERED_GEMMS = ("aten.convolution.default", "aten.linear.default", "aten.addmm.default", "aten.mm.default")
 
 
@@ -63,16 +59,13 @@ class Executorch(Target):
         check_bounds(net, "executorch")
         given, quantized = stand_in(net, example, self.max_batch_size), bool(quantized_layers(net))
         with whole(path) as temporary, torch.no_grad(), quiet():
-            import_module(
-                "executorch.kernels.quantized"
-            )  # registers operators for roundings that XNNPACK does not take
+            import_module("executorch.kernels.quantized")  # operators for roundings that XNNPACK does not take
             program = _integer_program(net, given) if quantized else _traced(net, copied(net), given)
             lowered, found = _lowered(program)
             _check_layers(found, quantized)
             made = lowered.to_executorch()
             _check_memory(made, given)
-            with open(temporary, "wb") as file:
-                made.write_to_file(file)
+            temporary.write_bytes(made.buffer)
 
     def load(self, path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[..., Any]:
         """Load a program as a function; larger batches run in parts.
@@ -84,7 +77,7 @@ class Executorch(Target):
         path = readable(path)
         program = Program(path, threads)
         try:
-            with POOL.lock, quiet(), _without_native_notes():
+            with Program.lock, quiet():
                 meta = program.ready().metadata
                 metas = [meta.input_tensor_meta(index) for index in range(meta.num_inputs())]
         except (RuntimeError, ValueError) as error:
@@ -296,52 +289,38 @@ def _check_memory(made: Any, given: tuple[Tensor, ...]) -> None:
     )
 
 
-class Pool:
-    """XNNPACK's thread pool, which all programs of a process share.
+class Program:
+    """The method `forward` of a file. The content is kept for reloading, because the file may be replaced.
 
-    A program keeps a reference to the pool that it was loaded with, and would use it after it is freed: so all are
-    unloaded before the pool changes, and reloaded at their next call.
+    All programs of a process share XNNPACK's thread pool. A program keeps a reference to the pool that it was loaded
+    with, and would use it after it is freed: so all are unloaded before the pool changes, and reloaded at their next
+    call.
     """
 
-    def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.programs: weakref.WeakSet[Program] = weakref.WeakSet()
-
-    def resize(self, threads: int) -> None:
-        from executorch.extension.pybindings import portable_lib  # type: ignore[import-untyped,import-not-found,unused-ignore]
-
-        if portable_lib._threadpool_get_thread_count() != threads:
-            for program in self.programs:
-                program.method = program.program = None
-            with _without_native_notes():
-                portable_lib._unsafe_reset_threadpool(threads)
-
-
-POOL = Pool()
-
-
-class Program:
-    """The method `forward` of a file. The content is kept for reloading, because the file may be replaced."""
+    lock = threading.RLock()
+    everyone: ClassVar["weakref.WeakSet[Program]"] = weakref.WeakSet()
 
     def __init__(self, path: Path, threads: int | None) -> None:
         self.content, self.threads = path.read_bytes(), threads
-        self.program: Any = None
-        self.method: Any = None
-        POOL.programs.add(self)
+        self.loaded: Any = None  # program and method
+        self.everyone.add(self)
 
     def ready(self) -> Any:
         """Return the loaded method, on the requested number of threads."""
-        if self.threads is not None:
-            POOL.resize(self.threads)
-        if self.method is None:
-            from executorch.runtime import Runtime  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        from executorch.extension.pybindings import portable_lib  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        from executorch.runtime import Runtime  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-            self.program = Runtime.get().load_program(self.content)
-            self.method = self.program.load_method("forward")
-        return self.method
+        if self.threads not in (None, portable_lib._threadpool_get_thread_count()):
+            for program in self.everyone:
+                program.loaded = None
+            portable_lib._unsafe_reset_threadpool(self.threads)
+        if self.loaded is None:
+            program = Runtime.get().load_program(self.content)
+            self.loaded = program, program.load_method("forward")
+        return self.loaded[1]
 
     def __call__(self, *arrays: Array) -> Any:
-        with POOL.lock:
+        with self.lock:
             given = tuple(torch.from_numpy(np.require(x, requirements=["C", "W"])) for x in arrays)
             found = [out.numpy() for out in self.ready().execute(given)]
         return found[0] if len(found) == 1 else found
@@ -352,10 +331,8 @@ def quiet() -> Iterator[None]:
     """Hide messages of ExecuTorch's imports and passes about the packages that they use."""
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(
-            logging.ERROR
-        )  # libraries of other processors that can't be loaded, enumerations registered twice
+    for logger in loggers:  # libraries of other processors that can't be loaded, enumerations registered twice
+        logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             for message in (
@@ -369,21 +346,3 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-@contextmanager
-def _without_native_notes() -> Iterator[None]:
-    """Buffer the process's stderr, then print it without the lines of `NATIVE_NOTES`."""
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as buffer:
-        own = os.dup(2)
-        os.dup2(buffer.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(own, 2)
-            os.close(own)
-            buffer.seek(0)
-            for line in buffer:
-                if not line.startswith(NATIVE_NOTES):
-                    os.write(2, line)

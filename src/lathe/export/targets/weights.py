@@ -127,14 +127,7 @@ def fill(net: nn.Module, content: dict[str, Any], path: str | Path) -> nn.Module
     """Restore the content of a file, from `content_of`; messages name `path`."""
     try:
         return _filled(net, content, path)
-    except (
-        AssertionError,
-        AttributeError,
-        IndexError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:  # of untrusted content
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:  # of untrusted content
         raise UserError(
             f"{path} can't be read as weights ({type(error).__name__}): it is damaged; export the run again."
         ) from error
