@@ -1,6 +1,5 @@
 """Progress of a sweep: a live table on a terminal, else a line for each finished job."""
 
-import re
 import statistics
 import sys
 import time
@@ -14,13 +13,11 @@ from rich.live import Live
 from rich.table import Table
 
 from lathe.config.metric_names import best_of, objective_name, without_split
-from lathe.config.override_parsing import short_names
 from lathe.errors import UserError
 from lathe.launch.sweep.sweep_dir import ENDED, Job
 from lathe.runs.rundir import RunDir
 
 ROWS = 24  # of a table; jobs beyond them are only counted
-COLUMNS = 6  # keys with a column each; if jobs differ in more, one column has them all
 
 
 class ProgressTable:
@@ -79,36 +76,21 @@ class ProgressTable:
     def _table(self, jobs: Sequence[Job], began: dict[int, float]) -> Table:
         running = [job for job in jobs if job.number in began]
         rest = [job for job in jobs if job.number not in began and job.state != "waiting"]
-        rows = sorted([*running, *rest[-(ROWS - len(running)) :]], key=lambda job: job.number)
         self.names = self.names or metric_of(jobs)
-        table, reached = Table(), ", ".join(self.names) or "objective"
-        values = {job.number: settings(job) for job in jobs}
-        keys = list(dict.fromkeys(key for own in values.values() for key in own))
-        titles = short_names(keys) if 0 < len(keys) <= COLUMNS else ["values"]
-        for column in ("job", *titles, "state", reached, "time"):
-            table.add_column(column, justify="right" if column in ("job", reached, "time") else "left")
         best = best_job(jobs, self.names, self.directions)
-        for job in rows:
+        table = Table("job", "values", "state", ", ".join(self.names) or "objective", "time")
+        for job in sorted([*running, *rest[-(ROWS - len(running)) :]], key=lambda job: job.number):
             seconds = job.seconds + (time.monotonic() - began[job.number] if job.number in began else 0)
-            state = "running" if job.number in began else job.state
-            own = [job.label] if titles == ["values"] else [values[job.number].get(key, "") for key in keys]
-            number = ", ".join(_reached(job)) + (" *" if job is best else "  ")
-            style = "bold" if job is best else None
-            table.add_row(str(job.number), *own, state, number, _time(seconds), style=style)
+            number = ", ".join(_reached(job)) + (" *" if job is best else "")
+            table.add_row(str(job.number), job.label, job.state, number, _time(seconds))
         return table
 
     def _left(self, jobs: Sequence[Job], began: dict[int, float]) -> str:
-        counted = [f"{sum(job.state == state for job in jobs)} {state}" for state in ("complete", "pruned", "failed")]
+        counted = [f"{sum(job.state == state for job in jobs)} {state}" for state in ENDED]
         line = f"{len(began)} running, {', '.join(counted)} of {self.total}"
         times = [job.seconds for job in jobs if job.state == "complete"]
-        left = self.total - sum(job.state in (*ENDED, "failed") for job in jobs)
+        left = self.total - sum(job.state in ENDED for job in jobs)
         return f"{line}; about {_time(statistics.mean(times) * left / self.slots)} left" if times and left else line
-
-
-def settings(job: Job) -> dict[str, str]:
-    """Return the values by key of a job's label, which has the overrides that differ between jobs."""
-    words = re.split(r" (?=[^\s=]+=)", job.label)
-    return {key: value for key, equals, value in (word.partition("=") for word in words) if equals}
 
 
 def outcome(job: Job, names: Sequence[str] = ()) -> str:
