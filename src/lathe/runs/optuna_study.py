@@ -90,7 +90,8 @@ def open_study(folder: Path, facts: Mapping[str, Any], directions: Sequence[str]
     parts = {"study_name": study_name(facts), "storage": storage, "pruner": pruner_of(options)}
     if directions is None:
         return optuna.load_study(**parts)
-    words = [{"max": "maximize", "min": "minimize"}[direction] for direction in directions]
+    ways = optuna.study.StudyDirection
+    words = [ways.MAXIMIZE if direction == "max" else ways.MINIMIZE for direction in directions]
     return optuna.create_study(**parts, directions=words, load_if_exists=True)
 
 

@@ -225,8 +225,8 @@ class Partition:
                 else:
                     del table[name]
 
-    def gather(self, checkpoint: dict[str, Any], group: dist.ProcessGroup, send: bool = True) -> None:
-        """Complete the checkpoint of the first rank of `group`, one rank per stage, with the others' tensors.
+    def gather(self, checkpoint: dict[str, Any], stages: dist.ProcessGroup, send: bool = True) -> None:
+        """Complete the checkpoint of the first rank of `stages`, one of each stage, with the others' tensors.
 
         Collective. Ranks without `send` only help to gather tensors that are sharded over them.
         """
@@ -244,9 +244,9 @@ class Partition:
         ]
         if not send:
             return
-        first = dist.get_group_rank(group, dist.get_rank()) == 0
+        first = dist.get_group_rank(stages, dist.get_rank()) == 0
         box: list[Any] | None = [None] * self.stages if first else None
-        dist.gather_object((mine, states), box, dst=dist.get_global_rank(group, 0), group=group)
+        dist.gather_object((mine, states), box, dst=dist.get_global_rank(stages, 0), group=stages)
         if box is None:
             return
         for other_tables, other_states in box[1:]:

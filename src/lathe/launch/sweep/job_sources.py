@@ -4,14 +4,15 @@ import itertools
 import math
 import random
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lathe.config.metric_names import COSTS, cost_of, objective_of
+from lathe.config.metric_names import COSTS, cost_of, lower_is_better, objective_of
 from lathe.config.values import shown
 from lathe.errors import UserError, did_you_mean, refuse, require
-from lathe.launch.sweep.progress_table import best_job, metric_of
+from lathe.launch.sweep.progress_table import best_job
 from lathe.launch.sweep.search_space import (
     all_values,
     brief,
@@ -29,13 +30,22 @@ LESS = (*COSTS, "latency", "seconds", "parameters", "steps")  # lower is better
 
 
 class Listed:
-    """Jobs that are known from the start, by their overrides. Failed ones are tried again by the same command."""
+    """Jobs that are known from the start, by their overrides. Failed ones are tried again by the same command.
 
-    names: Sequence[str] = ()  # the objectives of a search
-    directions: Sequence[str] = ()
+    `compose` returns the first job's configuration, which names the objective.
+    """
 
-    def __init__(self, jobs: Sequence[list[str]], direction: str = "min") -> None:
-        self.jobs, self.total, self.study_directions = jobs, len(jobs), [direction]
+    names: list[str]  # the objectives
+    directions: list[str]  # max or min of each
+
+    def __init__(self, jobs: Sequence[list[str]], compose: Callable[[], dict[str, Any]]) -> None:
+        self.jobs, self.total = jobs, len(jobs)
+        self.names, self.directions = [], ["min"]
+        with suppress(Exception):  # a job reports by itself what is wrong with its task
+            name, is_lower = objective_of(compose())
+            if name is not None:
+                is_lower = lower_is_better(name) if is_lower is None else is_lower
+                self.names, self.directions = [name], ["min" if is_lower else "max"]
         shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
         self.labels = [" ".join(word for word in words if word not in shared) or "as it is" for words in jobs]
 
@@ -44,7 +54,7 @@ class Listed:
         import optuna
 
         self.folder = folder
-        folder.open(self.study_directions)
+        folder.open(self.directions)
         with folder.adding():
             there = {job.number: job for job in folder.jobs()}
             for number, jobs in enumerate(zip(self.jobs, self.labels, strict=True)):
@@ -82,7 +92,7 @@ class Listed:
         """End the trial of a list's job with its objective; ±inf, the worst, for a run without a number."""
         (job,) = jobs
         if job.state in ENDED:
-            worst = math.inf if self.study_directions == ["min"] else -math.inf
+            worst = math.inf if self.directions == ["min"] else -math.inf
             value = job.objective if job.objective is not None and math.isfinite(job.objective) else worst
             self.tell(job.trial, job.state, [value])
 
@@ -103,10 +113,9 @@ class Listed:
         jobs = self.folder.jobs()
         if is_over and not any(job.state == "failed" for job in jobs):
             self.folder.finish()
-        names = metric_of(jobs)
-        best = best_job(jobs, names)
-        if best is not None:
-            print(f"Best {names[0]}, {best.objective:.4g}: job {best.number}, {best.label}")
+        best = best_job(jobs, self.directions)
+        if best is not None and self.names:
+            print(f"Best {self.names[0]}, {best.objective:.4g}: job {best.number}, {best.label}")
         refuse(failures(jobs, "The same command tries them again, and keeps the others."))
 
 
@@ -136,7 +145,6 @@ class Search(Listed):
         self._check_keys(compose, is_group)
         self.hopeless = False  # no trial can have a value
         self.names, self.directions = objectives_of(options, cfg)
-        self.study_directions = self.directions
         sampler_of(options, 0)
         require(
             len(self.directions) == 1 or options["pruner"] == "none",

@@ -52,6 +52,11 @@ class Job:
     seconds: float = 0.0
     sentence: str | None = None
 
+    @property
+    def reached(self) -> list[float]:
+        """Its values for a search, or its run's own objective."""
+        return self.values or ([] if self.objective is None else [self.objective])
+
 
 class SweepDir:
     """The directory of one sweep. Its study is open after `open`."""

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from lathe import files
-from lathe.config.metric_names import objective_of
 from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.resolve import resolve
 from lathe.config.schema import problems, training_commands
@@ -154,22 +153,18 @@ def _source(context: Context, words: list[str], params: dict[str, Any], options:
     configs = [context.composed(job) for job in jobs]
     if options.get("space") is None:
         refuse(_mistakes_of_all(configs))
-        return Listed(jobs, _direction(configs[0]))
+        return Listed(jobs, lambda: _resolved(configs[0]))
     require(
         len(jobs) == 1,
         f"a search draws the values that sweep.space names, and {len(jobs)} combinations of others were typed: move "
         "them there, or run each trial with all of them by sweep.repeats={seed: [1, 2, 3]}.",
     )
-    cfg = resolve(OmegaConf.masked_copy(configs[0], [str(key) for key in configs[0] if key != "hydra"]))
-    return Search(context.composed, context.loader.get_group_options, jobs[0], options, cfg)
+    return Search(context.composed, context.loader.get_group_options, jobs[0], options, _resolved(configs[0]))
 
 
-def _direction(job: DictConfig) -> str:
-    """Return max or min for the objective of a list's jobs, for those who look at its study."""
-    with suppress(Exception):  # the job itself reports what is wrong with its task
-        cfg = resolve(OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"]))
-        return "max" if objective_of(cfg)[1] is False else "min"
-    return "min"
+def _resolved(job: DictConfig) -> dict[str, Any]:
+    """Return a job's configuration without `hydra`."""
+    return resolve(OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"]))
 
 
 def _mistakes_of_all(jobs: Sequence[DictConfig]) -> list[str]:
