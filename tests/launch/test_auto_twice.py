@@ -1,6 +1,5 @@
 """A job script that is started twice: `resume=auto` never duplicates a run that is in progress."""
 
-import time
 from pathlib import Path
 
 import pytest
@@ -27,22 +26,3 @@ def test_of_several_commands_at_the_same_moment_one_trains_and_the_others_say_so
     assert sorted(process.returncode for process in processes) == [0, 1, 1], told
     assert sum(refused(texts, directory) for texts in told) == 2
     assert (directory / "result.json").exists()
-
-
-@pytest.mark.slow
-def test_a_run_that_is_under_way_is_not_started_again(tmp_path: Path) -> None:
-    log_dir, long = tmp_path / "logs", "trainer.max_epochs=100000"
-    first = start(tmp_path, long)
-    try:
-        while not any((path / "metrics.csv").exists() for path in runs(log_dir)):
-            assert first.poll() is None
-            time.sleep(0.01)
-        (directory,) = runs(log_dir)
-        second = start(tmp_path, long)
-        assert refused(second.communicate(timeout=120), directory)
-        assert second.returncode == 1
-        assert first.poll() is None
-    finally:
-        first.kill()
-        first.communicate()
-    assert runs(log_dir) == [directory]

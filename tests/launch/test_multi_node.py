@@ -17,8 +17,6 @@ from support.runs import SMALL, rows, runs, weights
 from lathe.errors import UserError
 from lathe.launch.devices import Nodes, read_nodes, run_lookup_lock
 from lathe.launch.external_launch import ExternalLaunch
-from lathe.runs import rundir
-from lathe.runs.run_discovery import find_launch
 from lathe.runs.rundir import RunDir
 
 
@@ -86,20 +84,6 @@ def test_the_machines_of_a_launch_share_a_directory_and_others_are_kept_out(tmp_
         pass
 
 
-def test_a_launch_is_found_by_its_name_complete_or_not(tmp_path: Path) -> None:
-    made = [rundir.create(tmp_path, {"name": "train", "paths": {}}, [], name) for name in ("a", "b")]
-    for unfinished in (True, False):
-        found = find_launch(tmp_path, "train", "b", unfinished=unfinished)
-        assert found is not None
-        assert found.path == made[1].path
-    made[1].finish({})
-    assert find_launch(tmp_path, "train", "b") is None
-    found = find_launch(tmp_path, "train", "b", unfinished=False)
-    assert found is not None
-    assert found.path == made[1].path
-    assert find_launch(tmp_path, "train", "c", unfinished=False) is None
-
-
 # real agents
 
 TRAIN = (*SMALL, "trainer.log_every_n_steps=1", "callbacks.throughput=null")
@@ -148,10 +132,10 @@ def test_training_continues_without_a_lost_node(tmp_path: Path) -> None:
         f"launch.endpoint={endpoint()}",
         "launch.id=elastic",
         "launch.max_restarts=3",
-        "launch.last_call_timeout=15",
+        "launch.last_call_timeout=8",
     )
     first = start(tmp_path, *arguments)
-    while not list(tmp_path.glob("logs/.arriving")):
+    while not (tmp_path / "logs").exists():
         time.sleep(0.05)
     time.sleep(3)  # so that the first hosts the rendezvous
     second = start(tmp_path, *arguments)

@@ -11,23 +11,31 @@ from support.ranks import on_ranks
 
 from lathe.launch.process_group import (
     CollectiveTimeout,
-    describe_timeouts,
     find_timeout,
     init_process_group,
     save_timeout,
+    take_timeouts,
 )
 
 
-def test_ranks_without_a_file_are_those_that_did_not_join(tmp_path: Path) -> None:
-    assert describe_timeouts(tmp_path, 0, [0, 1, 2], 3) is None
-    save_timeout(tmp_path, 0, CollectiveTimeout(1, "broadcast", 4, 2.0), [0, 1, 2], patience=0)
-    save_timeout(tmp_path, 0, CollectiveTimeout(0, "broadcast", 4, 0.0), [0, 1, 2], patience=0)
+@pytest.mark.parametrize(
+    ("local_ranks", "world", "who"),
+    [
+        ([0, 1, 2], 3, "rank 2 did not come"),
+        ([0, 1, 2, 3], 4, "ranks 2, 3 did not come"),
+        ([0, 1], 4, "a rank on another node did not come"),
+        ([0, 1], 2, "every rank waited, so they called different collectives"),
+    ],
+)
+def test_ranks_without_a_file_are_those_that_did_not_join(
+    tmp_path: Path, local_ranks: list[int], world: int, who: str
+) -> None:
+    assert take_timeouts(tmp_path) is None
+    for rank, seconds in ((1, 2.0), (0, 0.0)):
+        save_timeout(tmp_path, CollectiveTimeout(rank, "broadcast", 4, seconds), local_ranks, world, patience=0)
     said = "rank 1 waited longer than launch.timeout=2 seconds in broadcast (step 4): "
-    assert describe_timeouts(tmp_path, 0, [0, 1, 2], 3) == f"{said}rank 2 did not come"
-    assert describe_timeouts(tmp_path, 0, [0, 1, 2, 3], 4) == f"{said}ranks 2, 3 did not come"
-    assert describe_timeouts(tmp_path, 0, [0, 1], 4) == f"{said}a rank on another node did not come"
-    assert describe_timeouts(tmp_path, 0, [0, 1], 2) == f"{said}every rank waited, so they called different collectives"
-    assert describe_timeouts(tmp_path, 1, [0, 1], 2) is None
+    assert take_timeouts(tmp_path) == said + who
+    assert take_timeouts(tmp_path) is None
 
 
 def limits(rank: int, port: int, folder: str) -> list[CollectiveTimeout | None]:

@@ -151,20 +151,6 @@ class Wire:
         )
 
 
-def test_ranks_of_torchrun_share_rank_0s_configuration_and_directory(
-    command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wire = Wire(monkeypatch)
-    wire.rank(0)
-    command(*TWO, "optimizer.lr=0.1")
-    wire.rank(1)
-    other = command(*TWO, "optimizer.lr=0.2")  # as from an unseeded sampler
-    (run,) = command.runs
-    assert other["cfg"] == run.config
-    assert run.config["optimizer"]["lr"] == 0.1
-    assert run.environment["launch_id"] == "torchrun:1"
-
-
 def test_ranks_of_torchrun_return_when_the_run_is_complete(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     wire = Wire(monkeypatch)
     wire.rank(0)

@@ -6,7 +6,7 @@ from typing import Any
 import optuna
 import pytest
 
-from lathe.runs.optuna_study import SAMPLERS, make_brackets, pruner_of, sampler_of, study_name
+from lathe.runs.optuna_study import SAMPLERS, prune_now, pruner_of, sampler_of, study_name
 
 
 def drawn(name: str, seed: int, pruner: str = "none") -> list[float]:
@@ -14,7 +14,7 @@ def drawn(name: str, seed: int, pruner: str = "none") -> list[float]:
     for number in range(12):  # the first ten of some samplers are random
         study.sampler, study.pruner = sampler_of({"sampler": name, "seed": seed}, number), pruner_of({"pruner": pruner})
         trial = study.ask()
-        make_brackets(study, number)
+        prune_now(study, number)
         trial.report(0, 9)
         x, y = trial.suggest_float("x", 0, 1), trial.suggest_int("y", 1, 8)
         study.tell(trial, (x - 0.3) ** 2 + y)
@@ -43,7 +43,7 @@ def test_hyperband_samples_from_the_trials_of_its_bracket() -> None:
     for number in range(12):
         study.pruner = pruner_of({"pruner": "hyperband"})
         trial = study.ask()
-        make_brackets(study, number)
+        prune_now(study, number)
         trial.suggest_float("x", 0, 1)
         trial.report(0, 8)  # of nine: brackets that get 9, 5 and 3 of 17 trials
         study.tell(trial, 0)

@@ -75,12 +75,6 @@ def test_narrow_strided_1x1_convolutions_keep_their_layout_on_a_cpu(
     assert compiled[0][1].get("options", {"max_autotune": True})["max_autotune"]
 
 
-def test_the_net_alone_is_compiled_by_default(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    compile_net(net, "cuda", mode="max-autotune", dynamic=True, fullgraph=True)
-    assert [module for module, _ in compiled] == [net]
-    assert compiled[0][1] == {"mode": "max-autotune", "dynamic": True, "fullgraph": True, "backend": "inductor"}
-
-
 def test_regional_compiles_each_block_and_nothing_else(
     net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]
 ) -> None:

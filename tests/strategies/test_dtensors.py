@@ -8,7 +8,7 @@ from support.ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
-from lathe.strategies.dtensors import clip_by_norm, clip_by_value, full_tree, global_norm, install_clipping, shard_like
+from lathe.strategies.dtensors import clip_by_norm, clip_by_value, full_tree, install_clipping, shard_like
 
 SHAPES = ((3, 4), (5,), (4, 6), (1,), (7,))  # odd sizes: a rank may hold less than the other, or nothing
 
@@ -125,11 +125,3 @@ def test_an_overflow_on_one_rank_is_found_by_both(ranks: list[dict[str, Any]]) -
         assert rank["flag True"] == [1.0]
         for ours, parameter in zip(rank["unscaled False"], reference(), strict=True):
             torch.testing.assert_close(ours, parameter.grad * 0.25)
-
-
-def test_without_ranks_it_is_torchs() -> None:
-    ours, theirs = plain(), plain()
-    torch.testing.assert_close(clip_by_norm(ours, 0.1), torch.nn.utils.clip_grad_norm_(theirs, 0.1))
-    for left, right in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(left.grad, right.grad)
-    assert global_norm([]) == 0

@@ -41,13 +41,10 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "resnet": ("resnet", {}, {"optimizer": sgd}),
     "gpt": ("gpt", {}, {}),
     "sharded": ("vit", {"checkpoint": "sharded"}, {}),
-    "replicas": ("mlp", {"replicas": 2}, {}),
-    "offload": ("mlp", {"cpu_offload": True}, {}),
-    "kept": ("mlp", {"reshard_after_forward": False}, {}),
-    "by value": ("mlp", {}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
+    "replicas": ("mlp", {"replicas": 2}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
+    "offload": ("mlp", {"cpu_offload": True}, {"optimizer": lambda net: adamw(net, fused=True)}),
     "by size": ("linear", {"min_params": 10}, {}),
-    "muon": ("mlp", {}, {"optimizer": muon}),
-    "fused": ("mlp", {}, {"optimizer": lambda net: adamw(net, fused=True)}),
+    "muon": ("mlp", {"reshard_after_forward": False}, {"optimizer": muon}),
     "sqrt": ("mlp", {}, {"before": lambda net: recompute.apply(net, "sqrt")}),
 }
 ROUNDED: dict[str, tuple[str, dict[str, Any], float]] = {

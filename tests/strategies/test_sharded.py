@@ -36,7 +36,6 @@ TRAIN = (
     "test=false",
 )
 STRATEGIES = {
-    "full": "strategy=fsdp",
     "sharded": "strategy=fsdp strategy.checkpoint=sharded",
     "tensor": "strategy=tensor",
 }

@@ -147,11 +147,3 @@ def test_a_damaged_folder_is_refused(path: Path, name: str, share: float | None)
         match=r"^ckpt_path=.*(it is cut off or of another kind|not a checkpoint of plain|there is no such file)",
     ):
         read_checkpoint(path, "ckpt_path")
-
-
-def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
-    torch.save({"anything": 1}, tmp_path / "meta.pt")
-    with pytest.raises(
-        UserError, match="can't be read as a sharded checkpoint: it is cut off or of another kind; take another"
-    ):
-        read_checkpoint(tmp_path)

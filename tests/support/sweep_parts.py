@@ -15,10 +15,13 @@ def seed_of(trainer: Trainer) -> int:
 
 
 class Falls(Callback):
-    """Seed 2 fails until a file `mended` exists."""
+    """The run of `seed` fails until a file `mended` exists."""
+
+    def __init__(self, seed: int = 2) -> None:
+        self.seed = seed
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
-        if seed_of(trainer) == 2 and not Path("mended").exists():
+        if seed_of(trainer) == self.seed and not Path("mended").exists():
             raise ValueError("no luck")
 
 

@@ -5,9 +5,7 @@ Imports torch only if there are GPUs to count.
 
 import os
 import socket
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,28 +82,12 @@ def read_nodes(options: dict[str, Any], external: ExternalLaunch | None = None) 
     return Nodes(least, most, str(endpoint), str(launch_id))
 
 
-@contextmanager
-def run_lookup_lock(log_dir: Path) -> Iterator[None]:
-    """Let one command at a time look up a run directory, or create it, by a lock on the (shared) file system.
-
-    Raises:
-        UserError: the file system has no locks.
-    """
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
+def run_lookup_lock(log_dir: Path) -> AbstractContextManager[Any]:
+    """Let one command at a time look up a run directory, or create it, by a lock on the (shared) file system."""
+    from filelock import FileLock  # not needed by most commands
 
     log_dir.mkdir(parents=True, exist_ok=True)
-    with open(log_dir / ".arriving", "a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError as error:
-            raise UserError(
-                f"paths.log_dir={log_dir}: its file system has no locks, which launch.id and resume=auto require. "
-                "Choose another folder."
-            ) from error
-        yield
+    return FileLock(log_dir / ".arriving")
 
 
 def count_processes(cfg: dict[str, Any], external: ExternalLaunch | None = None, nodes: Nodes | None = None) -> int:

@@ -18,7 +18,7 @@ from lathe.errors import Stopped, UserError
 from lathe.files import scratch, uninterrupted
 from lathe.launch.devices import Nodes
 from lathe.launch.error_reporting import explain_error, explain_user_code, full_error
-from lathe.launch.process_group import describe_timeouts, find_timeout, init_process_group, save_timeout
+from lathe.launch.process_group import find_timeout, init_process_group, save_timeout, take_timeouts
 from lathe.launch.stdio import prepare_stdio
 from lathe.launch.threads import choose_threads, numa_mode, use_threads
 from lathe.runs.rerun_command import quote_value, run_command
@@ -103,7 +103,7 @@ def run_job(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
             if run_dir:
                 fix = f"continue with {shlex.quote(f'resume={quote_value(str(run_dir))}')}, or {fix}"
             no_restart = f"launch.max_restarts={options['max_restarts']} leaves no restart: {fix}."
-            timeouts = _describe_last_start(folder)
+            timeouts = take_timeouts(folder)
             if timeouts is not None:
                 raise UserError(f"{timeouts} (if it was only slow, raise launch.timeout), and {no_restart}") from error
             if failure.exitcode == UNGUARDED:
@@ -169,15 +169,6 @@ def _raise_outcome(folder: Path) -> None:
             raise Stopped(saved["signal"], saved["command"]) if name == "stop" else UserError(*saved["messages"])
 
 
-def _describe_last_start(folder: Path) -> str | None:
-    """Describe the collective that a rank did not join in the last start."""
-    try:
-        start = json.loads((folder / "start.json").read_text())
-    except (OSError, ValueError):
-        return None
-    return describe_timeouts(folder, start["restart"], start["local_ranks"], start["world_size"])
-
-
 def _call_stack(error_file: str) -> str:
     try:
         return str(json.loads(Path(error_file).read_text())["message"]["extraInfo"]["py_callstack"])
@@ -202,12 +193,9 @@ def worker(job: str, cfg: dict[str, Any], name: str, timeout: float) -> Any:
     world, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
     max_restarts = int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
     local_ranks = list(range(rank - local_rank, rank - local_rank + local))
-    if local_rank == 0:
-        before = _describe_last_start(folder) if restart else None
-        start = {"restart": restart, "local_ranks": local_ranks, "world_size": world}
-        (folder / "start.json").write_text(json.dumps(start))
-        if restart and rank == 0:
-            reason = before or "A worker died"
+    if restart and local_rank == 0:
+        reason = take_timeouts(folder) or "A worker died"
+        if rank == 0:
             print(f"{reason}: restart {restart} of {max_restarts}, from the last checkpoint.", flush=True)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local))
@@ -222,7 +210,7 @@ def worker(job: str, cfg: dict[str, Any], name: str, timeout: float) -> Any:
     except Exception as error:
         timed_out = find_timeout(error)
         if timed_out is not None:
-            save_timeout(folder, restart, timed_out, local_ranks)
+            save_timeout(folder, timed_out, local_ranks, world)
             if timed_out.seconds and not full_error():
                 raise SystemExit(1) from error
             raise

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -108,38 +109,36 @@ def _find_collective(trace: TracebackType | None) -> tuple[str, int | None]:
 
 
 def save_timeout(
-    folder: Path, restart: int, found: CollectiveTimeout, local_ranks: list[int], patience: float = 3.0
+    folder: Path, found: CollectiveTimeout, local_ranks: list[int], world_size: int, patience: float = 3.0
 ) -> None:
     """Save for the elastic agent that this rank gave up, and wait a moment for the other local ranks to do the same.
 
     A rank without a file then is the one that did not join.
     """
-    (folder / f"timeout.{restart}.{found.rank}.json").write_text(json.dumps(asdict(found)))
+    facts = {"timeout": asdict(found), "local_ranks": local_ranks, "world_size": world_size}
+    (folder / f"timeout.{found.rank}.json").write_text(json.dumps(facts))
     deadline = time.monotonic() + patience
-    while len(_read_timeouts(folder, restart)) < len(local_ranks) and time.monotonic() < deadline:
+    while len(list(folder.glob("timeout.*"))) < len(local_ranks) and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
-def _read_timeouts(folder: Path, restart: int) -> list[CollectiveTimeout]:
-    found = []
-    for path in sorted(folder.glob(f"timeout.{restart}.*.json")):
-        try:
-            found.append(CollectiveTimeout(**json.loads(path.read_text())))
-        except ValueError:  # the rank was killed while it wrote
-            continue
-    return sorted(found, key=lambda one: (-one.seconds, one.rank))
-
-
-def describe_timeouts(folder: Path, restart: int, local_ranks: list[int], world_size: int) -> str | None:
-    """Describe the collective that a rank did not join, from the files of one start; None if no rank timed out."""
-    found = _read_timeouts(folder, restart)
-    if not found or not found[0].seconds:
+def take_timeouts(folder: Path) -> str | None:
+    """Describe the collective that a rank did not join, and remove the files about it; None if no rank timed out."""
+    saved = []
+    for path in sorted(folder.glob("timeout.*")):
+        with suppress(ValueError):  # the rank was killed while it wrote
+            saved.append(json.loads(path.read_text()))
+        path.unlink()
+    waited = sorted(
+        (CollectiveTimeout(**facts["timeout"]) for facts in saved), key=lambda one: (-one.seconds, one.rank)
+    )
+    if not waited or not waited[0].seconds:
         return None
-    absent = sorted(set(local_ranks) - {one.rank for one in found})
+    local_ranks, absent = saved[0]["local_ranks"], set(saved[0]["local_ranks"]) - {one.rank for one in waited}
     if absent:
-        who = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))} did not come"
-    elif world_size > len(local_ranks):
+        who = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, sorted(absent)))} did not come"
+    elif saved[0]["world_size"] > len(local_ranks):
         who = "a rank on another node did not come"
     else:
         who = "every rank waited, so they called different collectives"
-    return f"{found[0]}: {who}"
+    return f"{waited[0]}: {who}"

@@ -1,4 +1,9 @@
-"""The Optuna study of a search, opened by its sweep and by each of its runs. Imports no torch."""
+"""The Optuna study of a sweep, opened by its sweep and by each of its runs. Imports no torch.
+
+Each job of a list is a trial; a trial of a search has one job for each of `sweep.repeats`. A trial's attribute `jobs`
+lists its jobs' numbers, overrides and labels; `job<repeat>` is what the sweep records of a job, and `run_dir<repeat>`
+and `result<repeat>` are written by the job itself.
+"""
 
 import hashlib
 import json
@@ -11,7 +16,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from lathe.errors import UserError, require, uninstalled
+from lathe.errors import UserError, require
 
 # Optuna's classes, and the arguments that differ from its defaults. A rung is three times the previous one.
 SAMPLERS = {
@@ -38,25 +43,18 @@ LOCKED = 120.0  # seconds to wait for other writers of an SQLite file, which has
 _LOGIN = re.compile(r"(?<=//)[^/@]*@")
 
 
-def check_installed() -> None:
-    """Raise UserError if Optuna is not installed."""
-    reason = uninstalled("sweep", "optuna")
-    require(reason is None, f"sweep=optuna: {reason}")
+def open_storage(folder: Path, address: str | None) -> Any:
+    """Open the database at `address`, or study.log of the sweep in `folder`.
 
-
-def storage_of(folder: Path, options: Mapping[str, Any]) -> Any:
-    """Open the storage of the study of the sweep in `folder`."""
+    Raises:
+        UserError: the database can't be opened.
+    """
+    import optuna
     from optuna.storages import journal
 
-    if options.get("storage") is not None:
-        return open_database(options["storage"])
-    return journal.JournalStorage(journal.JournalFileBackend(str(folder / "study.log")))
-
-
-def open_database(address: str) -> Any:
-    """Open the database at `address`, and create its tables, which several processes may do at once."""
-    import optuna
-
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    if address is None:
+        return journal.JournalStorage(journal.JournalFileBackend(str(folder / "study.log")))
     waits = {"connect_args": {"timeout": LOCKED}} if address.startswith("sqlite") else {}
     for attempt in range(5):
         try:
@@ -87,15 +85,11 @@ def open_study(folder: Path, facts: Mapping[str, Any], directions: Sequence[str]
 
     With `directions` it is created if it does not exist.
     """
+    storage = open_storage(folder, facts["sweep"].get("storage"))
     import optuna
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    storage = storage_of(folder, facts["sweep"])
-    parts: dict[str, Any] = {
-        "study_name": study_name(facts),
-        "storage": storage,
-        "pruner": pruner_of(facts["sweep"]),
-    }
+    options = {"pruner": "none", **facts["sweep"]}
+    parts = {"study_name": study_name(facts), "storage": storage, "pruner": pruner_of(options)}
     if directions is None:
         return optuna.load_study(**parts)
     ways = optuna.study.StudyDirection
@@ -106,42 +100,6 @@ def open_study(folder: Path, facts: Mapping[str, Any], directions: Sequence[str]
 def pruner_of(options: Mapping[str, Any]) -> Any:
     """Build the pruner of `sweep.pruner`."""
     return _build("pruner", options, PRUNERS, ARGUMENTS.get(str(options["pruner"]), {}))
-
-
-def compares_repeats(pruner: Any) -> bool:
-    """Return whether the pruner compares the repeats of a trial instead of the validations of a run."""
-    import optuna
-
-    return isinstance(pruner, optuna.pruners.WilcoxonPruner)
-
-
-def should_prune(study: Any, number: int, values: Mapping[int, float]) -> bool:
-    """Report the values of trial `number` by repeat, and return whether the pruner ends the trial."""
-    trial_id = _trial_id(study, number)
-    trial = study._storage.get_trial(trial_id)
-    if trial.state.is_finished():
-        return False
-    known = trial.intermediate_values
-    for repeat, value in values.items():
-        if repeat not in known:
-            study._storage.set_trial_intermediate_value(trial_id, repeat, value)
-    return bool(study.pruner.prune(study, study._storage.get_trial(trial_id)))
-
-
-def make_brackets(study: Any, number: int) -> None:
-    """Let Hyperband divide the trials into brackets, so that trial `number` is sampled from its bracket.
-
-    Optuna does so at the pruner's first call, which in a search would only happen in the runs.
-    """
-    import optuna
-
-    if isinstance(study.pruner, optuna.pruners.HyperbandPruner):
-        study.pruner.prune(study, study._storage.get_trial(_trial_id(study, number)))
-
-
-def _trial_id(study: Any, number: int) -> int:
-    found: int = study._storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
-    return found
 
 
 def sampler_of(options: Mapping[str, Any], number: int, point: Mapping[str, Any] | None = None) -> Any:
@@ -177,13 +135,39 @@ def _build(key: str, options: Mapping[str, Any], names: Mapping[str, str], argum
     return made
 
 
-def trial_of(folder: Path, number: int) -> Any | None:
-    """Return the trial that job `number` of the sweep in `folder` reports to; None if nothing prunes runs."""
-    facts: Any = OmegaConf.to_container(OmegaConf.load(folder / "sweep.yaml"))
-    options = facts["sweep"]
-    if options.get("space") is None or options["pruner"] == "none" or options.get("repeats") is not None:
-        return None
+def prune_now(study: Any, number: int) -> bool:
+    """Ask the study's pruner whether to end trial `number`.
+
+    Hyperband divides the trials into brackets at its first call, and samples trials from their brackets.
+    """
+    return bool(study.pruner.prune(study, study._storage.get_trial(trial_id(study, number))))
+
+
+def trial_id(study: Any, number: int) -> int:
+    """Return the id in the storage of the study's trial `number`."""
+    found: int = study._storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
+    return found
+
+
+def is_own(trial: Any, folder: Path) -> bool:
+    """Return whether a trial belongs to the sweep in `folder`, and not to another machine that shares the study."""
+    return str(trial.user_attrs.get("place", folder.name)).endswith(folder.name)
+
+
+def trial_of(folder: Path, number: int) -> tuple[Any, int, dict[str, Any]]:
+    """Return the trial of job `number` of the sweep in `folder`, the job's repeat, and the sweep's options."""
     import optuna
 
+    facts: Any = OmegaConf.to_container(OmegaConf.load(folder / "sweep.yaml"))
     study = open_study(folder, facts)
-    return optuna.trial.Trial(study, _trial_id(study, number))
+    trials = [trial for trial in study.get_trials(deepcopy=False) if is_own(trial, folder)]
+    jobs = {job[0]: (trial, at) for trial in trials for at, job in enumerate(trial.user_attrs.get("jobs", ()))}
+    require(number in jobs, f"{folder} has no job {number}.")
+    trial, repeat = jobs[number]  # the newest, if a failed job is tried again
+    return optuna.trial.Trial(study, trial._trial_id), repeat, facts["sweep"]
+
+
+def write_result(folder: Path, number: int, name: str, value: Any) -> None:
+    """Record `run_dir` or `result` of a job, from its own process."""
+    trial, repeat, _ = trial_of(folder, number)
+    trial.set_user_attr(f"{name}{repeat}", value)

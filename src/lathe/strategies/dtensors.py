@@ -12,7 +12,7 @@ from lightning.pytorch.plugins import Precision
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup, ReduceOp, all_reduce
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
@@ -159,33 +159,21 @@ def clip_by_value(parameters: Iterable[Tensor], limit: float) -> None:
 
 
 def global_norm(gradients: Iterable[Tensor], stages: ProcessGroup | None = None) -> Tensor:
-    """Return the 2-norm over all gradients (0-dim, at least float32). Collective, once per kind of sharding."""
-    kinds: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Tensor]] = {}
+    """Return the 2-norm over all gradients (0-dim, at least float32, on the CPU). Collective, once for each mesh."""
+    meshes: dict[DeviceMesh | None, list[Tensor]] = {}
     for gradient in gradients:
-        mesh: DeviceMesh | None = None
-        axes: tuple[int, ...] = ()
-        if isinstance(gradient, DTensor):
-            mesh = gradient.device_mesh
-            axes = tuple(i for i, placement in enumerate(gradient.placements) if not isinstance(placement, Replicate))
-        kinds.setdefault((mesh, axes), []).append(local(gradient))
-    squares = []
-    for (where, spread), shards in kinds.items():
-        wide = torch.promote_types(shards[0].dtype, torch.float32)
-        # a rank's shard of a small parameter may be empty
-        norms = [torch.linalg.vector_norm(shard, dtype=wide) for shard in shards if shard.numel()]
-        total = torch.stack(norms) if norms else torch.zeros(1, dtype=wide, device=shards[0].device)
-        total = (total if stages is None else total.double()).square().sum()
-        if where is not None:
-            total = total.to(where.device_type)
-            for axis in spread:
-                all_reduce(total, group=where.get_group(axis))
-        squares.append(total)
-    if stages is not None:
-        squares = [torch.stack(squares).sum() if squares else torch.zeros((), dtype=torch.float64)]
-        all_reduce(squares[0], group=stages)
-    if not squares:
-        return torch.zeros(())
-    return torch.stack([square.to(squares[0].device) for square in squares]).sum().sqrt()
+        meshes.setdefault(getattr(gradient, "device_mesh", None), []).append(gradient)
+    norms = []
+    for members in meshes.values():
+        wide = torch.promote_types(members[0].dtype, torch.float32)
+        each = [torch.linalg.vector_norm(gradient, dtype=wide) for gradient in members]
+        norms.append(full(torch.linalg.vector_norm(torch.stack(each))))
+    total = torch.stack(norms) if norms else torch.zeros(1)
+    if stages is None:
+        return torch.linalg.vector_norm(total)
+    squares = total.double().square().sum()
+    all_reduce(squares, group=stages)
+    return squares.sqrt()
 
 
 def settle(parameter: Tensor) -> None:

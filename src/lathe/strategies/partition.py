@@ -225,10 +225,10 @@ class Partition:
                 else:
                     del table[name]
 
-    def gather(self, checkpoint: dict[str, Any], ranks: list[int], device: torch.device, send: bool = True) -> None:
-        """Complete the checkpoint of the first of `ranks` (one per stage) with the tensors of the others. Collective.
+    def gather(self, checkpoint: dict[str, Any], stages: dist.ProcessGroup, send: bool = True) -> None:
+        """Complete the checkpoint of the first rank of `stages`, one of each stage, with the others' tensors.
 
-        Ranks without `send` only help to gather tensors that are sharded over them.
+        Collective. Ranks without `send` only help to gather tensors that are sharded over them.
         """
         kept, ids = self.saved_names(), self.optimizer_ids()
         mine = {
@@ -242,18 +242,17 @@ class Partition:
             }
             for state in checkpoint.get("optimizer_states", [])
         ]
-        where = device if dist.get_backend() == "nccl" else None
         if not send:
             return
-        if dist.get_rank() != ranks[0]:
-            dist.send_object_list([mine, states], dst=ranks[0], device=where)
+        first = dist.get_group_rank(stages, dist.get_rank()) == 0
+        box: list[Any] | None = [None] * self.stages if first else None
+        dist.gather_object((mine, states), box, dst=dist.get_global_rank(stages, 0), group=stages)
+        if box is None:
             return
-        for source in ranks[1:]:
-            box: list[Any] = [None, None]
-            dist.recv_object_list(box, src=source, device=where)
-            for path, table in box[0].items():
+        for other_tables, other_states in box[1:]:
+            for path, table in other_tables.items():
                 mine.setdefault(path, {}).update(table)
-            for state, other in zip(states, box[1], strict=True):
+            for state, other in zip(states, other_states, strict=True):
                 state.update({number: entry for number, entry in other.items() if number not in state})
         order = {name: position for position, name in enumerate(self.tensors)}
         for (*parents, last), table in mine.items():

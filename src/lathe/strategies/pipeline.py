@@ -1,7 +1,7 @@
 """Pipeline parallelism: each rank holds a stage of the net, and micro-batches pass through the stages."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -26,7 +26,6 @@ from lathe.strategies.partition import Partition, enough_blocks
 from lathe.strategies.tensor import check_limits, parallelize, plan_of
 
 Shape = tuple[torch.Size, torch.dtype]
-BUCKET = 32 * 2**20  # bytes per reduction of gradients
 
 
 class Pipeline(DDPStrategy):
@@ -261,8 +260,7 @@ class Pipeline(DDPStrategy):
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         data, _, tensor = self.place
         if data == 0:
-            ranks = self._groups["mesh"].mesh[0, :, tensor].tolist()
-            self._part.gather(checkpoint, ranks, self.root_device, send=tensor == 0)
+            self._part.gather(checkpoint, self._groups["stages"], send=tensor == 0)
         super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
@@ -460,35 +458,16 @@ def reduce_together(parameters: list[nn.Parameter], group: dist.ProcessGroup, sh
     A gradient of None counts as zero, and stays None if no rank has one. Every rank passes the same parameters in the
     same order.
     """
-    for bucket in _buckets(parameters):
-        missing = [p.grad is None for p in bucket]
-        rows = [local(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in bucket]
-        found = torch.tensor([0.0 if none else 1.0 for none in missing], dtype=rows[0].dtype, device=rows[0].device)
-        flat = torch.cat([*rows, found])
-        dist.all_reduce(flat, group=group)
-        *sums, found = flat.split([*(len(row) for row in rows), len(found)])
-        # only a rank without a gradient reads the flags, because that synchronizes the GPU
-        exists = found.tolist() if any(missing) else [1.0] * len(bucket)
-        for p, total, some in zip(bucket, sums, exists, strict=True):
-            if some:
-                if p.grad is None:
-                    p.grad = torch.zeros_like(p)
-                own = local(p.grad)
-                own.copy_((total if share == 1.0 else total * share).view_as(own))
-
-
-def _buckets(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield parameters of one dtype and device, up to `BUCKET` bytes at a time."""
-    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    if not parameters:
+        return
+    exists = torch.tensor([float(p.grad is not None) for p in parameters], device=local(parameters[0]).device)
+    dist.all_reduce(exists, dist.ReduceOp.MAX, group=group)
+    sums = []
     for p in parameters:
-        kinds.setdefault((p.dtype, p.device), []).append(p)
-    for members in kinds.values():
-        bucket, size = list[nn.Parameter](), 0
-        for p in members:
-            bucket.append(p)
-            size += local(p).numel() * p.element_size()
-            if size >= BUCKET:
-                yield bucket
-                bucket, size = [], 0
-        if bucket:
-            yield bucket
+        total = local(torch.zeros_like(p) if p.grad is None else p.grad).contiguous()
+        sums.append((p, total, dist.all_reduce(total, group=group, async_op=True)))
+    for (p, total, work), some in zip(sums, exists.tolist(), strict=True):
+        work.wait()
+        if some:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+            local(p.grad).copy_(total * share)

@@ -151,9 +151,10 @@ def trial_report(cfg: dict[str, Any], task: Task, sweep: dict[str, Any] | None) 
         return None
     from lathe.runs.optuna_study import trial_of
 
-    trial = trial_of(Path(sweep["folder"]), sweep["job"])
+    trial, _, options = trial_of(Path(sweep["folder"]), sweep["job"])
     monitor = cfg["objective"] or cfg["callbacks"].get("checkpoint", {}).get("monitor")
     monitor = task.monitor if monitor in (None, "auto") else monitor
-    if trial is None or monitor is None:
+    compares_runs = options.get("pruner", "none") != "none" and options.get("repeats") is None
+    if not compares_runs or monitor is None:
         return None
     return TrialReport(trial if getattr(rank_zero_only, "rank", 0) == 0 else None, monitor)

@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 from support.commands import check, run
 from support.interruptions import same
 from support.runs import SMALL, runs
 
+from lathe.runs.optuna_study import open_study
 from lathe.runs.rundir import RunDir
 
 WORDS = (*(word for word in SMALL if "max_epochs" not in word), "trainer.max_epochs=1", "callbacks.throughput=null")
@@ -23,6 +25,20 @@ def sweeps(log_dir: Path) -> list[Path]:
 def jobs(sweep: Path) -> list[dict[str, Any]]:
     """Return the sweep's records of its jobs."""
     return [json.loads(path.read_text()) for path in sorted((sweep / "jobs").glob("[0-9]*.json"))]
+
+
+def study_of(sweep: Path) -> Any:
+    """Return the sweep's Optuna study."""
+    facts: Any = OmegaConf.to_container(OmegaConf.load(sweep / "sweep.yaml"))
+    return open_study(sweep, facts)
+
+
+def forget_since(sweep: Path, text: str) -> None:
+    """Cut the study's journal before the last line with `text`, as a kill would have."""
+    lines = (sweep / "study.log").read_text().splitlines(keepends=True)
+    last = max(place for place, line in enumerate(lines) if text in line)
+    (sweep / "study.log").write_text("".join(lines[:last]))
+    (sweep / "done").unlink()
 
 
 def test_each_job_is_the_run_that_the_same_words_make_alone(tmp_path: Path) -> None:
@@ -54,39 +70,32 @@ def test_what_is_wrong_in_every_job_is_told_before_any_of_them(tmp_path: Path) -
     assert not (tmp_path / "logs").exists()
 
 
-def test_a_job_that_fails_costs_one_job_and_is_tried_again_alone(tmp_path: Path) -> None:
-    words = ("-m", *WORDS, "seed=1,2,3", "sweep.jobs=2", "+callbacks.falls={_target_: support.sweep_parts.Falls}")
+def test_failed_jobs_are_tried_again_alone(tmp_path: Path) -> None:
+    """Seed 2 is killed once, seed 3 at each start, and seed 4 fails until a file is there."""
+    parts = (
+        "+callbacks.dies={_target_: support.sweep_parts.Dies}",
+        "+callbacks.falls={_target_: support.sweep_parts.Falls, seed: 4}",
+    )
+    checkpoints = "callbacks.checkpoint.every_n_train_steps=5"
+    words = ("-m", *WORDS, "seed=1,2,3,4", "sweep.jobs=2", "sweep.retries=1", checkpoints, *parts)
     done = run(*words, cwd=tmp_path)
     assert done.returncode == 1
     (sweep,) = sweeps(tmp_path / "logs")
-    assert [job["state"] for job in jobs(sweep)] == ["complete", "failed", "complete"]
-    assert "no luck" in jobs(sweep)[1]["sentence"]
-    assert not (sweep / "done").exists()
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith("Error: 1 of 3 jobs failed, the first of them (seed=2) with: ")
-    assert last.endswith("The same command tries them again, and keeps the others.")
+    found = [(job["state"], job["tries"]) for job in jobs(sweep)]
+    assert found == [("complete", 1), ("complete", 2), ("failed", 2), ("failed", 2)]
+    assert jobs(sweep)[2]["sentence"] == "its process died (SIGKILL, as Linux does where memory is short)."
+    assert "no luck" in jobs(sweep)[3]["sentence"]
+    assert [trial.state.name for trial in study_of(sweep).trials] == ["COMPLETE", "COMPLETE", "FAIL", "FAIL"]
+    assert done.stderr.splitlines()[-1].startswith("Error: 2 of 4 jobs failed, the first of them (seed=3) with: ")
+    check(run(*WORDS, "seed=2", checkpoints, "paths.log_dir=alone", cwd=tmp_path))
+    same(Path(jobs(sweep)[1]["run_dir"]), runs(tmp_path / "alone")[0])
     first = runs(tmp_path / "logs")
     (tmp_path / "mended").touch()
-    again = check(run(*words, cwd=tmp_path))
-    assert f"Taking up {sweep}, 2 done: 3 jobs" in again.stdout
-    assert [(job["state"], job["tries"]) for job in jobs(sweep)] == [("complete", 1), ("complete", 2), ("complete", 1)]
-    assert runs(tmp_path / "logs") == first  # it resumed in its own directory
-
-
-def test_retries_start_a_job_again_and_a_killed_one_tells_how_it_died(tmp_path: Path) -> None:
-    more = (
-        "callbacks.checkpoint.every_n_train_steps=5",
-        "+callbacks.dies={_target_: support.sweep_parts.Dies}",
-        "sweep.retries=1",
-    )
-    done = run("-m", *WORDS, "seed=1,2,3", *more, cwd=tmp_path)
-    assert done.returncode == 1
-    (sweep,) = sweeps(tmp_path / "logs")
+    again = run(*words, cwd=tmp_path)
+    assert f"Taking up {sweep}, 2 done: 4 jobs" in again.stdout
     found = [(job["state"], job["tries"]) for job in jobs(sweep)]
-    assert found == [("complete", 1), ("complete", 2), ("failed", 2)]
-    assert jobs(sweep)[2]["sentence"] == "its process died (SIGKILL, as Linux does where memory is short)."
-    check(run(*WORDS, "seed=2", more[0], "paths.log_dir=alone", cwd=tmp_path))
-    same(Path(jobs(sweep)[1]["run_dir"]), runs(tmp_path / "alone")[0])
+    assert found == [("complete", 1), ("complete", 2), ("failed", 4), ("complete", 3)]
+    assert runs(tmp_path / "logs") == first  # it resumed in its own directory
 
 
 def test_a_job_that_hangs_is_killed_for_its_silence(tmp_path: Path) -> None:
@@ -122,21 +131,18 @@ def test_a_mistake_costs_one_line_and_leaves_nothing(tmp_path: Path, case: str) 
     assert not list(tmp_path.rglob("*.yaml"))
 
 
-def test_jobs_that_a_kill_left_unrecorded(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_job_whose_result_a_kill_left_unrecorded(tmp_path: Path, is_deleted: bool) -> None:
     """A run that was complete is kept; one that `scripts/runs.py delete=unfinished` has deleted is made again."""
     words = ("-m", *WORDS, "sweep.axes={seed: [1]}")
     check(run(*words, cwd=tmp_path))
     (sweep,) = sweeps(tmp_path / "logs")
     (job,) = jobs(sweep)
-    page = sweep / "jobs" / "00000.json"
-    for deleted in (False, True):
-        (sweep / "done").unlink()
-        page.write_text(json.dumps({**job, "state": "running", "run_dir": job["run_dir"] if deleted else None}))
-        page.with_suffix(".run").write_text(job["run_dir"])
-        if deleted:
-            shutil.rmtree(job["run_dir"])
-        check(run(*words, cwd=tmp_path))
-        (again,) = jobs(sweep)
-        assert (again["state"], [Path(again["run_dir"])]) == ("complete", runs(tmp_path / "logs"))
-        assert again["objective"] == job["objective"]
-        assert deleted or again["run_dir"] == job["run_dir"]
+    forget_since(sweep, '"result0"')
+    if is_deleted:
+        shutil.rmtree(job["run_dir"])
+    check(run(*words, cwd=tmp_path))
+    (again,) = jobs(sweep)
+    assert (again["state"], [Path(again["run_dir"])]) == ("complete", runs(tmp_path / "logs"))
+    assert again["objective"] == job["objective"]
+    assert is_deleted or again["run_dir"] == job["run_dir"]

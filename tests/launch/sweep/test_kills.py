@@ -34,30 +34,26 @@ def wait_for(log_dir: Path, process: Started, count: int, lines: int) -> None:
         time.sleep(0.01)
 
 
+def lines(log_dir: Path) -> int:
+    """Count the lines of metrics of all runs."""
+    return sum(len(rows(path)) for path in runs(log_dir) if (path / "metrics.csv").exists())
+
+
 @pytest.mark.slow
 @pytest.mark.law3
 def test_kill_9_at_five_moments(tmp_path: Path) -> None:
     check(run(*SWEEP, "paths.log_dir=alone", cwd=tmp_path))
-    began = time.monotonic()
-    check(run(*SWEEP, "paths.log_dir=again", cwd=tmp_path))
-    whole, seed = time.monotonic() - began, random.randrange(10**6)
+    seed = random.randrange(10**6)
     print(f"moments drawn with seed {seed}")  # shown if the test fails
-    drawn, killed = random.Random(seed), 0
-    for _ in range(5):
+    drawn, total = random.Random(seed), lines(tmp_path / "alone")
+    for moment in sorted(drawn.uniform(0, 0.9) * total for _ in range(5)):
         process = start(command(*SWEEP), tmp_path, session=True)
-        with_patience = drawn.uniform(0.1, 0.7) * whole
-        until = time.monotonic() + with_patience
-        while process.poll() is None and time.monotonic() < until:
+        while lines(tmp_path / "logs") < moment or not sweeps(tmp_path / "logs"):
+            assert process.poll() is None
             time.sleep(0.01)
-        if process.poll() is None:
-            killed += 1
-            os.kill(process.pid, signal.SIGKILL)
+        os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=60)
-        if any((sweep / "done").exists() for sweep in sweeps(tmp_path / "logs")):
-            break
-    assert killed
-    if not (sweeps(tmp_path / "logs")[0] / "done").exists():
-        check(run(*SWEEP, cwd=tmp_path))
+    check(run(*SWEEP, cwd=tmp_path))
     (sweep,) = sweeps(tmp_path / "logs")
     listed = jobs(sweep)
     assert [job["state"] for job in listed] == ["complete"] * 4
@@ -83,8 +79,8 @@ def test_a_first_signal_lets_jobs_write_their_checkpoints_and_a_second_ends_them
     found = runs(tmp_path / "logs")
     assert all((path / "checkpoints" / "last.ckpt").exists() for path in found)
     process = start(command(*longer), tmp_path, session=True)
-    lines = max(len(rows(path)) for path in found)
-    wait_for(tmp_path / "logs", process, 2, lines + 3)
+    most = max(len(rows(path)) for path in found)
+    wait_for(tmp_path / "logs", process, 2, most + 3)
     os.kill(process.pid, signal.SIGTERM)
     os.kill(process.pid, signal.SIGINT)
     process.communicate(timeout=30)

@@ -1,7 +1,6 @@
 """The jobs of a sweep, and their devices."""
 
 import io
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def test_a_list_of_commands_with_seeds() -> None:
 
 
 def test_an_ablation_leaves_out_one_word_at_a_time() -> None:
-    found = Listed(plan("model=mlp", "test=false", "seed=1,2", remove=["test=false", "model=mlp"]))
+    found = Listed(plan("model=mlp", "test=false", "seed=1,2", remove=["test=false", "model=mlp"]), dict)
     assert found.labels == [
         "model=mlp test=false seed=1",
         "model=mlp test=false seed=2",
@@ -86,20 +85,15 @@ def test_the_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(slot.threads, slot.variables) for slot in slots_of(4, cpu)] == [(None, {})] * 4
 
 
-def test_the_table_ends_with_how_every_job_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = ProgressTable(tmp_path, 2, 4)
+def test_the_table_ends_with_how_every_job_has_ended(tmp_path: Path) -> None:
+    screen = ProgressTable(tmp_path, 2, 4, 0, ["val/loss"], ["min"])
     screen.console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
     runs = [tmp_path / name for name in ("a", "b")]
-    for run, loss in zip(runs, (0.5, 0.25), strict=True):
-        run.mkdir()
-        (run / "result.json").write_text(
-            json.dumps({"monitor": "val/loss", "objective": loss, "val/loss": loss, "seconds": 1.0, "steps": 2})
-        )
     jobs = [
-        Job(0, [], "optimizer.lr=0.1 seed=1", "complete", str(runs[0]), objective=0.5, seconds=61),
-        Job(1, [], "optimizer.lr=0.1 seed=2", "running"),
+        Job(0, [], "lr=0.1 seed=1", state="complete", run_dir=str(runs[0]), objective=0.5, seconds=61),
+        Job(1, [], "lr=0.1 seed=2", state="running"),
         Job(2, []),
-        Job(3, [], "seed=3", "complete", str(runs[1]), objective=0.25, seconds=61),
+        Job(3, [], "seed=3", state="complete", run_dir=str(runs[1]), objective=0.25, seconds=61),
     ]
     with screen:
         screen.update(jobs, {1: time.monotonic()}, force=True)
@@ -110,11 +104,10 @@ def test_the_table_ends_with_how_every_job_has_ended(tmp_path: Path, monkeypatch
     first, last = shown[: shown.index("Error")], shown[shown.rindex("┏") :]
     assert "running" in first
     assert "1 running, 2 complete, 0 pruned, 0 failed of 4; about 1 min 01 s left" in first
-    assert "Error: job 1 (optimizer.lr=0.1 seed=2): no luck" in shown
-    assert last.splitlines()[1].replace("┃", " ").split() == ["job", "lr", "seed", "state", "val/loss", "time"]
-    assert [line.replace("│", " ").split()[:-2] for line in last.splitlines() if line.startswith("│")] == [
-        ["0", "0.1", "1", "complete", "0.5", "1", "min"],
-        ["1", "0.1", "2", "failed"],
-        ["3", "3", "complete", "0.25", "*", "1", "min"],
+    assert "Error: job 1 (lr=0.1 seed=2): no luck" in shown
+    assert [line.replace("│", " ").split()[:-3] for line in last.splitlines() if line.startswith("│")] == [
+        ["0", "lr=0.1", "seed=1", "complete", "0.5", "1"],
+        ["1", "lr=0.1", "seed=2"],
+        ["3", "seed=3", "complete", "0.25", "*", "1"],
     ]
     assert "0 running, 2 complete, 0 pruned, 1 failed of 4" in last

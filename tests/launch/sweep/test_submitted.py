@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from launch.sweep.test_grid import WORDS, jobs, sweeps
-from launch.sweep.test_search import QUICK, study_of
+from launch.sweep.test_grid import WORDS, jobs, study_of, sweeps
+from launch.sweep.test_search import QUICK
 from support.commands import check, run
 
 from lathe.runs.rundir import RunDir

@@ -52,5 +52,5 @@ def test_a_value_is_the_same_by_every_door(value: Any) -> None:
     assert same([read(repeat) for repeat in repeats_of({KEY: [value, 7]}, [], [])], [value, 7])
     if value != math.inf:
         entry = entry_of(KEY, [value, 7])
-        stored = json.loads(json.dumps(entry["values"]))  # a study stores them as JSON
+        stored = json.loads(json.dumps(entry.choices))  # a study stores them as JSON
         assert same([read([word(KEY, drawn, entry)]) for drawn in stored], [value, 7])

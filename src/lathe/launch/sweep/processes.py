@@ -4,7 +4,6 @@ The sweep's process has only imported what a run needs, so jobs can't affect eac
 """
 
 import atexit
-import json
 import multiprocessing.process
 import multiprocessing.util
 import os
@@ -18,19 +17,23 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from filelock import FileLock
 
 from lathe.config.cpu_count import CPU_PROCESSES_PER_CORE
 from lathe.errors import UserError, require
-from lathe.files import NotPlain, open_plain, write_atomically
+from lathe.files import NotPlain, open_plain
 from lathe.launch.elastic import die_with_parent
 from lathe.launch.error_reporting import explain_error, report_error
 from lathe.launch.stdio import prepare_stdio
 from lathe.launch.sweep.sweep_dir import Job, SweepDir
+from lathe.runs.optuna_study import write_result
 from lathe.runs.rundir import RunDir
 
-Work = Callable[[Job], Callable[[], Any]]  # returns the work of a job's process
+Work = Callable[[Job], Any]  # runs a job in this process and returns its objective
 ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
+WATCH = 1.0  # seconds between looks at what a job has written
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,9 @@ class Running:
     job: Job
     slot: Slot
     pid: int
-    claim: IO[str]
+    claim: FileLock
     began: float
+    watch_at: float = 0.0
     hung: bool = False
 
 
@@ -103,26 +107,14 @@ class Jobs:
         self.running: list[Running] = []
         self.stopping = False
 
-    def start(self, job: Job, claim: IO[str]) -> None:
-        """Start a job that this process has claimed."""
+    def start(self, job: Job, claim: FileLock) -> None:
+        """Start a job that this process has claimed and begun."""
         slot = self.free.pop(0)
-        job.state, job.tries, job.sentence = "running", job.tries + 1, None
-        self.folder.forget_run(job)  # it may have been moved or deleted; the job writes it again
-        self.folder.save(job)
-        log, outcome = self.folder.file(job.number, "log"), self.folder.file(job.number, "out")
-        outcome.unlink(missing_ok=True)
-        others, work = [running.claim for running in self.running], self.work(job)
-
-        def alone() -> Any:
-            for other in others:  # this process would keep them locked
-                other.close()
-            return work()
-
-        pid = fork(alone, log, outcome, slot)
+        pid = fork(lambda: run_and_record(self.folder, job, self.work), self.folder.file(job.number, "log"), slot)
         self.running.append(Running(job, slot, pid, claim, time.monotonic()))
 
     def ended(self) -> list[Job]:
-        """Return the jobs whose processes have ended since the last call, with their outcomes."""
+        """Return the jobs whose processes have ended since the last call."""
         found = []
         for running in list(self.running):
             self._watch(running)
@@ -130,8 +122,8 @@ class Jobs:
             if pid:
                 self.running.remove(running)
                 self.free.append(running.slot)
-                found.append(self._settled(running, os.waitstatus_to_exitcode(status)))
-                running.claim.close()
+                found.append(self._end(running, os.waitstatus_to_exitcode(status)))
+                running.claim.release()
         return found
 
     def signal(self, number: int) -> None:
@@ -150,41 +142,40 @@ class Jobs:
         return {running.job.number: running.began for running in self.running}
 
     def _watch(self, running: Running) -> None:
-        """Save the path of a job's run, and kill a job that has been silent for too long."""
-        job = running.job
-        if job.run_dir is None and (found := self.folder.job(job.number).run_dir) is not None:
-            job.run_dir = found
-            self.folder.save(job)
-        if self.silence is None or running.hung or time.monotonic() - running.began < self.silence:
+        """Show where a job's run is, and kill a job that has written nothing for `silence` seconds."""
+        if time.monotonic() < running.watch_at:
             return
+        running.watch_at = time.monotonic() + WATCH
+        job = self.folder.job(running.job.number)
+        if job.run_dir != running.job.run_dir:
+            running.job.run_dir = job.run_dir
+            self.folder.write_page(job)
         run = [] if job.run_dir is None else [Path(job.run_dir, name) for name in ("metrics.csv", "checkpoints", "")]
-        written = [path.stat().st_mtime for path in (self.folder.file(job.number, "log"), *run) if path.exists()]
-        if time.time() - max(written, default=0.0) > self.silence:
+        files = [path for path in (self.folder.file(job.number, "log"), *run) if path.exists()]
+        written = max((path.stat().st_mtime for path in files), default=0.0)
+        silent = min(time.monotonic() - running.began, time.time() - written)
+        if self.silence is not None and silent > self.silence:
             running.hung = True
             with suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)
 
-    def _settled(self, running: Running, code: int) -> Job:
-        job, outcome = running.job, self.folder.file(running.job.number, "out")
+    def _end(self, running: Running, code: int) -> Job:
+        """Return a job with how its process has ended. The sweep records it."""
+        job = self.folder.job(running.job.number)
         job.seconds += time.monotonic() - running.began
-        job.run_dir = self.folder.job(job.number).run_dir
-        told = json.loads(outcome.read_text()) if outcome.exists() else {}
-        if "objective" in told:
-            job.state, job.objective = "pruned" if was_pruned(job) else "complete", told["objective"]
-        elif "sentence" in told:
-            job.state, job.sentence = "failed", told["sentence"]
+        result = self.folder.result(job)
+        if result:
+            end_job(job, result)
+        elif self.stopping and not running.hung:
+            job.state = "waiting"
         elif running.hung:
             job.state, job.sentence = "failed", f"killed after sweep.silence={self.silence:g} seconds without a line."
-        elif self.stopping:
-            job.state = "waiting"
         else:
             code = 128 - code if code - 128 in ENDING else code
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             memory = ", as Linux does where memory is short" if code == -signal.SIGKILL else ""
             job.state, job.sentence = "failed", f"its process died ({how}{memory})."
         self._keep_output(job)
-        self.folder.save(job)
-        outcome.unlink(missing_ok=True)
         return job
 
     def _keep_output(self, job: Job) -> None:
@@ -201,16 +192,19 @@ class Jobs:
         log.unlink()
 
 
-def was_pruned(job: Job) -> bool:
-    """Return whether the search ended the job's run early."""
-    try:
-        return job.run_dir is not None and "pruned" in RunDir(job.run_dir).result
-    except (UserError, OSError):  # incomplete, or moved away at once
-        return False
+def end_job(job: Job, result: Mapping[str, Any]) -> None:
+    """Set a job's state by what its process has recorded."""
+    if "sentence" in result:
+        job.state, job.sentence = "failed", result["sentence"]
+        return
+    job.state, job.objective = "complete", result["objective"]
+    with suppress(UserError, OSError):  # the run is incomplete, or was moved away at once
+        if job.run_dir is not None and "pruned" in RunDir(job.run_dir).result:
+            job.state = "pruned"
 
 
-def fork(work: Callable[[], Any], log: Path, outcome: Path, slot: Slot) -> int:
-    """Run `work` in a forked process, and return its id. `log` gets its output, `outcome` its number or error."""
+def fork(work: Callable[[], int], log: Path, slot: Slot) -> int:
+    """Run `work`, which returns an exit code, in a forked process with its output in `log`; return its id."""
     sys.stdout.flush()
     sys.stderr.flush()
     parent = os.getpid()
@@ -226,7 +220,7 @@ def fork(work: Callable[[], Any], log: Path, outcome: Path, slot: Slot) -> int:
             import torch
 
             torch.set_num_threads(slot.threads)
-        code = _work(work, outcome)
+        code = work()
         threading._shutdown()  # type: ignore[attr-defined]  # these two are what Python runs at exit
         atexit._run_exitfuncs()
     except BaseException:  # no caller could handle it
@@ -258,18 +252,18 @@ def _detach(parent: int, log: Path) -> None:
     prepare_stdio()
 
 
-def _work(work: Callable[[], Any], outcome: Path) -> int:
-    """Run `work`, write its outcome, and return the exit code."""
+def run_and_record(folder: SweepDir, job: Job, work: Work) -> int:
+    """Run a job in this process, record its result in the study, and return the exit code."""
     try:
-        value = work()
-    except SystemExit as error:  # stopped by a signal: no outcome
+        value = work(job)
+    except SystemExit as error:  # stopped by a signal: no result
         return error.code if isinstance(error.code, int) else 1
     except Exception as error:
         report_error(error)
         explained = explain_error(error)
         words = str(explained) if explained else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        write_atomically(outcome, json.dumps({"sentence": words}))
+        write_result(folder.path, job.number, "result", {"sentence": words})
         return 1
     good = isinstance(value, (int, float)) and not isinstance(value, bool)
-    write_atomically(outcome, json.dumps({"objective": float(value) if good else None}))
+    write_result(folder.path, job.number, "result", {"objective": float(value) if good else None})
     return 0

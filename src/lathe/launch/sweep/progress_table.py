@@ -1,11 +1,9 @@
 """Progress of a sweep: a live table on a terminal, else a line for each finished job."""
 
-import re
 import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,33 +11,22 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
-from lathe.config.metric_names import best_of, objective_name, without_split
-from lathe.config.override_parsing import short_names
-from lathe.errors import UserError
 from lathe.launch.sweep.sweep_dir import ENDED, Job
-from lathe.runs.rundir import RunDir
 
 ROWS = 24  # of a table; jobs beyond them are only counted
-COLUMNS = 6  # keys with a column each; if jobs differ in more, one column has them all
 
 
 class ProgressTable:
-    """Shows a sweep's jobs: `slots` at a time, `total` in all. `names` are a search's objectives."""
+    """Shows a sweep's jobs: `slots` at a time, `total` in all, with their objectives `names` and `directions`."""
 
     def __init__(
-        self,
-        folder: Path,
-        slots: int,
-        total: int,
-        done: int = 0,
-        names: Sequence[str] = (),
-        directions: Sequence[str] = (),
+        self, folder: Path, slots: int, total: int, done: int, names: list[str], directions: list[str]
     ) -> None:
-        self.folder, self.slots, self.total = folder, slots, total
+        self.folder, self.slots, self.total, self.done = folder, slots, total, done
         self.names, self.directions = names, directions
         self.console = Console(stderr=False, highlight=False)
         self.live: Live | None = None
-        self.shown, self.done = 0.0, done
+        self.shown = 0.0
 
     def __enter__(self) -> "ProgressTable":
         if self.console.is_terminal:
@@ -61,13 +48,13 @@ class ProgressTable:
 
     def ended(self, job: Job, again: bool = False) -> None:
         """Report a job that ended, or that is tried `again`."""
-        self.names = self.names or metric_of([job])
+        self.done += not again
         if job.state == "failed":
-            self.done += not again
             self.say(f"Error: job {job.number} ({job.label}): {job.sentence}", error=True)
         elif self.live is None:
-            self.done += 1
-            self.say(f"{self.done} of {self.total}, job {job.number}, {job.label}: {outcome(job, self.names)}")
+            words = [job.state, *(f"{name} {value}" for name, value in zip(self.names, _numbers(job), strict=False))]
+            where = f"{' '.join(words)} in {_time(job.seconds)}, {job.run_dir}" if job.run_dir else job.sentence
+            self.say(f"{self.done} of {self.total}, job {job.number}, {job.label}: {where}")
 
     def update(self, jobs: Sequence[Job], began: dict[int, float], force: bool = False) -> None:
         """Update the table, at most four times a second."""
@@ -79,53 +66,24 @@ class ProgressTable:
     def _table(self, jobs: Sequence[Job], began: dict[int, float]) -> Table:
         running = [job for job in jobs if job.number in began]
         rest = [job for job in jobs if job.number not in began and job.state != "waiting"]
-        rows = sorted([*running, *rest[-(ROWS - len(running)) :]], key=lambda job: job.number)
-        self.names = self.names or metric_of(jobs)
-        table, reached = Table(), ", ".join(self.names) or "objective"
-        values = {job.number: settings(job) for job in jobs}
-        keys = list(dict.fromkeys(key for own in values.values() for key in own))
-        titles = short_names(keys) if 0 < len(keys) <= COLUMNS else ["values"]
-        for column in ("job", *titles, "state", reached, "time"):
-            table.add_column(column, justify="right" if column in ("job", reached, "time") else "left")
-        best = best_job(jobs, self.names, self.directions)
-        for job in rows:
+        best = best_job(jobs, self.directions)
+        table = Table("job", "values", "state", ", ".join(self.names) or "objective", "time")
+        for job in sorted([*running, *rest[-(ROWS - len(running)) :]], key=lambda job: job.number):
             seconds = job.seconds + (time.monotonic() - began[job.number] if job.number in began else 0)
-            state = "running" if job.number in began else job.state
-            own = [job.label] if titles == ["values"] else [values[job.number].get(key, "") for key in keys]
-            number = ", ".join(_reached(job)) + (" *" if job is best else "  ")
-            style = "bold" if job is best else None
-            table.add_row(str(job.number), *own, state, number, _time(seconds), style=style)
+            number = ", ".join(_numbers(job)) + (" *" if job is best else "")
+            table.add_row(str(job.number), job.label, job.state, number, _time(seconds))
         return table
 
     def _left(self, jobs: Sequence[Job], began: dict[int, float]) -> str:
-        counted = [f"{sum(job.state == state for job in jobs)} {state}" for state in ("complete", "pruned", "failed")]
+        counted = [f"{sum(job.state == state for job in jobs)} {state}" for state in ENDED]
         line = f"{len(began)} running, {', '.join(counted)} of {self.total}"
         times = [job.seconds for job in jobs if job.state == "complete"]
-        left = self.total - sum(job.state in (*ENDED, "failed") for job in jobs)
+        left = self.total - sum(job.state in ENDED for job in jobs)
         return f"{line}; about {_time(statistics.mean(times) * left / self.slots)} left" if times and left else line
 
 
-def settings(job: Job) -> dict[str, str]:
-    """Return the values by key of a job's label, which has the overrides that differ between jobs."""
-    words = re.split(r" (?=[^\s=]+=)", job.label)
-    return {key: value for key, equals, value in (word.partition("=") for word in words) if equals}
-
-
-def outcome(job: Job, names: Sequence[str] = ()) -> str:
-    """Return a finished job's state, the values of the metrics `names`, its time and its run directory."""
-    if job.state == "pruned" and job.run_dir is None:
-        return f"pruned, {job.sentence}"
-    found = _reached(job)
-    known = names if len(names) == len(found) else [""] * len(found)
-    value = ", ".join(f"{name} {number}".strip() for name, number in zip(known, found, strict=True))
-    place = "" if job.run_dir is None else f", {job.run_dir}"
-    return f"{f'{job.state} {value}'.strip()} in {_time(job.seconds)}{place}"
-
-
-def _reached(job: Job) -> list[str]:
-    """Return the job's values for a search, or the run's own objective."""
-    values: Sequence[float | None] = job.values or [job.objective]
-    return [f"{value:.4g}" for value in values if value is not None]
+def _numbers(job: Job) -> list[str]:
+    return [f"{value:.4g}" for value in job.reached]
 
 
 def _time(seconds: float) -> str:
@@ -135,25 +93,9 @@ def _time(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min {seconds:02} s"
 
 
-def metric_of(jobs: Sequence[Job]) -> list[str]:
-    """Return the name of the first complete job's metric; empty without one."""
-    done = next((job for job in jobs if job.state == "complete"), None)
-    name = objective_name(_result(done), done.overrides) if done is not None else ""
-    return [name] if name else []
-
-
-def best_job(jobs: Sequence[Job], names: Sequence[str], directions: Sequence[str] = ()) -> Job | None:
-    """Return the best of several complete jobs with one objective; their results give missing `directions`."""
-    done = [job for job in jobs if job.state == "complete"]
-    if len(names) != 1 or not done:
+def best_job(jobs: Sequence[Job], directions: Sequence[str]) -> Job | None:
+    """Return the best of several complete jobs with one objective."""
+    done = [job for job in jobs if job.state == "complete" and len(job.reached) == 1]
+    if len(directions) != 1 or len(done) < 2:
         return None
-    result = {"directions": {without_split(names[0]): directions[0]}} if directions else _result(done[0])
-    at = best_of([job.values[0] if job.values else job.objective for job in done], names[0], result)
-    return None if at is None else done[at]
-
-
-def _result(job: Job) -> Mapping[str, Any]:
-    """Return the result.json of a job's run; empty if it can't be read."""
-    with suppress(UserError, OSError):
-        return RunDir(job.run_dir).result if job.run_dir is not None else {}
-    return {}
+    return (max if directions[0] == "max" else min)(done, key=lambda job: job.reached[0])

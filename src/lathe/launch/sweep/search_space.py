@@ -5,6 +5,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -12,11 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from lathe.config.override_parsing import as_typed, key_of
 from lathe.config.values import shown
 from lathe.errors import UserError, did_you_mean, require
-from lathe.runs.optuna_study import compares_repeats, pruner_of
+from lathe.runs.optuna_study import pruner_of
 from lathe.runs.rundir import NOT_THE_EXPERIMENT
-
-ENTRY = ("low", "high", "log", "step", "values", "when")
-THRESHOLD = 0.1  # p below which Optuna's WilcoxonPruner ends a trial, by its default
 
 
 def planned(
@@ -83,10 +81,33 @@ def _split(command: str | Sequence[str]) -> list[str]:
     return words
 
 
-def word(key: str, value: Any, entry: Mapping[str, Any] | None = None) -> str:
+@dataclass(frozen=True)
+class Entry:
+    """One key of `sweep.space`: its Optuna distribution, and the values of other keys `when` it is drawn.
+
+    `lists` has the lists and mappings among its values by their spelling, which is what Optuna can store.
+    """
+
+    distribution: Any
+    when: Mapping[str, Any]
+    lists: Mapping[str, Any]
+
+    @property
+    def choices(self) -> Sequence[Any] | None:
+        """The values of a list; None for a range."""
+        found: Sequence[Any] | None = getattr(self.distribution, "choices", None)
+        return found
+
+    def drawn(self, trial: Any, key: str) -> Any:
+        """Return Optuna's draw."""
+        value = trial._suggest(key, self.distribution)
+        return _exact(value) if getattr(self.distribution, "step", None) is not None else value
+
+
+def word(key: str, value: Any, entry: Entry | None = None) -> str:
     """Return the override `key=value`; in a study, the value of a list `entry` is its spelling."""
     if entry is not None and isinstance(value, str):
-        value = entry.get("lists", {}).get(value, value)
+        value = entry.lists.get(value, value)
     bare = isinstance(value, str) and re.fullmatch(r"[\w./+-]+", value, re.ASCII) and shown(value) == value
     return f"{key}={value if bare else as_typed(value)}"
 
@@ -103,89 +124,64 @@ def brief(words: Sequence[str]) -> str:
     return " ".join(f"{key}={digits(value)}" for key, _, value in (item.partition("=") for item in words))
 
 
-def space_of(space: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return `sweep.space`, checked and normalised.
+def space_of(space: Mapping[str, Any]) -> dict[str, Entry]:
+    """Return `sweep.space`, checked.
 
     Raises:
         UserError: it is empty, an entry can't be drawn, or depends on a value that no key before it can have.
     """
     require(bool(space), "sweep.space is empty: name a key and its values, {optimizer.lr: [0.1, 0.3]}.")
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Entry] = {}
     for key, given in space.items():
         entry = entry_of(key, given)
-        for other, wanted in entry["when"].items():
-            values = found.get(other, {}).get("values", [wanted])
+        for other, wanted in entry.when.items():
             require(
-                other in found and wanted in values,
+                other in found and wanted in (found[other].choices or [wanted]),
                 f"sweep.space.{key}.when: no key of sweep.space above it has {other}={shown(wanted)}.",
             )
         found[key] = entry
     return found
 
 
-def entry_of(key: str, given: Any) -> dict[str, Any]:
-    """Return one key's entry in `sweep.space`, checked and normalised.
-
-    `values` are as Optuna stores them; `lists` has the lists and mappings of these by their spelling.
-    """
-    name, part = f"sweep.space.{key}", key_of(f"{key}=").split(".")[0]
-    require(part not in NOT_THE_EXPERIMENT, f"{name}: {part} is not a part of an experiment.")
-    entry: dict[str, Any] = {"values": given} if isinstance(given, list) else {}
-    entry = dict(given) if isinstance(given, Mapping) else entry
-    good = set(entry) <= set(ENTRY) and ({"low", "high"} <= set(entry)) != ("values" in entry)
-    require(good, f"{name}={shown(given)}: expected a list of values, or {{low: ..., high: ...}}.")
-    when = {other: plain(value) for other, value in (entry.get("when") or {}).items()}
-    if "values" not in entry:
-        _check_range(name, entry)
-        return {**entry, "when": when}
-    require(isinstance(entry["values"], list) and bool(entry["values"]), f"{name}: expected a list of values.")
-    values = [plain(value) for value in entry["values"]]
-    twice = next((one for at, one in enumerate(values) if shown(one) in map(shown, values[:at])), None)
-    require(twice is None, f"{name}={shown(given)}: {shown(twice)} is there twice, and would be run twice.")
-    lists = {plain(value): value for value in entry["values"] if isinstance(value, (list, Mapping))}
-    return {"values": values, "lists": lists, "when": when}
-
-
-def _check_range(name: str, entry: Mapping[str, Any]) -> None:
+def entry_of(key: str, given: Any) -> Entry:
+    """Return one key's entry in `sweep.space`; raise UserError if Optuna can't draw from it."""
     import optuna
 
-    low, high, step, log = entry["low"], entry["high"], entry.get("step"), bool(entry.get("log"))
+    name, part = f"sweep.space.{key}={shown(given)}", key_of(f"{key}=").split(".")[0]
+    require(part not in NOT_THE_EXPERIMENT, f"{name}: {part} is not a part of an experiment.")
+    entry: dict[str, Any] = dict(given) if isinstance(given, Mapping) else {"values": given}
+    when = {other: _plain(value) for other, value in (entry.pop("when", None) or {}).items()}
+    listed = entry.get("values")
+    kinds = optuna.distributions
     try:
-        require(math.isfinite(high - low), f"{name}: a range has two ends, which are finite numbers.")
-        optuna.distributions.FloatDistribution(low, high, log, step)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{name}: {error}") from error
+        if listed is not None:
+            require(isinstance(listed, list) and len(entry) == 1, f"{name}: expected a list of values.")
+            values = [_plain(value) for value in listed]
+            require(len(set(map(shown, values))) == len(values), f"{name}: a value is there twice.")
+            lists = {_plain(value): value for value in listed if isinstance(value, (list, Mapping))}
+            return Entry(kinds.CategoricalDistribution(values), when, lists)
+        ends = {option: value for option, value in entry.items() if value is not None}
+        require(math.isfinite(ends["high"] - ends["low"]), f"{name}: a range has two ends, which are finite numbers.")
+        is_whole = all(isinstance(value, int) for value in ends.values())
+        return Entry((kinds.IntDistribution if is_whole else kinds.FloatDistribution)(**ends), when, {})
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{name}: expected a list of values, or {{low: ..., high: ...}} ({error}).") from error
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Return a value that Optuna can store: for a list or a mapping, its spelling on the command line."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else as_typed(value)
 
 
-def _whole(entry: Mapping[str, Any]) -> bool:
-    return all(isinstance(entry.get(key, 0) or 0, int) for key in ("low", "high", "step"))
-
-
-def suggested(trial: Any, key: str, entry: Mapping[str, Any]) -> Any:
-    """Return Optuna's draw for `key`."""
-    if "values" in entry:
-        return trial.suggest_categorical(key, entry["values"])
-    low, high, step, log = entry["low"], entry["high"], entry.get("step"), bool(entry.get("log"))
-    if _whole(entry):
-        return trial.suggest_int(key, low, high, step=step or 1, log=log)
-    drawn = float(trial.suggest_float(key, low, high, step=step, log=log))
-    return drawn if step is None else _exact(drawn)
-
-
-def all_values(key: str, entry: Mapping[str, Any]) -> list[Any]:
+def all_values(key: str, entry: Entry) -> list[Any]:
     """Return every value of `key`; raise UserError if there are infinitely many."""
-    require(not entry["when"], f"sweep.space.{key}.when: sweep.sampler=grid takes every combination: choose tpe.")
-    if "values" in entry:
-        return list(entry["values"])
-    low, high, step = entry["low"], entry["high"], entry.get("step") or (1 if _whole(entry) else None)
-    if step is None or entry.get("log"):
+    require(not entry.when, f"sweep.space.{key}.when: sweep.sampler=grid takes every combination: choose tpe.")
+    if entry.choices is not None:
+        return list(entry.choices)
+    ends = entry.distribution
+    if ends.step is None or ends.log:
         raise UserError(f"sweep.space.{key}: sweep.sampler=grid takes all values: give a list, or a step.")
-    return [_exact(low + index * step) for index in range(int((high - low) / step + 1e-9) + 1)]
+    return [_exact(ends.low + index * ends.step) for index in range(int((ends.high - ends.low) / ends.step + 1e-9) + 1)]
 
 
 def _exact(value: float) -> float:
@@ -205,17 +201,18 @@ def repeats_of(values: Mapping[str, Any] | None, words: Sequence[str], space: It
 
 def check_pruner(options: Mapping[str, Any], count: int) -> bool:
     """Return whether the pruner compares the `count` repeats of a trial; raise UserError if it would do nothing."""
+    import optuna
+
     pruner, name = options["pruner"], f"sweep.pruner={shown(options['pruner'])}"
-    compares = compares_repeats(pruner_of(options))
-    if not compares:
+    built = pruner_of(options)
+    if not isinstance(built, optuna.pruners.WilcoxonPruner):
         alone = options.get("repeats") is None or pruner == "none"
         require(alone, f"{name} compares single runs, and each trial has {count}: choose wilcoxon or none.")
         return False
-    limit = pruner.get("p_threshold", THRESHOLD) if isinstance(pruner, Mapping) else THRESHOLD
-    least = math.floor(-math.log2(limit)) + 1  # repeats that all fall behind have p = 2 ** -least
+    least = math.floor(-math.log2(built._p_threshold)) + 1  # repeats that all fall behind have p = 2 ** -least
     require(
         count > least,
-        f"{name} compares the runs of a trial and can end it after {least} at the earliest (p < {limit:g}); "
-        f"sweep.repeats has {count}: give {least + 1} or more, or choose none.",
+        f"{name} can end a trial after {least} runs at the earliest, and sweep.repeats has {count}: give "
+        f"{least + 1} or more, or choose none.",
     )
     return True

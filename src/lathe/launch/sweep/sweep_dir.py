@@ -1,44 +1,49 @@
-"""The directory of a sweep: its overrides, and the state of each job. Imports no torch.
+"""The directory of a sweep, and its jobs. Imports no torch.
 
-logs/sweeps/<date>_<time>_<short id>/ has sweep.yaml, jobs/<number>.json, a job's output until it has a run directory, a
-search's study, and `done` once every job is. One process at a time owns a job, with a lock that the kernel releases
-however the process ends. So the same command resumes an interrupted sweep, and joins a running one.
+logs/sweeps/<date>_<time>_<short id>/ has sweep.yaml, the Optuna study of the jobs (study.log, unless `sweep.storage`
+names a database), a job's output until it has a run directory, and `done` once every job is. jobs/<number>.json shows a
+job to people and reports; the sweep itself reads the study only. One process at a time owns a job, with a lock that the
+kernel releases however the process ends. So the same command resumes an interrupted sweep, and joins a running one.
 """
 
 import json
 import os
 import secrets
-import sys
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from filelock import FileLock, Timeout
 from omegaconf import OmegaConf
 
 from lathe.errors import UserError, require
 from lathe.files import whole, write_atomically
-from lathe.trust import read_json
+from lathe.runs.optuna_study import is_own, open_study, trial_id
 from lathe.trust.safe_yaml import as_yaml
 
-FORMAT = 1
+FORMAT = 2
 HOW = ("jobs", "retries", "silence", "resume", "folder", "job", "trials")  # may change when a sweep is resumed
-ENDED = ("complete", "pruned")  # not run again; other states are waiting, running and failed
+ENDED = ("complete", "pruned", "failed")  # other states are waiting and running
+RECORD = ("state", "run_dir", "objective", "values", "tries", "seconds", "sentence")
 
 
 @dataclass
 class Job:
     """One job, as in jobs/<number>.json.
 
-    `label` are the overrides that distinguish it from other jobs, `values` its results for a search. `trial` is its
-    trial of the search (None: its own number), and `repeat` its index among the trial's runs.
+    `label` are the overrides that distinguish it from other jobs, `trial` is the number of its trial in the study, and
+    `repeat` its index among the trial's jobs. `values` are its results for a search.
     """
 
     number: int
     overrides: list[str]
     label: str = "as it is"
+    trial: int = 0
+    repeat: int = 0
     state: str = "waiting"
     run_dir: str | None = None
     objective: float | None = None
@@ -46,17 +51,17 @@ class Job:
     tries: int = 0
     seconds: float = 0.0
     sentence: str | None = None
-    trial: int | None = None
-    repeat: int = 0
 
     @property
-    def of_trial(self) -> int:
-        """The number of its trial."""
-        return self.number if self.trial is None else self.trial
+    def reached(self) -> list[float]:
+        """Its values for a search, or its run's own objective."""
+        return self.values or ([] if self.objective is None else [self.objective])
 
 
 class SweepDir:
-    """The directory of one sweep."""
+    """The directory of one sweep. Its study is open after `open`."""
+
+    study: Any
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -72,75 +77,100 @@ class SweepDir:
         require(good, f"{self.path} is a sweep of another version, which can't be resumed.")
         return {str(key): value for key, value in found.items()}
 
+    def open(self, directions: Sequence[str]) -> None:
+        """Open the study, or create it with a direction, max or min, for each objective."""
+        self.study = open_study(self.path, self.facts, directions)
+
     @property
     def done(self) -> bool:
         """True once all jobs are done."""
         return (self.path / "done").exists()
 
     def finish(self) -> None:
-        """Mark the sweep as done: the same command begins a new one. Remove the files of running jobs."""
+        """Mark the sweep as done: the same command begins a new one."""
         write_atomically(self.path / "done", f"{datetime.now():%Y-%m-%d %H:%M:%S}\n")
-        for path in [*(self.path / "jobs").glob("*.lock"), *(self.path / "jobs").glob("*.run")]:
+        for path in (self.path / "jobs").glob("*.lock"):
             path.unlink(missing_ok=True)
 
     def file(self, number: int, suffix: str) -> Path:
-        """Return the path of a job's file: json, log, out (its outcome), run (the path of its run) or lock."""
+        """Return the path of a job's file: json, log or lock."""
         return self.path / "jobs" / f"{number:05}.{suffix}"
+
+    def trials(self) -> list[Any]:
+        """Return the trials of the study, those of other machines too."""
+        return list(self.study.get_trials(deepcopy=False))
 
     def jobs(self) -> list[Job]:
         """Return the jobs so far, by number."""
-        return [self.job(int(path.stem)) for path in sorted((self.path / "jobs").glob("[0-9]*.json"))]
-
-    def trials(self) -> dict[int, list[Job]]:
-        """Return the jobs so far of each trial, by the trial's number."""
-        found: dict[int, list[Job]] = {}
-        for job in self.jobs():
-            found.setdefault(job.of_trial, []).append(job)
-        return found
+        found = {}
+        for trial in self.trials():
+            told = trial.user_attrs
+            for repeat, (number, overrides, label) in enumerate(
+                told.get("jobs", ()) if is_own(trial, self.path) else ()
+            ):
+                record = told.get(f"job{repeat}", {})
+                job = Job(number, overrides, label, trial.number, repeat, **record)
+                job.run_dir = told.get(f"run_dir{repeat}") or job.run_dir
+                found[number] = job
+        return [found[number] for number in sorted(found)]
 
     def job(self, number: int) -> Job:
-        """Read a job."""
-        path, pointer = self.file(number, "json"), self.file(number, "run")
-        job = Job(**read_json(path, str(path)))
-        if job.run_dir is None and pointer.exists():
-            job.run_dir = pointer.read_text()
-        return job
+        """Return a job."""
+        return next(job for job in self.jobs() if job.number == number)
+
+    def jobs_of(self, trial: int) -> list[Job]:
+        """Return the jobs of a trial."""
+        return [job for job in self.jobs() if job.trial == trial]
+
+    def result(self, job: Job) -> dict[str, Any]:
+        """Return what the job's process has recorded: its objective or the sentence that it failed with."""
+        attributes = self.study._storage.get_trial(self._id(job)).user_attrs
+        return attributes.get(f"result{job.repeat}") or {}
 
     def save(self, job: Job) -> None:
-        """Write a job's state."""
+        """Record a job's state."""
+        page = asdict(job)
+        self._set(job, f"job{job.repeat}", {key: page[key] for key in RECORD})
+        self.write_page(job)
+
+    def begin(self, job: Job) -> None:
+        """Record that a job runs, and forget its previous try."""
+        import optuna
+
+        self.study._storage.set_trial_state_values(self._id(job), optuna.trial.TrialState.RUNNING)
+        for name in ("run_dir", "result") if job.tries else ():  # its run may have been moved or deleted
+            self._set(job, f"{name}{job.repeat}", None)
+        job.state, job.tries, job.sentence, job.run_dir = "running", job.tries + 1, None, None
+        self.save(job)
+
+    def write_page(self, job: Job) -> None:
+        """Write jobs/<number>.json."""
         write_atomically(self.file(job.number, "json"), json.dumps(asdict(job), indent=1) + "\n")
 
-    def forget_run(self, job: Job) -> None:
-        """Remove the path of the job's run, which the job will write again."""
-        job.run_dir = None
-        self.file(job.number, "run").unlink(missing_ok=True)
+    def _id(self, job: Job) -> int:
+        return trial_id(self.study, job.trial)
+
+    def _set(self, job: Job, name: str, value: Any) -> None:
+        self.study._storage.set_trial_user_attr(self._id(job), name, value)
 
     @contextmanager
     def adding(self) -> Iterator[None]:
-        """Lock out other processes that add jobs."""
-        with open(self.path / ".lock", "a") as file:
-            _lock(file, wait=True)
+        """Lock out other processes that add jobs or end trials."""
+        with FileLock(self.path / ".lock"):
             yield
 
-    def claim(self, number: int) -> IO[str] | None:
-        """Lock a job until the returned file is closed; None if another process has it."""
-        file = open(self.file(number, "lock"), "a")  # noqa: SIM115 (held while the job runs)
-        if _lock(file, wait=False):
-            return file
-        file.close()
+    def claim(self, number: int) -> FileLock | None:
+        """Lock a job until the lock is released; None if another process has it."""
+        lock = FileLock(self.file(number, "lock"))
+        with suppress(Timeout):
+            lock.acquire(timeout=0)
+            return lock
         return None
 
-
-def _lock(file: IO[str], wait: bool) -> bool:
-    if sys.platform == "win32":  # Windows has no flock: a sweep is not shared
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except OSError:
-        return False
-    return True
+    @property
+    def place(self) -> str:
+        """The machine and path, for other machines that share the study."""
+        return f"{socket.gethostname()}:{self.path}"
 
 
 def find_sweep(log_dir: Path, resume: str | None, identity: dict[str, Any]) -> SweepDir | None:
@@ -151,7 +181,7 @@ def find_sweep(log_dir: Path, resume: str | None, identity: dict[str, Any]) -> S
             (found.path / "sweep.yaml").is_file(),
             f"sweep.resume={resume} is not the directory of a sweep: name one of {log_dir / 'sweeps'}.",
         )
-        before = _kept(found.facts["words"])
+        before = found.facts["words"]
         require(
             before == identity["words"],
             f"sweep.resume={resume} is the sweep of {' '.join(before) or 'no overrides'}: type these alone.",
@@ -160,7 +190,7 @@ def find_sweep(log_dir: Path, resume: str | None, identity: dict[str, Any]) -> S
     for path in sorted((log_dir / "sweeps").glob("*/sweep.yaml"), key=os.path.getmtime, reverse=True):
         found = SweepDir(path.parent)
         with suppress(UserError):  # of another version
-            if not found.done and _what(found.facts) == _what(identity):
+            if not found.done and _without_how(found.facts) == _without_how(identity):
                 return found
     return None
 
@@ -177,13 +207,10 @@ def create_sweep(log_dir: Path, identity: dict[str, Any]) -> SweepDir:
 
 def identity_of(words: Sequence[str], name: str, options: dict[str, Any]) -> dict[str, Any]:
     """Return the content of sweep.yaml, which identifies the sweep of a command."""
-    return {"format": FORMAT, "words": _kept(words), "name": name, "where": os.getcwd(), "sweep": options}
+    kept = [word for word in words if word.partition("=")[0] not in {f"sweep.{key}" for key in HOW}]
+    return {"format": FORMAT, "words": kept, "name": name, "where": os.getcwd(), "sweep": options}
 
 
-def _kept(words: Sequence[str]) -> list[str]:
-    return [word for word in words if word.partition("=")[0] not in {f"sweep.{key}" for key in HOW}]
-
-
-def _what(identity: dict[str, Any]) -> dict[str, Any]:
+def _without_how(identity: dict[str, Any]) -> dict[str, Any]:
     """Return what must be equal in two commands of one sweep: all but how its jobs are run."""
     return {**identity, "sweep": {key: value for key, value in identity["sweep"].items() if key not in HOW}}

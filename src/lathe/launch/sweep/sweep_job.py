@@ -10,7 +10,6 @@ from omegaconf import DictConfig, open_dict
 
 from lathe.config.override_parsing import key_of
 from lathe.errors import require
-from lathe.files import write_atomically
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,10 @@ class SweepJob:
         return f"{self.folder.name}-{self.number:05}"
 
     def found(self, run_dir: Path) -> None:
-        """Write the path of the job's run, before it trains."""
-        write_atomically(self.folder / "jobs" / f"{self.number:05}.run", str(run_dir))
+        """Record the path of the job's run in the sweep's study, before it trains."""
+        from lathe.runs.optuna_study import write_result
+
+        write_result(self.folder, self.number, "run_dir", str(run_dir))
 
 
 def check_sweep_words(typed: Sequence[str]) -> None:

@@ -4,12 +4,14 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from filelock import FileLock
 from hydra.core.plugins import Plugins
 from hydra.core.utils import run_job, setup_globals
 from hydra.types import HydraContext, TaskFunction
@@ -24,9 +26,9 @@ from lathe.errors import Stopped, UserError, refuse, require
 from lathe.launch.devices import read_nodes
 from lathe.launch.elastic import import_job
 from lathe.launch.external_launch import detect_external_launch
-from lathe.launch.sweep.optuna_search import Search
-from lathe.launch.sweep.processes import ENDING, Jobs, Slot, slots_of, was_pruned
-from lathe.launch.sweep.progress_table import ProgressTable, best_job, metric_of
+from lathe.launch.sweep.job_sources import Listed, Search
+from lathe.launch.sweep.processes import ENDING, Jobs, Slot, end_job, slots_of
+from lathe.launch.sweep.progress_table import ProgressTable
 from lathe.launch.sweep.search_space import planned
 from lathe.launch.sweep.sweep_dir import ENDED, Job, SweepDir, create_sweep, find_sweep, identity_of
 from lathe.runs.rerun_command import run_command
@@ -104,14 +106,20 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
         if found is None:  # the same command should not resume a sweep that never began
             files.remove(folder.path)
         raise
-    already = sum(job.state in ENDED for job in folder.jobs())
+    already = sum(job.state in ("complete", "pruned") for job in folder.jobs())
     print(f"{f'Taking up {folder.path}, {already} done' if found else folder.path}: {source.total} jobs", flush=True)
     if here:
         _Queue(context, folder, source, slots, options).run()
     else:
         _run_through_launcher(context, folder, source, options["jobs"])
-    source.concluded()
-    return _concluded(folder, source)
+    jobs = folder.jobs()
+    left = sum(job.state not in ENDED for job in jobs)
+    if left:
+        print(f"{left} jobs are left to other processes that are at this sweep.")
+    else:
+        print(f"Next:\n  {run_command('scripts/report.py', 'runs', folder.path)}")
+    source.concluded(is_over=not left)
+    return jobs
 
 
 def _options(context: Context) -> dict[str, Any]:
@@ -142,15 +150,21 @@ def _check_alone(context: Context) -> None:
 def _source(context: Context, words: list[str], params: dict[str, Any], options: dict[str, Any]) -> "Listed | Search":
     """Return the source of the jobs."""
     jobs = planned(words, options, params, context.loader)
+    configs = [context.composed(job) for job in jobs]
     if options.get("space") is None:
-        refuse(_mistakes_of_all([context.composed(job) for job in jobs]))
-        return Listed(jobs)
+        refuse(_mistakes_of_all(configs))
+        return Listed(jobs, lambda: _resolved(configs[0]))
     require(
         len(jobs) == 1,
         f"a search draws the values that sweep.space names, and {len(jobs)} combinations of others were typed: move "
         "them there, or run each trial with all of them by sweep.repeats={seed: [1, 2, 3]}.",
     )
-    return Search(context.composed, context.loader.get_group_options, jobs[0], options)
+    return Search(context.composed, context.loader.get_group_options, jobs[0], options, _resolved(configs[0]))
+
+
+def _resolved(job: DictConfig) -> dict[str, Any]:
+    """Return a job's configuration without `hydra`."""
+    return resolve(OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"]))
 
 
 def _mistakes_of_all(jobs: Sequence[DictConfig]) -> list[str]:
@@ -172,49 +186,6 @@ def _mistakes_of_all(jobs: Sequence[DictConfig]) -> list[str]:
     return shared or []
 
 
-class Listed:
-    """Jobs that are known from the start, by their overrides. Failed ones are run `again` by the same command."""
-
-    again = True
-    names: Sequence[str] = ()
-    directions: Sequence[str] = ()
-
-    def __init__(self, jobs: Sequence[list[str]]) -> None:
-        self.jobs = jobs
-        self.total = len(jobs)
-        shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
-        self.labels = [" ".join(word for word in words if word not in shared) or "as it is" for words in jobs]
-
-    def prepare(self, folder: SweepDir) -> None:
-        """Write the jobs that have no file yet."""
-        self.folder = folder
-        with folder.adding():
-            there = {job.number for job in folder.jobs()}
-            for number, words in enumerate(self.jobs):
-                if number not in there:
-                    folder.save(Job(number, words, self.labels[number]))
-
-    def more(self, folder: SweepDir) -> Job | None:
-        """Return None: all jobs exist."""
-        return None
-
-    def told(self, job: Job) -> list[Job]:
-        """Return no jobs: they are independent."""
-        return []
-
-    def unfinished(self, folder: SweepDir) -> int:
-        """Return 0: all jobs exist."""
-        return 0
-
-    def concluded(self) -> None:
-        """Print the best job."""
-        jobs = self.folder.jobs()
-        names = metric_of(jobs)
-        best = best_job(jobs, names)
-        if best is not None:
-            print(f"Best {names[0]}, {best.objective:.4g}: job {best.number}, {best.label}")
-
-
 class _Queue:
     """Runs jobs in slots of this machine until none is left or a signal ends the sweep."""
 
@@ -227,10 +198,10 @@ class _Queue:
         options: dict[str, Any],
     ) -> None:
         self.folder, self.source, self.retries = folder, source, options["retries"]
-        self.jobs = {job.number: job for job in folder.jobs()}
-        self.tried: dict[int, int] = {}  # by this command
-        self.processes = Jobs(folder, slots, lambda job: lambda: context.run(folder, job), options["silence"])
-        done = sum(job.state in ENDED for job in self.jobs.values())
+        self.jobs = folder.jobs()
+        self.tried: Counter[int] = Counter()  # by this command
+        self.processes = Jobs(folder, slots, lambda job: context.run(folder, job), options["silence"])
+        done = sum(job.state in ENDED for job in self.jobs)
         self.table = ProgressTable(folder.path, len(slots), source.total, done, source.names, source.directions)
 
     def run(self) -> None:
@@ -258,46 +229,50 @@ class _Queue:
                     self.processes.signal(signal.SIGTERM if passed_on == 1 else signal.SIGKILL)
                     if passed_on == 1:
                         self.table.say("Stopping: the jobs write their checkpoints; once more ends them at once.")
-                self.table.update(list(self.jobs.values()), self.processes.began)
+                self.table.update(self.jobs, self.processes.began)
                 time.sleep(POLL)
-            self.table.update(list(self.jobs.values()), {}, force=True)
+            self.table.update(self.jobs, {}, force=True)
         if received:
             stopped = Stopped(signal.Signals(received[0]).name, None)
             stopped.args = (f"{stopped}; the same command takes the sweep up again ({self.folder.path})",)
             raise stopped
 
-    def _next(self) -> tuple[Job, IO[str]] | None:
+    def _next(self) -> tuple[Job, FileLock] | None:
         """Return a job to run, claimed for this process, or None."""
         while True:
-            for number in sorted(self.jobs):
-                if self._is_open(self.jobs[number]) and (claim := self.folder.claim(number)) is not None:
-                    job = self.jobs[number] = self.folder.job(number)  # another process may have finished it
-                    if self._is_open(job):
-                        self.tried[number] = self.tried.get(number, 0) + 1
+            self.jobs = self.folder.jobs()
+            for job in self.jobs:
+                if (
+                    job.state in ENDED
+                    or not self.source.is_due(job)
+                    or (claim := self.folder.claim(job.number)) is None
+                ):
+                    continue
+                with self.folder.adding():
+                    job = self.folder.job(job.number)  # another process may have finished it
+                    if job.state not in ENDED:
+                        self.folder.begin(job)
+                        self.tried[job.number] += 1
                         return job, claim
-                    claim.close()
-            if (new := self.source.more(self.folder)) is None:
+                claim.release()
+            if not self.source.more():
                 return None
-            self.jobs[new.number] = new
 
     def _end(self, job: Job) -> None:
-        """Report a job that has ended, and the jobs that are skipped because of it."""
-        if job.state == "failed" and self._tries_again(job):
+        """Record and report a job that has ended, and the jobs that are not run because of it."""
+        again = job.state == "failed" and self.tried[job.number] <= self.retries
+        if again:
             self.table.ended(job, again=True)
-        elif job.state != "waiting":
-            skipped = self.source.told(job)
+            job.state = "waiting"
+        if job.state == "waiting":
             self.folder.save(job)
-            self.jobs |= {other.number: other for other in skipped}
-            for ended in (job, *skipped):
-                self.table.ended(ended)
-
-    def _tries_again(self, job: Job) -> bool:
-        """Return whether this command retries a failed job."""
-        tried = self.tried.get(job.number, 0)
-        return tried <= self.retries if tried else self.source.again
-
-    def _is_open(self, job: Job) -> bool:
-        return self._tries_again(job) if job.state == "failed" else job.state not in ENDED
+        else:
+            before = {other.number for other in self.folder.jobs() if other.state in ENDED}
+            self.source.end(job)
+            for ended in self.folder.jobs():
+                if ended.state in ENDED and ended.number not in before:
+                    self.table.ended(ended)
+        self.jobs = self.folder.jobs()
 
 
 @contextmanager
@@ -320,50 +295,21 @@ def _run_through_launcher(context: Context, folder: SweepDir, source: Listed | S
     launcher = Plugins.instance().instantiate_launcher(
         hydra_context=context.hydra, task_function=context.task, config=context.config
     )
-    jobs = [job for job in folder.jobs() if job.state not in ENDED and (source.again or job.state != "failed")]
-    most = at_once if isinstance(at_once, int) else 1
-    while jobs := jobs or [job for _ in range(most) if (job := source.more(folder)) is not None]:
+    most = None if not isinstance(source, Search) else at_once if isinstance(at_once, int) else 1
+    while True:
+        jobs = [job for job in folder.jobs() if job.state not in ENDED and source.is_due(job)]
+        while (most is None or len(jobs) < most) and source.more():
+            jobs = [job for job in folder.jobs() if job.state not in ENDED and source.is_due(job)]
+        jobs = jobs[:most]
+        if not jobs:
+            return
         for job in jobs:
-            folder.forget_run(job)
-            folder.save(job)
+            folder.begin(job)
         returned = launcher.launch([context.words_of(folder, job) for job in jobs], initial_job_idx=0)
-        for job, result in zip(jobs, returned, strict=True):
-            job.run_dir, job.tries = folder.job(job.number).run_dir, job.tries + 1
+        for started, result in zip(jobs, returned, strict=True):
+            job = folder.job(started.number)
             try:
-                value = result.return_value
-                job.objective, job.sentence = None if value is None else float(value), None
-                job.state = "pruned" if was_pruned(job) else "complete"
+                end_job(job, {"objective": None if result.return_value is None else float(result.return_value)})
             except Exception as error:
-                job.state, job.sentence = "failed", " ".join(str(error).split())[:500] or type(error).__name__
-            source.told(job)
-            folder.save(job)
-        jobs = []
-
-
-def _concluded(folder: SweepDir, source: Listed | Search) -> list[Job]:
-    """Print how the jobs ended, and mark the sweep as done if all are.
-
-    Failed jobs of a list are retried by the same command; failed trials of a search count.
-
-    Raises:
-        UserError: jobs of a list failed, or all trials of a search.
-    """
-    jobs = folder.jobs()
-    failed = [job for job in jobs if job.state == "failed"]
-    left = sum(job.state not in (*ENDED, "failed") for job in jobs) + source.unfinished(folder)
-    if not left and not (source.again and failed):
-        folder.finish()
-    if left:
-        print(f"{left} jobs are left to other processes that are at this sweep.")
-    else:
-        print(f"Next:\n  {run_command('scripts/report.py', 'runs', folder.path)}")
-    trials = {job.of_trial for job in jobs}
-    if failed and (source.again or trials == {job.of_trial for job in failed}):
-        again = "The same command tries them again, and keeps the others."
-        way = again if source.again else "No trial is left to go by."
-        told = str(failed[0].sentence)
-        ended = told if told.endswith("?") else f"{told.rstrip('.')}."
-        raise UserError(
-            f"{len(failed)} of {len(jobs)} jobs failed, the first of them ({failed[0].label}) with: {ended} {way}"
-        )
-    return jobs
+                end_job(job, {"sentence": " ".join(str(error).split())[:500] or type(error).__name__})
+            source.end(job)
