@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.utils.data import DataLoader
 
+from lathe import export
 from lathe.compression.structure import apply_structure
 from lathe.config.metric_names import split_of
 from lathe.config.resolve import set_data_folder
@@ -72,7 +73,7 @@ def restore(net: nn.Module, checkpoint: str | Path, strict: bool = True, key: st
 
     Args:
         net: as its class builds it
-        checkpoint: a file of any run, or a sharded folder
+        checkpoint: a file of any run, a sharded folder, or a .safetensors of `lathe.export_module`
         strict: False loads the weights that fit, and prints those that don't
         key: the name of the file in messages
 
@@ -80,6 +81,8 @@ def restore(net: nn.Module, checkpoint: str | Path, strict: bool = True, key: st
         UserError: the file is missing or damaged, or doesn't fit (with `strict` False: no weight fits).
     """
     path = Path(checkpoint)
+    if path.suffix == ".safetensors":
+        return export.get("safetensors").restore(net, path)
     state = read_checkpoint(path, key)
     if strict:
         fill(net, state, f"{key}={path}")
