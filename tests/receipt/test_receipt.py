@@ -269,6 +269,6 @@ def test_a_baseline_of_other_data_is_reported_and_another_loader_is_not(run: Run
         ({"batch_size": 7, "num_workers": 3}, []),
         ({"share": 0.5}, ["The baseline was trained on other data (share: 1.0 -> 0.5)."]),
     ):
-        asked = object.__new__(measured._Receipt)
+        asked = object.__new__(measured.Receipt)
         asked.run, asked.cfg = run, {**run.config, "data": {**run.config["data"], **change}}
         assert asked._open_dense(other)[1] == told

@@ -206,9 +206,9 @@ class Run:
         """
         cfg = self._config
         if is_lightning(cfg):
-            batches = None if x is None else split_rows(arrays_of(x), batch_size or rows_of(cfg))
+            given = None if x is None else split_rows(arrays_of(x), batch_size or rows_of(cfg))
             with _untouched():
-                return gather(module_outputs(self.config_dict, *self._answering, batches), batches)
+                return gather(module_outputs(self.config_dict, *self._answering, given), given)
         check_input_spec(cfg, self.dir)
         size = batch_size or cfg["data"].get("eval_batch_size") or cfg["data"].get("batch_size") or BATCH
         with _untouched():

@@ -71,7 +71,7 @@ def split_rows(arrays: Mapping[str, Array], size: int) -> list[dict[str, Array]]
 
 
 def module_outputs(
-    cfg: Mapping[str, Any], task: Task, trainer: Trainer, batches: list[dict[str, Array]] | None
+    cfg: dict[str, Any], task: Task, trainer: Trainer, batches: list[dict[str, Array]] | None
 ) -> list[Any]:
     """Return what predict_step returns for each of the batches, or for the predict_dataloader of data or module."""
     module = task.driven
