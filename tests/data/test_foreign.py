@@ -121,6 +121,12 @@ def test_what_cant_be_exact_is_refused_on_several_devices_only(kind: str, words:
         assert not isinstance(shared(1, 0, Odd(kind=kind)).train_dataloader(), SharedLoader)
 
 
+def test_loaders_in_turn_are_refused() -> None:
+    """Lightning trains on no batch of them."""
+    with pytest.raises(UserError, match="CombinedLoader with mode=sequential"):
+        shared(1, 0, Table(kind="sequential")).train_dataloader()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [({"size": 15}, "batch_size=15 is the global batch and"), ({"n": 35}, "last batch of 3 samples")],
@@ -185,6 +191,19 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
     for name in ("val/loss", "val/accuracy", "test/loss", "test/accuracy"):
         assert results[0][name] == pytest.approx(result[name], rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:data. train_dataloader stays")
+@pytest.mark.filterwarnings("ignore:trainer.use_distributed_sampler=true. each of the 2 ranks")
+def test_each_rank_keeps_its_own_loader_on_request(tmp_path: Path) -> None:
+    """An IterableDataset gives both ranks the same batches here, so that two processes are one to the last digits."""
+    words = ("endless", "trainer.use_distributed_sampler=true", "trainer.limit_train_batches=5", "test=false")
+    one, two = plain(tmp_path / "one", *words), plain(tmp_path / "two", *words, "trainer.devices=2")
+    train(one)
+    on_ranks(result_of, two)
+    losses = [column(Path(cfg["paths"]["run_dir"]), "train/loss") for cfg in (one, two)]
+    assert len(losses[0]) == 10
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_an_interruption_in_an_epoch_changes_nothing(tmp_path: Path, interruption: Interruption) -> None:

@@ -177,6 +177,12 @@ def activation_offload(cfg: Config) -> Iterator[str]:
         yield f"{key}=offload works with strategy=auto, ddp, fsdp and model_split, not with {strategy}: use blocks."
 
 
+def own_loaders(cfg: Config) -> Iterator[str]:
+    ours = _package(cfg["data"]) == "lathe.data" and _class_name(cfg["data"]) != "ModuleDataModule"
+    if cfg["trainer"].get("use_distributed_sampler") and ours:
+        yield "trainer.use_distributed_sampler=true: expected false, as Lathe's own data are divided exactly."
+
+
 def lightning_module_strategy(cfg: Config) -> Iterator[str]:
     strategy, target = cfg["strategy"], _target(cfg["strategy"])
     if _is_lightning_module(cfg) and _package(strategy) == "lathe.strategies" and target not in KEEP_MODULES:
@@ -334,7 +340,7 @@ SAVED_RUN_CHECKS: tuple[CrossCheck, ...] = (precision_of_strategy, gradient_scal
 CROSS_CHECKS: tuple[CrossCheck, ...] = (
     *(length, validation_interval, overfitting, data_workers),
     *(gradient_clipping, checkpoint_to_start_from, pretrained_weights),
-    *(devices, split_net, activation_offload, lightning_module, compile_options, compiled_step),
+    *(devices, own_loaders, split_net, activation_offload, lightning_module, compile_options, compiled_step),
     samples_page,
     *SAVED_RUN_CHECKS,
 )
