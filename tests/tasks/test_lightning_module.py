@@ -247,7 +247,6 @@ def test_gradients_in_validation(tmp_path: Path) -> None:
     cfg = run(tmp_path, "test=false", module="Slope")
     result = train(cfg)
     request = {"checkpoint": "best", "batch_size": None, "output": None, "run": "x", "split": "val"}
-    cfg["trainer"]["inference_mode"] = None  # the default of evaluate.py
     assert evaluate({**cfg, "request": request})["val_loss"] == pytest.approx(result["val_loss"], rel=1e-5)
 
 

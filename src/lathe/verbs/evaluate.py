@@ -84,8 +84,8 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     request = cfg["request"]
     split = request["split"]
     check_request(request)
-    if cfg["trainer"].get("inference_mode") is None:  # a module's validation step may need gradients, as in a fit
-        cfg["trainer"]["inference_mode"] = not inference.runs_lightning_module(cfg)
+    if request.get("trainer", {}).get("inference_mode") is None and inference.runs_lightning_module(cfg):
+        cfg["trainer"]["inference_mode"] = False  # a validation step may need gradients, which it has in a fit
     task, trainer = rebuild(cfg)
     datamodule = make_data(cfg)
     has = is_overridden(f"{split}_dataloader", datamodule, LightningDataModule)
