@@ -1,7 +1,7 @@
 """Lathe: a Lightning + Hydra research template.
 
-From Python: `lathe.compose`, `lathe.train`, `lathe.load`, `lathe.restore`, `lathe.runs_frame` (docs/python.md), and
-`lathe.Trainer` (docs/speed.md).
+From Python: `lathe.compose`, `lathe.train`, `lathe.load`, `lathe.restore`, `lathe.runs_frame`; for any module
+`lathe.compress` and `lathe.export_module` (docs/python.md); and `lathe.Trainer` (docs/speed.md).
 """
 
 import os
@@ -17,12 +17,14 @@ if "OMP_WAIT_POLICY" not in os.environ:
 _FACES = {
     "compose": "lathe.launch.api",
     "train": "lathe.launch.api",
+    "compress": "lathe.verbs.plain_module",
+    "export_module": "lathe.verbs.plain_module",
     "load": "lathe.verbs.load",
     "restore": "lathe.verbs.load",
     "runs_frame": "lathe.verbs.report",
     "Trainer": "lathe.trainer",
 }
-__all__ = ["Trainer", "compose", "load", "restore", "runs_frame", "train"]
+__all__ = ["Trainer", "compose", "compress", "export_module", "load", "restore", "runs_frame", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -94,6 +94,24 @@ class Warm(LitNet):
         return [optimizer], [{"scheduler": LambdaLR(optimizer, lambda step: step / 5), "interval": "step"}]
 
 
+class Slope(LitNet):
+    """Needs gradients in validation, as meta-learning and forces do."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        with torch.enable_grad():
+            x = batch[0].clone().requires_grad_()
+            (slope,) = torch.autograd.grad(self.losses((x, batch[1])), x)
+        self.log("val_loss", slope.abs().sum())
+
+
+class Shaped(LitNet):
+    """Adds to a tuple that it is given."""
+
+    def __init__(self, shape: tuple[int, ...], **options: Any) -> None:
+        super().__init__(**options)
+        self.example_input_array = torch.zeros((1,) + shape)  # noqa: RUF005  # as users write it
+
+
 class Cycled(LitNet):
     """Has a schedule that rises to its learning rate and falls, and ends after a few steps."""
 

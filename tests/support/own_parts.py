@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 from torchmetrics import MeanMetric
@@ -73,6 +74,8 @@ class Table(LightningDataModule):
         self.kind, self.size, self.shuffle, self.options = kind, size, shuffle, options
 
     def train_dataloader(self) -> Any:
+        if self.kind == "sequential":
+            return CombinedLoader([DataLoader(self.data, self.size)], "sequential")
         if self.kind == "endless":
             return DataLoader(self.data, self.size, **self.options)
         if self.kind == "weighted":

@@ -243,6 +243,22 @@ def test_evaluate_has_the_metrics_of_each_split(tmp_path: Path) -> None:
     assert found["train"]["train_seen"] == 1300
 
 
+def test_gradients_in_validation(tmp_path: Path) -> None:
+    cfg = run(tmp_path, "test=false", module="Slope")
+    result = train(cfg)
+    request = {"checkpoint": "best", "batch_size": None, "output": None, "run": "x", "split": "val"}
+    assert evaluate({**cfg, "request": request})["val_loss"] == pytest.approx(result["val_loss"], rel=1e-5)
+
+
+def test_a_tuple_needs_no_trust(tmp_path: Path) -> None:
+    shape = "width: 16, shape: {_target_: builtins.tuple, _args_: [[1, 8, 8]]}"
+    words = ("trainer.max_epochs=1", "test=false", "data.batch_size=100")
+    cfg = new_run(tmp_path, *QUICK, *BEST, net("Shaped", shape), *words)
+    RunDir(directory(cfg)).save_config(cfg)
+    train(cfg)
+    assert load(directory(cfg), trusted=["support.own_lightning"]).task.example_input_array.shape == (1, 1, 8, 8)
+
+
 def test_a_checkpoint_callback_of_ones_own_writes_into_the_run_directory(tmp_path: Path) -> None:
     kind = "lightning.pytorch.callbacks.ModelCheckpoint"
     asked = f"{{_target_: {kind}, dirpath: {tmp_path / 'given'}, monitor: val_accuracy, mode: max}}"

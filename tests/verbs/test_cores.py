@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from support.exports import left, made
 from support.exports import request as export_request
 from support.own_cores import Fusion, Rows
@@ -17,7 +18,7 @@ from support.own_lightning import QUICK
 from support.runs import config
 from support.server_in_process import Here
 from torch import nn
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 import lathe
 from lathe import trust
@@ -294,6 +295,22 @@ def test_the_modules_own_predictions(fusion: RunDir, tmp_path: Path) -> None:
     header, *lines = (tmp_path / "own.csv").read_text().split()
     assert (header, len(lines)) == ("label,probabilities.0,probabilities.1", 26)
     assert float(lines[4].split(",")[1]) == pytest.approx(float(wanted["probabilities"][4, 0]), abs=1e-6)
+
+
+def test_predictions_in_python(fusion: RunDir, regressor: RunDir, tmp_path: Path) -> None:
+    """By predict_step in the run's Trainer, of arrays or of its own loader; a plain Trainer takes the task as it is."""
+    run = lathe.load(fusion.path)
+    off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    plain = gather(list(Trainer(accelerator="cpu", **off).predict(run.task, DataLoader(Rows(26), 10)) or []))
+    for found in (run.predict(BATCH, batch_size=7), run.predict(), run.predict()):
+        assert list(found) == ["label", "probabilities"]
+        np.testing.assert_allclose(found["probabilities"], plain["probabilities"], atol=1e-6)
+    x, own = BATCH["vector"], lathe.load(regressor.path)
+    np.save(tmp_path / "x.npy", x.numpy())
+    with torch.no_grad():
+        wanted = own.task(x)
+    for given in (x, x.numpy(), tmp_path / "x.npy"):
+        np.testing.assert_allclose(own.predict(given)["prediction"], wanted, atol=1e-5)
 
 
 @torch.no_grad()

@@ -102,10 +102,6 @@ class Trainer(Component):
     num_sanity_val_steps: NotRequired[Annotated[int, Field(ge=-1)] | None]
     log_every_n_steps: NotRequired[Count | None]
     deterministic: NotRequired[bool | Literal["warn"] | None]
-    # Lightning's sampler would shuffle validation and count padded samples twice
-    use_distributed_sampler: NotRequired[
-        Annotated[Literal[False], Field(description="false, as Lathe's loaders shard exactly")]
-    ]
     profiler: NotRequired[Literal["simple", "advanced", "pytorch"] | None]
     reload_dataloaders_every_n_epochs: NotRequired[NonNegativeInt]
     steps_per_call: NotRequired[Count | Literal["auto"]]
@@ -292,6 +288,10 @@ class DevicesAndBar(Devices):
     enable_progress_bar: bool
 
 
+class Evaluating(DevicesAndBar):
+    inference_mode: bool | None
+
+
 class OnRun(TypedDict):
     """The keys of a command on a finished run."""
 
@@ -320,7 +320,7 @@ class Evaluate(OnRunWithData):
     split: Literal["train", "val", "test"]
     checkpoint: Checkpoint
     output: Name | None
-    trainer: DevicesAndBar
+    trainer: Evaluating
 
 
 class Predict(OnRun):

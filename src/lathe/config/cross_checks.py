@@ -79,6 +79,12 @@ def data_workers(cfg: Config) -> Iterator[str]:
 # The optimizer and numbers
 
 
+def gradient_clipping(cfg: Config) -> Iterator[str]:
+    clip = cfg["trainer"].get("gradient_clip_val")
+    if not clip and cfg["trainer"].get("gradient_clip_algorithm") == "value":
+        yield f"trainer.gradient_clip_algorithm=value clips nothing with trainer.gradient_clip_val={shown(clip)}."
+
+
 def precision_of_strategy(cfg: Config) -> Iterator[str]:
     name, accepted = cfg["precision"].get("name"), cfg["strategy"].get("precisions")
     if accepted is not None and name not in (*accepted, "auto"):
@@ -144,6 +150,12 @@ def activation_offload(cfg: Config) -> Iterator[str]:
         yield f"{key}=offload works with strategy=auto, ddp, fsdp and model_split, not with {strategy}: use blocks."
 
 
+def own_loaders(cfg: Config) -> Iterator[str]:
+    ours = _package(cfg["data"]) == "lathe.data" and _class_name(cfg["data"]) != "ModuleDataModule"
+    if cfg["trainer"].get("use_distributed_sampler") and ours:
+        yield "trainer.use_distributed_sampler=true: expected false, as Lathe's own data are divided exactly."
+
+
 def lightning_module_strategy(cfg: Config) -> Iterator[str]:
     strategy, target = cfg["strategy"], _target(cfg["strategy"])
     if _is_lightning_module(cfg) and _package(strategy) == "lathe.strategies" and target not in KEEP_MODULES:
@@ -205,6 +217,12 @@ def compiled_step(cfg: Config) -> Iterator[str]:
     words += [f"compression={name}" for name in methods(cfg["compression"]) if name not in after_a_step]
     for word in words:
         yield f"{word} does not work with compile.scope=step, where the step is one function. Use compile.scope=net."
+
+
+def samples_page(cfg: Config) -> Iterator[str]:
+    for name, node in _callbacks(cfg, "Samples").items():
+        if node.get("split") == "test" and cfg.get("test") is False:
+            yield f"callbacks.{name}.split=test comes with the run's test, and test=false: use split=val."
 
 
 # Compression
@@ -288,6 +306,8 @@ def _is_lightning_module(cfg: Config) -> bool:
 # Checks of what a command on a finished run chooses again.
 SAVED_RUN_CHECKS: tuple[CrossCheck, ...] = (precision_of_strategy, gradient_scaler, lightning_module_strategy)
 CROSS_CHECKS: tuple[CrossCheck, ...] = (
-    *(length, data_workers, checkpoint_to_start_from, pretrained_weights, devices, split_net, activation_offload),
-    *(lightning_module, compile_options, compiled_step, *SAVED_RUN_CHECKS),
+    *(length, data_workers, gradient_clipping, checkpoint_to_start_from, pretrained_weights),
+    *(devices, own_loaders, split_net, activation_offload, lightning_module, compile_options, compiled_step),
+    samples_page,
+    *SAVED_RUN_CHECKS,
 )

@@ -9,6 +9,7 @@ import functools
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import (
@@ -54,8 +55,8 @@ class ModuleDataModule(LightningDataModule):
         return getattr(module, hook)() if is_overridden(hook, module) else []
 
 
-def share(datamodule: Any, seed: int) -> None:
-    """Make a plain data module's hooks return exact loaders; add `test_split` and `eval_loader`."""
+def share(datamodule: Any, seed: int, own: bool = False) -> None:
+    """Make a plain data module's hooks return exact loaders, or with `own` the user's; add two more hooks."""
     if isinstance(datamodule, ExactDataModule):
         return
     hooks = {name: getattr(datamodule, name) for name in HOOKS if is_overridden(name, datamodule, LightningDataModule)}
@@ -65,7 +66,7 @@ def share(datamodule: Any, seed: int) -> None:
         trainer = datamodule.trainer
         again = trainer is not None and trainer.reload_dataloaders_every_n_epochs > 0
         if "train" not in made or again:
-            made["train"] = _train_loader(hooks["train_dataloader"](), datamodule, seed)
+            made["train"] = _train_loader(hooks["train_dataloader"](), datamodule, seed, own)
             go_ahead(made["train"], trainer)
             if again and isinstance(made["train"], SharedLoader):
                 made["train"].load_state_dict({"epoch": trainer.current_epoch, "batch": 0})
@@ -75,6 +76,8 @@ def share(datamodule: Any, seed: int) -> None:
         name = f"{split}_dataloader"
         require(name in hooks, f"split={split}: {type(datamodule).__name__} has no {name}.")
         found = hooks[name]()
+        if own:
+            return found
         if isinstance(found, (list, tuple)):
             return [_eval_loader(loader, datamodule, name) for loader in found]
         return _eval_loader(found, datamodule, name)
@@ -112,9 +115,19 @@ def _reason(loader: Any) -> str | None:
     return None
 
 
-def _train_loader(loader: Any, datamodule: Any, seed: int) -> Any:
+def _train_loader(loader: Any, datamodule: Any, seed: int, own: bool) -> Any:
     replicas, rank = replicas_of(datamodule.trainer)
-    reason = _reason(loader)
+    require(
+        not isinstance(loader, CombinedLoader) or loader._mode != "sequential",
+        "data: train_dataloader returns a CombinedLoader with mode=sequential, which Lightning trains on no batch of. "
+        "Use max_size_cycle, max_size or min_size.",
+    )
+    reason = "trainer.use_distributed_sampler=true" if own else _reason(loader)
+    if own and replicas > 1:
+        rank_zero_warn(
+            f"{reason}: each of the {replicas} ranks keeps its own loader, as in plain Lightning. Batches and results "
+            "depend on the number of devices, and evaluation may count samples twice."
+        )
     if reason is None:
         require(len(loader.dataset) > 0, "data: the dataset of train_dataloader is empty. Check where it reads from.")
         _check_divided(loader, datamodule, replicas)
@@ -122,7 +135,7 @@ def _train_loader(loader: Any, datamodule: Any, seed: int) -> Any:
         limit = None if datamodule.trainer is None else datamodule.trainer.limit_train_batches
         shuffle = isinstance(loader.sampler, RandomSampler) and not overfit
         return SharedLoader(loader, shuffle=shuffle, seed=seed, rank=rank, world_size=replicas, limit=limit)
-    if replicas > 1:
+    if replicas > 1 and not own:
         raise _refused("train_dataloader", replicas, reason)
     if not hasattr(loader, "state_dict"):
         rank_zero_warn(
@@ -161,5 +174,6 @@ def _eval_loader(loader: Any, datamodule: Any, name: str) -> Any:
 
 def _refused(name: str, replicas: int, reason: str) -> UserError:
     return UserError(
-        f"data: {name} can't be shared out exactly among {replicas} replicas, because {reason}, or trainer.devices=1."
+        f"data: {name} can't be shared out exactly among {replicas} replicas, because {reason}, or trainer.devices=1. "
+        "trainer.use_distributed_sampler=true keeps each rank's own loader."
     )

@@ -54,7 +54,7 @@ def _config_of_run(request: dict[str, Any]) -> dict[str, Any]:
     run.warn_of_changes()
     cfg = run.config
     cfg["paths"]["run_dir"] = str(run.path)
-    cfg["trainer"] |= request["trainer"]
+    cfg["trainer"] |= {key: value for key, value in request["trainer"].items() if value is not None}
     cfg["strategy"] = request["strategy"]
     if request.get("precision") is not None:
         cfg["precision"] = request["precision"]

@@ -72,9 +72,14 @@ class Call:
             raise UserError(f"model.example={path}: {' '.join(str(error).split())[:120]}") from error
         if isinstance(found, dict) and set(found) == {"args", "kwargs"}:
             return cls(tuple(found["args"]), dict(found["kwargs"]))
-        if isinstance(found, dict):
-            return cls((), found)
-        return cls(tuple(found) if isinstance(found, tuple | list) else (found,))
+        return cls.of(found)
+
+    @classmethod
+    def of(cls, example: Any) -> "Call":
+        """Return the call with a tensor, a tuple of arguments or a dict of keyword arguments."""
+        if isinstance(example, dict):
+            return cls((), example)
+        return cls(tuple(example) if isinstance(example, tuple | list) else (example,))
 
 
 def run(net: nn.Module, example: Any) -> Any:

@@ -77,8 +77,8 @@ class Macs:
     layers: dict[str, LayerMacs]
 
 
-def count_flops(net: nn.Module, example: Tensor) -> int:
-    """Return the FLOPs of one forward pass on `example`; a multiply-add counts as two.
+def count_flops(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> int:
+    """Return the FLOPs of one forward pass on `example`, one argument or several; a multiply-add counts as two.
 
     Counts matrix products, convolutions and attention, as `torch.utils.flop_counter` does, without biases, norms and
     activations. The net runs eagerly in eval mode; its modes, gradients and the random state are restored. A training
@@ -87,7 +87,7 @@ def count_flops(net: nn.Module, example: Tensor) -> int:
     return int(_count(net, example).get_total_flops())
 
 
-def count_macs(net: nn.Module, example: Tensor) -> Macs:
+def count_macs(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> Macs:
     """Return the MACs of one forward pass on the batch `example`, counted as in `count_flops`."""
     counter = _count(net, example)
     counts = {name: sum(each.values()) for name, each in counter.get_flop_counts().items()}
@@ -101,15 +101,16 @@ def count_macs(net: nn.Module, example: Tensor) -> Macs:
     return Macs(dense=total, effective=total - saved, layers=layers)
 
 
-def _count(net: nn.Module, example: Tensor) -> FlopCounterMode:
+def _count(net: nn.Module, example: Tensor | tuple[Tensor, ...]) -> FlopCounterMode:
+    given = (example,) if isinstance(example, Tensor) else example
     modes = [(module, module.training) for module in net.modules()]
     counter = FlopCounterMode(display=False, custom_mapping=ATTENTION)
-    seed = torch.random.fork_rng(devices=[example.device] if example.is_cuda else [])
+    seed = torch.random.fork_rng(devices=[given[0].device] if given[0].is_cuda else [])
     net.eval()
     try:
         # The counter cannot see into the fused graph of a compiled net.
         with seed, torch.no_grad(), torch.compiler.set_stance("force_eager"), counter:
-            net(example)
+            net(*given)
     finally:
         for module, training in modes:
             module.training = training

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from lathe import export
 from lathe.errors import UserError
+from lathe.export.inputs import as_list
 from lathe.measure import interleaved, verdict
 from lathe.measure.latency import MARGIN
 
 CPU = torch.device("cpu")
+Input = Tensor | tuple[Tensor, ...]  # of a net, or of the core of a LightningModule
 UNCLEAR = "within noise"
 FLOAT_TWIN = {"onnx_int8": "onnx", "aot_inductor": "compiled_fp32"}  # the dense net's form, if it has another name
 
@@ -36,7 +38,7 @@ class Form:
     def __init__(self, of: str, backend: str, device: torch.device = CPU) -> None:
         self.of, self.backend, self.device, self.name = of, backend, device, f"{of} {backend}"
 
-    def open(self, x: Tensor, threads: int) -> Opened:
+    def open(self, x: Input, threads: int) -> Opened:
         """Prepare it for the batch `x` [batch, ...] on the CPU and this number of threads."""
         raise NotImplementedError
 
@@ -54,17 +56,18 @@ class Module(Form):
         super().__init__(of, backend, device)
         self.net, self.compiled = _Autocast(net, device.type) if bf16 else net, compiled
 
-    def open(self, x: Tensor, threads: int) -> Opened:
+    def open(self, x: Input, threads: int) -> Opened:
         copied = self.compiled or self.device != CPU
-        net: Callable[[Tensor], Tensor] = copy.deepcopy(self.net).to(self.device) if copied else self.net
-        inside, size = x.to(self.device), len(x)
+        net: Callable[..., Tensor] = copy.deepcopy(self.net).to(self.device) if copied else self.net
+        inside = as_list(on_device(x, self.device))
         if not self.compiled:
-            return Opened(lambda: net(inside), lambda batch: net(batch.to(self.device)).float().cpu())
+            return Opened(lambda: net(*inside), lambda batch: net(batch.to(self.device)).float().cpu())
         # Exceeding the recompile limit is an error: torch would silently run eagerly.
         with warnings.catch_warnings(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
             warnings.simplefilter("ignore", DeprecationWarning)  # from inductor's imports
             net = torch.compile(net, dynamic=False, options={"freezing": True})
-            net(inside)
+            net(*inside)
+            size = len(inside[0])
 
         def forward(batch: Tensor) -> Tensor:
             parts = []
@@ -73,7 +76,7 @@ class Module(Form):
                 parts.append(net(full.to(self.device))[: len(part)].float().cpu())
             return torch.cat(parts)
 
-        return Opened(lambda: net(inside), forward)
+        return Opened(lambda: net(*inside), forward)
 
 
 class _Autocast(nn.Module):
@@ -83,9 +86,9 @@ class _Autocast(nn.Module):
         super().__init__()
         self.net, self.device_type = net, device_type
 
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, *x: Tensor) -> Any:
         with torch.autocast(self.device_type, torch.bfloat16):
-            return self.net(x)
+            return self.net(*x)
 
 
 class Target(Form):
@@ -95,13 +98,13 @@ class Target(Form):
         super().__init__(of, target, device)
         self.path = path
 
-    def open(self, x: Tensor, threads: int) -> Opened:
+    def open(self, x: Input, threads: int) -> Opened:
         run = export.get(self.backend).load(self.path, threads)
-        inside = x.numpy()
-        return Opened(lambda: run(inside), lambda batch: torch.from_numpy(np.asarray(run(batch.numpy()))).float())
+        inside = [tensor.numpy() for tensor in as_list(x)]
+        return Opened(lambda: run(*inside), lambda batch: torch.from_numpy(np.asarray(run(batch.numpy()))).float())
 
 
-def export_to(target: str, net: nn.Module, example: Tensor, folder: Path, **options: Any) -> Path:
+def export_to(target: str, net: nn.Module, example: Input, folder: Path, **options: Any) -> Path:
     """Export `net` to `target` with these options, below `folder`, and return the file."""
     module = export.get(target, **options)
     missing = module.available()
@@ -116,6 +119,11 @@ def export_to(target: str, net: nn.Module, example: Tensor, folder: Path, **opti
     finally:
         logging.disable(quiet)
     return path
+
+
+def on_device(x: Input, device: torch.device) -> Input:
+    """Return a net's input on a device."""
+    return x.to(device) if isinstance(x, Tensor) else tuple(tensor.to(device) for tensor in x)
 
 
 def reason(error: BaseException) -> str:
@@ -136,7 +144,7 @@ def references(form: Form) -> dict[str, str]:
 def time_forms(
     forms: Sequence[Form],
     cells: Sequence[tuple[torch.device, int, int]],
-    sample: Callable[[int], Tensor],
+    sample: Callable[[int], Input],
     limits: tuple[int, int, float],
     left_out: list[dict[str, str]],
     beside: Callable[[Form], Mapping[str, str]] = references,

@@ -21,14 +21,15 @@ from lathe.config.resolve import data_folder_of, differences, set_data_folder
 from lathe.data.checks import undeclared
 from lathe.data.order import IGNORE
 from lathe.errors import UserError, require
+from lathe.export.inputs import as_list
 from lathe.files import require_plain, scratch, write_atomically
 from lathe.measure import Agreement, AgreementMeter, PeakMemory, count_macs, count_parameters
 from lathe.receipt import page
-from lathe.receipt.forms import CPU, Form, Module, Target, export_to, reason, time_forms
+from lathe.receipt.forms import CPU, Form, Input, Module, Target, export_to, on_device, reason, time_forms
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.export_staleness import checkpoint_hash
-from lathe.runs.inference import Forward, open_data, open_run_net, score
+from lathe.runs.inference import Forward, open_data, open_run_net, runs_lightning_module, score
 from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
@@ -78,7 +79,12 @@ def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) 
     threads = torch.get_num_threads()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), page.progress(EFFORTS[effort].about) as step:
-            found = _Receipt(run, cfg, baseline or _started_from(run), effort, step).measured()
+            kind = Receipt
+            if runs_lightning_module(run.config):
+                from lathe.receipt import core  # which imports this module
+
+                kind = core.CoreReceipt
+            found = kind(run, cfg, baseline or _started_from(run), effort, step).measured()
     finally:
         torch.set_num_threads(threads)
     for text in found["warnings"]:
@@ -142,26 +148,19 @@ def _put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | N
 # Measurement
 
 
-class _Receipt:
+class Receipt:
     """The parts of a receipt, in order."""
 
     def __init__(
         self, run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str, step: Callable[[str], None]
     ) -> None:
         self.run, self.effort, self.baseline, self.step = run, EFFORTS[effort], baseline, step
-        self.task, self.cfg = open_run_net(run.path)
-        self.net: nn.Module = self.task.net
-        self.dense, self.notes = self._open_dense(baseline)
-        self.split = "test" if self.cfg["test"] else "val"  # test=false keeps the test split unseen
         gpu = cfg["trainer"]["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
         self.devices = [CPU, torch.device("cuda")] if gpu else [CPU]
-        if data_folder_of(cfg) != data_folder_of(self.cfg):  # the command has another folder, since they have moved
-            set_data_folder(self.cfg, data_folder_of(cfg))
-        self.data = open_data(self.cfg, self.task)
-        self.first: Tensor = next(iter(self.data.eval_loader(self.split)))[0].clone()
         self.left_out: list[dict[str, str]] = []
+        self.open(cfg)
         try:
-            fits = self.net(self.sample(1)).shape == self.dense.net(self.sample(1)).shape
+            fits = self.same_outputs()
         except RuntimeError:  # raised by torch for shapes that don't fit
             fits = False
         require(
@@ -170,6 +169,24 @@ class _Receipt:
             "the same data.",
         )
 
+    def open(self, cfg: dict[str, Any]) -> None:
+        """Open both nets, and the data."""
+        self.task, self.cfg = open_run_net(self.run.path)
+        self.net: nn.Module = self.task.net
+        self.dense, self.notes = self._open_dense(self.baseline)
+        self.split = "test" if self.cfg["test"] else "val"  # test=false keeps the test split unseen
+        if data_folder_of(cfg) != data_folder_of(self.cfg):  # the command has another folder, since they have moved
+            set_data_folder(self.cfg, data_folder_of(cfg))
+        self.data = open_data(self.cfg, self.task)
+        self.first: Tensor = next(iter(self.data.eval_loader(self.split)))[0].clone()
+        monitor = (self.cfg["callbacks"].get("checkpoint") or {}).get("monitor") or "auto"
+        self.monitor = self.task.monitor if monitor == "auto" else monitor
+        self.metric, self.undeclared = self.task.monitor.rpartition("/")[2], undeclared(self.cfg["data"])
+
+    def same_outputs(self) -> bool:
+        """Return whether both nets answer with the same shape."""
+        return self.net(self.sample(1)).shape == self.dense.net(self.sample(1)).shape
+
     def _open_dense(self, baseline: Path | None) -> tuple[Task, list[str]]:
         if baseline is None:
             return make_task(self.cfg, train=False).eval(), []
@@ -177,7 +194,7 @@ class _Receipt:
             baseline.resolve() != self.run.path.resolve(),
             f"baseline={baseline} is this run itself: name the run of the dense net.",
         )
-        task, cfg = open_run_net(baseline, "baseline")
+        task, cfg = open_run_net(baseline, "baseline", own=True)
         notes = []
         if structure_of(task.net) or weight_sparsity(task.net) >= page.NOTHING:
             notes.append("The baseline is itself a compressed net: ratios are to it, not to a dense one.")
@@ -187,7 +204,7 @@ class _Receipt:
             notes.append(f"The baseline was trained on other data ({unlike[others[0]]}).")
         return task, notes
 
-    def sample(self, n: int) -> Tensor:
+    def sample(self, n: int) -> Input:
         """Return a batch of `n` of the split's first inputs, repeated if they are fewer."""
         return self.first[torch.arange(n) % len(self.first)].clone()
 
@@ -198,18 +215,14 @@ class _Receipt:
         size, dense = sizes(self.net, sample), sizes(self.dense.net, sample)
         if self.baseline is None:  # random weights, whose zeros are meaningless
             dense |= {"non_zero": dense["parameters"], "effective_macs": dense["macs"]}
-        monitor = (self.cfg["callbacks"].get("checkpoint") or {}).get("monitor") or "auto"
         found: dict[str, Any] = {
             "name": self.run.path.name,
             "compression": kinds,
             "structure": sorted(structure_of(self.net)),
             "baseline": str(self.baseline) if self.baseline else None,
             "split": self.split,
-            "metric": self.task.monitor.rpartition("/")[2],
-            "chosen": {
-                "by": self.task.monitor if monitor == "auto" else monitor,
-                "step": int(read_checkpoint(self.run.best)["global_step"]),
-            },
+            "metric": self.metric,
+            "chosen": {"by": self.monitor, "step": int(read_checkpoint(self.run.best)["global_step"])},
             "warnings": changed_nothing(kinds, self.net),
             "size": size | {"sparsity": weight_sparsity(self.net)},
             "dense": {"size": dense, "trained": self.baseline is not None},
@@ -217,7 +230,7 @@ class _Receipt:
             "layers": layers(self.net, sample),
             "memory": self._memory(),
             "figure": "receipt.svg",
-            "undeclared": undeclared(self.cfg["data"]),
+            "undeclared": self.undeclared,
         }
         cells = []
         for device in self.devices:
@@ -245,7 +258,7 @@ class _Receipt:
             for of, net in (("this", self.net), ("dense", self.dense.net)):
                 there = net if device == CPU else copy.deepcopy(net).to(device)
                 for batch in self.effort.batches:
-                    peak = peak_memory(there, self.sample(batch).to(device))
+                    peak = peak_memory(there, on_device(self.sample(batch), device))
                     rows.append({"of": of, "device": device.type, "batch": batch, "bytes": peak})
         return rows
 
@@ -379,13 +392,13 @@ def changed_nothing(kinds: Mapping[str, str], net: nn.Module) -> list[str]:
     return [f"compression={name} changed nothing: {why}." for name, is_unchanged, why in found if is_unchanged]
 
 
-def sizes(net: nn.Module, sample: Tensor) -> dict[str, int]:
+def sizes(net: nn.Module, sample: Input) -> dict[str, int]:
     """Return the number of parameters and MACs; `sample` is a batch of one."""
     count, macs = count_parameters(net), count_macs(net, sample)
     return {"parameters": count.total, "non_zero": count.non_zero, "macs": macs.dense, "effective_macs": macs.effective}
 
 
-def layers(net: nn.Module, sample: Tensor) -> list[dict[str, Any]]:
+def layers(net: nn.Module, sample: Input) -> list[dict[str, Any]]:
     """Return shape, sparsity and MACs of each layer's weight.
 
     `integer_sparsity` is the share of zeros among the exported integers, including those of rounding.
@@ -394,7 +407,7 @@ def layers(net: nn.Module, sample: Tensor) -> list[dict[str, Any]]:
     quantized = quantization.quantized_layers(net) if _is_quantized(net) else {}
     return [
         {
-            "name": name,
+            "name": name.removeprefix("core."),  # of a FlatCore
             "shape": list(weight.shape),
             "weights": weight.numel(),
             "sparsity": _zeros(weight),
@@ -407,7 +420,7 @@ def layers(net: nn.Module, sample: Tensor) -> list[dict[str, Any]]:
     ]
 
 
-def peak_memory(net: nn.Module, x: Tensor) -> int:
+def peak_memory(net: nn.Module, x: Input) -> int:
     """Return the peak bytes of tensors in an eager forward pass on `x`, including the net's.
 
     On a GPU, tensors that existed before are not counted.
@@ -416,7 +429,7 @@ def peak_memory(net: nn.Module, x: Tensor) -> int:
     before = 0
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device) - sum(t.numel() * t.element_size() for t in own)
-    with PeakMemory(device, known=[*own, x]) as memory:
+    with PeakMemory(device, known=[*own, *as_list(x)]) as memory:
         memory.reset()
-        net(x)
+        net(*as_list(x))
         return memory.peak - before

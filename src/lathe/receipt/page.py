@@ -187,11 +187,14 @@ def _metric(receipt: Receipt) -> Iterator[str]:
     if dense is None:
         yield f"{text}. For the metrics of a trained dense net add baseline=<run directory>."
         return
+    text = f"{text}; dense net: {dense['figures'][receipt['metric']]:.4f}."
     agreement = own["agreement"]
-    equal = f"{agreement['share'] or 0:.4f} of {agreement['n']} predictions are equal"
-    if agreement["share"] is None:
-        equal = f"Outputs differ by {agreement['largest']:.3g} at most"
-    yield f"{text}; dense net: {dense['figures'][receipt['metric']]:.4f}. {equal}."
+    if agreement is None:
+        yield text
+    elif agreement["share"] is None:
+        yield f"{text} Outputs differ by {agreement['largest']:.3g} at most."
+    else:
+        yield f"{text} {agreement['share']:.4f} of {agreement['n']} predictions are equal."
 
 
 def _energy(energy: Mapping[str, Mapping[str, float]]) -> Iterator[str]:

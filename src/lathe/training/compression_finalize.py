@@ -58,9 +58,6 @@ def write_weights(path: Path, net: Any, state: dict[str, Any]) -> None:
 
 def write_receipt(run: RunDir, cfg: dict[str, Any]) -> None:
     """Measure the compressed net next to the run that it started from; warn if that fails."""
-    if inference.is_lightning(cfg):
-        print("No receipt: sizes and latency are measured for Lathe's tasks. result.json has the metrics.", flush=True)
-        return
     from lathe import receipt  # which measures: not needed without compression
 
     try:

@@ -118,6 +118,8 @@ def _one_of(names: str) -> str:
 
 
 LIBRARIES = {
+    "net part": (r"builtins\.tuple",),
+    "data part": (r"builtins\.tuple",),
     "module": (
         rf"torch\.nn(?:\.modules{MODULES})?\.{_one_of(LAYERS)}",
         rf"torchmetrics(?:\.(?:classification|regression|text|aggregation))?\.{_one_of(METRICS)}",
@@ -154,7 +156,7 @@ def kinds_of(name: str) -> list[str]:
 
 def is_allowed(name: str, kind: str) -> bool:
     """True if any saved configuration may build `name` where a key takes this kind."""
-    return any(_is_listed(name, one) for one in (NET_PARTS if kind == "net part" else (kind,)))
+    return any(_is_listed(name, one) for one in ((kind, *NET_PARTS) if kind == "net part" else (kind,)))
 
 
 def _is_listed(name: str, kind: str) -> bool:

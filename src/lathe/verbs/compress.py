@@ -97,9 +97,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     run.finish(result)
     rundir.point_latest(run.path.parent.parent, run.path)
     show(before, after, reports, run.path)
-    if request["compression"]["receipt"] != "none" and is_foreign(task.driven):
-        compression_finalize.write_receipt(run, run.config)
-    elif request["compression"]["receipt"] != "none":
+    if request["compression"]["receipt"] != "none":
         try:
             receipt.write(run, run.config, source.path, request["compression"]["receipt"])
         except BaseException:  # also a signal: the run itself is complete

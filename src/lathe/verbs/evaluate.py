@@ -20,6 +20,7 @@ from lathe.errors import require
 from lathe.files import followed, require_file, write_atomically
 from lathe.images.files import SUFFIXES
 from lathe.loggers import Discard
+from lathe.runs import inference
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.rundir import OWN_FILES, RunDir
@@ -83,6 +84,8 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     request = cfg["request"]
     split = request["split"]
     check_request(request)
+    if request.get("trainer", {}).get("inference_mode") is None and inference.runs_lightning_module(cfg):
+        cfg["trainer"]["inference_mode"] = False  # a validation step may need gradients, which it has in a fit
     task, trainer = rebuild(cfg)
     datamodule = make_data(cfg)
     has = is_overridden(f"{split}_dataloader", datamodule, LightningDataModule)

@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.utils.data import DataLoader
 
+from lathe import export
 from lathe.compression.structure import apply_structure
 from lathe.config.metric_names import split_of
 from lathe.config.resolve import set_data_folder
@@ -28,6 +29,7 @@ from lathe.images.files import ImageFile, find_images, open_array, open_image
 from lathe.loggers.csv_logger import numbers, read_lines
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.checkpoints import restore as fill
+from lathe.runs.export_core import is_lightning
 from lathe.runs.export_model import class_names, is_image
 from lathe.runs.inference import check_input_spec, open_data, open_run_net
 from lathe.runs.rundir import RunDir, open_run
@@ -39,6 +41,8 @@ from lathe.training.weight_loading import load_matching
 from lathe.verbs.evaluate import AUTO, HERE, rebuild
 from lathe.verbs.inside import same_numbers
 from lathe.verbs.predict import BATCH, Images, Normalized, check_tokens
+from lathe.verbs.predict_module import arrays_of, gather, module_outputs, split_rows
+from lathe.verbs.predict_module import batch_size as rows_of
 
 Array = np.ndarray[Any, Any]
 
@@ -72,7 +76,7 @@ def restore(net: nn.Module, checkpoint: str | Path, strict: bool = True, key: st
 
     Args:
         net: as its class builds it
-        checkpoint: a file of any run, or a sharded folder
+        checkpoint: a file of any run, a sharded folder, or a .safetensors of `lathe.export_module`
         strict: False loads the weights that fit, and prints those that don't
         key: the name of the file in messages
 
@@ -80,6 +84,8 @@ def restore(net: nn.Module, checkpoint: str | Path, strict: bool = True, key: st
         UserError: the file is missing or damaged, or doesn't fit (with `strict` False: no weight fits).
     """
     path = Path(checkpoint)
+    if path.suffix == ".safetensors":
+        return export.get("safetensors").restore(net, path)
     state = read_checkpoint(path, key)
     if strict:
         fill(net, state, f"{key}={path}")
@@ -182,12 +188,16 @@ class Run:
         assert isinstance(found, dict)
         return {str(key): value for key, value in found.items()}
 
-    def predict(self, x: Any, resize: bool = False, batch_size: int | None = None) -> Predictions:
+    def predict(self, x: Any = None, resize: bool = False, batch_size: int | None = None) -> Any:
         """Predict with the run's net in its precision, as scripts/predict.py and the server do.
+
+        Returns `Predictions`; for a user's LightningModule what its predict_step returns, as arrays by name (a tensor
+        is named `prediction`).
 
         Args:
             x: uint8 pixels `[n, channels, height, width]`, the path of a folder, an image or a .npy file, or a list of
-                paths; for a language model token ids `[n, time]`
+                paths; for a language model token ids `[n, time]`; for a user's LightningModule an array, arrays by
+                name, the path of such a file, or None for its predict_dataloader
             resize: scale images of another size to the net's
             batch_size: None is the run's evaluation batch
 
@@ -195,6 +205,10 @@ class Run:
             UserError: `x` does not fit the net, or the net returns NaN.
         """
         cfg = self._config
+        if is_lightning(cfg):
+            given = None if x is None else split_rows(arrays_of(x), batch_size or rows_of(cfg))
+            with _untouched():
+                return gather(module_outputs(self.config_dict, *self._answering, given), given)
         check_input_spec(cfg, self.dir)
         size = batch_size or cfg["data"].get("eval_batch_size") or cfg["data"].get("batch_size") or BATCH
         with _untouched():

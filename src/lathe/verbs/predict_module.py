@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningDataModule
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -20,6 +20,7 @@ from lathe.export.bundle import open_bundle
 from lathe.export.files import whole
 from lathe.runs.build import make_data
 from lathe.serving.named import as_arrays
+from lathe.tasks import Task
 from lathe.verbs.evaluate import rebuild
 
 INPUTS = (".npz", ".npy", ".csv", ".parquet")
@@ -38,13 +39,9 @@ def predict_module(cfg: dict[str, Any], folder: Path | None) -> int:
     Raises:
         UserError: `input` can't be read or does not fit, or the predictions do not fit the format of `output`.
     """
-    request, rows = cfg["request"], None
-    batches: list[Any] | None = None
-    if request["input"] is not None:
-        arrays = read_arrays(Path(request["input"]))
-        rows = len(next(iter(arrays.values())))
-        size = request["batch_size"] or cfg["data"].get("eval_batch_size") or cfg["data"].get("batch_size") or 64
-        batches = [{name: x[i : i + size] for name, x in arrays.items()} for i in range(0, rows, size)]
+    request = cfg["request"]
+    arrays = None if request["input"] is None else read_arrays(Path(request["input"]))
+    batches = None if arrays is None else split_rows(arrays, request["batch_size"] or batch_size(cfg))
     if folder is not None:
         require(batches is not None, "input=null: an export takes a file; name one, or leave out target.")
         bundle = open_bundle(folder)
@@ -54,22 +51,29 @@ def predict_module(cfg: dict[str, Any], folder: Path | None) -> int:
             named = dict(zip(names, batch.values(), strict=False)) if len(batch) == 1 == len(names) else batch
             outputs.append(bundle(*as_arrays(named, bundle.manifest)))
     else:
-        outputs = _module_outputs(cfg, batches)
-    found = gather(outputs)
-    counts = {len(array) for array in found.values()}
-    require(
-        rows is None or isinstance(outputs[0], list) or counts == {rows},
-        f"input={request['input']} has {rows} rows, and the predictions {sorted(counts)}: predict_step takes another "
-        "batch than its arrays. Give it predict_dataloader of the data, with input=null.",
-    )
+        outputs = module_outputs(cfg, *rebuild(cfg), batches)
+    found = gather(outputs, batches)
     write_arrays(Path(request["output"]), found)
-    count = rows or max(counts)
+    count = max(len(array) for array in found.values())
     print(f"{count} predictions in {request['output']}")
     return count
 
 
-def _module_outputs(cfg: dict[str, Any], batches: list[Any] | None) -> list[Any]:
-    task, trainer = rebuild(cfg)
+def batch_size(cfg: Mapping[str, Any]) -> int:
+    """Return the run's evaluation batch."""
+    return int(cfg["data"].get("eval_batch_size") or cfg["data"].get("batch_size") or 64)
+
+
+def split_rows(arrays: Mapping[str, Array], size: int) -> list[dict[str, Array]]:
+    """Return batches of at most `size` rows of arrays by name."""
+    rows = len(next(iter(arrays.values())))
+    return [{name: x[i : i + size] for name, x in arrays.items()} for i in range(0, rows, size)]
+
+
+def module_outputs(
+    cfg: dict[str, Any], task: Task, trainer: Trainer, batches: list[dict[str, Array]] | None
+) -> list[Any]:
+    """Return what predict_step returns for each of the batches, or for the predict_dataloader of data or module."""
     module = task.driven
     if batches is not None:
         given = [{name: torch.from_numpy(x) for name, x in batch.items()} for batch in batches]
@@ -84,7 +88,9 @@ def _module_outputs(cfg: dict[str, Any], batches: list[Any] | None) -> list[Any]
     owner: Any = data if own else module
     owner.predict_dataloader = _Once(owner.predict_dataloader)
     found = trainer.predict(module, datamodule=data if own else None) or []
-    return [batch for loader in found for batch in loader] if owner.predict_dataloader.several else list(found)
+    several = owner.predict_dataloader.several
+    del owner.predict_dataloader
+    return [batch for loader in found for batch in loader] if several else list(found)
 
 
 class _Once:
@@ -116,6 +122,13 @@ class PlainLoader:
 
     def __len__(self) -> int:
         return len(self.loader)
+
+
+def arrays_of(x: Any) -> dict[str, Array]:
+    """Return the arrays of a file, or a tensor or array as `x`, or several by name."""
+    if isinstance(x, str | Path):
+        return read_arrays(Path(x))
+    return {name: np.asarray(value) for name, value in (x if isinstance(x, Mapping) else {"x": x}).items()}
 
 
 def read_arrays(path: Path) -> dict[str, Array]:
@@ -159,14 +172,14 @@ def _pandas(key: str) -> Any:
     return import_module("pandas")
 
 
-def gather(outputs: list[Any]) -> dict[str, Array]:
+def gather(outputs: list[Any], batches: list[dict[str, Array]] | None = None) -> dict[str, Array]:
     """Return the outputs of all batches by name: tensors of a name are concatenated.
 
     A tensor is named `prediction`, and those of dicts and tuples by their keys and places. A list of numbers or texts
     is an array too. Another list has an entry for each sample, which are numbered through.
 
     Raises:
-        UserError: there are no outputs, they change between batches, or are not arrays.
+        UserError: there are no outputs, they change between batches, are not arrays, or have other rows than `batches`.
     """
     parts: dict[str, list[Array]] = {}
     number = 0
@@ -183,7 +196,16 @@ def gather(outputs: list[Any]) -> dict[str, Array]:
         len({len(found) for found in parts.values()}) == 1,
         "predict_step returns other names in some batches: return the same ones, or a list.",
     )
-    return {name: np.concatenate(found) for name, found in parts.items()}
+    found = {name: np.concatenate(part) for name, part in parts.items()}
+    if batches is not None and not isinstance(outputs[0], list):
+        rows = sum(len(next(iter(batch.values()))) for batch in batches)
+        counts = sorted({len(array) for array in found.values()})
+        require(
+            counts == [rows],
+            f"input has {rows} rows, and the predictions {counts}: predict_step takes another batch than its arrays. "
+            "Give it predict_dataloader of the data, with input=null.",
+        )
+    return found
 
 
 def _named(tree: Any, prefix: list[str]) -> Iterator[tuple[str, Array]]:

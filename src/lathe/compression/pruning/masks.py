@@ -265,10 +265,11 @@ def magnitude_masks(
     norm: float = 1.0,
     layers: Sequence[str] | None = None,
     exclude: Sequence[str] = (),
+    head: bool = False,
     **pattern: Any,
 ) -> Masks:
     """Return masks of the smallest magnitudes, of the layers that `maskable` returns; see `make_masks`."""
-    scores = {name: parameter.detach().abs() for name, parameter in maskable(net, layers, exclude).items()}
+    scores = {name: p.detach().abs() for name, p in maskable(net, layers, exclude, head=head).items()}
     return make_masks(scores, sparsity, norm=norm, **pattern)
 
 
