@@ -44,7 +44,7 @@ class Bundled(Form):
         self.runs_on = str(manifest.get("compiled_for", {}).get("device", "cpu"))
         self.bytes = int(manifest["files"][manifest["file"]]["bytes"])
 
-    def open(self, x: Tensor, threads: int) -> Opened:
+    def open(self, x: Any, threads: int) -> Opened:
         bundle, inputs = open_bundle(self.folder, threads, "targets"), x.numpy()
         forward = lambda batch: torch.from_numpy(np.asarray(bundle(batch.numpy()))).float()  # noqa: E731
         return Opened(lambda: bundle(inputs), forward)

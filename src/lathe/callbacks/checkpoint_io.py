@@ -150,8 +150,8 @@ class AsyncCheckpointIO(AtomicCheckpointIO):
                 self._thread = None
 
 
-def in_main_memory(tree: Any) -> Any:
-    """Return nested containers with GPU tensors copied to main memory, once each, so that any machine can load them."""
+def in_main_memory(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint with GPU tensors copied to main memory, once each, so that any machine can load them."""
     copies: dict[Any, Tensor] = {}
 
     def fetch(leaf: Any) -> Any:
@@ -162,4 +162,8 @@ def in_main_memory(tree: Any) -> Any:
             copies[key] = leaf.detach().cpu()
         return copies[key]
 
-    return tree_map(fetch, tree)
+    found = tree_map(fetch, tree)
+    for key, part in tree.items():
+        if hasattr(part, "_metadata"):  # a module's state_dict has the module's version there
+            found[key]._metadata = part._metadata
+    return found

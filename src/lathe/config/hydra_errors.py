@@ -141,25 +141,32 @@ def explain_overrides(
     elif isinstance(error, UserError) or (first := hydra_message(error, groups)) is None:
         return None
     else:
-        messages, left = [], find_split_words(words)[1]
+        messages, left = [first], find_split_words(words)[1]
     if folder is None or any(word.startswith("-") for word in words):  # a sweep, or other configuration files
-        return UserError(*(messages or [first]))
-    taken: list[str] = []
-    refused: list[str] = []
-    cfg = DictConfig({})
-    for word in left:
-        if any(key_of(word).startswith(f"{key}.") for key in refused):  # a key of a choice that is not there
-            continue
-        try:
-            with initialize_config_dir(str(folder), version_base="1.3"):
-                cfg = compose(verb, overrides=[*taken, word])
-            taken.append(word)
-        except Exception as refusal:
-            messages.append(hydra_message(refusal, groups) or str(refusal))
-            refused.append(key_of(word))
-    if not messages:
-        return UserError(first)
-    return UserError(*dict.fromkeys(messages), *_invalid_values(cfg, verb, taken))
+        return UserError(*messages)
+    while not isinstance(cfg := _composed(folder, verb, left), DictConfig):
+        valid, refused = 0, len(left)  # so many words compose, and so many do not with the error `cfg`
+        while refused - valid > 1:
+            middle = (valid + refused) // 2
+            found = _composed(folder, verb, left[:middle])
+            if isinstance(found, DictConfig):
+                valid = middle
+            else:
+                refused, cfg = middle, found
+        messages.append(hydra_message(cfg, groups) or str(cfg))
+        if not left:
+            return UserError(*dict.fromkeys(messages))
+        key = key_of(left.pop(refused - 1))
+        left = [word for word in left if not key_of(word).startswith(f"{key}.")]  # keys of a choice that is not there
+    return UserError(*dict.fromkeys(messages), *_invalid_values(cfg, verb, left))
+
+
+def _composed(folder: Path, verb: str, words: Sequence[str]) -> DictConfig | Exception:
+    try:
+        with initialize_config_dir(str(folder), version_base="1.3"):
+            return compose(verb, overrides=list(words))
+    except Exception as error:
+        return error
 
 
 def _invalid_values(cfg: DictConfig, verb: str, words: Sequence[str]) -> list[str]:

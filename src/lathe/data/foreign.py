@@ -88,8 +88,8 @@ def share(datamodule: Any, seed: int, own: bool = False) -> None:
         setattr(datamodule, name, functools.wraps(hook)(calls[name]))
     datamodule.test_split = "test"
     kind = type(datamodule)  # Lightning's __str__ reads the loaders, needs DataLoaders, and is looked up on the class
-    own = {"__str__": object.__repr__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    datamodule.__class__ = type(kind.__name__, (kind,), own)
+    names = {"__str__": object.__repr__, "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    datamodule.__class__ = type(kind.__name__, (kind,), names)
     datamodule.eval_loader = lambda split, device=None: Transferred(
         evaluated(split), datamodule, eval_stage(split), device
     )

@@ -29,7 +29,7 @@ from lathe.receipt.forms import CPU, Form, Input, Module, Target, export_to, on_
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.export_staleness import checkpoint_hash
-from lathe.runs.inference import Forward, open_data, open_run_net, runs_lightning_module, score
+from lathe.runs.inference import Forward, is_lightning, open_data, open_run_net, score
 from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
@@ -80,7 +80,7 @@ def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) 
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), page.progress(EFFORTS[effort].about) as step:
             kind = Receipt
-            if runs_lightning_module(run.config):
+            if is_lightning(run.config):
                 from lathe.receipt import core  # which imports this module
 
                 kind = core.CoreReceipt

@@ -84,7 +84,7 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     request = cfg["request"]
     split = request["split"]
     check_request(request)
-    if request.get("trainer", {}).get("inference_mode") is None and inference.runs_lightning_module(cfg):
+    if request.get("trainer", {}).get("inference_mode") is None and inference.is_lightning(cfg):
         cfg["trainer"]["inference_mode"] = False  # a validation step may need gradients, which it has in a fit
     task, trainer = rebuild(cfg)
     datamodule = make_data(cfg)

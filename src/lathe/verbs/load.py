@@ -29,9 +29,8 @@ from lathe.images.files import ImageFile, find_images, open_array, open_image
 from lathe.loggers.csv_logger import numbers, read_lines
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.checkpoints import restore as fill
-from lathe.runs.export_core import is_lightning
 from lathe.runs.export_model import class_names, is_image
-from lathe.runs.inference import check_input_spec, open_data, open_run_net
+from lathe.runs.inference import check_input_spec, is_lightning, open_data, open_run_net
 from lathe.runs.rundir import RunDir, open_run
 from lathe.serving.answers import probabilities
 from lathe.tasks import Task
