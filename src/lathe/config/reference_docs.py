@@ -90,9 +90,8 @@ class Family:
         for choice in self.choices:
             values = [row.typed() for row in choice.rows if row.default and row.default != shown[row.key]]
             name = f"- `{choice.name}`: " if more else ""
-            lines.append(
-                name + _escaped(choice.text.removesuffix(".")) + f". Sets {', '.join(values)}" * bool(values) + ".\n"
-            )
+            sets = f" Sets {', '.join(values)}." if values else ""
+            lines.append(f"{name}{_escaped(choice.text.removesuffix('.'))}.{sets}\n")
         title = ", ".join([_code(first.title), *(_code(choice.name) for choice in more)])
         built = "".join(f" ({_code(name)})" for name in first.classes)
         own = [row for row in self.rows if replace(row, default="") not in shared]
@@ -143,9 +142,11 @@ class Book:
             section = {key: one for key, one in section.items() if not (has_names and key in keys)}
         seen = {f"{group}.{row.key}" for choice in choices for row in choice.rows}
         rest = {key: one for key, one in section.items() if key not in seen}
-        common = [self._row(key, f"{group}.", one, ("", key), self.entries) for key, one in rest.items()]
+        start = "" if has_names else f"{group}."
+        common = [self._row(key, start, one, ("", key), self.entries) for key, one in rest.items()]
         text = self.group_comments.get(group, "")
-        return _page(group, f"{text[:1].upper()}{text[1:]}.", common, choices + self._from_elsewhere(group))
+        intro = f"{text[:1].upper()}{text[1:]}. Keys begin with `{group}.{'<choice>.' * has_names}`."
+        return _page(group, intro, common, choices + self._from_elsewhere(group))
 
     def _from_elsewhere(self, group: str) -> list[Choice]:
         """Return the components that only files of other groups choose, such as experiments."""
@@ -173,8 +174,7 @@ class Book:
             }
         inside = {entry.key.removesuffix("._target_") for entry in entries if entry.name == "_target_"}
         rows = [(f"{place}{key}", one) for key, one in schemas.items() if f"{place}{key}" not in inside]
-        found = [self._row(key, prefix, one, (name, key.removeprefix(place)), entries) for key, one in rows]
-        return found
+        return [self._row(key, prefix, one, (name, key.removeprefix(place)), entries) for key, one in rows]
 
     def _row(self, key: str, prefix: str, schema: Json, owner: tuple[str, str], entries: list[Entry]) -> Row:
         same = [entry for entry in entries if entry.key == key]
@@ -208,11 +208,7 @@ def _page(name: str, intro: str, common: list[Row], choices: list[Choice]) -> st
     """Return a page, with each key that several choices have once, before the sections of the choices."""
     example, guide = GUIDES[name]
     script = "scripts/export.py run=logs/latest" if name == "target" else "train.py"
-    below = {**dict.fromkeys(NOUNS, f"{name}.<choice>."), "target": "target.<choice>.", "commands": ""}.get(
-        name, f"{name}."
-    )
-    start = f" Keys begin with `{below}`." if below else ""
-    text = f"# {name}\n\n{NOTE}\n\n{intro}{start} Guide: [{guide}](../{guide}).\n\n"
+    text = f"# {name}\n\n{NOTE}\n\n{intro} Guide: [{guide}](../{guide}).\n\n"
     text += f"```bash\npython {script} {example}\n```\n\n{_list(common)}"
     without = [choice for choice in choices if not choice.rows]
     text += "".join(f"- {_code(one.title)}: {_escaped(one.text)}\n" for one in without) + ("\n" if without else "")
@@ -248,9 +244,8 @@ def _families(choices: list[Choice]) -> list[Family]:
     found: dict[object, list[Choice]] = {}
     for number, choice in enumerate(choices):
         keys = frozenset(row.key for row in choice.rows)
-        found.setdefault((keys, *choice.classes) if choice.classes or choice.title.count("=") else number, []).append(
-            choice
-        )
+        is_command = "=" not in choice.title
+        found.setdefault(number if is_command else (keys, *choice.classes), []).append(choice)
     return [Family(members) for members in found.values()]
 
 
