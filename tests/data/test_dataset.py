@@ -192,15 +192,6 @@ def run_of(folder: Path, *words: str) -> dict[str, Any]:
     return new_run(folder, *own, *SMALL, "data.batch_size=16", "trainer.log_every_n_steps=1", *words)
 
 
-def test_an_interruption_in_an_epoch_changes_nothing(tmp_path: Path, interruption: Interruption) -> None:
-    words = ("callbacks.checkpoint.every_n_train_steps=1", "callbacks.throughput=null")
-    whole, cut = run_of(tmp_path / "whole", *words), run_of(tmp_path / "cut", *words)
-    train(whole)
-    resumed = train_through(cut, [("on_train_batch_start", 3)], interruption)
-    assert not interruption.hook  # it was interrupted
-    same(resumed, Path(whole["paths"]["run_dir"]))
-
-
 def test_a_run_directory_is_enough(tmp_path: Path) -> None:
     from lathe.verbs.evaluate import evaluate
 
@@ -420,7 +411,7 @@ def stream_run(folder: Path, kind: str, *words: str) -> dict[str, Any]:
     return new_run(folder, "data=dataset", *nodes, *SMALL, *facts, "trainer.log_every_n_steps=1", *words)
 
 
-def test_an_interruption_in_an_epoch_changes_nothing_of_iterable(tmp_path: Path, interruption: Interruption) -> None:
+def test_an_interruption_in_an_epoch_of_an_iterable_changes_nothing(tmp_path: Path, interruption: Interruption) -> None:
     words = ("callbacks.checkpoint.every_n_train_steps=1", "callbacks.throughput=null")
     whole, cut = (stream_run(tmp_path / name, "Stateful", *words) for name in ("whole", "cut"))
     train(whole)

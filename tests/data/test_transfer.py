@@ -56,7 +56,6 @@ METHODS = {
     "prune_channels": [
         f"compression.prune_channels.{word}" for word in (*CHANNELS, "importance=taylor", "mode=one_shot")
     ],
-    "qat": ["compression.qat.start=0"],
     "ptq_static": [],
     "distill": ["compression.distill.teacher={run}"],
 }

@@ -62,12 +62,12 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
 
     def prepare_data(self) -> None:
         """Let the source, if there is one, download or check its data; called in one process per machine."""
-        if self.source is not None:
+        if hasattr(self.source, "prepare"):
             with using(self.source, "prepared"):
                 self.source.prepare()
 
     @property
-    def splits(self) -> dict[str, SplitData]:
+    def opened(self) -> dict[str, SplitData]:
         """Return the splits, opened."""
         if self._splits is None:
             self.setup()
@@ -137,7 +137,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
 
     def _loader(self, name: str, device: torch.device | None = None, **order: Any) -> EpochLoader:
         require(name in SPLITS, f"split={name} is unknown: choose one of {', '.join(SPLITS)}.")
-        split = self.splits[name]
+        split = self.opened[name]
         unmeasured = self.num_workers == "auto" and self.trainer is not None
         if unmeasured and name != "train" and self.trainer.state.fn == "fit":  # type: ignore[union-attr]
             self.train_dataloader()  # its samples are used to measure the number of workers

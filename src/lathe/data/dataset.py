@@ -65,9 +65,11 @@ class Items(Wrapper):
         rows = numbers if self.rows is None else self.rows[np.asarray(numbers)].tolist()
         at_once = getattr(self.dataset, "__getitems__", None)
         read: Iterable[Any] = at_once(rows) if at_once else map(self.dataset.__getitem__, rows)
+        if self.columns is not None or self.transform is not None:
+            read = map(self.made, read, numbers)
         samples = Rowed((), numbers)
         try:
-            samples.extend(map(self.made, read, numbers))
+            samples.extend(read)
         except UserError:
             raise
         except Exception as error:

@@ -147,7 +147,7 @@ def _train_loader(loader: Any, datamodule: Any, seed: int, own: bool) -> Any:
 
 def _check_divided(loader: Any, datamodule: Any, replicas: int) -> None:
     """Raise UserError if a data module has divided its batch_size by the number of devices itself."""
-    said = getattr(datamodule, "batch_size", datamodule.hparams.get("batch_size"))
+    said = getattr(datamodule, "batch_size", getattr(datamodule.hparams, "batch_size", None))
     require(
         replicas == 1 or said != loader.batch_size * replicas,
         f"data: {type(datamodule).__name__} has batch_size={said} and a train_dataloader of {loader.batch_size}: the "

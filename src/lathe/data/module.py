@@ -109,7 +109,7 @@ class ImageDataModule(ExactDataModule[Split]):
 
     def first_images(self, n: int) -> torch.Tensor:
         """Return the first `n` training images, normalized: float32 [n, channels, height, width]."""
-        split = self.splits["train"]
+        split = self.opened["train"]
         return Normalizer(self.mean, self.std, self.channels)(torch.from_numpy(split.images[split.rows[:n]]))
 
     @needs_no_trainer

@@ -195,10 +195,12 @@ class EvalStream:
         self.items, self.collate, self.size, self.seed = items, collate, size, seed
         self.rank, self.world_size = rank, world_size
         self.name = f"{items.key}: {type(items.dataset).__name__}"
-        if not hasattr(items.dataset, "load_state_dict") and hasattr(items.dataset, "__next__"):
-            once = f"{self.name} is its own iterator, which a continued run cannot read again"
-            require(world_size == 1, f"{once}: return a new one from __iter__, or use trainer.devices=1.")
-            rank_zero_warn(f"{once}: continue from the end of an epoch, or return a new iterator from __iter__.")
+        self.once = hasattr(items.dataset, "__next__") and not hasattr(items.dataset, "load_state_dict")
+        require(
+            not self.once or world_size == 1,
+            f"{self.name} is its own iterator, which a continued run cannot read again: return a new one from __iter__,"
+            " or use trainer.devices=1.",
+        )
 
     def __iter__(self) -> Iterator[Any]:
         held: Rowed | None = None
@@ -275,6 +277,11 @@ class TrainStream(EpochLoader):
         self._stream = EvalStream(items, collate, self.global_batch_size, self.seed, self.rank, self.world_size)
         self._source, self._kept = items.dataset, None
         self._stateful = hasattr(self._source, "state_dict") and hasattr(self._source, "load_state_dict")
+        if self._stream.once:
+            rank_zero_warn(
+                f"{self._stream.name} is its own iterator, which a continued run cannot read again, so continue from "
+                "the end of an epoch, or return a new iterator from __iter__."
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of `EpochLoader`, and that of the dataset if it has one."""
