@@ -191,8 +191,9 @@ def test_damaged_files_end_where_they_are_cut_or_fail_with_the_reason(tmp_path: 
     assert len(states) == len(RUNS) + 1
     assert states["wb"] in ("failed", "unfinished")
     (tmp_path / "no.db").write_bytes(b"not a database" * 100)
-    for path, said in (("no.db", "MLflow"), ("wb.csv", "run and step")):
-        (tmp_path / "wb.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "wb.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "no.csv").write_bytes(b"run,step\n\xff\xfe,1\n")
+    for path, said in (("no.db", "MLflow"), ("wb.csv", "run and step"), ("no.csv", "as a table")):
         with pytest.raises(UserError, match=said):
             find_all_runs(str(tmp_path / path))
 

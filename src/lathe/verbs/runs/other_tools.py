@@ -174,9 +174,12 @@ def _lightning(folder: Path) -> Record:
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
-    with open_plain(_checked(path), newline="", encoding="utf-8-sig") as file:
-        for row in csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","):
-            yield {name: value for name, value in row.items() if name is not None and isinstance(value, str)}
+    try:
+        with open_plain(_checked(path), newline="", encoding="utf-8-sig") as file:
+            for row in csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ","):
+                yield {name: value for name, value in row.items() if name is not None and isinstance(value, str)}
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"runs={path}: it can't be read as a table: {error}") from error
 
 
 class _Loader(yaml.SafeLoader):
