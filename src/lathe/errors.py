@@ -167,5 +167,9 @@ def worker_message(error: BaseException) -> str | None:
     closed = isinstance(error, (ConnectionError, EOFError)) and WORKER not in str(error)
     if died is None and not closed:
         return None
-    how = died[1] if died else "ended unexpectedly"
-    return f"a DataLoader worker {how}; it may have run out of memory: lower data.num_workers, 0 shows the cause."
+    how = died[1].replace("is killed", "was killed") if died else "ended unexpectedly"
+    shared = " and raise the limit of shared memory (/dev/shm)" if "Bus error" in how else ""
+    return (
+        f"a DataLoader worker {how}; it may have run out of memory. Lower data.num_workers{shared}, or find the cause "
+        "with data.num_workers=0."
+    )

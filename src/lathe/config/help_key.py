@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lathe.config.override_parsing import LISTS
+from lathe.config.resolve import flatten
 from lathe.config.schema import canonical, key_schemas, takes
 from lathe.config.values import Json, expected
 from lathe.config.yaml_comments import (
@@ -127,7 +128,9 @@ class KeyHelp:
         return f"{group}: {self.group_comments.get(group, 'a group of keys')}\n{_table(rows)}"
 
     def _explain_group(self, key: str, value: Mapping[str, Any]) -> str:
-        rows = [(name, self._value_text(name, item), self.schemas.get(name)) for name, item in _leaves(key, value)]
+        rows = [
+            (name, self._value_text(name, item), self.schemas.get(name)) for name, item in flatten(value, key).items()
+        ]
         width, values = max(len(name) for name, *_ in rows), min(28, max(len(text) for _, text, _ in rows))
         entry = self._entry(key, value)
         in_file = {one.key: one.comment for one in self.entries if entry is not None and one.file == entry.file}
@@ -143,12 +146,6 @@ class KeyHelp:
 def _arguments(node: Any) -> dict[str, Json]:
     """Return the schemas of the arguments of a node's class, if it is in the schema."""
     return (takes(node) or {}) if isinstance(node, Mapping) and isinstance(node.get("_target_"), str) else {}
-
-
-def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
-    if not isinstance(value, Mapping) or not value:
-        return [(key, value)]
-    return [leaf for name, item in value.items() for leaf in _leaves(f"{key}.{name}", item)]
 
 
 def _as_list(value: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Sync,
 )
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -108,6 +109,8 @@ class LogConnector(_LoggerConnector):
         if self._written[0] != now:
             self._written = (now, {})
         fresh = {name: value for name, value in metrics.items() if not _equal(self._written[1].get(name), value)}
+        if self._first_loop_iter is not None and self.trainer.evaluating:
+            _report_last_batch(fresh.keys() & self._written[1].keys())
         self._written[1].update(fresh)
         # Lightning counts on after the last epoch; the row belongs to that epoch.
         if fresh and self.trainer.state.fn != "fit":
@@ -251,3 +254,18 @@ def _metrics(module: LightningModule) -> dict[str, Metric]:
 def _equal(left: Any, right: Any) -> bool:
     both = isinstance(left, Tensor) and isinstance(right, Tensor) and left.device == right.device
     return both and torch.equal(left, right)
+
+
+_reported: set[str] = set()
+
+
+@rank_zero_only
+def _report_last_batch(names: Iterable[str]) -> None:
+    """Print once for each metric that an evaluation logs batch by batch: metrics.csv has one row for it."""
+    for name in sorted(set(names) - _reported):
+        _reported.add(name)
+        print(
+            f"self.log({name.removesuffix('_step')!r}, on_step=True) in an evaluation: metrics.csv has one row for it, "
+            "that of the optimizer step, which keeps the last batch's value; on_epoch=True keeps the mean.",
+            flush=True,
+        )
