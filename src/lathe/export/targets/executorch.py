@@ -81,7 +81,7 @@ class Executorch(Target):
         path = readable(path)
         program = Program(path, threads)
         try:
-            with Program.lock, quiet():
+            with Program.lock, quiet(), _without_native_notes():
                 meta = program.ready().metadata
                 metas = [meta.input_tensor_meta(index) for index in range(meta.num_inputs())]
         except (RuntimeError, ValueError) as error:
@@ -314,16 +314,14 @@ class Program:
         from executorch.extension.pybindings import portable_lib  # type: ignore[import-untyped,import-not-found,unused-ignore]
         from executorch.runtime import Runtime  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
-        other = self.threads not in (None, portable_lib._threadpool_get_thread_count())
-        if other:
+        if self.threads not in (None, portable_lib._threadpool_get_thread_count()):
             for program in self.everyone:
                 program.loaded = None
-        if self.loaded is None:
             with _without_native_notes():
-                if other:
-                    portable_lib._unsafe_reset_threadpool(self.threads)
-                program = Runtime.get().load_program(self.content)
-                self.loaded = program, program.load_method("forward")
+                portable_lib._unsafe_reset_threadpool(self.threads)
+        if self.loaded is None:
+            program = Runtime.get().load_program(self.content)
+            self.loaded = program, program.load_method("forward")
         return self.loaded[1]
 
     def __call__(self, *arrays: Array) -> Any:
