@@ -122,7 +122,10 @@ def test_a_resnet_in_a_fresh_process(
         "import numpy; from lathe.export import get; import sys;numpy.save('y.npy', "
         f"get('executorch').load({str(path)!r}, 1)(numpy.load('x.npy'))); assert 'lathe.nets' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True
+    )
+    assert done.stderr == ""
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), executorch.load(path, 1)(images.numpy()))
 
 

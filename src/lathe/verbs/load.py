@@ -39,8 +39,8 @@ from lathe.training.trainer_setup import configure_logging
 from lathe.training.weight_loading import load_matching
 from lathe.verbs.evaluate import AUTO, HERE, rebuild
 from lathe.verbs.inside import same_numbers
-from lathe.verbs.predict import BATCH, Images, Normalized, check_tokens
-from lathe.verbs.predict_module import arrays_of, gather, module_outputs, split_rows
+from lathe.verbs.predict import BATCH, Images, check_tokens
+from lathe.verbs.predict_module import PlainLoader, arrays_of, gather, module_outputs, split_rows
 from lathe.verbs.predict_module import batch_size as rows_of
 
 Array = np.ndarray[Any, Any]
@@ -237,7 +237,8 @@ class Run:
         facts = self._config["data"]
         side = facts["image_size"]
         images = Images(_files(x, facts["channels"]), (side, side), resize, batch_size, squashed(facts))
-        return Normalized(images, Normalizer(facts["mean"], facts["std"], facts["channels"]))
+        normalize = Normalizer(facts["mean"], facts["std"], facts["channels"])
+        return PlainLoader(images, lambda batch: normalize(torch.from_numpy(batch)))
 
     def _tokens(self, x: Any, batch_size: int) -> DataLoader[Any]:
         ids = check_tokens(np.asarray(x), self._config["data"], "x")

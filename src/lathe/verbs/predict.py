@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch import Callback
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import nn
 
 from lathe.data import Normalizer
 from lathe.data.checks import first_few, squashed, warn_once
@@ -218,22 +219,11 @@ def run_module(cfg: dict[str, Any], source: Images | Tokens, write: Write) -> No
     facts = cfg["data"]
     task, trainer = rebuild({**cfg, "trainer": {**cfg["trainer"], "enable_progress_bar": False}})
     trainer.callbacks.append(Written(write))  # type: ignore[attr-defined]
-    if isinstance(source, Tokens):
-        batches: Any = PlainLoader([torch.from_numpy(ids) for ids in source])
-    else:
-        batches = Normalized(source, Normalizer(facts["mean"], facts["std"], facts["channels"]))
+    normalize = (
+        nn.Identity() if isinstance(source, Tokens) else Normalizer(facts["mean"], facts["std"], facts["channels"])
+    )
+    batches = PlainLoader(source, lambda batch: normalize(torch.from_numpy(batch)))
     trainer.predict(task, dataloaders=batches, return_predictions=False)
-
-
-class Normalized:
-    """The batches of `images`, normalized for the net: float32 of the same shape."""
-
-    def __init__(self, images: Images, normalizer: Normalizer) -> None:
-        self.images, self.normalizer = images, normalizer
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        for batch in self.images:
-            yield self.normalizer(torch.from_numpy(batch))
 
 
 class Written(Callback):

@@ -112,13 +112,13 @@ class _Once:
 
 
 class PlainLoader:
-    """An iterable of batches that Lightning neither builds again nor takes for several loaders."""
+    """An iterable of batches, changed, that Lightning neither builds again nor takes for several loaders."""
 
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
+    def __init__(self, loader: Any, change: Callable[[Any], Any] = lambda batch: batch) -> None:
+        self.loader, self.change = loader, change
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self.loader)
+        return map(self.change, self.loader)
 
     def __len__(self) -> int:
         return len(self.loader)

@@ -311,29 +311,24 @@ def _input_check(path: Path, metadata: Mapping[str, str]) -> Callable[..., None]
         f"{path} was compiled for a CPU that sums products of 8-bit integers exactly (VNNI), unlike this one: {again}.",
     )
     entries = zip(*(metadata[key].split(SEVERAL) for key in (DTYPE, SMALLEST, LARGEST, VALUES)), strict=True)
-    checks = [_array_check(path, *entry) for entry in entries]
+    inputs = [
+        (np.dtype(dtype), list(zip(map(int, least.split()), map(int, most.split()), strict=True)), int(values))
+        for dtype, least, most, values in entries
+    ]
 
     def check(*arrays: Array) -> None:
-        for own, x in zip(checks, arrays, strict=True):
-            own(x)
+        for x, (dtype, sides, values) in zip(arrays, inputs, strict=True):
+            fits = x.dtype == dtype and x.ndim == len(sides)
+            if not fits or any(
+                n < low or (high != ANY and n > high) for n, (low, high) in zip(x.shape, sides, strict=True)
+            ):
+                text = ", ".join(_range(low, high) for low, high in sides)
+                raise UserError(f"{path.name} takes {dtype} of shape [{text}], not {x.dtype} of shape {list(x.shape)}.")
+            if values != ANY and not 0 <= x.min() <= x.max() < values:
+                raise UserError(f"{path.name} takes token ids from 0 to {values - 1}, not from {x.min()} to {x.max()}.")
 
     return check
 
 
-def _array_check(path: Path, dtype_name: str, smallest: str, largest: str, most: str) -> Callable[[Array], None]:
-    dtype, values = np.dtype(dtype_name), int(most)
-    sides = list(zip(map(int, smallest.split()), map(int, largest.split()), strict=True))
-
-    def check(x: Array) -> None:
-        fits = x.dtype == dtype and x.ndim == len(sides)
-        if not fits or not all(
-            a <= side and (side <= b or b == ANY) for side, (a, b) in zip(x.shape, sides, strict=True)
-        ):
-            text = ", ".join(
-                str(low) if low == high else f"{low} to {'any' if high == ANY else high}" for low, high in sides
-            )
-            raise UserError(f"{path.name} takes {dtype} of shape [{text}], not {x.dtype} of shape {list(x.shape)}.")
-        if values != ANY and not 0 <= x.min() <= x.max() < values:
-            raise UserError(f"{path.name} takes token ids from 0 to {values - 1}, not from {x.min()} to {x.max()}.")
-
-    return check
+def _range(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {'any' if high == ANY else high}"

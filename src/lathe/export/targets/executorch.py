@@ -6,7 +6,9 @@ any other quantizes each row of its input again and returns floats.
 
 import logging
 import operator
+import os
 import sys
+import tempfile
 import threading
 import warnings
 import weakref
@@ -33,6 +35,8 @@ from lathe.export.integer_layers import Affine, Dialect, copied, deployable, to_
 
 MOST_MEMORY = 2**31  # bytes that a program may reserve when it is loaded
 DTYPES = {0: "uint8", 3: "int32", 4: "int64", 6: "float32", 7: "float64", 11: "bool"}  # by ExecuTorch's number of each
+# printed by ExecuTorch's runtime on every processor that is not a phone's
+NATIVE_NOTES = (b"[cpuinfo_utils.cpp", b"[threadpool.cpp")
 GEMMS = ("aten.conv2d.default", "aten.linear.default")  # in torch's graph
 LOWERED_GEMMS = ("aten.convolution.default", "aten.linear.default", "aten.addmm.default", "aten.mm.default")
 
@@ -77,7 +81,7 @@ class Executorch(Target):
         path = readable(path)
         program = Program(path, threads)
         try:
-            with Program.lock, quiet():
+            with Program.lock, quiet(), _without_native_notes():
                 meta = program.ready().metadata
                 metas = [meta.input_tensor_meta(index) for index in range(meta.num_inputs())]
         except (RuntimeError, ValueError) as error:
@@ -313,7 +317,8 @@ class Program:
         if self.threads not in (None, portable_lib._threadpool_get_thread_count()):
             for program in self.everyone:
                 program.loaded = None
-            portable_lib._unsafe_reset_threadpool(self.threads)
+            with _without_native_notes():
+                portable_lib._unsafe_reset_threadpool(self.threads)
         if self.loaded is None:
             program = Runtime.get().load_program(self.content)
             self.loaded = program, program.load_method("forward")
@@ -346,3 +351,21 @@ def quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
+
+
+@contextmanager
+def _without_native_notes() -> Iterator[None]:
+    """Buffer the process's stderr, then print it without the lines of `NATIVE_NOTES`."""
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as buffer:
+        own = os.dup(2)
+        os.dup2(buffer.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(own, 2)
+            os.close(own)
+            buffer.seek(0)
+            for line in buffer:
+                if not line.startswith(NATIVE_NOTES):
+                    os.write(2, line)
