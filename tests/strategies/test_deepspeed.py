@@ -280,25 +280,20 @@ def test_a_run_changes_its_strategy(runs: dict[str, Any], tmp_path: Path, stage:
 
 
 DEEP = ("model=deep_mlp", "model.net.width=16", "model.net.depth=4", "optimizer.lr=0.01")
-NETS = {
-    "adamw": ("optimizer=adamw", "optimizer.lr=0.01"),
-    "resnet": ("model=resnet20", "model.net.width=4", "model.net.depth=8", "optimizer.lr=0.01"),
-    "recomputed": (*DEEP, "trainer.activation_checkpointing=blocks"),
-    "tied_weights": ("model=gpt_nano", "data=synthetic_tokens", "data.batch_size=8", "optimizer=adamw"),
+OTHERS = {
+    "adamw": (("optimizer=adamw", "optimizer.lr=0.01"), {**ZERO, **OFFLOAD}),
+    "recomputed": ((*DEEP, "trainer.activation_checkpointing=blocks"), {"2": ZERO["2"], "3": OFFLOAD["3_offload"]}),
 }
-FEW = ("trainer.limit_train_batches=6", "trainer.limit_val_batches=2", "trainer.limit_test_batches=2")
 
 
 @pytest.mark.law2
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NETS)
-def test_other_optimizers_and_nets(tmp_path: Path, name: str) -> None:
-    arguments = (*NETS[name], *(FEW if name in ("resnet", "tied_weights") else ()))
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_adaptive_optimizer_and_recomputed_blocks(tmp_path: Path, name: str) -> None:
+    """Convolutions and tied weights: laws/test_law2_strategies.py."""
+    arguments, strategies = OTHERS[name]
     common = [word for word in COMMON if not (word.startswith("model") and arguments[0].startswith("model="))]
     one = new_run(tmp_path, *common, *arguments)
-    strategies = (
-        {**ZERO, **OFFLOAD} if name == "adamw" else {key: {**ZERO, **OFFLOAD}[key] for key in ("2", "3_offload")}
-    )
     zero = [two(tmp_path, *common, *arguments, *strategy) for strategy in strategies.values()]
     on_ranks(train_all, [one], world=1, timeout=200)
     on_ranks(train_all, zero, timeout=400)

@@ -151,15 +151,3 @@ def test_units_are_the_blocks_or_the_smallest_that_are_large_enough() -> None:
     tied[2].weight = wide.weight
     assert units(tied, 50) == [tied[1]]  # a weight in two places stays in the root
     assert units(tied, 10_000) == []
-
-
-def four(rank: int) -> dict[str, Any]:
-    return fit("resnet", FSDP(replicas=2), world=4, part=(rank, 4), optimizer=sgd)
-
-
-@pytest.mark.slow
-def test_hybrid_sharding_on_four_ranks() -> None:
-    ranks = on_ranks(four, world=4, timeout=200)
-    one = fit("resnet", optimizer=sgd)
-    assert relative(mean_losses(ranks), one["losses"]) < 1e-5
-    assert max(rank["held"] for rank in ranks) / one["held"] <= 0.6
