@@ -52,9 +52,11 @@ class ProgressTable:
         if job.state == "failed":
             self.say(f"Error: job {job.number} ({job.label}): {job.sentence}", error=True)
         elif self.live is None:
-            words = [job.state, *(f"{name} {value}" for name, value in zip(self.names, _numbers(job), strict=False))]
-            where = f"{' '.join(words)} in {_time(job.seconds)}, {job.run_dir}" if job.run_dir else job.sentence
-            self.say(f"{self.done} of {self.total}, job {job.number}, {job.label}: {where}")
+            numbers = [f"{name} {value}" for name, value in zip(self.names, _numbers(job), strict=False)]
+            place = f", {job.run_dir}" if job.run_dir else ""
+            how = f"{' '.join([job.state, *numbers])} in {_time(job.seconds)}{place}"
+            how = f"{job.state}, {job.sentence}" if job.sentence else how
+            self.say(f"{self.done} of {self.total}, job {job.number}, {job.label}: {how}")
 
     def update(self, jobs: Sequence[Job], began: dict[int, float], force: bool = False) -> None:
         """Update the table, at most four times a second."""
