@@ -4,16 +4,17 @@ import copy
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 SAMPLES, BATCH = 40, 8
 
 
 class Generated(Dataset[Any]):
-    """Samples of one kind: image, text, views or sequence."""
+    """Samples of one kind."""
 
     def __init__(self, kind: str) -> None:
         generator = torch.Generator().manual_seed(3)
@@ -33,7 +34,33 @@ class Generated(Dataset[Any]):
             return {"input_ids": self.tokens[row], "attention_mask": mask, "labels": self.y[row]}
         if self.kind == "sequence":
             return self.images[row, 0], self.lengths[row], self.y[row]
+        if self.kind == "boxes":  # another number in each picture
+            return self.images[row], torch.rand(1 + row % 3, 4, generator=torch.Generator().manual_seed(row))
+        if self.kind == "series":
+            return {"past": self.images[row, 0], "static": self.y[row], "future": self.images[row, 0, -1, :3]}
         return self.images[row], self.y[row]
+
+
+class Stream(IterableDataset[Any]):
+    """Samples in an order of their own, as from a replay buffer."""
+
+    def __iter__(self) -> Any:
+        data = Generated("image")
+        return (data[row * 7 % SAMPLES] for row in range(SAMPLES))
+
+
+class Graphs:
+    """A batch of a class of its own: features and who is next to whom."""
+
+    def __init__(self, samples: list[Any]) -> None:
+        self.nodes = torch.stack([image[0] for image, _ in samples])  # eight nodes of eight features
+        self.edges = (self.nodes @ self.nodes.mT > 0).float()
+        self.y = torch.stack([y for _, y in samples])
+
+
+def lists(samples: list[Any]) -> Any:
+    """Collate pictures, and a list of their boxes."""
+    return torch.stack([image for image, _ in samples]), [boxes for _, boxes in samples]
 
 
 class Data(LightningDataModule):
@@ -41,10 +68,24 @@ class Data(LightningDataModule):
         super().__init__()
         self.kind = kind
 
-    def train_dataloader(self) -> Any:
-        return DataLoader(Generated(self.kind), BATCH, generator=torch.Generator())  # no draw of the global one
+    def _loader(self, kind: str) -> Any:
+        if kind == "stream":
+            return DataLoader(Stream(), BATCH, generator=torch.Generator())
+        collate: Any = {"graph": Graphs, "boxes": lists}.get(kind)
+        return DataLoader(Generated(kind), BATCH, collate_fn=collate, generator=torch.Generator())  # no global draw
 
-    val_dataloader = train_dataloader
+    def train_dataloader(self) -> Any:
+        if self.kind == "combined":
+            return CombinedLoader({"labelled": self._loader("image"), "other": self._loader("image")}, "min_size")
+        return self._loader(self.kind)
+
+    def val_dataloader(self) -> Any:
+        if self.kind == "several":
+            return [self._loader("image"), self._loader("image")]
+        return self._loader("image" if self.kind == "combined" else self.kind)
+
+    def predict_dataloader(self) -> Any:
+        return self._loader("image" if self.kind in ("combined", "several") else self.kind)
 
 
 class Base(LightningModule):
@@ -308,3 +349,257 @@ class Prepared(Classifier):
 
     def loss(self, batch: Any) -> Tensor:
         return self.criterion(self.model(self.scale * batch[0]), batch[1])
+
+
+class Flow(Base):
+    """A normalizing flow of two couplings: the likelihood is the loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.flow = Couplings()
+
+    def loss(self, batch: Any) -> Tensor:
+        z, volume = self.flow(batch[0].flatten(1))
+        return (0.5 * z.square().sum(1) - volume).mean() / 64
+
+
+class Couplings(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.nets = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 64)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        volume = x.new_zeros(len(x))
+        for net in self.nets:
+            first, second = x.chunk(2, 1)
+            scale, shift = net(first).chunk(2, 1)
+            x, volume = torch.cat([second * scale.tanh().exp() + shift, first], 1), volume + scale.tanh().sum(1)
+        return x, volume
+
+
+class Diffusion(Base):
+    """Noise and a time are drawn in the step; the net has two arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unet = Denoiser()
+
+    def loss(self, batch: Any) -> Tensor:
+        x, t = batch[0], torch.rand(len(batch[0]), device=self.device)
+        noise, share = torch.randn_like(x), t.view(-1, 1, 1, 1)
+        return F.mse_loss(self.unet((1 - share) * x + share * noise, t), noise)
+
+
+class Denoiser(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.time = nn.Conv2d(1, 8, 3, padding=1), nn.Linear(1, 8)
+        self.last = nn.Conv2d(8, 1, 3, padding=1)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.last((self.first(x) + self.time(t.view(-1, 1)).view(-1, 8, 1, 1)).relu())
+
+
+class Energy(Base):
+    """Samples by gradients with respect to the input, in training and in validation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.energy = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.SiLU(), nn.Linear(32, 1))
+
+    def loss(self, batch: Any) -> Tensor:
+        fake = torch.randn_like(batch[0])
+        with torch.enable_grad():
+            for _ in range(2):
+                fake = fake.detach().requires_grad_()
+                fake = fake - torch.autograd.grad(self.energy(fake).sum(), fake)[0]
+        found, real = self.energy(fake.detach()), self.energy(batch[0])
+        return (real - found).mean() + 0.1 * (real.square() + found.square()).mean()
+
+
+class GraphNet(Base):
+    """Batches of a class of their own, which the module moves to the device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gnn = MessagePassing()
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        batch.nodes, batch.edges, batch.y = (x.to(device) for x in (batch.nodes, batch.edges, batch.y))
+        return batch
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(batch)
+        self.log("train_loss", loss, batch_size=len(batch.y))
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch), batch_size=len(batch.y))
+
+    def loss(self, batch: Any) -> Tensor:
+        return F.cross_entropy(self.gnn(batch.nodes, batch.edges), batch.y)
+
+
+class MessagePassing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.own, self.other, self.head = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, nodes: Tensor, edges: Tensor) -> Tensor:
+        return self.head((self.own(nodes) + edges @ self.other(nodes) / 8).relu().mean(1))
+
+
+class Detector(Base):
+    """Pictures with lists of boxes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 2, 1), nn.ReLU())
+        self.boxes = nn.Linear(32, 4)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch), batch_size=len(batch[0]))
+
+    def loss(self, batch: Any) -> Tensor:
+        images, boxes = batch
+        found = self.boxes(self.backbone(images).flatten(1))
+        return torch.stack([(wanted - one).abs().mean() for one, wanted in zip(found, boxes, strict=True)]).mean()
+
+
+class TabularSeries(Base):
+    """A recurrent net with attention over dicts of past values and static features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tft = Temporal()
+
+    def loss(self, batch: Any) -> Tensor:
+        return F.mse_loss(self.tft(batch), batch["future"])
+
+
+class Temporal(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.static, self.encoder = nn.Embedding(4, 16), nn.GRU(8, 16, batch_first=True)
+        self.attention = nn.MultiheadAttention(16, 2, batch_first=True)
+        self.head = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        past, _ = self.encoder(batch["past"])
+        query = self.static(batch["static"]).unsqueeze(1)
+        return self.head(self.attention(query, past, past, need_weights=False)[0].squeeze(1))
+
+
+class SemiSupervised(Classifier):
+    """Two loaders at once, by a CombinedLoader."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        other = self.model(batch["other"][0])
+        return self.loss(batch["labelled"]) + 0.1 * (other - other.mean(0)).square().mean()
+
+
+class SeveralSets(Classifier):
+    """Two validation sets."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self.log(f"set_{dataloader_idx}", self.loss(batch), add_dataloader_idx=False)
+        self.log("val_loss", self.loss(batch), add_dataloader_idx=False) if dataloader_idx == 0 else None
+
+
+class QuasiNewton(Classifier):
+    """LBFGS, which calls the step several times."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+class Tied(Base):
+    """One weight for embedding and output, and a buffer that is not saved."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lm = TiedBody()
+
+    def loss(self, batch: Any) -> Tensor:
+        tokens = batch["input_ids"]
+        return F.cross_entropy(self.lm(tokens[:, :-1]).transpose(1, 2), tokens[:, 1:])
+
+
+class TiedBody(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.dense, self.out = nn.Embedding(16, 16), nn.Linear(16, 16), nn.Linear(16, 16, bias=False)
+        self.out.weight = self.embedding.weight
+        self.register_buffer("places", torch.linspace(-1, 1, 8).view(8, 1), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens) + self.places[: tokens.shape[1]]
+        return self.out(self.dense(x).tanh())
+
+
+class FineTuned(Convolutional):
+    """A frozen backbone in eval mode under a trained head, which alone is in the checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone.requires_grad_(False)
+
+    def on_train_epoch_start(self) -> None:
+        self.backbone.eval()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.head.parameters(), lr=0.01)
+
+
+class Scheduled(Classifier):
+    """A schedule per step, callbacks, checkpoint keys and predictions of its own; a layer is made late."""
+
+    seen = 0
+
+    def configure_model(self) -> None:
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(4, 4)
+
+    def loss(self, batch: Any) -> Tensor:
+        return self.criterion(self.late(self.model(batch[0])), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, int(self.trainer.estimated_stepping_batches))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def configure_callbacks(self) -> list[Callback]:
+        return [Counting()]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["seen"] = self.seen
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.seen = checkpoint["seen"]
+
+    def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
+        logits = self.late(self.model(batch[0]))
+        return {"class": logits.argmax(1), "logits": logits}
+
+
+class Counting(Callback):
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        pl_module.seen += 1
+
+
+class Player(Base):
+    """Values of actions against a target net that is copied now and then, from an IterableDataset."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 4))
+        self.target = copy.deepcopy(self.values).requires_grad_(False)
+
+    def loss(self, batch: Any) -> Tensor:
+        state, action = batch
+        reward = 1 + 0.9 * self.target(state.flip(-1)).amax(1)
+        return F.smooth_l1_loss(self.values(state).gather(1, action.view(-1, 1))[:, 0], reward)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx % 2:
+            self.target.load_state_dict(self.values.state_dict())

@@ -161,13 +161,6 @@ class Both(LitNet):
         return [SGD(self.net.parameters(), lr=0.1), SGD(self.head.parameters(), lr=0.1)]
 
 
-class Silent(LitNet):
-    """Returns no loss."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        super().training_step(batch, batch_idx)
-
-
 class Checkpointing(LitNet):
     """Has a callback that saves checkpoints."""
 

@@ -30,13 +30,6 @@ class Whole(Sized):
         super().__init__(**options, drop_last=True)
 
 
-class Optioned(Sized):
-    """Passes its options on."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-
-
 class Streaming(Sized):
     """A DataLoader of an iterable dataset of unknown length."""
 

@@ -34,6 +34,11 @@ class Compression(Callback):
     def total_steps(self, trainer: Trainer) -> int:
         """Return the steps of the whole run as `steps_of` counts them; raise UserError if the run has no end."""
         steps = trainer.estimated_stepping_batches
+        if steps < 0:  # Lightning returns max_steps
+            raise UserError(
+                "trainer.max_steps=-1: the training data have no length, and compression needs an end. Set "
+                "trainer.limit_train_batches=<batches> or trainer.max_steps."
+            )
         if steps == float("inf"):
             raise UserError(
                 "trainer.max_epochs=-1 and trainer.max_steps=-1: compression needs an end. Set one of them."

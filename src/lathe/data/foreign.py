@@ -56,7 +56,7 @@ class ModuleDataModule(LightningDataModule):
 
 
 def share(datamodule: Any, seed: int, own: bool = False) -> None:
-    """Make a plain data module's hooks return exact loaders, or with `own` the user's; add two more hooks."""
+    """Make a plain data module's hooks return exact loaders, unless `own`; add `test_split` and `eval_loader`."""
     if isinstance(datamodule, ExactDataModule):
         return
     hooks = {name: getattr(datamodule, name) for name in HOOKS if is_overridden(name, datamodule, LightningDataModule)}

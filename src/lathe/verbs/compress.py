@@ -109,7 +109,8 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
 
 def own_metrics(task: Any, config: dict[str, Any], datamodule: Any, folder: Path) -> Metrics:
     """Return what the steps of a LightningModule log, for validation and, with test=true, for testing."""
-    trainer = make_trainer(config, folder, task.own_callbacks(), [Discard()])
+    options = {**config["trainer"], "inference_mode": False}  # a step may need gradients
+    trainer = make_trainer({**config, "trainer": options}, folder, task.own_callbacks(), [Discard()])
     trainer.validate(task.driven, datamodule=datamodule, verbose=False)
     found = numbers(trainer.callback_metrics)
     if config["test"]:

@@ -20,7 +20,6 @@ from lathe.errors import require
 from lathe.files import followed, require_file, write_atomically
 from lathe.images.files import SUFFIXES
 from lathe.loggers import Discard
-from lathe.runs import inference
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.rundir import OWN_FILES, RunDir
@@ -43,6 +42,9 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     path = run.checkpoint(request["checkpoint"], "checkpoint")
     task: Task = make_task(cfg, train=False)
+    if isinstance(task, LightningTask) and request.get("trainer", {}).get("inference_mode") is None:
+        # its validation step may need gradients, which it has in a fit
+        cfg = {**cfg, "trainer": {**cfg["trainer"], "inference_mode": False}}
     to_double(task, cfg)
     state = read_checkpoint(path)
     restore(task.net, state, str(path))
@@ -84,8 +86,6 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     request = cfg["request"]
     split = request["split"]
     check_request(request)
-    if request.get("trainer", {}).get("inference_mode") is None and inference.is_lightning(cfg):
-        cfg["trainer"]["inference_mode"] = False  # a validation step may need gradients, which it has in a fit
     task, trainer = rebuild(cfg)
     datamodule = make_data(cfg)
     has = is_overridden(f"{split}_dataloader", datamodule, LightningDataModule)

@@ -1,0 +1,67 @@
+"""Runs of the LightningModules of support.modules."""
+
+from pathlib import Path
+from typing import Any
+
+from lathe.runs import rundir
+from lathe.runs.rundir import RunDir
+from support.own_lightning import QUICK
+from support.runs import config
+
+# of each module: its core, if it must be named, and the kind of its samples
+MODULES = {
+    "Classifier": (None, "image"),
+    "Convolutional": (None, "image"),
+    "VAE": (None, "image"),
+    "GAN": ("generator", "image"),
+    "UNet": (None, "image"),
+    "Recurrent": (None, "sequence"),
+    "LanguageModel": (None, "text"),
+    "TextClassifier": (None, "text"),
+    "SimCLR": ("encoder", "views"),
+    "SelfTaught": ("student", "image"),
+    "Alternating": ("body", "image"),
+    "Prepared": (None, "image"),
+    "Flow": (None, "image"),
+    "Diffusion": (None, "image"),
+    "Energy": (None, "image"),
+    "GraphNet": (None, "graph"),
+    "Detector": ("backbone", "boxes"),
+    "TabularSeries": (None, "series"),
+    "SemiSupervised": (None, "combined"),
+    "SeveralSets": (None, "several"),
+    "QuasiNewton": (None, "image"),
+    "Tied": (None, "text"),
+    "FineTuned": ("head", "image"),
+    "Scheduled": ("model", "image"),
+    "Player": ("values", "stream"),
+}
+QUIET = (
+    "compression.receipt=none",
+    "test=false",
+    "callbacks.checkpoint.monitor=val_loss",
+    "callbacks.checkpoint.mode=min",
+)
+
+
+def cfg_of(folder: Path, name: str, *words: str) -> dict[str, Any]:
+    core, kind = MODULES[name]
+    node = f"model.net={{_target_: support.modules.{name}}}"
+    words = (*QUICK, *QUIET, node, f"model.core={core or 'null'}", *words)
+    cfg = config(*words, f"paths.log_dir={folder}")
+    del cfg["sweep"]
+    cfg["data"] = {"_target_": "support.modules.Data", "kind": kind}
+    rundir.create(folder, cfg, list(words))
+    return cfg
+
+
+def request(run: RunDir, command: str, *words: str) -> dict[str, Any]:
+    """Return what a command on a finished run passes to its job."""
+    asked = config(f"run={run.path}", "trusted=[support]", *words, name=command)
+    cfg = run.config
+    cfg["trainer"] |= asked["trainer"]
+    return {**cfg, "strategy": asked["strategy"], "request": asked}
+
+
+def directory(cfg: dict[str, Any]) -> Path:
+    return Path(cfg["paths"]["run_dir"])
