@@ -136,14 +136,15 @@ def explain_overrides(
     Composes the configuration in `folder` again, adding one override after the other. None if `error` is something
     else.
     """
+    first = hydra_message(error, groups)
     if isinstance(error, InvalidOverrides):
         messages, left = list(error.args), list(error.valid)
-    elif isinstance(error, UserError) or (first := hydra_message(error, groups)) is None:
+    elif isinstance(error, UserError) or first is None:
         return None
     else:
         messages, left = [], find_split_words(words)[1]
     if folder is None or any(word.startswith("-") for word in words):  # a sweep, or other configuration files
-        return UserError(*(messages or [first]))
+        return UserError(*(messages or [str(first)]))
     taken: list[str] = []
     refused: list[str] = []
     cfg = DictConfig({})
@@ -158,7 +159,7 @@ def explain_overrides(
             messages.append(hydra_message(refusal, groups) or str(refusal))
             refused.append(key_of(word))
     if not messages:
-        return UserError(first)
+        return UserError(str(first))
     return UserError(*dict.fromkeys(messages), *_invalid_values(cfg, verb, taken))
 
 
