@@ -133,12 +133,12 @@ def explain_overrides(
 ) -> UserError | None:
     """The messages for all overrides in `words` that are refused, where Hydra stops at the first with `error`.
 
-    Composes the configuration in `folder` again, adding one override after the other. None if `error` is something
-    else.
+    Composes the configuration in `folder` again without each refused override. None if `error` is something else.
     """
+    first = hydra_message(error, groups)
     if isinstance(error, InvalidOverrides):
         messages, left = list(error.args), list(error.valid)
-    elif isinstance(error, UserError) or (first := hydra_message(error, groups)) is None:
+    elif isinstance(error, UserError) or first is None:
         return None
     else:
         messages, left = [first], find_split_words(words)[1]

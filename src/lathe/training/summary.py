@@ -39,6 +39,9 @@ def print_summary(result: dict[str, Any], run: RunDir, console: Console | None =
         table.add_row("samples/s", f"{result['samples_per_s']:,.0f}")
     if result.get("epoch_s"):
         table.add_row("seconds per epoch (median)", f"{result['epoch_s']:.2f}")
+    for name, title in (("peak_gpu_bytes", "peak memory, GPU"), ("peak_resident_bytes", "peak memory, resident")):
+        if result.get(name):
+            table.add_row(title, f"{result[name] / 2**30:.2f} GiB")
     table.add_row("seconds", f"{result['seconds']:.1f}")
     title = f"Run complete: {ended}" if ended else "Run complete"
     console.print(title, style="italic", soft_wrap=True, highlight=False, markup=False)
