@@ -15,7 +15,6 @@ from lathe import trust
 from lathe.errors import UserError
 from lathe.runs.inference import open_net
 from lathe.training.train import train
-from lathe.verbs.load import load
 
 Cli = Callable[..., tuple[int, str]]
 NO_DATA = ("data=cifar10", "data.source.download=false")
@@ -78,5 +77,3 @@ def test_what_asks_for_a_nets_outputs_is_refused(tmp_path: Path) -> None:
     sentence = "it has trained a LightningModule as it is, and nobody knows what that takes and answers"
     with pytest.raises(UserError, match=sentence):
         open_net(directory)
-    with pytest.raises(UserError, match=sentence):
-        load(directory).predict(str(tmp_path))
