@@ -234,8 +234,9 @@ def matrix(cases: list[dict[str, Any]], part: str, request: dict[str, Any]) -> s
         for strategy in request["strategies"]
     ]
     lines = ["| " + " | ".join(row) + " |\n" for row in (["strategy", *columns], ["---"] * (len(columns) + 1), *rows)]
-    alone = max((case["evaluated"] for case in works if "evaluated" in case), default=float("nan"))
-    text = f"{len(works)} combinations run; one process finds their test losses again to within {alone:.0e}.\n"
+    alone = [case["evaluated"] for case in works if "evaluated" in case]
+    found = f"; one process finds their test losses again to within {max(alone):.0e}" if alone else ""
+    text = f"{len(works)} combinations run{found}.\n"
     if part == "plain":
         nets = f"{', '.join(request['models'])}, each with compile={' and '.join(request['compiles'])}"
         regional = " and ".join(REGIONAL)
