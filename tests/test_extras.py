@@ -7,9 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.runs import ROOT, SMALL, new_run, runs
+from support.runs import ROOT, SMALL, runs
 
-import lathe.training.train
 from lathe.errors import uninstalled
 
 Cli = Callable[..., tuple[int, str]]
@@ -55,16 +54,3 @@ def test_training_with_channels_removed_is_refused_at_once(
         "Error: removing channels: torch_pruning can't be imported: pip install -e '.[compress]'.\n",
     )
     assert runs(tmp_path / "logs") == []
-
-
-def test_a_run_whose_receipt_will_lack_onnx_says_so_before_it_trains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    block(monkeypatch, "onnxruntime")
-    told = (
-        r"compression\.receipt=quick will be without ONNX Runtime: onnxruntime can't be imported: pip install -e "
-        r"'\.\[export\]'"
-    )
-    monkeypatch.setattr("lathe.training.train.interruptible", lambda *words: pytest.fail("trained before it warned"))
-    with pytest.warns(UserWarning, match=told), pytest.raises(pytest.fail.Exception):
-        lathe.training.train.train(new_run(tmp_path, *SMALL, "compression=prune"))

@@ -49,6 +49,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     return RunDir(cfg["paths"]["run_dir"])
 
 
+@pytest.fixture(scope="module")
+def wider(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, "model.net.width=32", "seed=1")
+    train(cfg)
+    return RunDir(cfg["paths"]["run_dir"])
+
+
 def request(run: RunDir, *overrides: str) -> dict[str, Any]:
     """What `launch_on_run` hands to the job."""
     asked = config(f"run={run.path}", "trainer.accelerator=cpu", *overrides, name="receipt")

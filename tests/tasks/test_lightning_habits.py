@@ -39,7 +39,7 @@ def test_two_ranks_agree_or_say_why_not(tmp_path: Path) -> None:
     for gathered, halved in on_ranks(on_two, waiting, gathering, divided):
         assert gathered.startswith("Gathers.all_gather: ")
         assert halved == (
-            "data: Divided has batch_size=16 and a train_dataloader of 8, its 2th part: the DataLoader's batch_size is "
+            "data: Divided has batch_size=16 and a train_dataloader of 8: the DataLoader's batch_size is "
             "the global batch, which Lathe divides among the 2 replicas itself, so give it all of batch_size."
         )
     home = Path(waiting["paths"]["run_dir"])

@@ -83,6 +83,11 @@ def gradient_clipping(cfg: Config) -> Iterator[str]:
     clip = cfg["trainer"].get("gradient_clip_val")
     if not clip and cfg["trainer"].get("gradient_clip_algorithm") == "value":
         yield f"trainer.gradient_clip_algorithm=value clips nothing with trainer.gradient_clip_val={shown(clip)}."
+    if cfg["optimizer"].get("fused") is True and cfg["precision"].get("name") == "16-mixed" and clip:
+        yield (
+            "optimizer.fused=true unscales the gradients of precision=16-mixed after they were clipped by "
+            f"trainer.gradient_clip_val={clip}: use optimizer.fused=false."
+        )
 
 
 def precision_of_strategy(cfg: Config) -> Iterator[str]:

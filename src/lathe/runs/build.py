@@ -39,7 +39,7 @@ def make_data(cfg: dict[str, Any], train: bool = False) -> Any:
     else:
         from lathe.data.foreign import share  # our own data modules have exact loaders
 
-        share(datamodule, cfg["seed"])
+        share(datamodule, cfg["seed"], own=cfg["trainer"].get("use_distributed_sampler", False))
     return datamodule
 
 

@@ -99,7 +99,8 @@ def compress(
         if qat is not None:
             freeze_observers(module)
         for name, method in after.items():
-            found[f"{name}/layers"] = len(method.act(module, inputs).layers)
+            done = method.quantize(module, inputs, method.plan, method.overrides, key=method.key)
+            found[f"{name}/layers"] = len(done.layers)
     print("compress:", ", ".join(f"{name} {round(value, 4):g}" for name, value in found.items()))
     return module
 
