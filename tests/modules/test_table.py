@@ -27,6 +27,7 @@ from lathe.verbs.load import load
 __all__ = ["interruption"]  # a fixture
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PRUNE = ("compression.prune.head=true", "compression.prune.sparsity=0.5", "compression.prune.start=0")
+ALL = "to the bit | yes | yes | yes | yes"
 # what a refusal says, in a few words
 WORDS = {
     "draws random numbers": "refused: draws random numbers",
@@ -100,7 +101,7 @@ def row_of(folder: Path, name: str, interruption: Interruption) -> str:
         lambda: compressed(folder, name),
         lambda: exported(whole),
     )
-    return f"| `{name}` | {' | '.join(outcome(cell) for cell in cells)} |"
+    return " | ".join(outcome(cell) for cell in cells)
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name != "Prepared"])
@@ -111,4 +112,8 @@ def test_a_row_of_the_table(
     monkeypatch.setattr(parity, "_run", probe)
     row = row_of(tmp_path, name, interruption)
     page = (ROOT / "docs" / "own_modules.md").read_text()
-    assert row in page.splitlines()
+    if row == ALL:
+        (line,) = (line for line in page.splitlines() if line.startswith("All of that: "))
+        assert f"`{name}`" in line
+    else:
+        assert f"| `{name}` | {row} |" in page.splitlines()

@@ -91,11 +91,13 @@ class Family:
             values = [row.typed() for row in choice.rows if row.default and row.default != shown[row.key]]
             name = f"- `{choice.name}`: " if more else ""
             sets = f" Sets {', '.join(values)}." if values else ""
-            lines.append(f"{name}{_escaped(choice.text.removesuffix('.'))}.{sets}\n")
+            text = _escaped(choice.text.removesuffix(".")) + "." * (choice.text[-1:] not in ("", ":"))
+            lines.append(f"{name}{text}{sets}\n" if name or text or sets else "")
         title = ", ".join([_code(first.title), *(_code(choice.name) for choice in more)])
         built = "".join(f" ({_code(name)})" for name in first.classes)
         own = [row for row in self.rows if replace(row, default="") not in shared]
-        return f"## {title}{built}\n\n{''.join(lines).strip()}\n\n{_list(own)}"
+        parts = [f"## {title}{built}", "".join(lines).strip(), _list(own)]
+        return "\n\n".join(part for part in parts if part)
 
 
 class Book:
