@@ -1,4 +1,4 @@
-"""Notebooks run unchanged from the first cell to the last."""
+"""Notebooks run unchanged from the first cell to the last, and show outputs."""
 
 from pathlib import Path
 
@@ -8,13 +8,14 @@ from support.runs import ROOT
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
-def test_there_are_notebooks_without_outputs() -> None:
+def test_notebooks_show_what_they_print() -> None:
+    """After a change: run them again with `python -m jupyter nbconvert --to notebook --execute --inplace`."""
     import nbformat
 
     assert NOTEBOOKS
     for path in NOTEBOOKS:
-        notebook = nbformat.read(path, as_version=4)
-        assert all(not cell.get("outputs") for cell in notebook.cells), f"{path.name} holds outputs: clear them"
+        cells = nbformat.read(path, as_version=4).cells
+        assert any(cell.get("outputs") for cell in cells), path.name
 
 
 @pytest.mark.slow
