@@ -9,7 +9,7 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def test_notebooks_show_what_they_print() -> None:
-    """After a change: run them again with `python -m jupyter nbconvert --to notebook --execute --inplace`."""
+    """After a change: run them again with `jupyter execute --inplace notebooks/*.ipynb`."""
     import nbformat
 
     assert NOTEBOOKS
