@@ -84,11 +84,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 # The slowest files start first, of the default suite and of the slow one: all workers end at about the same time.
 LONGEST = (
-    *("laws/test_law3_interruption.py", "strategies/test_whole_step.py", "strategies/test_compilation.py"),
-    *("tasks/test_lightning_module.py", "config/test_choices.py", "launch/sweep/test_grid.py"),
-    *("data/test_transfer.py", "callbacks/test_channels.py"),
+    *("laws/test_law3_interruption.py", "config/test_choices.py", "tasks/test_lightning_module.py"),
+    *("launch/sweep/test_grid.py", "strategies/test_fsdp.py", "strategies/test_tensor.py", "modules/test_modules.py"),
+    *("callbacks/test_distill.py", "laws/test_law7_mistakes.py", "laws/test_steps_per_call.py"),
     *("test_gpu_acceptance.py", "test_faults.py", "test_readme.py", "laws/test_law2_strategies.py", "test_losses.py"),
-    *("strategies/test_pipeline.py", "export/test_executorch.py", "verbs/export/test_matrix.py", "test_user_clone.py"),
+    *("modules/test_table.py", "verbs/export/test_matrix.py", "strategies/test_pipeline.py", "test_user_clone.py"),
 )
 
 

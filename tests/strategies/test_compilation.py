@@ -182,6 +182,7 @@ def _run(rank: int, cfg: dict[str, Any]) -> None:
     lathe.training.train.train(cfg)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_on_one_process_and_on_two(tmp_path: Path) -> None:
     found = []
     for name, words in {

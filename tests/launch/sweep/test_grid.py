@@ -98,6 +98,7 @@ def test_failed_jobs_are_tried_again_alone(tmp_path: Path) -> None:
     assert runs(tmp_path / "logs") == first  # it resumed in its own directory
 
 
+@pytest.mark.slow
 def test_a_job_that_hangs_is_killed_for_its_silence(tmp_path: Path) -> None:
     more = ("+callbacks.hangs={_target_: support.sweep_parts.Hangs}", "sweep.silence=5")
     done = run("-m", *WORDS, "seed=1,2", *more, cwd=tmp_path)

@@ -21,6 +21,7 @@ GRID = (*SEARCH, *QUICK, "sweep.space={optimizer.lr: [0.3, 0.000001]}", "sweep.s
 ONE = (*SEARCH, *QUICK, "sweep.space={optimizer.lr: [0.3]}", "sweep.trials=1", "sweep.repeats={seed: [1, 2, 3]}")
 
 
+@pytest.mark.slow
 def test_the_study_is_told_the_means_of_a_trials_runs(tmp_path: Path) -> None:
     objectives = "sweep.objectives=[val/accuracy,parameters]"
     done = check(run(*GRID, "sweep.repeats={seed: [3, 4], data.share: [0.5]}", objectives, cwd=tmp_path))
@@ -38,6 +39,7 @@ def test_the_study_is_told_the_means_of_a_trials_runs(tmp_path: Path) -> None:
     assert done.stdout.count("Best ") == len(study.best_trials)
 
 
+@pytest.mark.slow
 def test_a_trial_that_falls_behind_is_cut_short(tmp_path: Path) -> None:
     """All of its first two runs are below those of the first trial: p = 1/4."""
     pruner = "sweep.pruner={_target_: optuna.pruners.WilcoxonPruner, p_threshold: 0.3}"

@@ -89,6 +89,7 @@ def test_a_machine_that_is_killed_takes_its_trial_up_again(tmp_path: Path) -> No
     assert trials(tmp_path)[0].value == RunDir(begun).result["val/accuracy"]
 
 
+@pytest.mark.slow
 def test_the_points_of_a_grid_are_shared_out(tmp_path: Path) -> None:
     words = [word for word in SEARCH if not word.startswith("sweep.s")]
     grid = (*words, *QUICK, "sweep.space={seed: [1, 2]}", "sweep.sampler=grid", storage(tmp_path))
