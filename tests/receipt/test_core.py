@@ -74,6 +74,14 @@ def test_a_pruned_classifier_beside_the_run_that_it_started_from(tmp_path: Path,
     assert "Verdict: " in (run.path / "receipt.md").read_text()
 
 
+def test_the_dense_run_may_have_named_no_core(tmp_path: Path, no_onnx: None) -> None:
+    dense = fit(tmp_path / "dense", "Convolutional", "image")
+    words = (*PRUNE, "compression.prune.head=true", "model.core=backbone", f"ckpt_path={dense.path}")
+    found: dict[str, Any] = fit(tmp_path / "pruned", "Convolutional", "image", *words).receipt
+    assert found["size"]["parameters"] == found["dense"]["size"]["parameters"] < dense.result["parameters"]
+    assert found["size"]["non_zero"] < found["dense"]["size"]["non_zero"]
+
+
 def test_a_core_of_several_inputs(tmp_path: Path, no_onnx: None) -> None:
     """The untrained dense net has no metric."""
     run = fit(tmp_path, "Recurrent", "sequence", *PRUNE)

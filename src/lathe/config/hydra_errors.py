@@ -112,7 +112,9 @@ def _unknown_key(key: str, parent: Any, groups: Groups) -> str:
         return f"{key}: the run has no {last} in {prefix}. Add it: {prefix}=[{chosen}]."
     if prefix in groups and names in ([], ["enabled"]):  # compile=none has a switch
         others = [f"{prefix}={name}" for name in groups[prefix] if name != "none"]
-        return f"{key}: {prefix}=none has no keys. Choose another: {', '.join(others)}."
+        of_module = prefix in ("optimizer", "scheduler")
+        hint = f" A LightningModule has its own, an argument: +model.net.{last}=..." if of_module else ""
+        return f"{key}: {prefix}=none has no keys. Choose another: {', '.join(others)}.{hint}"
     leaves = [f"{prefix}.{leaf}" if prefix else leaf for leaf in _keys_ending_in(last, parent)]
     hint = f"did you mean {' or '.join(leaves)}?" if leaves else did_you_mean(last, names)
     if last in groups and last != prefix and prefix and not hint.startswith("did you mean"):
@@ -141,9 +143,9 @@ def explain_overrides(
     elif isinstance(error, UserError) or first is None:
         return None
     else:
-        messages, left = [first], find_split_words(words)[1]
+        messages, left = [], find_split_words(words)[1]
     if folder is None or any(word.startswith("-") for word in words):  # a sweep, or other configuration files
-        return UserError(*messages)
+        return UserError(*(messages or [str(first)]))
     while not isinstance(cfg := _composed(folder, verb, left), DictConfig):
         valid, refused = 0, len(left)  # so many words compose, and so many do not with the error `cfg`
         while refused - valid > 1:
@@ -158,7 +160,7 @@ def explain_overrides(
             return UserError(*dict.fromkeys(messages))
         key = key_of(left.pop(refused - 1))
         left = [word for word in left if not key_of(word).startswith(f"{key}.")]  # keys of a choice that is not there
-    return UserError(*dict.fromkeys(messages), *_invalid_values(cfg, verb, left))
+    return UserError(*(dict.fromkeys(messages or [str(first)])), *_invalid_values(cfg, verb, left))
 
 
 def _composed(folder: Path, verb: str, words: Sequence[str]) -> DictConfig | Exception:

@@ -57,7 +57,9 @@ def check_command(cfg: DictConfig, resolved: dict[str, Any], cross_checks: Seque
     """
     hydra = HydraConfig.get()
     is_sweep = hydra.mode == RunMode.MULTIRUN
-    command, choices, typed = str(hydra.job.config_name), hydra.runtime.choices, typed_overrides()
+    command, choices = str(hydra.job.config_name), hydra.runtime.choices
+    # a run's place in its sweep has been taken out of `cfg` by now
+    typed = [item for item in typed_overrides() if "sweep" in cfg or not key_of(item).startswith("sweep.")]
     require(
         is_sweep or choices.get("launch") != "slurm",
         "launch=slurm submits the jobs of a sweep. Add -m, or use scripts/slurm/train.sbatch for a single run.",

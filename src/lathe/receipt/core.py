@@ -33,8 +33,10 @@ class CoreReceipt(Receipt):
         self.net = self._flat(self.task.core)
         task, self.notes = self._open_dense(self.baseline)
         try:
-            self.dense: Any = SimpleNamespace(net=self._flat(task.core))
-        except (RuntimeError, TypeError, ValueError, UserError) as error:  # of a core with other inputs
+            # the submodule of the same name: that run may have named another core, or none
+            dense = self._flat(task.net.get_submodule(self.task.core_name))
+            self.dense: Any = SimpleNamespace(net=dense)
+        except (AttributeError, RuntimeError, TypeError, ValueError, UserError) as error:  # of a core with other inputs
             raise UserError(f"baseline={self.baseline} takes other inputs than this run's core.") from error
         self.result = self.run.result if self.run.complete else {}
         given = (self.cfg["callbacks"].get("checkpoint") or {}).get("monitor")

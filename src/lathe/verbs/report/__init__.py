@@ -66,13 +66,14 @@ def runs_frame(runs: str | Sequence[str] = "logs") -> Any:
 
 
 def _folder(output: str | None, named: list[str]) -> Path:
-    """Return the output folder, by default `report` in the folder that contains all runs."""
+    """Return the output folder, by default `report` in the folder that contains all runs, or here."""
     if output is not None:
         folder = Path(output)
     else:
         paths = [path.resolve() for word in named for path in paths_of(word)]
         folders = [path.parent if is_run(path) or path.is_file() else path for path in paths]
-        folder = Path(os.path.commonpath(folders)) / "report"
+        common = Path(os.path.commonpath(folders))
+        folder = Path("report") if common in Path.cwd().parents else common / "report"
     inside = next((above for above in (folder, *folder.absolute().parents) if is_run(above)), None)
     require(inside is None, f"output={folder} lies in the run directory {inside}: name another folder.")
     return folder
