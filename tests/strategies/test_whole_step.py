@@ -154,6 +154,13 @@ def test_a_net_that_can_not_be_captured_is_told(tmp_path: Path, monkeypatch: pyt
         trained(tmp_path, *GRAPH)
 
 
+def test_what_changes_beside_the_learning_rate_is_refused(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SMALL, *GRAPH, "test=false", "optimizer=sgd", "scheduler=none")
+    cfg["scheduler"] = {"_target_": "torch.optim.lr_scheduler.OneCycleLR", "_partial_": True, "max_lr": 0.1}
+    with pytest.raises(UserError, match="something changes momentum of SGD during training"):
+        lathe.training.train.train(cfg)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

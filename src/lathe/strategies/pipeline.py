@@ -460,13 +460,16 @@ def reduce_together(parameters: list[nn.Parameter], group: dist.ProcessGroup, sh
     """
     if not parameters:
         return
-    exists = torch.tensor([float(p.grad is not None) for p in parameters], device=local(parameters[0]).device)
+    missing = [p.grad is None for p in parameters]
+    exists = torch.tensor([0.0 if none else 1.0 for none in missing], device=local(parameters[0]).device)
     dist.all_reduce(exists, dist.ReduceOp.MAX, group=group)
     sums = []
     for p in parameters:
         total = local(torch.zeros_like(p) if p.grad is None else p.grad).contiguous()
         sums.append((p, total, dist.all_reduce(total, group=group, async_op=True)))
-    for (p, total, work), some in zip(sums, exists.tolist(), strict=True):
+    # only a rank without a gradient reads the flags, because that synchronizes the GPU
+    flags = exists.tolist() if any(missing) else [1.0] * len(parameters)
+    for (p, total, work), some in zip(sums, flags, strict=True):
         work.wait()
         if some:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad

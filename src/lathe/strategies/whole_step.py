@@ -65,6 +65,7 @@ class WholeStep:
         self._optimizer: Any = None
         self._hooks: list[Callable[[Tensor], None]] = []
         self._captured = False
+        self._fixed: list[dict[str, Any]] = []
 
     def bind(self, trainer: Any) -> None:
         """Prepare for this Trainer's optimizer and number format, once."""
@@ -132,9 +133,12 @@ class WholeStep:
         numbers = [group["lr"] for group in groups]
         for group, rate, number in zip(groups, self._rates, numbers, strict=True):
             group["lr"] = rate.fill_(number)
+        fixed = _fixed(self._optimizer)
         try:
-            loss, outputs = self._function(batch) if self._captured else self._first_call(batch)
-            self._captured = True
+            loss, outputs = (
+                self._function(batch) if self._captured and fixed == self._fixed else self._first_call(batch)
+            )
+            self._captured, self._fixed = True, fixed
         finally:
             for group, number in zip(groups, numbers, strict=True):
                 group["lr"] = number
@@ -150,7 +154,14 @@ class WholeStep:
         return loss
 
     def _first_call(self, batch: Any) -> tuple[Tensor, Any]:
-        """Run the first step, which is compiled."""
+        """Run a step that has to be compiled; after the first, raise an error for the setting that changed."""
+        if self._captured:
+            now, then = _fixed(self._optimizer), self._fixed
+            name = next(key for new, old in zip(now, then, strict=True) for key in new if new[key] != old[key])
+            raise UserError(
+                f"{KEY}: something changes {name} of {type(self._optimizer).__name__} during training, and only lr may "
+                "change (cycle_momentum=false). Or use compile.scope=net."
+            )
         self._mark_static()
         try:
             return self._function(batch)
@@ -182,6 +193,15 @@ class WholeStep:
         for tensor in (*self._gradients, *self._rates, *kept):
             if isinstance(tensor, Tensor):
                 torch._dynamo.mark_static_address(tensor)
+
+
+def _fixed(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the settings of the optimizer's groups that are constants of the graph."""
+    plain = (bool, int, float, str, tuple, type(None))
+    return [
+        {key: value for key, value in group.items() if key != "lr" and isinstance(value, plain)}
+        for group in optimizer.param_groups
+    ]
 
 
 def compile_task(task: Any, device_type: str, options: Mapping[str, Any], cache: Path | None = None) -> None:
