@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.commands import environment
+from support.commands import environment, start
 from support.documented import mistakes
 from support.runs import ROOT, runs
 
@@ -36,6 +36,9 @@ SKIPPED = {
 ADDED = {
     "python train.py -m experiment=mine": ["trainer.max_epochs=2"],
     "python train.py name=mlp": ["trainer.max_epochs=5"],
+    "python train.py name=auto": ["trainer.max_epochs=3"],
+    "python train.py name=logged": ["trainer.max_epochs=3"],
+    "python train.py name=samples": ["trainer.max_epochs=3"],
     "python train.py -m name=nets": ["trainer.max_epochs=1"],
     "python train.py -m name=search": ["trainer.max_epochs=2"],
     "python train.py name=channels": ["trainer.max_epochs=4", "compression.receipt=none"],
@@ -92,18 +95,22 @@ def test_every_command_composes(command: str) -> None:
 
 
 def run(command: str, folder: Path) -> str:
+    """Return the output; the first command runs in a new Python, as a user's does, the others are forked."""
     path = os.pathsep.join([str(folder / "src"), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, *shlex.split(command)[1:], *(entry(command, ADDED) or [])],
-        cwd=folder,
-        env=environment(PYTHONPATH=path, COLUMNS="200"),
-        capture_output=True,
-        text=True,
-        timeout=600,
-        stdin=subprocess.DEVNULL,
-    )
-    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
+    line = [sys.executable, *shlex.split(command)[1:], *(entry(command, ADDED) or [])]
+    env = environment(PYTHONPATH=path, COLUMNS="200")
+    if command == "python train.py":
+        process = subprocess.Popen(
+            line, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    else:
+        process = start(line, folder, env, merged=True, fork_ranks=True)
+    try:
+        output, _ = process.communicate(timeout=600)
+    finally:
+        process.kill()
+    assert process.returncode == 0, f"{command}\n{output}"
+    return output
 
 
 @pytest.mark.slow

@@ -8,12 +8,25 @@ import os
 from importlib import import_module
 from typing import Any
 
-# How long the threads of torch's OpenMP (libgomp) spin at a barrier before they sleep. On cores that other programs use
-# too, its own 300,000 rounds made training 20 times slower (benchmarks/bench_busy.py). It is read when torch is loaded.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-# Where the faces stand. They are named, not imported: `import lathe` is the first thing that every command does.
+def _spin_count() -> int:
+    """How long the threads of torch's OpenMP (libgomp) spin at a barrier before they sleep.
+
+    On cores that other programs use too, its own 300,000 rounds made training 20 times slower. On idle cores 10,000 are
+    up to a quarter slower than 100,000 (benchmarks/bench_busy.py).
+    """
+    try:
+        with open("/proc/loadavg") as file:  # "0.20 0.18 0.12 1/80 11206": running / all threads of the machine
+            others = int(file.read().split()[3].split("/")[0]) - 1
+    except OSError:  # not Linux, where torch has no libgomp
+        others = 0
+    return 100_000 if others < (os.cpu_count() or 1) / 4 else 10_000
+
+
+if "OMP_WAIT_POLICY" not in os.environ:  # before torch is loaded, which reads it
+    os.environ.setdefault("GOMP_SPINCOUNT", str(_spin_count()))
+
+# Names and their modules. They are named, not imported: `import lathe` is the first thing that every command does.
 _FACES = {
     "compose": "lathe.launch.api",
     "train": "lathe.launch.api",

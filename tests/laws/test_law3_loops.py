@@ -94,13 +94,13 @@ def test_a_validation_amid_accumulation(tmp_path: Path, interruption: Interrupti
 
 
 def test_drawn_runs(tmp_path: Path, interruption: Interruption) -> None:
-    for case in range(5):
+    for case in range(3):
         hold(tmp_path / str(case), interruption, *drawn(case))
 
 
 @pytest.mark.slow
 def test_many_drawn_runs(tmp_path: Path, interruption: Interruption) -> None:
-    for case in range(5, 25):
+    for case in range(3, 25):
         hold(tmp_path / str(case), interruption, *drawn(case))
 
 

@@ -96,7 +96,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(cfg["paths"]["run_dir"])
 
 
-@pytest.mark.parametrize("count", [20, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.slow)])
 def test_a_wrong_value_of_any_key_is_refused_by_its_name(cli: Cli, trained: Path, tmp_path: Path, count: int) -> None:
     typed = os.environ.get("LATHE_FUZZ_SEED", "1")
     seed, found = time.time_ns() // 1_000_000 % 1_000_000 if typed == "clock" else int(typed), []
