@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from support.ranks import on_ranks
 from support.runs import QUIET, SMALL, column, config, weights
 
-from lathe.launch.elastic import run_job
 from lathe.runs import rundir
 from lathe.verbs.evaluate import evaluate
+from lathe.verbs.support import run_cases
 
 STEPS = (
     *QUIET,
@@ -59,6 +60,10 @@ FOUR = {
 }
 
 
+def _run(rank: int, whole: dict[str, Any]) -> None:
+    run_cases(whole)
+
+
 def _train(folder: Path, processes: int, names: list[str], *overrides: str) -> dict[str, Path]:
     """Train all cases in one launch; return the run directories by case."""
     cases, directories = [], {}
@@ -68,7 +73,7 @@ def _train(folder: Path, processes: int, names: list[str], *overrides: str) -> d
         cases.append({**cfg, "case": number})
     notes = folder / "notes.jsonl"
     whole = {**cases[0], "cases": cases, "notes": str(notes)}
-    run_job("lathe.verbs.support:run_cases", whole, processes, whole["launch"])
+    _run(0, whole) if processes == 1 else on_ranks(_run, whole, world=processes, timeout=240)
     lines = [json.loads(line) for line in notes.read_text().splitlines()]
     assert [line["refused"] for line in lines if "refused" in line] == [None] * len(names)
     return directories
