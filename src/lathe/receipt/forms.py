@@ -16,7 +16,7 @@ from lathe import export
 from lathe.errors import UserError
 from lathe.export.inputs import as_list
 from lathe.measure import interleaved, verdict
-from lathe.measure.latency import MARGIN
+from lathe.measure.comparison import MARGIN
 
 CPU = torch.device("cpu")
 Input = Tensor | tuple[Tensor, ...]  # of a net, or of the core of a LightningModule

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from lathe.measure.latency import CLEAR, MARGIN, Latency
-from lathe.measure.latency import verdict as faster_or_slower
+from lathe.measure.comparison import CLEAR, MARGIN, Latency
+from lathe.measure.comparison import verdict as faster_or_slower
 from lathe.measure.plot import beside, lines, scatter
 from lathe.receipt.forms import FLOAT_TWIN, UNCLEAR, told_verdict
 from lathe.runs.rundir import display_path

@@ -1,16 +1,16 @@
 """The peak memory of a process."""
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from lathe.measure import resident
-from lathe.measure.resident import peak_resident, reset_peak
+from lathe.measure.processes import peak_resident, reset_peak
 
-# import only the file: its package would import torch
-ALONE = f"import runpy; peak = runpy.run_path({resident.__file__!r})['peak_resident']; "
+# alone: its module imports torch
+ALONE = f"import sys, psutil; from pathlib import Path\n{inspect.getsource(peak_resident)}peak = peak_resident; "
 
 
 def test_it_is_the_fullest_moment_of_this_process_and_not_of_the_one_that_forked_it() -> None:
