@@ -14,10 +14,10 @@ from support.runs import SMALL, config, new_run
 from lathe import export, trust
 from lathe.errors import UserError
 from lathe.receipt import measured, write
+from lathe.receipt.measured import receipt
 from lathe.runs import inference
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
-from lathe.verbs.receipt import receipt
 
 SHORT = measured.Effort(repeats=5, warmup=1, seconds=1.0)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -16,14 +17,15 @@ from lathe import measure
 from lathe.compression import quantization
 from lathe.compression.structure import structure_of
 from lathe.config.compression_plan import methods
-from lathe.config.metric_names import ENERGY, data_keys
+from lathe.config.metric_names import ENERGY, data_keys, on_test, without_split
 from lathe.config.resolve import data_folder_of, differences, set_data_folder
 from lathe.data.checks import undeclared
 from lathe.data.order import IGNORE
 from lathe.errors import UserError, require
-from lathe.export.inputs import as_list
+from lathe.export.inputs import FlatCore, as_list
 from lathe.files import require_plain, scratch, write_atomically
 from lathe.measure import Agreement, AgreementMeter, PeakMemory, count_macs, count_parameters
+from lathe.measure.calls import Call
 from lathe.receipt import page
 from lathe.receipt.forms import CPU, Form, Input, Module, Target, export_to, on_device, reason, time_forms
 from lathe.runs.build import make_task
@@ -33,6 +35,7 @@ from lathe.runs.inference import Forward, is_lightning, open_data, open_run_net,
 from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
+from lathe.tasks.core import EXAMPLE, record_calls
 
 SECTION = "inference"  # the comparison of runtimes that scripts/benchmark.py adds
 
@@ -55,10 +58,22 @@ class Effort:
     about: str = "60 s"  # time for the whole receipt of a small net
 
 
-FULL = Effort(
-    all_cores=True, compiled=True, targets=("aot_inductor",), repeats=200, warmup=10, seconds=30.0, about="5 min"
-)
-EFFORTS = {"quick": Effort(), "full": FULL}
+EFFORTS = {
+    "quick": Effort(),
+    "full": Effort(
+        all_cores=True, compiled=True, targets=("aot_inductor",), repeats=200, warmup=10, seconds=30.0, about="5 min"
+    ),
+}
+
+
+def receipt(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Measure the requested run (scripts/receipt.py), compare it with the dense net, and return the receipt."""
+    request, run, devices = cfg["request"], RunDir(cfg["paths"]["run_dir"]), cfg["trainer"]["devices"]
+    require(devices in (1, "auto"), f"trainer.devices={devices}: a receipt is measured on one device.")
+    run.checkpoint("best")
+    baseline = Path(request["baseline"]) if request["baseline"] is not None else None
+    with run.locked():
+        return write(run, cfg, baseline, request["effort"])
 
 
 def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) -> dict[str, Any]:
@@ -79,11 +94,7 @@ def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) 
     threads = torch.get_num_threads()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), page.progress(EFFORTS[effort].about) as step:
-            kind = Receipt
-            if is_lightning(run.config):
-                from lathe.receipt import core  # which imports this module
-
-                kind = core.CoreReceipt
+            kind = CoreReceipt if is_lightning(run.config) else Receipt
             found = kind(run, cfg, baseline or _started_from(run), effort, step).measured()
     finally:
         torch.set_num_threads(threads)
@@ -271,7 +282,7 @@ class Receipt:
             if self.effort.compiled:
                 forms.append(Module("dense", self.dense.net, device, compiled=True))
                 forms += [Module("this", self.net, device, bf16, compiled=True) for bf16 in (False, True)]
-        own = "onnx_int8" if _is_quantized(self.net) else "onnx"
+        own = "onnx_int8" if "quantization" in structure_of(self.net) else "onnx"
         exports = [("dense", target, CPU) for target in ("onnx", "weights")]
         exports += [("this", target, CPU) for target in (own, "weights", *self.effort.targets)]
         if "aot_inductor" in self.effort.targets:  # also compiled for a GPU: timed, but not a file of the receipt
@@ -324,6 +335,72 @@ class Receipt:
         return rows
 
 
+class CoreReceipt(Receipt):
+    """The receipt of a user's LightningModule: size and time of its core, called with the inputs of example.pt.
+
+    Metrics are what its own steps have logged under the monitored name, from result.json of this run and the dense one.
+    """
+
+    def open(self, cfg: dict[str, Any]) -> None:
+        self.task, self.cfg = open_run_net(self.run.path, own=True)
+        file = self.run.path / EXAMPLE
+        if file.is_file():
+            self.call = Call.load(file)
+        else:
+            self.call = record_calls(self.task, open_data(self.cfg, self.task).eval_loader("val"))[0]
+        self.net = self._flat(self.task.core)
+        task, self.notes = self._open_dense(self.baseline)
+        try:
+            # the submodule of the same name: that run may have named another core, or none
+            dense = self._flat(task.net.get_submodule(self.task.core_name))
+            self.dense: Any = SimpleNamespace(net=dense)
+        except (AttributeError, RuntimeError, TypeError, ValueError, UserError) as error:  # of a core with other inputs
+            raise UserError(f"baseline={self.baseline} takes other inputs than this run's core.") from error
+        self.result = self.run.result if self.run.complete else {}
+        given = (self.cfg["callbacks"].get("checkpoint") or {}).get("monitor")
+        self.monitor = str(self.result.get("monitor") or given or "the last step, without callbacks.checkpoint.monitor")
+        self.metric, self.undeclared = without_split(self.monitor), None
+        self.split = "test" if self.cfg["test"] else "val"
+
+    def _flat(self, core: nn.Module) -> nn.Module:
+        """Return the core as a function of tensors; itself where it takes and returns one."""
+        flat = FlatCore(core, self.call.args, self.call.kwargs)
+        flat.find_batch()
+        require(flat.has_batch, "model.core: it takes one batch size alone, and a receipt has several.")
+        self.flat = flat
+        with torch.no_grad():
+            plain = isinstance(self.call.example, Tensor) and isinstance(core(flat.example[0].clone()), Tensor)
+        return core.eval() if plain else flat
+
+    def sample(self, n: int) -> Input:
+        rows = self.flat.rows(self.flat.example, n)
+        return rows if isinstance(self.net, FlatCore) else rows[0]
+
+    def same_outputs(self) -> bool:
+        mine, other = (as_list(net(*as_list(self.sample(1)))) for net in (self.net, self.dense.net))
+        return [one.shape for one in mine] == [one.shape for one in other]
+
+    def _metrics(self, forms: Iterable[Form]) -> list[dict[str, Any]]:
+        dense = RunDir(self.baseline) if self.baseline is not None else None
+        results = {"this": self.result, "dense": dense.result if dense is not None and dense.complete else {}}
+        rows = []
+        for of, result in results.items():
+            for split, name in {"val": self.monitor, "test": on_test(self.monitor)}.items():
+                if isinstance(result.get(name), float) and split in ("val", self.split):
+                    where = {"of": of, "backend": "eager", "split": split}
+                    rows.append({**where, "figures": {self.metric: result[name]}, "agreement": None})
+        self.left_out.append(
+            {
+                "form": "metrics of the files, and equal predictions",
+                "reason": "they need the module's own steps: scripts/export.py compares files and their metric",
+            }
+        )
+        if not any(row["split"] == self.split for row in rows):
+            name = on_test(self.monitor) if self.split == "test" else self.monitor
+            self.left_out.append({"form": f"{self.split}/{self.metric}", "reason": f"result.json has no {name}"})
+        return rows
+
+
 def scored(
     task: Task, forward: Forward, batches: Iterable[Any], reference: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[dict[str, float], Agreement | None]:
@@ -354,10 +431,6 @@ def _energy(run: RunDir | None) -> dict[str, float]:
     """Return the joules of the run's training (energy_gpu_j, energy_cpu_j), which device_stats records."""
     result = run.result if run is not None and (run.path / "result.json").is_file() else {}
     return {name: result[name] for name in ENERGY if isinstance(result.get(name), float)}
-
-
-def _is_quantized(net: nn.Module) -> bool:
-    return "quantization" in structure_of(net)
 
 
 def _weights(net: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -404,7 +477,7 @@ def layers(net: nn.Module, sample: Input) -> list[dict[str, Any]]:
     `integer_sparsity` is the share of zeros among the exported integers, including those of rounding.
     """
     macs = count_macs(net, sample).layers
-    quantized = quantization.quantized_layers(net) if _is_quantized(net) else {}
+    quantized = quantization.quantized_layers(net) if "quantization" in structure_of(net) else {}
     return [
         {
             "name": name.removeprefix("core."),  # of a FlatCore

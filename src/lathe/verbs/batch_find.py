@@ -5,9 +5,9 @@ import json
 import math
 import multiprocessing
 import re
-import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from lathe import files
 from lathe.data.base import ExactDataModule
 from lathe.data.shared import SharedLoader
 from lathe.errors import UserError, require, user_location
+from lathe.measure.processes import peak_resident
 from lathe.runs.instantiate import locate
 from lathe.training.dry_run import DryRun, learning_rates
 from lathe.training.trainer_setup import device_type
@@ -144,7 +145,8 @@ def tried(cfg: dict[str, Any], size: int, device: str) -> Try:
     peak = 0
     try:
         while not receive.poll(0.02):
-            peak = max(peak, _resident(process.pid) if device == "cpu" else 0)
+            with suppress(psutil.Error):  # it has just ended
+                peak = max(peak, psutil.Process(process.pid).memory_info().rss if device == "cpu" else 0)
             if limit is not None and peak > limit:
                 return {"fits": False, "peak": peak, "bound": "memory"}
         found: Try = receive.recv()
@@ -163,16 +165,15 @@ def tried(cfg: dict[str, Any], size: int, device: str) -> Try:
     return found
 
 
-def _resident(pid: int | None) -> int:
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:  # it has just ended
-        return 0
-
-
 def _attempt(cfg: dict[str, Any], size: int, device: str, send: Connection) -> None:
+    """Train `find.steps` optimizer steps with batches of `size`, and send what `tried` returns."""
     try:
-        send.send(measured(cfg, size, device))
+        trial = DryRun({**cfg, "data": {**cfg["data"], "batch_size": size}})
+        clock = Clock(None if isinstance(trial.data, ExactDataModule) else size)
+        optimizers = trial.fit(clock).optimizers
+        own = [[type(one).__name__, max(learning_rates(one), default=None)] for one in optimizers]
+        found = {"fits": True, "peak": _peak(device), "seconds": clock.least}
+        send.send(found | {"own": None if cfg["optimizer"] else own})
     except UserError as error:
         few = re.search(r"(?:cannot be filled from|train_dataloader has) (\d+) (?:training )?samples", str(error))
         bound = {"fits": False, "peak": 0, "bound": f"the {few[1]} training samples"} if few else None
@@ -188,17 +189,8 @@ def _attempt(cfg: dict[str, Any], size: int, device: str, send: Connection) -> N
             send.send({"refused": f"the run that is tried fails: {said:.500}{place}: mend it there."})
 
 
-def measured(cfg: dict[str, Any], size: int, device: str) -> Try:
-    """Train `find.steps` optimizer steps with batches of `size`, and return what `tried` returns."""
-    trial = DryRun({**cfg, "data": {**cfg["data"], "batch_size": size}})
-    clock = Clock(None if isinstance(trial.data, ExactDataModule) else size)
-    trainer = trial.fit(clock)
-    own = (
-        None
-        if cfg["optimizer"]
-        else [[type(one).__name__, max(learning_rates(one), default=None)] for one in trainer.optimizers]
-    )
-    return {"fits": True, "peak": _peak(device), "seconds": clock.least, "own": own}
+def _peak(device: str) -> int:
+    return int(torch.cuda.max_memory_reserved()) if device == "cuda" else peak_resident()
 
 
 class Clock(Callback):
@@ -221,7 +213,8 @@ class Clock(Callback):
         if isinstance(loader, SharedLoader):
             given, alone, exact = loader.global_batch_size, loader.n <= loader.global_batch_size, True
         else:
-            given, alone, exact = _samples(batch), trainer.is_last_batch, False
+            sizes = [len(leaf) for leaf in tree_leaves(batch) if torch.is_tensor(leaf) and leaf.ndim]
+            given, alone, exact = (*sizes, LARGEST)[0], trainer.is_last_batch, False
         few = given < size and alone
         require(not few, f"data.batch_size={size} cannot be filled from {given} training samples.")
         name = type(trainer.datamodule).__name__  # type: ignore[attr-defined]  # a connector sets it
@@ -241,19 +234,3 @@ class Clock(Callback):
                 torch.cuda.synchronize()
             now = time.perf_counter()
             self.least, self._last, self._steps = min(self.least, now - self._last), now, trainer.global_step
-
-
-def _samples(batch: Any) -> int:
-    """Return the size of the first dimension of the first tensor of a batch."""
-    sizes = [len(leaf) for leaf in tree_leaves(batch) if torch.is_tensor(leaf) and leaf.ndim]
-    return sizes[0] if sizes else LARGEST
-
-
-def _peak(device: str) -> int:
-    """Return the peak memory of this process in bytes: reserved on the GPU, or resident."""
-    if device == "cuda":
-        return int(torch.cuda.max_memory_reserved())
-    import resource  # not on Windows
-
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024

@@ -47,7 +47,14 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     kind = request["allocate"]
     require(budget is None or bool(tried[kind]), f"budget={budget} with allocate={kind} needs values to choose from.")
     require(latency is None or budget is not None, f"latency={latency} needs a budget in the unit of its times.")
-    times = None if latency is None else _read_latency(latency)
+    times: dict[str, dict[str, float]] | None = None
+    if latency is not None:
+        try:
+            table = json.loads(Path(latency).read_text())
+            times = {name: {f"{float(key):g}": float(time) for key, time in row.items()} for name, row in table.items()}
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            form = "JSON of the form {layer: {value: seconds}}"
+            raise UserError(f"latency={latency} can't be read as {form}: {error}") from error
     task, _ = inference.open_run_net(run.path, "run", request["checkpoint"])
     require(
         "quantization" not in structure_of(task.net),
@@ -96,16 +103,6 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     if "allocation" in report and report["allocation"]["override"] is not None:
         write_atomically(folder / "override.txt", report["allocation"]["override"] + "\n")
     return report
-
-
-def _read_latency(path: str) -> dict[str, dict[str, float]]:
-    try:
-        table = json.loads(Path(path).read_text())
-        return {name: {f"{float(value):g}": float(time) for value, time in row.items()} for name, row in table.items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise UserError(
-            f"latency={path} can't be read as JSON of the form {{layer: {{value: seconds}}}}: {error}"
-        ) from error
 
 
 class _Bench:
