@@ -6,7 +6,8 @@ import pytest
 from scipy import stats
 from support.report_data import report
 
-from lathe.verbs.report.statistics import Interval, compare, corrected, importance, summarise
+from lathe.verbs.report.groups import Interval, compare, corrected, summarise
+from lathe.verbs.report.page import importance
 
 T_975 = {1: 12.706205, 2: 4.302653, 4: 2.776445, 9: 2.262157}  # Student's t, two-sided 5 %, as tables print it
 HOW = Interval()

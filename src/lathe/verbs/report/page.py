@@ -28,8 +28,7 @@ from lathe.files import whole
 from lathe.html_page import style_sheet
 from lathe.verbs.report.assemble import Report, available, counts, left_out
 from lathe.verbs.report.groups import ABSENT, Group, code
-from lathe.verbs.report.statistics import importance
-from lathe.verbs.runs.reader import Curve, Run, finite
+from lathe.verbs.runs.reader import Curve, Run, finite, is_number
 
 MOST = 8  # curves of a run whose metric names have no split
 # Plotly sets style attributes, which can't be hashed; styles can't load anything here
@@ -40,6 +39,9 @@ POLICY = (
 SCRIPTS = ("page.js", "plots.js")
 POINTS = 100  # at most, of a curve, which looks like the original in a plot of 400 pixels
 ALL_POINTS = 400_000  # of all curves; keeps the page below 3 MB
+MINIMUM = 20  # complete runs: in 1 of 20 cases chance gives a factor of two levels 18 %; with ten runs 37 %
+CUT = 4  # numeric factors with more values are cut into this many bins
+WAY = 0.3  # rank correlation from which a direction is reported
 
 
 def page_data(report: Report, folder: Path = Path()) -> dict[str, Any]:
@@ -155,6 +157,52 @@ def _kept(length: int, most: int) -> list[int]:
     if length <= most:
         return list(range(length))
     return sorted({round(i * (length - 1) / (most - 1)) for i in range(most)})
+
+
+def importance(data: dict[str, Any]) -> dict[str, Any]:
+    """Return rows of factor, share (0 to 1), levels and direction; or `why` there are none.
+
+    The share is epsilon squared of the Kruskal-Wallis test (Kelley, 1935; Tomczak and Tomczak, 2014): the variance of
+    ranks between a factor's levels, corrected for chance, at least 0. Numeric factors with more than `CUT` values are
+    cut into `CUT` bins of about equal size, so that an optimum in the middle counts. The direction is Spearman's rank
+    correlation of numbers, None if it is weaker than `WAY`. `data` is that of the page.
+    """
+    scored = [(run["metrics"].get(data["metric"]), run) for run in data["runs"] if run["state"] == "complete"]
+    runs = [(value, run["factors"]) for value, run in scored if is_number(value) and value == value]
+    found: dict[str, Any] = {"rows": [], "why": None, "n": len(runs), "cut": CUT}
+    if len(runs) < MINIMUM:
+        have = "run has" if len(runs) == 1 else "runs have"
+        why = f"{len(runs)} complete {have} {data['metric']}, and importance needs {MINIMUM}: of fewer, "
+        return found | {"why": f"{why}a factor that does nothing looks important by chance."}
+    values = [value for value, _ in runs]
+    if len(set(values)) == 1:
+        return found | {"why": f"Every complete run has the same {data['metric']}: there is nothing to explain."}
+    rows = [_importance_row(factor, [own.get(factor) for _, own in runs], values) for factor in data["factors"]]
+    known = sorted((row for row in rows if row is not None), key=lambda row: -row["share"])
+    return found | {
+        "rows": known,
+        "why": None if known else "No factor has levels with two runs each: there is nothing to average over.",
+    }
+
+
+def _importance_row(factor: str, levels: Sequence[Any], metric: Sequence[float]) -> dict[str, Any] | None:
+    from scipy import stats
+
+    numbers, n = all(map(is_number, levels)), len(levels)
+    if numbers and len(set(levels)) > CUT:
+        names = [str(min(CUT - 1, int(CUT * (rank - 0.5) / n))) for rank in stats.rankdata(levels)]
+    else:
+        names = list(map(repr, levels))
+    by: dict[str, list[float]] = {}
+    for name, value in zip(names, metric, strict=True):
+        by.setdefault(name, []).append(value)
+    k = len(by)
+    if k < 2 or 2 * k > n:
+        return None
+    explained = float(stats.kruskal(*by.values()).statistic) / (n - 1)
+    share = max(0.0, 1 - (1 - explained) * (n - 1) / (n - k))
+    way = float(stats.spearmanr(levels, metric).statistic) if numbers else 0.0
+    return {"factor": factor, "share": share, "levels": k, "direction": way if abs(way) >= WAY else None}
 
 
 def with_short_curves(data: dict[str, Any]) -> dict[str, Any]:

@@ -30,14 +30,8 @@ from lathe.runs.rundir import RunDir, display_path, suggest_folder
 UNITS = ("B", "kB", "MB", "GB", "TB")
 COLUMNS = ("name", "date", "state", "seed", "tags", "objective", "steps", "size")  # besides metrics and keys
 SEEDS = ("seed", "data.fold")
-COUNTS = (
-    "seed",
-    "steps",
-    "epochs",
-    "best_step",
-    "devices",
-    "pruned",
-)  # numbers of result.json that don't measure the model
+# numbers of result.json that don't measure the model
+COUNTS = ("seed", "steps", "epochs", "best_step", "devices", "pruned")
 WITHOUT_RUNS = ("latest", "benchmark", "slurm")  # folders below log_dir
 LARGEST = 1e150  # squares of larger numbers may overflow
 
@@ -171,18 +165,15 @@ class Run:
 
     @cached_property
     def tags(self) -> list[str]:
-        """The tags."""
         found = self.result.get("tags", []) if self.result else self.config.get("tags")
         return [str(word) for word in found] if isinstance(found, list) else []
 
     @property
     def seed(self) -> Any:
-        """The seed."""
         return self.setting("seed")
 
     @property
     def fold(self) -> Any:
-        """The fold of a cross-validation."""
         return self.setting("data.fold")
 
     @cached_property
@@ -244,7 +235,13 @@ def find_runs(named: str | Sequence[str] | None, log_dir: Path | None = None) ->
         entries = list(runs_below(log_dir, WITHOUT_RUNS))
     else:
         words = [named] if isinstance(named, str) else named
-        entries = [entry for word in words for path in paths_of(word) for entry in _entries(path, word)]
+        entries = []
+        for path, word in [(path, word) for word in words for path in paths_of(word)]:
+            below = list(runs_below(path))
+            each = "(each has a config.yaml and an environment.json)"
+            hint = f"it has no run directory {each}; logs/<name> holds the runs of a name."
+            require(bool(below) or is_sweep(path), f"runs={word}: {hint}")
+            entries += below
     found: dict[Path, RunEntry] = {}
     for entry in entries:
         first = found.setdefault((entry.path or entry.file or Path()).resolve(), entry)
@@ -272,16 +269,6 @@ def paths_of(word: str) -> list[Path]:
     short = word[:200]
     require(bool(paths), f"runs={short}: there is no such folder; {suggest_folder(Path(short.split('*')[0]), hint)}")
     return paths
-
-
-def _entries(folder: Path, word: str) -> list[RunEntry]:
-    entries = list(runs_below(folder))
-    require(
-        bool(entries) or is_sweep(folder),
-        f"runs={word}: it has no run directory (each has a config.yaml and an environment.json); "
-        "logs/<name> holds the runs of a name.",
-    )
-    return entries
 
 
 Curve = tuple[list[int], list[float]]
