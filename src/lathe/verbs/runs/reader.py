@@ -236,12 +236,13 @@ def find_runs(named: str | Sequence[str] | None, log_dir: Path | None = None) ->
     else:
         words = [named] if isinstance(named, str) else named
         entries = []
-        for path, word in [(path, word) for word in words for path in paths_of(word)]:
-            below = list(runs_below(path))
-            each = "(each has a config.yaml and an environment.json)"
-            hint = f"it has no run directory {each}; logs/<name> holds the runs of a name."
-            require(bool(below) or is_sweep(path), f"runs={word}: {hint}")
-            entries += below
+        for word in words:
+            for folder in paths_of(word):
+                below = list(runs_below(folder))
+                each = "(each has a config.yaml and an environment.json)"
+                hint = f"it has no run directory {each}; logs/<name> holds the runs of a name."
+                require(bool(below) or is_sweep(folder), f"runs={word}: {hint}")
+                entries += below
     found: dict[Path, RunEntry] = {}
     for entry in entries:
         first = found.setdefault((entry.path or entry.file or Path()).resolve(), entry)
