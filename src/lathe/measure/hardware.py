@@ -96,7 +96,6 @@ class Gpu:
         }
 
     def celsius(self) -> float | None:
-        """Return the temperature of the chip."""
         found = self._ask("nvmlDeviceGetTemperature", self._library.NVML_TEMPERATURE_GPU)
         return None if found is None else float(found)
 
@@ -142,7 +141,6 @@ class Rapl:
 
     @property
     def readable(self) -> bool:
-        """Return whether this process can read any counter."""
         return bool(self._last)
 
     def joules(self) -> float:
@@ -178,7 +176,6 @@ class Meter:
         return bool(self._first) or self._rapl is not None
 
     def start(self) -> None:
-        """Start reading in the background."""
         if self.sees and self._thread is None:
             self._thread = threading.Thread(target=self._run, name="lathe-energy", daemon=True)
             self._thread.start()

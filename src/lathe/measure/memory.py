@@ -28,11 +28,6 @@ class StateBytes:
     gradients: int
     optimizer: int
 
-    @property
-    def model(self) -> int:
-        """Return the bytes of parameters and optimizer state, which sharding divides."""
-        return self.parameters + self.optimizer
-
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
     """Return the storages of this process's shards of `tensors`, each once, by a key of the storage."""
@@ -109,7 +104,7 @@ class SavedActivations:
         self._own = set(storages([*self.net.parameters(), *self.net.buffers(), *self.data]))
         # Registered last, so that it runs after a strategy has gathered the module's parameters.
         self._handles = [module.register_forward_pre_hook(self._note) for module in self.net.modules()]
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda kept: kept.tensor)
         self._hooks.__enter__()
         return self
 
@@ -145,10 +140,6 @@ class _Kept:
         self.key = self.storage._cdata
 
 
-def _unpack(kept: _Kept) -> Tensor:
-    return kept.tensor
-
-
 class PeakMemory(TorchDispatchMode):
     """Measures the peak memory of this process's tensors inside `with`, since the last `reset`.
 
@@ -166,7 +157,6 @@ class PeakMemory(TorchDispatchMode):
 
     @property
     def bytes(self) -> int:
-        """Return the bytes in use now."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
         total, gone = 0, []
@@ -188,7 +178,6 @@ class PeakMemory(TorchDispatchMode):
         return max(self._peak, self.bytes)
 
     def reset(self) -> None:
-        """Start a new peak."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._peak = self.bytes

@@ -16,11 +16,9 @@ from lathe import export
 from lathe.errors import UserError
 from lathe.export.inputs import as_list
 from lathe.measure import interleaved, verdict
-from lathe.measure.comparison import MARGIN
 
 CPU = torch.device("cpu")
 Input = Tensor | tuple[Tensor, ...]  # of a net, or of the core of a LightningModule
-UNCLEAR = "within noise"
 FLOAT_TWIN = {"onnx_int8": "onnx", "aot_inductor": "compiled_fp32"}  # the dense net's form, if it has another name
 
 
@@ -59,7 +57,7 @@ class Module(Form):
     def open(self, x: Input, threads: int) -> Opened:
         copied = self.compiled or self.device != CPU
         net: Callable[..., Tensor] = copy.deepcopy(self.net).to(self.device) if copied else self.net
-        inside = as_list(on_device(x, self.device))
+        inside = [tensor.to(self.device) for tensor in as_list(x)]
         if not self.compiled:
             return Opened(lambda: net(*inside), lambda batch: net(batch.to(self.device)).float().cpu())
         # Exceeding the recompile limit is an error: torch would silently run eagerly.
@@ -119,11 +117,6 @@ def export_to(target: str, net: nn.Module, example: Input, folder: Path, **optio
     finally:
         logging.disable(quiet)
     return path
-
-
-def on_device(x: Input, device: torch.device) -> Input:
-    """Return a net's input on a device."""
-    return x.to(device) if isinstance(x, Tensor) else tuple(tensor.to(device) for tensor in x)
 
 
 def reason(error: BaseException) -> str:
@@ -187,9 +180,3 @@ def time_forms(
             rows.append(row)
         torch.compiler.reset()  # earlier cells' graphs would count towards torch's recompile limit
     return rows
-
-
-def told_verdict(row: Mapping[str, Any], key: str) -> str:
-    """Return the verdict on a row; "within noise" if medians differ, but their ranges overlap."""
-    found = row[f"beside_{key}"] or ""
-    return UNCLEAR if found == "same" and abs(row[f"over_{key}"] - 1) > MARGIN else str(found)

@@ -27,7 +27,7 @@ from lathe.files import require_plain, scratch, write_atomically
 from lathe.measure import Agreement, AgreementMeter, PeakMemory, count_macs, count_parameters
 from lathe.measure.calls import Call
 from lathe.receipt import page
-from lathe.receipt.forms import CPU, Form, Input, Module, Target, export_to, on_device, reason, time_forms
+from lathe.receipt.forms import CPU, Form, Input, Module, Target, export_to, reason, time_forms
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.export_staleness import checkpoint_hash
@@ -36,8 +36,6 @@ from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
 from lathe.tasks.core import EXAMPLE, record_calls
-
-SECTION = "inference"  # the comparison of runtimes that scripts/benchmark.py adds
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ def _started_from(run: RunDir) -> Path | None:
     return next((place for place in places if (place / "config.yaml").is_file() and place.resolve() != own), None)
 
 
-# The comparison of runtimes, and the files
+# The comparison of runtimes that scripts/benchmark.py adds as "inference", and the files
 
 
 def fingerprint(run: RunDir) -> dict[str, Any]:
@@ -124,7 +122,7 @@ def fingerprint(run: RunDir) -> dict[str, Any]:
 def current_comparison(run: RunDir) -> dict[str, Any] | None:
     """Return the comparison of runtimes in the run's receipt if it measured the current weights; else None."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
-        section = run.receipt[SECTION]
+        section = run.receipt["inference"]
         if section["checkpoint"] == fingerprint(run):
             return dict(section)
     return None
@@ -145,8 +143,8 @@ def add_comparison(run: RunDir, section: Mapping[str, Any]) -> bool:
 
 def _put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | None) -> None:
     """Write receipt.svg, receipt.md and last receipt.json; `section` replaces the comparison."""
-    found = {key: value for key, value in receipt.items() if key != SECTION}
-    found |= {} if section is None else {SECTION: dict(section)}
+    found = {key: value for key, value in receipt.items() if key != "inference"}
+    found |= {} if section is None else {"inference": dict(section)}
     texts = {
         "receipt.svg": page.figure(found),
         "receipt.md": page.markdown(found),
@@ -181,7 +179,6 @@ class Receipt:
         )
 
     def open(self, cfg: dict[str, Any]) -> None:
-        """Open both nets, and the data."""
         self.task, self.cfg = open_run_net(self.run.path)
         self.net: nn.Module = self.task.net
         self.dense, self.notes = self._open_dense(self.baseline)
@@ -220,7 +217,6 @@ class Receipt:
         return self.first[torch.arange(n) % len(self.first)].clone()
 
     def measured(self) -> dict[str, Any]:
-        """Return the whole receipt as plain data."""
         kinds = {name: node["kind"] for name, node in methods(self.cfg.get("compression") or {}).items()}
         sample, cores = self.sample(1), measure.usable_cores()
         size, dense = sizes(self.net, sample), sizes(self.dense.net, sample)
@@ -269,7 +265,7 @@ class Receipt:
             for of, net in (("this", self.net), ("dense", self.dense.net)):
                 there = net if device == CPU else copy.deepcopy(net).to(device)
                 for batch in self.effort.batches:
-                    peak = peak_memory(there, on_device(self.sample(batch), device))
+                    peak = peak_memory(there, self.sample(batch))
                     rows.append({"of": of, "device": device.type, "batch": batch, "bytes": peak})
         return rows
 
@@ -442,7 +438,6 @@ def _weights(net: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _zeros(*tensors: Tensor) -> float:
-    """Return the share of zeros in tensors."""
     total = sum(tensor.numel() for tensor in tensors)
     return 1 - sum(int(tensor.detach().count_nonzero()) for tensor in tensors) / total if total else 0.0
 
@@ -502,7 +497,8 @@ def peak_memory(net: nn.Module, x: Input) -> int:
     before = 0
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device) - sum(t.numel() * t.element_size() for t in own)
-    with PeakMemory(device, known=[*own, *as_list(x)]) as memory:
+    inputs = [tensor.to(device) for tensor in as_list(x)]
+    with PeakMemory(device, known=[*own, *inputs]) as memory:
         memory.reset()
-        net(*as_list(x))
+        net(*inputs)
         return memory.peak - before

@@ -11,12 +11,13 @@ from rich.table import Table
 
 from lathe.measure.comparison import CLEAR, MARGIN
 from lathe.measure.plot import beside, scatter
-from lathe.receipt.forms import FLOAT_TWIN, UNCLEAR, told_verdict
+from lathe.receipt.forms import FLOAT_TWIN
 from lathe.runs.rundir import display_path
 
 Row = Mapping[str, Any]
 Receipt = Mapping[str, Any]
 Rows = Sequence[Sequence[str]]
+UNCLEAR = "within noise"
 NOTHING = 1e-3  # a smaller share of zeros is not pruning: any net may have a few
 WIDE = 1.5  # p90 / p10 of the same call: above this, other processes disturbed the measurement
 PACKED = 0.9  # a weights file below this share of the exported file is reported
@@ -93,6 +94,12 @@ def shipped(files: Iterable[Row]) -> Row | None:
     """Return the row of the file that ships."""
     own = {row["target"]: row for row in files if row["of"] == "this"}
     return next((own[target] for target in SHIPS if target in own), None)
+
+
+def told_verdict(row: Mapping[str, Any], key: str) -> str:
+    """Return the verdict on a row; "within noise" if medians differ, but their ranges overlap."""
+    found = row[f"beside_{key}"] or ""
+    return UNCLEAR if found == "same" and abs(row[f"over_{key}"] - 1) > MARGIN else str(found)
 
 
 def sped(row: Row, key: str) -> str:
@@ -392,7 +399,6 @@ def figure(receipt: Receipt) -> str:
 
 
 def times(row: Row) -> str:
-    """Return the median of a row with its percentiles."""
     return f"{row['median_ms']:.3f} ({row['p10_ms']:.3f} to {row['p90_ms']:.3f})"
 
 

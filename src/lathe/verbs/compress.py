@@ -197,7 +197,6 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
 
 
 def show(before: Metrics, after: Metrics, reports: Metrics, run: Path) -> None:
-    """Print the metrics of both nets, the methods' reports, and the new run's directory."""
     table = Table(title="Compressed", title_justify="left")
     for column in ("metric", "before", "after", "change"):
         table.add_column(column, justify="left" if column == "metric" else "right")

@@ -120,7 +120,16 @@ def gpu_check(request: dict[str, Any]) -> int:
             run = "" if run == "." else run
         print(f"{line.outcome:<9} {name}: {line.said} ({line.seconds:.0f} s)", flush=True)
         lines.append(line)
-    print(f"\n{write(output, lines, hardware, request)}\nWritten to {output}")
+    rows = [["what", "", "measured, or said", "s"], ["---"] * 4]
+    rows += [[line.name, line.outcome, line.said.replace("|", "\\|"), f"{line.seconds:.0f}"] for line in lines]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    commands = "\n".join(f"{line.command}   # {line.name}" for line in lines)
+    text = f"# What works on {hardware}, {time.strftime('%Y-%m-%d')}\n\n{table}\n\n```bash\n{commands}\n```\n"
+    write_atomically(output / "results.md", text)
+    environment = {key: value for key, value in describe_environment().items() if key != "git_diff"}
+    facts = {"request": request, "hardware": hardware, "environment": environment, "lines": list(map(asdict, lines))}
+    write_atomically(output / "results.json", json.dumps(facts, indent=2) + "\n")
+    print(f"\n{table}\nWritten to {output}")
     return int(any(line.outcome in ("failed", "timed out") for line in lines))
 
 
@@ -173,17 +182,3 @@ def judge(code: int, printed: str, log_dir: Path) -> tuple[str, str]:
     result = json.loads(found.read_text()) if found else {}
     units = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s", "step_ms": "ms a step", "test/loss": "test loss"}
     return "works", ", ".join(f"{result[key]:,.4g} {unit}" for key, unit in units.items() if result.get(key)) or "done"
-
-
-def write(output: Path, lines: list[Line], hardware: str, request: dict[str, Any]) -> str:
-    """Write results.md and results.json into `output`, and return the table."""
-    rows = [["what", "", "measured, or said", "s"], ["---"] * 4]
-    rows += [[line.name, line.outcome, line.said.replace("|", "\\|"), f"{line.seconds:.0f}"] for line in lines]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    commands = "\n".join(f"{line.command}   # {line.name}" for line in lines)
-    text = f"# What works on {hardware}, {time.strftime('%Y-%m-%d')}\n\n{table}\n\n```bash\n{commands}\n```\n"
-    write_atomically(output / "results.md", text)
-    environment = {key: value for key, value in describe_environment().items() if key != "git_diff"}
-    facts = {"request": request, "hardware": hardware, "environment": environment, "lines": list(map(asdict, lines))}
-    write_atomically(output / "results.json", json.dumps(facts, indent=2) + "\n")
-    return table

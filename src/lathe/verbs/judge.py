@@ -17,7 +17,7 @@ from typing import Any
 
 from lathe import files
 from lathe.config.override_parsing import as_typed
-from lathe.errors import UserError, require
+from lathe.errors import require
 from lathe.verbs.report.assemble import direction_of
 from lathe.verbs.reproduce import project, run_to_end
 from lathe.verbs.runs.reader import Run, find_runs
@@ -63,7 +63,13 @@ def judge(request: dict[str, Any]) -> int:
         runs = [side.run(seed) for side in reversed(sides)][::-1]  # a mistake in the candidate costs no training
         metric = request["metric"] or runs[0].objective[0]
         way = direction_of(metric, runs, request["direction"])
-        values = [_value(run, request["metric"]) for run in runs]
+        values = []
+        for run in runs:
+            name, best = run.objective
+            value = best if request["metric"] in (None, name, "objective") else run.metrics.get(metric)
+            have = ", ".join(dict.fromkeys([name, *run.metrics]))
+            require(value is not None, f"metric={metric}: {run.label} has no such number; it has {have}.")
+            values.append(value or 0.0)
         pairs.append((values[0], values[1]))
         differences = [(b - a) * (1 if way == "max" else -1) for a, b in pairs]
         said = f"seed {seed}: baseline {values[0]:.6g}, candidate {values[1]:.6g}, evidence {evidence(differences):.3g}"
@@ -128,12 +134,3 @@ class Side:
 def _complete(runs: Sequence[Run]) -> dict[Any, Run]:
     """Return the complete runs by their seeds."""
     return {run.seed: run for run in runs if run.state == "complete"}
-
-
-def _value(run: Run, asked: str | None) -> float:
-    name, best = run.objective
-    value = best if asked in (None, name, "objective") else run.metrics.get(str(asked))
-    have = ", ".join(dict.fromkeys([name, *run.metrics]))
-    if value is None:
-        raise UserError(f"metric={asked}: {run.label} has no such number; it has {have}.")
-    return value

@@ -438,7 +438,6 @@ class StepMemory(Callback):
 
 
 def page_of(report: Mapping[str, Any]) -> str:
-    """Return the page of profile.json."""
     facts = [
         str(report["run"]),
         f"{report['checkpoint']}.ckpt",

@@ -273,7 +273,6 @@ def reasons(run: RunDir, moved: bool) -> list[str]:
 
 
 def comparison_text(found: dict[str, Any]) -> str:
-    """Return the comparison as text."""
     title = "Reproduced: weights and metrics are the same bit for bit." if found["reproduced"] else "Not reproduced."
     lines = [title, f"run          {found['run']}", f"again        {found['again']}", f"code         {found['code']}"]
     for name, part in found["weights"].items():

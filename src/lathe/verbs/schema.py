@@ -55,7 +55,6 @@ class Schema:
         self.components = {name: self._parameters(name, part) for name, part in self.parts.items()}
 
     def build(self) -> Json:
-        """Return the whole schema."""
         defs = dict(DEFS)
         known = "|".join(map(name_pattern, self.components))
         defs["own"] = {
@@ -222,8 +221,8 @@ def _components(found: list[Entry], packages: Iterable[str]) -> Iterator[tuple[s
     for item in found:
         is_target = item.name == "_target_" or item.key.endswith(".kind.path")
         if is_target and item.value.partition(".")[0] in OUR_ROOTS:  # a user's are read from `packages`
-            module, _, name = item.value.rpartition(".")
-            yield canonical(item.value), getattr(importlib.import_module(module), name)
+            where, _, name = item.value.rpartition(".")
+            yield canonical(item.value), getattr(importlib.import_module(where), name)
     for package in packages:
         path = getattr(importlib.import_module(package), "__path__", ())
         for name in (package, *(one.name for one in pkgutil.walk_packages(path, f"{package}."))):

@@ -78,7 +78,6 @@ class Report:
 
     @property
     def factors(self) -> list[str]:
-        """The keys that distinguish the groups."""
         return list(self.groups[0].factors)
 
     @cached_property
@@ -111,7 +110,13 @@ def assemble(request: Mapping[str, Any]) -> Report:
     differences = Differences([run for run in runs if run.leaves])
     groups = make_groups(runs, differences, by)
     directions = {metric: direction_of(metric, runs, request["direction"]) for metric in wanted}
-    search = _search_options(runs)
+    search: dict[str, Any] | None = None
+    sweeps = {run.file and run.file.parent.parent for run in runs}
+    if len(sweeps) == 1 and (sweep := sweeps.pop()) is not None:  # all runs are jobs of one sweep, perhaps a search
+        with suppress(UserError, OSError):
+            facts = RunDir(sweep).plain("sweep.yaml")
+            options = facts.get("sweep") if isinstance(facts, dict) else None
+            search = options if isinstance(options, dict) and isinstance(options.get("space"), dict) else None
     baseline = groups[find_baseline(groups, request["baseline"])]
     if search is not None or all(len(group.units) < 2 for group in groups):
         sign = -1 if directions[wanted[0]] == "max" else 1  # best mean first, then no metric, then no complete run
@@ -234,7 +239,6 @@ FRONT = 8  # trials that are listed by number
 
 
 def counts(runs: Sequence[Run]) -> dict[str, int]:
-    """Return the number of runs in each state."""
     found = Counter(run.state for run in runs)
     return {state: found[state] for state in STATES}
 
@@ -303,17 +307,6 @@ def _caveats(
 
 def _have(count: int) -> str:
     return "has" if count == 1 else "have"
-
-
-def _search_options(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Return `sweep` of the one search whose jobs all runs are; None otherwise."""
-    folders = {run.sweep for run in runs}
-    folder = folders.pop() if len(folders) == 1 else None
-    with suppress(UserError, OSError):
-        facts = None if folder is None else RunDir(folder).plain("sweep.yaml")
-        options = facts.get("sweep") if isinstance(facts, dict) else None
-        return options if isinstance(options, dict) and isinstance(options.get("space"), dict) else None
-    return None
 
 
 def _search_note(runs: Sequence[Run], options: Mapping[str, Any], metric: str) -> str:

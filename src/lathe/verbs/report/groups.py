@@ -213,7 +213,6 @@ class Interval:
 
     @property
     def percent(self) -> str:
-        """The confidence as text."""
         return f"{100 * self.confidence:g} %"
 
 
@@ -324,7 +323,6 @@ class Group:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """The values as overrides spell them."""
         return {key: value_text(value) for key, value in self.brief.items()}
 
     @cached_property
@@ -353,12 +351,10 @@ class Group:
 
     @property
     def steps(self) -> float | None:
-        """The mean number of optimizer steps of its units."""
         return _mean([finite(run.result.get("steps")) for run in self.units.values()])
 
     @cached_property
     def cost(self) -> dict[str, float | None]:
-        """The mean of each cost in the receipts of its units."""
         costs = [cost_of(run.receipt) for run in self.units.values()]
         return {name: _mean([cost[name] for cost in costs]) for name in COSTS}
 
@@ -378,7 +374,6 @@ class Group:
 
     @property
     def command(self) -> str:
-        """The commands as one shell line."""
         return " && ".join(self.commands)
 
 

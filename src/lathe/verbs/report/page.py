@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from lathe.config.metric_names import cost_of, is_curve, split_of, without_split
-from lathe.files import whole
 from lathe.html_page import style_sheet
 from lathe.verbs.report.assemble import Report, available, counts, left_out
 from lathe.verbs.report.groups import ABSENT, Group, code
@@ -224,14 +223,7 @@ def with_short_curves(data: dict[str, Any]) -> dict[str, Any]:
     return {**data, "runs": runs, "steps": list(map(list, steps)), "thinned": thinned}
 
 
-def write_page(data: dict[str, Any], path: Path) -> None:
-    """Write the page of `data` to `path` atomically."""
-    with whole(path) as temporary:
-        temporary.write_text(page(data), encoding="utf-8")
-
-
 def page(data: dict[str, Any]) -> str:
-    """Return the page of `data` (page_data) as HTML."""
     plotly, packed_plotly = _plotly()
     script = "\n".join(map(_file, SCRIPTS))
     parts = {

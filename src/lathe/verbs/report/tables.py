@@ -122,7 +122,6 @@ def number(value: float | None) -> str:
 
 
 def span(interval: Sequence[float] | None) -> str:
-    """Format an interval."""
     return "" if interval is None else f"[{number(interval[0])}, {number(interval[1])}]"
 
 
@@ -178,7 +177,6 @@ def headline(report: Report) -> str:
 
 
 def better(report: Report, metric: str) -> str:
-    """Describe the direction of a metric."""
     return "higher is better" if report.directions[metric] == "max" else "lower is better"
 
 
@@ -208,7 +206,6 @@ def _bullets(lines: Iterable[str]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Escape text for Markdown."""
     return re.sub(r"([\\`*_<>\[\]|])", r"\\\1", text)
 
 
@@ -236,7 +233,6 @@ def latex(report: Report) -> str:
 
 
 def latex_text(text: str) -> str:
-    """Escape text for LaTeX."""
     return "".join(LATEX.get(letter, letter) for letter in text).replace("±", r"$\pm$")
 
 

@@ -215,7 +215,6 @@ def _cell(row: dict[str, Any], key: str) -> str:
 
 
 def write_rows(output: str, found: Any) -> None:
-    """Write rows as CSV, or anything as JSON, by the suffix of `output`."""
     if Path(output).suffix == ".json":
         text = json.dumps(found, indent=2) + "\n"
     else:
@@ -238,7 +237,6 @@ class Condition:
     text: str
 
     def holds(self, run: Run) -> bool:
-        """Return whether the run fulfils the condition."""
         found = run.value(self.key)
         if self.sign in ORDERS:
             return is_number(found) and ORDERS[self.sign](found, float(_read(self.value)))
@@ -522,7 +520,6 @@ def common_points(a: Path, b: Path, points: int) -> dict[str, list[tuple[int, fl
 
 
 def comparison_text(found: dict[str, Any]) -> str:
-    """Return the comparison as text."""
     lines = []
     for name, path, typed, complete in zip("ab", found["runs"], found["typed"], found["complete"], strict=True):
         lines.append(printable(f"{name}: {path}{'' if complete else ' (not complete)'}  {' '.join(typed)}").rstrip())

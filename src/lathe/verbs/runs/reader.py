@@ -71,13 +71,7 @@ class Run:
 
     @property
     def number(self) -> int | None:
-        """The number of its job in the sweep."""
         return self.job["number"] if isinstance(self.job.get("number"), int) else None
-
-    @property
-    def sweep(self) -> Path | None:
-        """The directory of its sweep."""
-        return None if self.file is None else self.file.parent.parent
 
     @cached_property
     def started(self) -> datetime:
@@ -90,7 +84,6 @@ class Run:
 
     @property
     def date(self) -> str:
-        """The start in local time, as 2026-11-20 18:00:00."""
         return f"{self.started.astimezone():%Y-%m-%d %H:%M:%S}"
 
     @cached_property
@@ -178,7 +171,6 @@ class Run:
 
     @cached_property
     def objective(self) -> tuple[str, float | None]:
-        """The name and the value of the objective."""
         return objective_name(self.result, self.overrides), finite(
             self.result.get("objective", self.job.get("objective"))
         )
@@ -191,7 +183,6 @@ class Run:
 
     @cached_property
     def size(self) -> int:
-        """Bytes of all its files."""
         return _bytes_in(str(self.path)) if self.path is not None else 0
 
     def setting(self, key: str) -> Any:
@@ -207,7 +198,6 @@ class Run:
         return self.result[key] if key in self.result else self.setting(key)
 
     def keys(self) -> set[str]:
-        """Return every key that `value` accepts."""
         return {*COLUMNS, *self.result, *self.leaves, *map(key_of, self.overrides)}
 
     def curves(self, choose: Callable[[Sequence[str]], Sequence[str]]) -> dict[str, "Curve"]:
@@ -321,7 +311,7 @@ def _bytes_in(folder: str) -> int:
 
 def differing_environments(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return the differing entries of two environment.json by name; a diff is given by length and SHA-256."""
-    mine, theirs = dict(_facts(a)), dict(_facts(b))
+    mine, theirs = map(dict, map(_facts, (a, b)))
     pairs = {key: (mine.get(key, "absent"), theirs.get(key, "absent")) for key in mine | theirs}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -356,7 +346,6 @@ def printable(text: str) -> str:
 
 
 def many(count: int, noun: str) -> str:
-    """Return a count with its noun."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
