@@ -235,12 +235,17 @@ class Receipt:
             "dense": {"size": dense, "trained": self.baseline is not None},
             "energy": {"this": _energy(self.run), "dense": _energy(RunDir(self.baseline) if self.baseline else None)},
             "layers": layers(self.net, sample),
-            "memory": self._memory(),
+            "memory": [],
             "figure": "receipt.svg",
             "undeclared": self.undeclared,
         }
         cells = []
         for device in self.devices:
+            for of, net in (("this", self.net), ("dense", self.dense.net)):
+                there = net if device == CPU else copy.deepcopy(net).to(device)
+                for batch in self.effort.batches:
+                    peak = peak_memory(there, self.sample(batch))
+                    found["memory"].append({"of": of, "device": device.type, "batch": batch, "bytes": peak})
             threads = (1, cores) if self.effort.all_cores and cores > 1 and device == CPU else (1,)
             cells += [(device, batch, n) for n in threads for batch in self.effort.batches]
         with scratch() as folder:
@@ -258,16 +263,6 @@ class Receipt:
         found["findings"] = [*page.findings(found), *self.notes]
         found["method"] = page.method(found, self.effort.warmup)
         return found
-
-    def _memory(self) -> list[dict[str, Any]]:
-        rows = []
-        for device in self.devices:
-            for of, net in (("this", self.net), ("dense", self.dense.net)):
-                there = net if device == CPU else copy.deepcopy(net).to(device)
-                for batch in self.effort.batches:
-                    peak = peak_memory(there, self.sample(batch))
-                    rows.append({"of": of, "device": device.type, "batch": batch, "bytes": peak})
-        return rows
 
     def _forms(self, folder: Path) -> tuple[list[Form], list[dict[str, Any]]]:
         """Return all forms to be timed, and a row for each file; failed exports are left out."""

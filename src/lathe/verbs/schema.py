@@ -65,7 +65,8 @@ class Schema:
         }
         defs |= {name: self._component(name) for name in self.components}
         train = typing.get_type_hints(commands.Train, include_extras=True)
-        groups = {key: hint for key, hint in train.items() if _is_section(hint)} | {"target": commands.ExportTarget}
+        groups = {key: hint for key, hint in train.items() if any(map(is_typeddict, _arms(_bare(hint))))}
+        groups["target"] = commands.ExportTarget
         for command, tree in commands.COMMANDS.items():
             said = self.comments | comments([item for item in self.found if item.file == f"configs/{command}.yaml"])
             defs[f"{command}.yaml"] = self._section(tree, "", groups, said, command=True)
@@ -87,7 +88,9 @@ class Schema:
         given = {*GIVEN, "start_step"} if "logger" in groups else GIVEN
         schemas = {key: value for key, value in parameter_schemas(part).items() if key not in given}
         for group in groups & commands.FACTS.keys():
-            schemas |= _fields(commands.Plateau if name == PLATEAU else commands.FACTS[group])
+            tree = commands.Plateau if name == PLATEAU else commands.FACTS[group]
+            hints = typing.get_type_hints(tree, include_extras=True)
+            schemas |= {key: schema_of(_bare(hint)) for key, hint in hints.items()}
         if name == "lightning.Trainer":
             schemas = {key: value for key, value in schemas.items() if key not in FILLED_IN}
         return schemas
@@ -242,18 +245,9 @@ def _arms(hint: Any) -> list[Any]:
     return list(typing.get_args(hint)) if is_union else [hint]
 
 
-def _is_section(hint: Any) -> bool:
-    return any(is_typeddict(arm) for arm in _arms(_bare(hint)))
-
-
 def _inherits(tree: Any, base: Any) -> bool:
     """Return whether a TypedDict inherits from another, which Python does not record."""
     return tree is base or any(_inherits(one, base) for one in getattr(tree, "__orig_bases__", ()) if one is not tree)
-
-
-def _fields(tree: Any) -> dict[str, Json]:
-    hints = typing.get_type_hints(tree, include_extras=True)
-    return {key: schema_of(_bare(hint)) for key, hint in hints.items()}
 
 
 def _file(name: str) -> Json:

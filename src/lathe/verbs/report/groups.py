@@ -178,22 +178,15 @@ class Differences:
             is_group = "." not in group and "/" not in group and group not in self.known
             if not is_group or not (own or group in RECIPES):
                 continue
-            choices = Factor(group, tuple(_choice(run, group, recipes) for run in self.runs))
+            default = "null" if group in RECIPES else None if recipes else default_choices().get(group)
+            chosen = [[value_of(word) for word in run.overrides if key_of(word) == group] for run in self.runs]
+            # the default without one; None if a recipe may have changed it
+            choices = Factor(group, tuple(words[-1].strip("'\"") if words else default for words in chosen))
             classes = [factor for factor in own if factor.key.endswith("_target_")]
             follows = None not in choices.values and not self._splits([*self._found.values()], choices)
             if follows and len(set(choices.values)) > 1 and not any(self._splits([choices], one) for one in classes):
                 found.append(choices)
         return found
-
-
-def _choice(run: Run, group: str, recipes: bool) -> str | None:
-    """Return a run's choice of a group, or the default; None if a recipe may have changed it."""
-    typed = [value_of(word) for word in run.overrides if key_of(word) == group]
-    if typed:
-        return typed[-1].strip("'\"")
-    if group in RECIPES:
-        return "null"
-    return None if recipes else default_choices().get(group)
 
 
 # statistics
@@ -251,29 +244,20 @@ def summarise(values: tuple[float, ...], how: Interval, share: bool = False) -> 
     mean, std = statistics.fmean(values), statistics.stdev(values)
     if std <= ROUNDING * max(map(abs, values)):
         return Summary(n, mean, 0.0, None, f"all {n} values are equal: no interval")
-    low, high = _interval(values, how)
-    if share and min(values) >= 0 and max(values) <= 1:
-        low, high = max(low, 0.0), min(high, 1.0)
-    wide = "wide" if how.kind == "t" else "narrower than it should be"
-    return Summary(n, mean, std, (low, high), f"n = {n}: the interval is {wide}" if n < FEW else None)
-
-
-def _interval(values: Sequence[float], how: Interval) -> tuple[float, float]:
     import numpy as np
     from scipy import stats
 
     if how.kind == "t":
         found = stats.ttest_1samp(values, 0.0).confidence_interval(how.confidence)
     else:
-        found = stats.bootstrap(
-            (np.asarray(values),),
-            np.mean,
-            n_resamples=RESAMPLES,
-            confidence_level=how.confidence,
-            method="percentile",
-            rng=how.seed,
-        ).confidence_interval
-    return float(found.low), float(found.high)
+        options: dict[str, Any] = {"n_resamples": RESAMPLES, "method": "percentile", "rng": how.seed}
+        test = stats.bootstrap((np.asarray(values),), np.mean, confidence_level=how.confidence, **options)
+        found = test.confidence_interval
+    low, high = float(found.low), float(found.high)
+    if share and min(values) >= 0 and max(values) <= 1:
+        low, high = max(low, 0.0), min(high, 1.0)
+    wide = "wide" if how.kind == "t" else "narrower than it should be"
+    return Summary(n, mean, std, (low, high), f"n = {n}: the interval is {wide}" if n < FEW else None)
 
 
 def compare(a: Sequence[float], b: Sequence[float], how: Interval) -> Paired:
@@ -469,20 +453,18 @@ def find_baseline(groups: Sequence[Group], asked: Any) -> int:
     labels = [group.label for group in groups]
     if text in labels:
         return labels.index(text)
-    fitting = [at for at, group in enumerate(groups) if all(_holds(group, word.strip()) for word in text.split(","))]
+
+    def holds(group: Group, word: str) -> bool:
+        key, equals, value = word.rpartition("=")
+        named = [name for name in group.factors if not equals or key == name or name.endswith(f".{key}")]
+        return any(value in group.spellings(name) for name in named)
+
+    fitting = [at for at, group in enumerate(groups) if all(holds(group, word.strip()) for word in text.split(","))]
     if len(fitting) != 1:
         several = f"{len(fitting)} groups have it: {'; '.join(labels[at] for at in fitting[:4])}."
         hint = several if fitting else did_you_mean(text, labels, f"such as {labels[0]}.")
         raise UserError(f"baseline={text}: it must name one group; {hint}")
     return fitting[0]
-
-
-def _holds(group: Group, word: str) -> bool:
-    key, equals, value = word.rpartition("=")
-    return any(
-        value in group.spellings(name) and (not equals or key == name or name.endswith(f".{key}"))
-        for name in group.factors
-    )
 
 
 @dataclass(frozen=True)

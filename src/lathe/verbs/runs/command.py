@@ -241,7 +241,13 @@ class Condition:
         if self.sign in ORDERS:
             return is_number(found) and ORDERS[self.sign](found, float(_read(self.value)))
         items = found if isinstance(found, list) and not self.value.startswith("[") else [found]
-        return any(_same(item, self.value) for item in items) == (self.sign == "=")
+        return any(self._is_value(item) for item in items) == (self.sign == "=")
+
+    def _is_value(self, found: Any) -> bool:
+        value = _read(self.value)
+        if found is None or isinstance(found, (bool, list, dict)) or (is_number(found) and is_number(value)):
+            return bool(found == value)
+        return fnmatch.fnmatchcase(str(found), self.value)
 
 
 def conditions(where: Sequence[str]) -> list[Condition]:
@@ -305,13 +311,6 @@ def begun_since(since: str) -> datetime:
         raise UserError(
             f"since={since}: expected a date such as 2026-11-20 or 2026-11-20T18:00, or an age such as 7d, 12h or 30m."
         ) from error
-
-
-def _same(found: Any, wanted: str) -> bool:
-    value = _read(wanted)
-    if found is None or isinstance(found, (bool, list, dict)) or (is_number(found) and is_number(value)):
-        return bool(found == value)
-    return fnmatch.fnmatchcase(str(found), wanted)
 
 
 def _read(text: str) -> Any:

@@ -178,8 +178,16 @@ class Run:
     @cached_property
     def steps(self) -> int | None:
         """The number of optimizer steps that are recorded."""
-        found = self.result.get("steps")
-        return found if isinstance(found, int) else _last_step(self.directory.path / "metrics.csv")
+        if isinstance(self.result.get("steps"), int):
+            return int(self.result["steps"])
+        errors, path = (OSError, ValueError, IndexError, StopIteration, csv.Error), self.directory.path / "metrics.csv"
+        with suppress(*errors), open_plain(path, "rb") as file:  # its last line, without reading the others
+            at = next(csv.reader([file.readline(65536).decode("utf-8-sig")])).index("step")
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 65536))
+            lines = [line for line in file.read().rstrip(b"\0").decode(errors="replace").splitlines() if line.strip()]
+            return int(next(csv.reader([lines[-1]]))[at])
+        return None
 
     @cached_property
     def size(self) -> int:
@@ -286,17 +294,6 @@ def read_curves(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) ->
                         steps.append(when)
                         values.append(value)
     return found
-
-
-def _last_step(path: Path) -> int | None:
-    """Return the step of the last line of a metrics.csv, without reading the others."""
-    with suppress(OSError, ValueError, IndexError, StopIteration, csv.Error), open_plain(path, "rb") as file:
-        at = next(csv.reader([file.readline(65536).decode("utf-8-sig")])).index("step")
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - 65536))
-        lines = [line for line in file.read().rstrip(b"\0").decode(errors="replace").splitlines() if line.strip()]
-        return int(next(csv.reader([lines[-1]]))[at])
-    return None
 
 
 def _bytes_in(folder: str) -> int:
