@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lathe.errors import require
-from suites.thresholds import limits
+from suites.results import limits
 
 SIDES = ("loaders", "trainer", "int8")  # compare sides in one process, without a launcher
 INFERENCE = "inference"  # measures a finished run

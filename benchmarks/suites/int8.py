@@ -15,9 +15,8 @@ from lathe.runs.rundir import RunDir, open_run
 from lathe.verbs.export import make, ready_for, targets_of
 from lathe.verbs.export_parity import compared
 from suites.inference import Bundled, inputs_of
-from suites.results import MIB, Columns, Facts, Results, Spread, fact, full
+from suites.results import MIB, Columns, Facts, Results, Spread, Threshold, fact, full
 from suites.runner import report
-from suites.thresholds import Threshold
 
 FLOAT, INTEGER, TRAINED = "float32", "int8", "int8, qat"
 TARGETS = {FLOAT: "onnx", INTEGER: "onnx_int8", TRAINED: "onnx_int8"}

@@ -10,9 +10,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from suites import cases, runner, tables, thresholds, worker
+from suites import cases, runner, worker
 from suites.cases import Case
-from suites.results import Facts, Results
+from suites.results import TABLES, Facts, Results, judge
 from support.runs import ROOT, config
 
 from lathe.config.validate import check
@@ -75,7 +75,7 @@ def test_every_suite_of_trainings_has_a_table() -> None:
         every, _ = plan(f"suite={suite}", *(["accelerator=cpu"] * (suite != "memory")))
         results = Results({case.name: [result] for case in every})
         results[every[-1].name] = [{"error": "no memory left"}]
-        texts, drawing = tables.TABLES[suite](facts_of(every), results)
+        texts, drawing = TABLES[suite](facts_of(every), results)
         text = "\n".join(texts)
         assert "no memory left" in text
         assert all(case.name.split(", ")[0] in text for case in every)
@@ -84,7 +84,7 @@ def test_every_suite_of_trainings_has_a_table() -> None:
 
 def judged(words: str, results: dict[str, Any]) -> dict[str, bool]:
     every, full = plan(*words.split())
-    return {one.full: one.met for one in thresholds.judge(full, facts_of(every), Results(results))}
+    return {one.full: one.met for one in judge(full, facts_of(every), Results(results))}
 
 
 def test_efficiency_is_over_one_process_of_the_strategy_or_of_none() -> None:
