@@ -31,7 +31,7 @@ def rotate(items: Sequence[T], round_number: int) -> list[T]:
 
 def take_turns(sides: Mapping[str, Callable[[], dict[str, Any]]], rounds: int, quiet: bool = False) -> Results:
     """Call the sides in turns in this process, and return their results. A side that fails has no further turn."""
-    from lathe.receipt.forms import reason  # which imports torch
+    from lathe.receipt.measured import reason  # which imports torch
 
     results = Results({name: [] for name in sides})
     for number in range(rounds):

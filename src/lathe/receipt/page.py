@@ -11,13 +11,13 @@ from rich.table import Table
 
 from lathe.measure.comparison import CLEAR, MARGIN
 from lathe.measure.plot import beside, scatter
-from lathe.receipt.forms import FLOAT_TWIN
 from lathe.runs.rundir import display_path
 
 Row = Mapping[str, Any]
 Receipt = Mapping[str, Any]
 Rows = Sequence[Sequence[str]]
 UNCLEAR = "within noise"
+FLOAT_TWIN = {"onnx_int8": "onnx", "aot_inductor": "compiled_fp32"}  # the dense net's form, if it has another name
 NOTHING = 1e-3  # a smaller share of zeros is not pruning: any net may have a few
 WIDE = 1.5  # p90 / p10 of the same call: above this, other processes disturbed the measurement
 PACKED = 0.9  # a weights file below this share of the exported file is reported
