@@ -106,10 +106,7 @@ class Agreement:
 
 
 class AgreementMeter:
-    """Adds up agreement batch by batch.
-
-    A prediction is the largest logit of a row ("classes") or the sign of an output ("labels"); "values" have none.
-    """
+    """Adds up agreement: of the largest logit of a row ("classes") or the sign of an output ("labels")."""
 
     def __init__(self, predicts: str = "classes") -> None:
         self._predicts = predicts

@@ -46,11 +46,7 @@ ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attent
 
 
 def net_input(batch: Any) -> Tensor:
-    """Return the tensor of a batch that a net takes: the first of a tuple, list or dict, or the batch.
-
-    Raises:
-        TypeError: the batch has no tensor.
-    """
+    """Return the tensor that a net takes: the first of a tuple, list or dict, or the batch; else raise TypeError."""
     if isinstance(batch, Tensor):
         return batch
     items = list(batch.values()) if isinstance(batch, dict) else batch
@@ -184,11 +180,7 @@ class FileSize:
 
 
 def file_size(path: Path) -> FileSize:
-    """Return the size of a file, or of all files in a folder, each compressed separately.
-
-    Raises:
-        FileNotFoundError: there is nothing at `path`.
-    """
+    """Return the size of a file, or of all files in a folder, each compressed separately."""
     if not path.exists():
         raise FileNotFoundError(path)
     files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]

@@ -112,11 +112,7 @@ class Gpu:
 
 
 def open_gpu(index: int) -> Gpu:
-    """Return the GPU cuda:`index`, found by its UUID, because NVML ignores CUDA_VISIBLE_DEVICES.
-
-    Raises:
-        NoNvml: the package is not installed, the driver has no NVML, or it does not know the GPU.
-    """
+    """Return the GPU cuda:`index`, found by its UUID as NVML ignores CUDA_VISIBLE_DEVICES; raise NoNvml without."""
     try:
         import pynvml
     except ImportError as error:

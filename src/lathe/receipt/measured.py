@@ -182,10 +182,7 @@ class Form:
 
 
 class Module(Form):
-    """The module itself, with `bf16` under autocast: the speed-up that is available without compression.
-
-    `compiled` is inductor with frozen weights, for one batch size as on a server.
-    """
+    """The module itself, with `bf16` under autocast; `compiled` is inductor with frozen weights, for one batch size."""
 
     def __init__(
         self, of: str, net: nn.Module, device: torch.device = CPU, bf16: bool = False, compiled: bool = False
@@ -266,10 +263,7 @@ def reason(error: BaseException) -> str:
 
 
 def references(form: Form) -> dict[str, str]:
-    """Return the names of the forms that a row is compared with, by column.
-
-    The gain over the twin, the dense net in the same runtime, is due to compression.
-    """
+    """Return what a row is compared with, by column; the gain over its twin in the same runtime is compression's."""
     twin = f"dense {page.FLOAT_TWIN.get(form.backend, form.backend)}"
     return {"eager": "dense eager", "bf16": "dense compiled_bf16", "twin": twin}
 
@@ -563,10 +557,7 @@ class CoreReceipt(Receipt):
 def scored(
     task: Task, forward: Forward, batches: Iterable[Any], reference: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[dict[str, float], Agreement | None]:
-    """Return the metrics of `forward` over `batches`, and its agreement with `reference`.
-
-    Targets of -100 are ignored.
-    """
+    """Return the metrics of `forward`, and its agreement with `reference`; targets of -100 are ignored."""
     meter, targets = AgreementMeter(task.predicts), list[Any]()
 
     def remembered() -> Iterator[Any]:
@@ -630,10 +621,7 @@ def sizes(net: nn.Module, sample: Input) -> dict[str, int]:
 
 
 def layers(net: nn.Module, sample: Input) -> list[dict[str, Any]]:
-    """Return shape, sparsity and MACs of each layer's weight.
-
-    `integer_sparsity` is the share of zeros among the exported integers, including those of rounding.
-    """
+    """Return shape, zeros and MACs of each layer's weight; `integer_sparsity` is of the exported integers."""
     macs = count_macs(net, sample).layers
     quantized = quantization.quantized_layers(net) if "quantization" in structure_of(net) else {}
     return [
@@ -652,10 +640,7 @@ def layers(net: nn.Module, sample: Input) -> list[dict[str, Any]]:
 
 
 def peak_memory(net: nn.Module, x: Input) -> int:
-    """Return the peak bytes of tensors in an eager forward pass on `x`, including the net's.
-
-    On a GPU, tensors that existed before are not counted.
-    """
+    """Return the peak bytes of tensors in an eager forward pass, with the net's; on a GPU without earlier ones."""
     device, own = next(net.parameters()).device, [*net.parameters(), *net.buffers()]
     before = 0
     if device.type == "cuda":

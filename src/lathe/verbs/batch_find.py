@@ -37,10 +37,7 @@ SQRT = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adafactor", "RMSprop", "LA
 
 
 def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Find the largest batch that fits, and the learning rate for it.
-
-    Prints both, writes all tries to `find.output`, and returns the result. Raises UserError if no batch fits.
-    """
+    """Find the largest batch that fits and the rate for it; print both, write all tries to `find.output`."""
     find, device = cfg["find"], device_type(cfg["trainer"]["accelerator"])
     key, was = size_of(cfg["data"])
     require(
@@ -110,10 +107,7 @@ def size_of(data: dict[str, Any]) -> tuple[str, int | None]:
 
 
 def implied(cfg: dict[str, Any], was: int | None, size: int, own: list[Any] | None = None) -> dict[str, Any]:
-    """Return the learning rate for `size` instead of `was`, None without a rule, and a sentence about it.
-
-    `own` has the class and rate of each optimizer that a user's module makes itself.
-    """
+    """Return the rate for `size` instead of `was` and a sentence; `own` are class and rate of a module's optimizers."""
     options, key = cfg["optimizer"], "optimizer.lr"
     if own is None:
         kind = str((options.get("kind") or {}).get("path") or options.get("_target_")).rpartition(".")[2]
@@ -131,10 +125,7 @@ def implied(cfg: dict[str, Any], was: int | None, size: int, own: list[Any] | No
 
 
 def tried(cfg: dict[str, Any], size: int, device: str) -> Try:
-    """Try a batch of `size` in a separate process.
-
-    Returns whether it `fits`, its `peak` in bytes, the `seconds` of a step, and `bound`, the limit that it exceeds.
-    """
+    """Try a batch in a process: whether it `fits`, its `peak` in bytes, `seconds` of a step, the `bound` exceeded."""
     limit = None if cfg["find"]["memory"] is None else int(cfg["find"]["memory"] * GB)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lathe.training.train"])
@@ -194,10 +185,7 @@ def _peak(device: str) -> int:
 
 
 class Clock(Callback):
-    """Record the `least` seconds of an optimizer step, without warm-up.
-
-    Raises UserError if the first batch of a user's data ignores `size`.
-    """
+    """Record the `least` seconds of a step; raise UserError if the first batch of a user's data ignores `size`."""
 
     skippable_steps = None  # needs every step
 

@@ -74,11 +74,7 @@ ON_A_RUN = {
 
 @dataclass
 class Line:
-    """A line of the table.
-
-    `outcome` is works, refused (with an error message), failed, timed out or left out; `said` is the measurement or the
-    message.
-    """
+    """A line of the table; `outcome` is works, refused (with an error message), failed, timed out or left out."""
 
     name: str
     command: str

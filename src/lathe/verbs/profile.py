@@ -1,7 +1,4 @@
-"""Profile a training step and an inference batch of a run: parts, operators, modules and memory.
-
-The command is `python scripts/profile.py`. It writes profile.json, profile.html and traces.
-"""
+"""Profile a training step and an inference batch of a run: parts, operators, modules and memory."""
 
 import json
 import time
@@ -246,10 +243,7 @@ class PartTimes(Callback):
 
 
 def median_step(found: list[dict[str, float]]) -> dict[str, float]:
-    """Return the milliseconds of each part, in order, and of the whole `step`, of the step of median time.
-
-    Medians of each part would not add up to a step.
-    """
+    """Return the ms of each part and of the `step` of median time; medians of parts would not add up to a step."""
     times = sorted(found, key=lambda step: sum(step.values()))[(len(found) - 1) // 2]
     parts = {part: 1e3 * times[part] for part in PARTS if part in times}
     return {**parts, "step": sum(parts.values())}
@@ -387,10 +381,7 @@ class Timeline(PeakMemory):
 
 
 class StepMemory(Callback):
-    """Measure batch `batch` of the fit: bytes of the peak, of persistent tensors and of activations.
-
-    On a GPU the allocator's snapshot is written to `folder`, for https://pytorch.org/memory_viz.
-    """
+    """Measure batch `batch` of the fit: bytes of the peak, of persistent tensors and of activations."""
 
     skippable_steps = None  # needs every step
 

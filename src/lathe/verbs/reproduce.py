@@ -90,10 +90,7 @@ def project(script: str) -> Path:
 
 @contextmanager
 def recorded_code(environment: dict[str, Any], choice: str, where: str) -> Iterator[Code]:
-    """Yield the recorded code in a temporary checkout, or with `choice` current the present code.
-
-    Raises UserError, with `where` as its beginning, if the code is not recorded or not available.
-    """
+    """Yield the recorded code in a temporary checkout, or the present one; raise UserError if it is not available."""
     root, here = project("reproduce.py"), describe_environment()
     commit, diff = str(environment.get("git_commit") or ""), str(environment.get("git_diff") or "")
     same = bool(commit) and (commit, diff) == (here["git_commit"], here["git_diff"] or "")

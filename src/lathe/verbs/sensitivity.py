@@ -130,10 +130,7 @@ class _Bench:
 def _choose(
     bench: _Bench, request: dict[str, Any], report: dict[str, Any], times: dict[str, dict[str, float]] | None
 ) -> dict[str, Any]:
-    """Choose a value per layer under the budget, and measure the net with these, and with one value for all layers.
-
-    `times` has the cost of each layer by value; None: bytes.
-    """
+    """Choose a value per layer under the budget (by `times`, or bytes); measure it, and one value for all layers."""
     kind, metric, reference = request["allocate"], report["metric"], report["reference"]
     dense = sum(quantized_bytes(layer["shape"], 32) for layer in report["layers"].values())
     budget, said = float(request["budget"]), f"budget={request['budget']}"
@@ -179,10 +176,7 @@ def _choose(
 
 
 def _override(best: Allocation, net: nn.Module) -> str | None:
-    """Return the overrides that train with the chosen bits; None without any.
-
-    Layers that share a chosen weight, such as a tied head, are included. Quotes protect the braces from the shell.
-    """
+    """Return the overrides that train with the bits, also of layers that share a weight (a tied head), or None."""
     bits = {id(net.get_submodule(name).get_parameter("weight")): value for name, value in best.values.items()}
     weights = {
         name: id(getattr(m, "weight", None)) for name, m in net.named_modules() if quantized_class(m) is not None

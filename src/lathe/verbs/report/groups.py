@@ -222,10 +222,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Paired:
-    """The mean difference over `n` pairs, its interval, and the two-sided p of Student's paired t test.
-
-    `p_holm` and `p_bh` are p corrected for all comparisons of a metric, by Holm and by Benjamini and Hochberg.
-    """
+    """The mean difference over `n` pairs, its interval, and Student's p, also corrected for all comparisons (Holm; BH)."""
 
     n: int
     difference: float | None
@@ -375,10 +372,7 @@ def _rank(value: Any) -> tuple[int, float, str]:
 
 
 def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str] | None) -> list[Group]:
-    """Return the groups of the runs, sorted by their values.
-
-    Runs without a configuration, a sweep's failed jobs, join the group that their overrides name.
-    """
+    """Return the groups, sorted by their values; a sweep's failed jobs join the group that their overrides name."""
     factors = differences.factors if by is None else differences.chosen(by)
     others = [] if by is None else differences.others(factors)
     confounders = [] if by is None else differences.confounders(factors)

@@ -44,10 +44,7 @@ WAY = 0.3  # rank correlation from which a direction is reported
 
 
 def page_data(report: Report, folder: Path = Path()) -> dict[str, Any]:
-    """Return the report of the first metric, with every run's curves and links relative to `folder`.
-
-    docs/report.md describes it.
-    """
+    """Return the report of the first metric as docs/report.md describes it, with links relative to `folder`."""
     metric, version = report.metrics[0], "unknown"
     with suppress(metadata.PackageNotFoundError):
         version = metadata.version("lathe")
@@ -205,10 +202,7 @@ def _importance_row(factor: str, levels: Sequence[Any], metric: Sequence[float])
 
 
 def with_short_curves(data: dict[str, Any]) -> dict[str, Any]:
-    """Return `data` with curves of five digits, with fewer points where there are many curves.
-
-    A curve is [index into data["steps"], values]; None is not a number.
-    """
+    """Return `data` with curves [index into data["steps"], values] of five digits, with fewer points if many."""
     most = min(POINTS, max(10, ALL_POINTS // max(1, sum(len(run["curves"]) for run in data["runs"]))))
     steps: dict[tuple[Any, ...], int] = {}
     runs = []

@@ -73,10 +73,7 @@ LISTED = tuple(state for state in STATES if state != "gone")  # a `gone` run has
 
 
 def runs(request: dict[str, Any]) -> None:
-    """List the selected runs, or compare, tag, archive or delete them.
-
-    Raises UserError, before anything is changed, for an invalid request or one that would damage a run.
-    """
+    """List runs, or compare, tag, archive or delete them; raise UserError before anything is changed."""
     given = {"tag": request["tag"] or request["untag"]} | {
         key: request[key] for key in ("compare", "archive", "delete")
     }
@@ -168,10 +165,7 @@ def rows(runs: Sequence[Run], columns: Sequence[str] | None) -> list[dict[str, A
 
 
 def table(runs: Sequence[Run], columns: Sequence[str] | None) -> str:
-    """Return a line for each run: state, metric, and differing overrides or the requested `columns`.
-
-    A star marks the best value.
-    """
+    """Return a line for each run: state, metric (a star marks the best), differing overrides or `columns`."""
     found, differ = rows(runs, columns), dict[str, list[Any]]()
     if columns is None:  # the overrides that differ, the most frequent first
         typed = Counter(key for run in runs for key in dict.fromkeys(map(key_of, filter(_is_setting, run.overrides))))
@@ -325,10 +319,7 @@ def _read(text: str) -> Any:
 
 
 def tag(runs: Sequence[Run], log_dir: Path, words: Sequence[str], without: Sequence[str]) -> None:
-    """Add and remove tags, in config.yaml (for a resumed run) and in result.json (for reports).
-
-    Raises UserError, before anything is changed, if a run is running or unreadable.
-    """
+    """Add and remove tags in config.yaml (for a resumed run) and in result.json; change none if one can't be."""
     refuse([*_not_changeable(runs, log_dir), *(run.status.unread for run in runs if run.status.unread is not None)])
     changed = 0
     for run in runs:

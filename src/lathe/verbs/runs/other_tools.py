@@ -97,10 +97,7 @@ def _last(values: Sequence[float]) -> float | None:
 
 
 def find_all_runs(named: str | Sequence[str]) -> list[Run]:
-    """Return the runs at or below paths or patterns, as `find_runs` does; of other tools where Lathe has none.
-
-    Raises UserError for a path without runs, or if the package that reads its files is not installed.
-    """
+    """Return the runs at or below paths or patterns, as `find_runs`; of other tools where Lathe has none."""
     words, others, own = [named] if isinstance(named, str) else named, list[Run](), list[str]()
     for word in words:
         paths = [path for path in paths_of(word) if path.is_file() or not (is_sweep(path) or any(runs_below(path)))]

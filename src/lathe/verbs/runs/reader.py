@@ -274,10 +274,7 @@ Curve = tuple[list[int], list[float]]
 
 
 def read_curves(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -> dict[str, Curve]:
-    """Return steps and values of the columns of a metrics.csv that `choose` takes of its head.
-
-    Skips what is not a number, and ends at a line that can't be read.
-    """
+    """Return the columns of a metrics.csv that `choose` takes: its numbers, up to a line that can't be read."""
     found: dict[str, Curve] = {}
     with suppress(OSError, UnicodeDecodeError, csv.Error), open_plain(path, newline="", encoding="utf-8-sig") as file:
         lines = csv.reader(file)
