@@ -222,7 +222,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Paired:
-    """The mean difference over `n` pairs, its interval, and Student's p, also corrected for all comparisons (Holm; BH)."""
+    """The mean difference over `n` pairs, its interval, and Student's p, also corrected for all comparisons."""
 
     n: int
     difference: float | None
