@@ -14,9 +14,9 @@ ALONE = f"import sys, psutil; from pathlib import Path\n{inspect.getsource(peak_
 
 
 def test_it_is_the_fullest_moment_of_this_process_and_not_of_the_one_that_forked_it() -> None:
-    block = bytearray(b"1") * 2**28
+    block = bytearray(b"1") * 2**27
     code = (
-        "n = peak() + 2**26; block = bytearray(b'1') * n; full = peak(); del block; "
+        "n = peak() + 2**25; block = bytearray(b'1') * n; full = peak(); del block; "
         f"print(n <= full < {len(block)}, abs(peak() - full) < 2**22)"
     )
     found = subprocess.run([sys.executable, "-c", ALONE + code], capture_output=True, text=True, check=True, timeout=60)
