@@ -1,16 +1,12 @@
-"""Parameters, files and operations (FLOPs, and MACs by layer) of a net, and the peak rate of a device."""
+"""Operations of a net's forward pass (FLOPs, and MACs by layer), and the peak rate of a device."""
 
-import gzip
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
-
-from lathe.measure.shards import whole
 
 # Dense peak rates in TFLOP/s (float16, bfloat16, tf32, float32), accumulating in float32, from NVIDIA's data sheets and
 # architecture white papers; rates printed "with sparsity" are halved. The pattern has to match the whole device name:
@@ -139,50 +135,3 @@ def peak_by_name(name: str, dtype: torch.dtype) -> float | None:
             rate = tf32 or row[_COLUMNS[dtype]]
             return rate * 1e12 if rate else None
     return None
-
-
-@dataclass(frozen=True)
-class ParamCount:
-    """Counts of a net's parameters; one shared by several modules counts once.
-
-    `total`, `trainable` and `non_zero` are numbers of scalars. `bytes` is the memory of parameters and buffers in their
-    present dtype, not the size of a file.
-    """
-
-    total: int
-    trainable: int
-    non_zero: int
-    bytes: int
-
-    @property
-    def sparsity(self) -> float:
-        """Return the share of parameters that are exactly zero; 0 for a net without parameters."""
-        return 1 - self.non_zero / self.total if self.total else 0.0
-
-
-def count_parameters(net: nn.Module) -> ParamCount:
-    """Count `net`'s parameters; a collective if sharded. Synchronizes the device once per parameter."""
-    parameters = list(net.parameters())
-    return ParamCount(
-        total=sum(p.numel() for p in parameters),
-        trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        non_zero=sum(int(whole(p).count_nonzero()) for p in parameters),
-        bytes=sum(t.numel() * t.element_size() for t in [*parameters, *net.buffers()]),
-    )
-
-
-@dataclass(frozen=True)
-class FileSize:
-    """`bytes` on disk and after gzip at level 6; only the latter shows unstructured zeros."""
-
-    bytes: int
-    gzipped: int
-
-
-def file_size(path: Path) -> FileSize:
-    """Return the size of a file, or of all files in a folder, each compressed separately."""
-    if not path.exists():
-        raise FileNotFoundError(path)
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    sizes = [(file.stat().st_size, len(gzip.compress(file.read_bytes(), 6, mtime=0))) for file in files]
-    return FileSize(sum(size for size, _ in sizes), sum(gzipped for _, gzipped in sizes))
