@@ -8,9 +8,8 @@ import json
 from importlib import import_module
 from pathlib import Path
 
-from suites import thresholds
 from suites.cases import SIDES
-from suites.results import Results
+from suites.results import BARS, Results, rows
 
 
 def main() -> None:
@@ -18,11 +17,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="output of scripts/benchmark.py, with results.json in it")
     written = json.loads((parser.parse_args().folder / "results.json").read_text())
     suite = written["request"]["suite"]
-    if suite not in thresholds.BARS and suite not in SIDES:
-        parser.error(f"suite={suite} has no bars: {', '.join([*thresholds.BARS, *SIDES])} have some.")
-    bars = thresholds.BARS[suite] if suite in thresholds.BARS else import_module(f"suites.{suite}").claims
+    if suite not in BARS and suite not in SIDES:
+        parser.error(f"suite={suite} has no bars: {', '.join([*BARS, *SIDES])} have some.")
+    bars = BARS[suite] if suite in BARS else import_module(f"suites.{suite}").claims
     results = Results({case["name"]: case["rounds"] for case in written["cases"]})
-    print(thresholds.rows(bars(results), "bar"), end="")
+    print(rows(bars(results), "bar"), end="")
 
 
 if __name__ == "__main__":

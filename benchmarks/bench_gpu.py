@@ -18,10 +18,9 @@ from typing import Any, NamedTuple
 import torch
 from common import parser, write_json
 from hydra import compose, initialize_config_dir
-from suites import runner, thresholds
+from suites import runner
 from suites.cases import GPU_NETS, Case, overrides_of
-from suites.results import Results
-from suites.thresholds import Threshold
+from suites.results import Results, Threshold, rows
 from torch.nn import functional as F
 
 from lathe.config.resolve import resolve
@@ -149,7 +148,7 @@ def main(words: Sequence[str] | None = None) -> Results:
     where = f"{gpu['name']}, CUDA {gpu['cuda']}" if gpu else "a CPU (the figures mean nothing)"
     print(f"{where}, torch {torch.__version__}; medians (lowest to highest) of n = {options.rounds} rounds in turns")
     judged = [Threshold(bar.sentence, results.ratio(bar.case, bar.base, bar.figure), **bar.limit) for bar in BARS]
-    print(thresholds.rows(judged, "bar"), end="")
+    print(rows(judged, "bar"), end="")
     for name in results:
         if error := results.error(name):
             print(f"{name}: {error}")

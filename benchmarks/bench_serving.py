@@ -25,9 +25,7 @@ from typing import Any
 
 import numpy as np
 from common import QUIET, ROOT, describe_machine, parser, run, write_json
-from suites import thresholds
-from suites.results import Results
-from suites.thresholds import Threshold
+from suites.results import Results, Threshold, rows
 
 # ms; times; the largest cost of a batch-32 call, in batch-1 calls, at which the gain is required
 BARS = {"added": 3.0, "gain": 2.5, "ratio": 8.0}
@@ -209,7 +207,7 @@ def main() -> None:
         Threshold("32 clients, max_batch_size=1, requests/s", results.spread("many", "unbatched")),
         Threshold("batches give", results.spread("many", "gain"), at_least=BARS["gain"]),
     ]
-    print(thresholds.rows(judged, "figure"))
+    print(rows(judged, "figure"))
     machine = describe_machine("starlette", "uvicorn", "onnxruntime", "torch")
     print(
         f"n = {options.rounds} rounds of {options.calls} calls and of {options.seconds:g} s; target={options.target}, "

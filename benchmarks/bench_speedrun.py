@@ -63,16 +63,11 @@ class Drawn(Dataset[tuple[Any, int]]):
         return len(self.images)
 
     def __getitem__(self, sample: int) -> tuple[Any, int]:
-        top, left, flip = torch.rand(3).tolist()
+        image, (top, left, flip) = self.images[sample], torch.rand(3).tolist()
         top, left = (int(u * (2 * self.crop + 1)) - self.crop for u in (top, left))
-        return self.at(sample, top, left, flip < 0.5), self.labels[sample]
-
-    def at(self, sample: int, top: int, left: int, flip: bool) -> Any:
-        """Return the sample, flipped or not, with its window moved down by `top` and right by `left` pixels."""
-        image = self.images[sample]
-        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else image
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip < 0.5 else image
         image = image.crop((left, top, left + image.width, top + image.height))
-        return (np.asarray(image, dtype=np.float32) * self.scale - self.shift)[None]
+        return (np.asarray(image, dtype=np.float32) * self.scale - self.shift)[None], self.labels[sample]
 
 
 class Layer(nn.Sequential):
@@ -115,7 +110,10 @@ def by_hand(seed: int, args: argparse.Namespace, folder: str) -> tuple[nn.Module
     cfg = resolve(lathe.compose(words(seed, args, folder)))
     datamodule = make_data(cfg)
     datamodule.prepare_data()
-    batches = usual_batches(datamodule, cfg, args)
+    images, labels = datamodule.open()["train"].read()
+    samples = Drawn(images, labels, args.crop, cfg["data"]["mean"][0], cfg["data"]["std"][0])
+    options: dict[str, Any] = {"num_workers": args.workers, "persistent_workers": args.workers > 0}
+    batches = DataLoader(samples, args.batch_size, shuffle=True, drop_last=True, collate_fn=stack, **options)
     torch.manual_seed(seed)
     net = Usual(cfg["model"]["net"]["width"], cfg["model"]["net"]["growth"], cfg["data"]["num_classes"])
     net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
@@ -133,22 +131,6 @@ def by_hand(seed: int, args: argparse.Namespace, folder: str) -> tuple[nn.Module
             optimizer.step()
             schedule.step()
     return Mirrored(net), datamodule
-
-
-def usual_batches(datamodule: Any, cfg: dict[str, Any], args: argparse.Namespace) -> DataLoader[Any]:
-    """Return a shuffled DataLoader of the experiment's training images."""
-    images, labels = datamodule.open()["train"].read()
-    data = cfg["data"]
-    samples = Drawn(images, labels, args.crop, data["mean"][0], data["std"][0])
-    return DataLoader(
-        samples,
-        batch_size=args.batch_size,
-        shuffle=True,
-        drop_last=True,
-        num_workers=args.workers,
-        persistent_workers=args.workers > 0,
-        collate_fn=stack,
-    )
 
 
 class Mirrored(nn.Module):
@@ -174,32 +156,13 @@ def trained(side: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
     if args.threads:
         torch.set_num_threads(args.threads)
     with tempfile.TemporaryDirectory(prefix="speedrun_") as folder:
-        cpu, compiled, began = cpu_seconds(*OWN), compile_seconds(), time.perf_counter()
+        cpu, began = cpu_seconds(*OWN), time.perf_counter()
         net, datamodule = SIDES[side](seed, args, folder)
         seconds, spent = time.perf_counter() - began, cpu_seconds(*OWN) - cpu
-        compiling = compile_seconds() - compiled
+        compiling = float(torch._dynamo.utils.calculate_time_spent().get("total_wall_time", 0.0))
         datamodule.setup("test")
         score = accuracy(net, datamodule.test_dataloader())
     return {"accuracy": score, "seconds": seconds, "compile_s": compiling, "cpu_s": spent}
-
-
-def compile_seconds() -> float:
-    """Return the seconds of compilation by torch in this process."""
-    return float(torch._dynamo.utils.calculate_time_spent().get("total_wall_time", 0.0))
-
-
-def in_fresh_process(side: str, seed: int, argv: Sequence[str]) -> dict[str, float]:
-    """Run `trained` in a fresh process; the result is its last line of output."""
-    line = [sys.executable, __file__, *argv, "--one", side, str(seed)]
-    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603 (this file)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
-
-
-def above(scores: Sequence[float], target: float) -> float:
-    """Return the p value of a one-sided t test that the mean is above `target`; NaN without variance."""
-    if len(set(scores)) < 2:
-        return math.nan
-    return float(stats.ttest_1samp(scores, target, alternative="greater").pvalue)
 
 
 def summary(results: dict[str, list[dict[str, float]]], target: float) -> list[str]:
@@ -207,7 +170,8 @@ def summary(results: dict[str, list[dict[str, float]]], target: float) -> list[s
     lines, reached = [], {}
     for side, trainings in results.items():
         scores = [one["accuracy"] for one in trainings]
-        p, n = above(scores, target), len(scores)
+        test = stats.ttest_1samp(scores, target, alternative="greater") if len(set(scores)) > 1 else None
+        p, n = math.nan if test is None else float(test.pvalue), len(scores)
         reached[side] = mean(scores) >= target
         wall, cpu, compiling = (Spread([one[key] for one in trainings]) for key in ("seconds", "cpu_s", "compile_s"))
         lines.append(
@@ -255,7 +219,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]
     results: dict[str, list[dict[str, float]]] = {side: [] for side in args.sides}
     for seed in args.seeds:
         for side in args.sides:
-            found = in_fresh_process(side, seed, words)
+            line = [sys.executable, __file__, *words, "--one", side, str(seed)]
+            done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603 (this file)
+            found = json.loads(done.stdout.splitlines()[-1])
             results[side].append(found)
             seconds = f"{found['seconds']:.0f} s, of which compiling {found['compile_s']:.0f} s"
             print(f"seed {seed}, {side}: test accuracy {found['accuracy']:.4f}; {seconds}; ", end="")

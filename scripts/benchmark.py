@@ -25,8 +25,8 @@ from lathe.launch.signals import raise_on_signal
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))
 
-from suites import cases, thresholds
-from suites.results import write
+from suites import cases
+from suites.results import TABLES, judge, missed, rows, write
 from suites.runner import run
 
 BENCHMARKS = Path(cases.__file__).parents[1]
@@ -92,7 +92,7 @@ def _compare_sides(request: dict[str, Any], output: Path) -> None:
     texts, drawing = suite.tables(facts, results, request)
     write(output, texts, drawing, facts, results, request, time.monotonic() - began)
     if request["assert"]:
-        refuse(thresholds.missed(suite.claims(results)))
+        refuse(missed(suite.claims(results)))
 
 
 def _compare_trainings(request: dict[str, Any], output: Path) -> None:
@@ -114,15 +114,13 @@ def _compare_trainings(request: dict[str, Any], output: Path) -> None:
             composed[case.name] = resolved
     began = time.monotonic()
     results = run(every, composed, request, refused)
-    from suites.tables import TABLES
-
     facts = {case.name: {"processes": case.processes, **case.facts} for case in every}
     texts, drawing = TABLES[request["suite"]](facts, results)
-    judged = thresholds.judge(request, facts, results)
-    texts += [thresholds.rows(judged)] if judged else []
+    judged = judge(request, facts, results)
+    texts += [rows(judged)] if judged else []
     write(output, texts, drawing, facts, results, request, time.monotonic() - began)
     if request["assert"]:
-        refuse(thresholds.missed(judged))
+        refuse(missed(judged))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from lathe.launch import launch_on_run, report_errors
 @report_errors
 @hydra.main(version_base="1.3", config_path="../configs", config_name="receipt")
 def main(cfg: DictConfig) -> None:
-    launch_on_run(cfg, "lathe.verbs.receipt:receipt")
+    launch_on_run(cfg, "lathe.receipt.measured:receipt")
 
 
 if __name__ == "__main__":

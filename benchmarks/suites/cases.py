@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lathe.errors import require
-from suites.thresholds import limits
+from suites.results import limits
 
 SIDES = ("loaders", "trainer", "int8")  # compare sides in one process, without a launcher
 INFERENCE = "inference"  # measures a finished run
@@ -319,11 +319,14 @@ def plan(request: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> t
     full = fill(request)
     suite = full["suite"]
     if suite in SIZES:
-        full["accelerator"] = full["accelerator"] or _find_device()
+        import torch
+
+        found = torch.cuda.is_available() or torch.backends.mps.is_available()
+        full["accelerator"] = full["accelerator"] or ("gpu" if found else "cpu")
         sizes = SIZES[suite][full["accelerator"]]
         full |= {key: value for key, value in sizes.items() if full.get(key) is None}
     if suite == "parallel" and full["processes"] is None:
-        full["processes"] = [max(2, _count_gpus() if full["accelerator"] == "gpu" else 2)]
+        full["processes"] = [max(2, torch.cuda.device_count() if full["accelerator"] == "gpu" else 2)]
     if base is not None:  # with a constant learning rate in the place of its schedule
         kept = ("_target_", "_partial_", "warmup")
         full["own"] = (
@@ -333,30 +336,12 @@ def plan(request: Mapping[str, Any], base: Mapping[str, Any] | None = None) -> t
         full["batch_size"] = request["batch_size"] or base["data"]["batch_size"]
         full["lr"] = base["optimizer"]["lr"]
     cases = CASES[suite](full)
-    if suite in SIZES:
-        _refuse_overrides(full, cases)
+    keys = {word.split("=")[0] for case in cases for word in case.overrides if word not in full.get("own", ())}
+    for text in full["overrides"] if suite in SIZES else ():
+        key = str(text).split("=")[0].lstrip("+~")
+        require(key not in keys, f"overrides={text}: suite={suite} sets {key} itself. Leave it out.")
     full["thresholds"] = limits(full, {case.name: {"processes": case.processes, **case.facts} for case in cases})
     return cases, full
-
-
-def _find_device() -> str:
-    import torch
-
-    return "gpu" if torch.cuda.is_available() or torch.backends.mps.is_available() else "cpu"
-
-
-def _count_gpus() -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def _refuse_overrides(request: Mapping[str, Any], cases: Sequence[Case]) -> None:
-    """Raise UserError if an override sets a key that distinguishes the suite's rows."""
-    keys = {word.split("=")[0] for case in cases for word in case.overrides if word not in request["own"]}
-    for text in request["overrides"]:
-        key = str(text).split("=")[0].lstrip("+~")
-        require(key not in keys, f"overrides={text}: suite={request['suite']} sets {key} itself. Leave it out.")
 
 
 def base_of(request: Mapping[str, Any]) -> list[str]:

@@ -2,7 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,9 @@ from lathe.errors import UserError, did_you_mean, require
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
 from lathe.files import scratch, write_atomically
+from lathe.measure import plot
 from lathe.receipt import measured, page
-from lathe.receipt.forms import CPU, Form, Module, Opened, time_forms
+from lathe.receipt.measured import CPU, Form, Module, Opened, reason, time_forms
 from lathe.runs.export_model import ExportModel, open_export_model
 from lathe.runs.export_staleness import is_outdated
 from lathe.runs.rundir import RunDir, open_run
@@ -24,12 +27,13 @@ from lathe.verbs.export import make, ready_for
 from lathe.verbs.export import targets_of as options_of
 from lathe.verbs.export_parity import arithmetic_of, odd_inputs
 from suites.results import table
-from suites.runner import reason, report
+from suites.runner import report
 
 ARCHIVES = ("torchserve",)  # they contain another target's file, which is measured itself
 REFERENCES = {"eager": "this eager", "bf16": "this compiled_bf16"}  # every row is compared with them
 CHECKED, LOGITS = 32, 2**24  # samples, and logits at most, on which a form's outputs are checked
 # Largest difference from the module's logits, as a share of their norm. scripts/export.py is stricter.
+LATENCY = ("median_ms", "p10_ms", "p90_ms", "n")
 LOOSE = {"float32": 1e-2, "bfloat16": 0.1, "float16": 0.1, "int8": 0.3}
 
 
@@ -163,7 +167,7 @@ def _measure(run: RunDir, request: Mapping[str, Any], options: dict[str, Any], f
         "run": run.path.name,
         "checkpoint": checkpoint,
         "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "winners": page.winners(rows),
+        "winners": winners(rows),
         "rows": rows,
         "left_out": _without_repeats(left_out, len(cells)),
         "notes": notes,
@@ -249,6 +253,50 @@ def _without_repeats(left_out: Sequence[dict[str, str]], cells: int) -> list[dic
     return found
 
 
+def winners(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the `fastest` row's name for each batch size and number of threads.
+
+    `winner` is None if others are equal within noise (`same`); `file` is the fastest exported file.
+    """
+    found, cell = [], itemgetter("batch", "threads")
+    for (batch, threads), group in groupby(sorted(rows, key=cell), cell):
+        some = sorted(group, key=lambda row: float(row["median_ms"]))
+        best = some[0]
+        fastest, *others = (measure.Latency(*(row[key] for key in LATENCY)) for row in some)
+        same = [row for row, other in zip(some[1:], others, strict=True) if measure.verdict(fastest, other) == "same"]
+        file = next((row for row in some if row["bytes"] is not None), None)
+        names = [f"{row['backend']} ({row['median_ms']:.3f} ms)" for row in (best, *same)]
+        text = f"Batch {batch}, {threads} thread{'s' * (threads > 1)}: "
+        text += f"no winner, {' and '.join(names)} are the same within noise" if same else f"{names[0]} is the fastest"
+        if best["over_eager"] is not None and best["backend"] != "eager":
+            text += f", {best['over_eager']:.2f} of eager's time"
+        if file is not None and file is not best and file not in same:
+            text += f"; of the files, {file['backend']} is the fastest with {file['median_ms']:.3f} ms"
+        found.append(
+            {
+                **{"batch": batch, "threads": threads, "fastest": best["backend"]},
+                "winner": None if same else best["backend"],
+                "same": [row["backend"] for row in same],
+                "file": file["backend"] if file else None,
+                "sentence": f"{text}.",
+            }
+        )
+    return found
+
+
+def runtime_figure(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return an SVG of the speed relative to eager by batch size, one plot for each number of threads."""
+    plots = []
+    for threads in sorted({row["threads"] for row in rows}):
+        series: dict[str, list[tuple[float, float]]] = {}
+        for row in sorted(rows, key=itemgetter("batch")):
+            if row["threads"] == threads and row["over_eager"]:
+                series.setdefault(row["backend"], []).append((float(row["batch"]), 1 / row["over_eager"]))
+        title = f"Speed over eager's, {threads} thread{'s' * (threads > 1)}"
+        plots.append(plot.lines(title, "batch", "times eager", series))
+    return plot.beside(plots)
+
+
 def write(output: Path, found: Mapping[str, Any], request: Mapping[str, Any]) -> None:
     """Print the table and its conclusions, and write results.json, results.md and plot.svg into `output`."""
     cpu = found["hardware"]["cpu"]
@@ -263,6 +311,6 @@ def write(output: Path, found: Mapping[str, Any], request: Mapping[str, Any]) ->
     text = "\n".join([table(*page.runtime_table(found["rows"])), *sentences, under])
     output.mkdir(parents=True, exist_ok=True)
     write_atomically(output / "results.md", text)
-    write_atomically(output / "plot.svg", page.runtime_figure(found["rows"]))
+    write_atomically(output / "plot.svg", runtime_figure(found["rows"]))
     write_atomically(output / "results.json", json.dumps({"request": request, **found}, indent=2) + "\n")
     report(f"\n{text}\nWritten to {output}")

@@ -15,9 +15,8 @@ from lathe.runs.rundir import RunDir, open_run
 from lathe.verbs.export import make, ready_for, targets_of
 from lathe.verbs.export_parity import compared
 from suites.inference import Bundled, inputs_of
-from suites.results import MIB, Columns, Facts, Results, Spread, fact, full
+from suites.results import MIB, Columns, Facts, Results, Spread, Threshold, fact, full
 from suites.runner import report
-from suites.thresholds import Threshold
 
 FLOAT, INTEGER, TRAINED = "float32", "int8", "int8, qat"
 TARGETS = {FLOAT: "onnx", INTEGER: "onnx_int8", TRAINED: "onnx_int8"}
@@ -73,22 +72,21 @@ def _runs(request: Mapping[str, Any], output: Path) -> dict[str, RunDir]:
     recipe = PUBLISHED if request["accelerator"] == "gpu" else SMALL
     words = [*(() if any(word.startswith("experiment=") for word in own) else recipe), *QUIET, *own]
     report("training")
-    run = _train(words, output / "runs")
+
+    def trained(words: Sequence[str], of: RunDir | None = None) -> RunDir:
+        cfg = compose(words)
+        cfg.paths.log_dir = str(output / "runs")
+        cfg.ckpt_path = None if of is None else str(of.path)  # starts from its weights
+        return RunDir(train(cfg).dir)
+
+    run = trained(words)
     if request["qat"] is None:
         return {FLOAT: run, INTEGER: run}
     rate = run.config["optimizer"]["lr"] / 10  # trained weights move little
     further = ("compression=qat", "compression.receipt=none", f"trainer.max_epochs={request['qat']}")
     report("training with integers simulated")
-    taught = _train([*words, *further, f"optimizer.lr={rate}"], output / "runs", run)
+    taught = trained([*words, *further, f"optimizer.lr={rate}"], run)
     return {FLOAT: run, INTEGER: run, TRAINED: taught}
-
-
-def _train(words: Sequence[str], below: Path, of: RunDir | None = None) -> RunDir:
-    """Train with these overrides, from the weights of the run `of` if given."""
-    cfg = compose(words)
-    cfg.paths.log_dir = str(below)
-    cfg.ckpt_path = None if of is None else str(of.path)
-    return RunDir(train(cfg).dir)
 
 
 def _export(name: str, run: RunDir, folder: Path, shared: Mapping[str, Any]) -> tuple[Bundled, dict[str, Any]]:

@@ -26,9 +26,8 @@ from lathe.measure import plot, usable_cores
 from lathe.runs.build import make_data
 from lathe.verbs.make_shards import make_shards
 from suites import dataloader_baseline as baseline
-from suites.results import Columns, Facts, Results, fact, full, middle
+from suites.results import Columns, Facts, Results, Threshold, fact, full, middle
 from suites.runner import report, take_turns
-from suites.thresholds import Threshold
 
 CLASSES = ("ant", "bee", "cow", "dog")
 SIDE, FILE_SIDE, LENGTH = 32, 64, 256  # in pixels, pixels and tokens

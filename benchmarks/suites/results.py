@@ -1,13 +1,14 @@
-"""Statistics over rounds, Markdown tables, and the files that a suite writes."""
+"""Statistics over rounds, tables and plots of each suite, their limits, and the files that a suite writes."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from lathe.errors import require
+from lathe.errors import did_you_mean, require
 from lathe.files import write_atomically
+from lathe.measure import plot
 from lathe.runs.rundir import describe_environment
 
 MIB = 2**20
@@ -133,3 +134,408 @@ def write(
     write_atomically(output / "results.json", json.dumps(written, indent=2) + "\n")
     print(f"\n{text}\nWritten to {output}", flush=True)
     return text
+
+
+Written = tuple[list[str], str]  # tables with sentences, and a plot
+
+
+def state(result: Mapping[str, Any]) -> float:
+    """Return the bytes of a process's parameters and optimizer."""
+    return float(result["parameters"] + result["optimizer"])
+
+
+def rest(result: Mapping[str, Any]) -> float:
+    """Return the bytes at the peak except parameters, gradients and optimizer."""
+    return float(result["peak"]) - result["gradients"] - state(result)
+
+
+def forward_share(result: Mapping[str, Any]) -> float:
+    """Return the forward pass as a share of the step."""
+    return float(result["forward_ms"] / result["mean_step_ms"])
+
+
+def speed_up(results: Results, facts: Facts, name: str) -> Spread | None:
+    """Return samples/s over those of one process of the strategy, or of auto if it needs several."""
+    one = f"{facts[name]['strategy']}, 1, weak"
+    return results.ratio(name, one if one in results else "auto, 1, weak", "samples_per_s")
+
+
+def efficiency(results: Results, facts: Facts, name: str) -> Spread | None:
+    """Return the speed-up over one process divided by the number of processes."""
+    gain = speed_up(results, facts, name)
+    return gain and Spread([value / facts[name]["processes"] for value in gain.values])
+
+
+def scaling(facts: Facts, results: Results) -> Written:
+    """Tabulate time and efficiency; draw the speed-up by processes."""
+
+    def label(name: str) -> str:
+        return facts[name]["strategy"] + ("" if facts[name]["sync"] else ", gradients not summed")
+
+    def over_auto(name: str) -> str:
+        shown = facts[name]["processes"] == 1 and facts[name]["strategy"] != "auto"
+        return full(results.ratio(name, "auto, 1, weak", "step_ms")) if shown else ""
+
+    columns: Columns = {
+        "strategy": label,
+        "processes": fact(facts, "processes"),
+        "mode": lambda name: facts[name]["mode"] if facts[name]["processes"] > 1 else "-",
+        "global batch": fact(facts, "batch_size"),
+        "step, ms": lambda name: full(results.spread(name, "step_ms"), ".2f"),
+        "samples/s": lambda name: middle(results.spread(name, "samples_per_s"), ",.0f"),
+        "step time over auto's": over_auto,
+        "efficiency": lambda name: full(efficiency(results, facts, name)) if facts[name]["processes"] > 1 else "",
+        "waiting for gradients": lambda name: middle(results.spread(name, "grad_sync"), ".1%"),
+        "peak, MiB": lambda name: _mib(results, name, ",.1f"),
+    }
+    lines = dict[str, list[plot.Point]]()
+    for name, about in facts.items():
+        gain = speed_up(results, facts, name)
+        if gain and about["processes"] > 1:
+            points = lines.setdefault(f"{label(name)}, {about['mode']}", [(1.0, 1.0, 1.0, 1.0)])
+            points.append((float(about["processes"]), gain.median, gain.low, gain.high))
+    ticks = sorted({x for points in lines.values() for x, *_ in points}) or [1.0]
+    title = "Speed-up over one process of the same strategy"
+    drawing = plot.lines(title, "processes", "speed-up", lines, diagonal=(ticks[0], ticks[-1]), ticks=ticks)
+    return [results.table(columns, facts=4)], drawing
+
+
+def memory(facts: Facts, results: Results) -> Written:
+    """Tabulate the bytes of a process by strategy, and by activation checkpointing."""
+    counted = ("parameters", "gradients", "optimizer", "activations", "peak")
+
+    def mib(own: Results, key: str) -> Callable[[str], str]:
+        return lambda name: f"{own[name][0][key] / MIB:.2f}"
+
+    def share(own: Results, base: str, figure: Figure) -> Callable[[str], str]:
+        return lambda name: middle(own.ratio(name, base, figure), ".3f")
+
+    def part(kind: str, heading: str, base: str, shares: dict[str, Figure]) -> str:
+        own = Results({name: rounds for name, rounds in results.items() if facts[name]["part"] == kind})
+        columns: Columns = {
+            heading: fact(facts, kind),
+            "processes": fact(facts, "processes"),
+            **{f"{key}, MiB": mib(own, key) for key in counted},
+            **{text: share(own, base, of) for text, of in shares.items()},
+        }
+        return own.table(columns, facts=2)
+
+    text = (
+        "Counted in one process, the fullest, in the last step of a short run: by storage, DTensors and partitions as "
+        "this process's share. Activations: the most that autograd kept at a moment. Peak: the most of all tensors at "
+        "a moment (CPU: storages that live after any operation; GPU: torch.cuda.max_memory_allocated).\n"
+    )
+    shares: dict[str, Figure] = {"activations over none's": "activations", "rest at the peak over none's": rest}
+    tables = [
+        part("strategy", "strategy", "auto, 1", {"parameters + optimizer over auto's": state}),
+        part("activation_checkpointing", "activation checkpointing", "auto, 1, none", shares),
+    ]
+    measured = {name: rounds[0] for name, rounds in results.items() if results.error(name) is None}
+    stacks = {name: {key: found[key] / MIB for key in counted[:4]} for name, found in measured.items()}
+    return [text, *tables], plot.stacks("Memory of a process", "MiB", stacks)
+
+
+def gpu(facts: Facts, results: Results) -> Written:
+    """Tabulate time, memory and model FLOPs utilization of each net, strategy and precision."""
+    columns: Columns = {
+        **{key: fact(facts, key) for key in ("net", "strategy", "precision")},
+        "step, ms": lambda name: full(results.spread(name, "step_ms"), ".2f"),
+        "samples/s": lambda name: middle(results.spread(name, "samples_per_s"), ",.1f"),
+        "peak, MiB": lambda name: _mib(results, name, ",.0f"),
+        "mfu": lambda name: middle(results.spread(name, "mfu"), ".1%"),
+    }
+    return [results.table(columns, facts=3)], plot.stacks(
+        "Time of a step", "ms", results.medians("step, ms", "step_ms")
+    )
+
+
+def overhead(facts: Facts, results: Results) -> Written:
+    """Tabulate the mean of a turn's steps, since some methods act every few steps only."""
+    columns: Columns = {
+        "method": str,
+        "step, ms (CPU time on a CPU)": lambda name: full(results.spread(name, "mean_step_ms"), ".2f"),
+        "over the plain step": lambda name: full(results.ratio(name, "plain", "mean_step_ms")),
+    }
+    share = full(results.spread("plain", forward_share))
+    text = f"A forward pass of the plain net, as its teacher runs it: {share} of a step.\n"
+    drawing = plot.stacks("Time of a training step", "ms", results.medians("step, ms", "mean_step_ms"))
+    return [results.table(columns), text], drawing
+
+
+def precision(facts: Facts, results: Results) -> Written:
+    """Tabulate time, memory and metric of each number format."""
+    base = next(iter(facts))
+    columns: Columns = {
+        "precision": str,
+        "step, ms": lambda name: full(results.spread(name, "step_ms"), ".2f"),
+        f"step over {base}'s": lambda name: _over(results, name, base, "step_ms"),
+        "speed-up": lambda name: _over(results, name, base, "samples_per_s"),
+        **_short_training(results),
+    }
+    return [results.table(columns)], plot.stacks("Time of a step", "ms", results.medians("step, ms", "step_ms"))
+
+
+def parallel(facts: Facts, results: Results) -> Written:
+    """Tabulate speed, memory and metric of each way to use several devices."""
+    base = next(iter(facts))
+
+    def rate(name: str) -> str:
+        warmup = facts[name]["warmup"]
+        return f"{facts[name]['lr']:g}" + (f", warmed up for {warmup:.0%} of the run" if warmup else "")
+
+    columns: Columns = {
+        "row": str,
+        "devices": fact(facts, "processes"),
+        "global batch": fact(facts, "batch_size"),
+        "learning rate": rate,
+        f"speed-up over {base}": lambda name: _over(results, name, base, "samples_per_s"),
+        **_short_training(results),
+    }
+    drawing = plot.stacks("Throughput", "samples/s", results.medians("samples/s", "samples_per_s"))
+    return [results.table(columns, facts=4)], drawing
+
+
+def compiled(facts: Facts, results: Results) -> Written:
+    """Tabulate the start and the step of each way to compile."""
+
+    def most(name: str, figure: str) -> str:
+        return f"{max(result[figure] for result in results[name])}"
+
+    columns: Columns = {
+        "compile": str,
+        "cold, s": lambda name: full(results.spread(name, "cold_s"), ".2f"),
+        "warm, s": lambda name: full(results.spread(name, "warm_s"), ".2f"),
+        "step, ms": lambda name: full(results.spread(name, "step_ms"), ".2f"),
+        "speed-up over none": lambda name: _over(results, name, "none", "samples_per_s"),
+        "epoch, s": lambda name: middle(results.spread(name, "epoch_s"), ".2f"),
+        "peak, MiB": lambda name: _mib(results, name, ",.0f"),
+        "graph breaks": lambda name: most(name, "breaks"),
+        "graphs made after the warm-up": lambda name: most(name, "anew"),
+    }
+    text = (
+        "Cold and warm: what the first steps took beyond their own time, with an empty folder of compiled code and in "
+        "a fresh process with what the first has left. Step and memory: of the second process, after these steps; on "
+        "a CPU the memory is the whole process's, with libraries.\n"
+    )
+    warm = results.medians("warm, s", "warm_s")
+    heights = {name: cold | warm[name] for name, cold in results.medians("cold, s", "cold_s").items()}
+    return [results.table(columns), text], plot.stacks("Start of a compiled run", "s", heights)
+
+
+def _short_training(results: Results) -> Columns:
+    """Return the columns of suites that also train for some epochs."""
+    metrics = sorted({str(r["metric"]) for rounds in results.values() for r in rounds if r.get("metric")})
+
+    def reached(name: str) -> str:
+        first = results[name][0]
+        return "" if "metric" not in first else "not finite" if first["reached"] is None else f"{first['reached']:.4f}"
+
+    return {
+        "samples/s": lambda name: middle(results.spread(name, "samples_per_s"), ",.0f"),
+        "epoch, s": lambda name: middle(results.spread(name, "epoch_s"), ".2f"),
+        "peak, MiB": lambda name: _mib(results, name, ",.1f"),
+        "updates": lambda name: str(results[name][0].get("updates", "")),
+        ", ".join(metrics) or "validation": reached,
+    }
+
+
+def _mib(results: Results, name: str, spec: str) -> str:
+    peak = results.spread(name, "peak")
+    return "" if peak is None else f"{peak.median / MIB:{spec}}"
+
+
+def _over(results: Results, name: str, base: str, figure: str) -> str:
+    return "" if name == base else full(results.ratio(name, base, figure))
+
+
+TABLES: dict[str, Callable[[Facts, Results], Written]] = {
+    "scaling": scaling,
+    "memory": memory,
+    "gpu": gpu,
+    "overhead": overhead,
+    "precision": precision,
+    "compile": compiled,
+    "parallel": parallel,
+}
+
+
+AT_LEAST, AT_MOST = "at_least", "at_most"
+Measured = tuple[str, Spread | None, str]  # a sentence, its value if measured, and the kind of its limit
+
+
+class Threshold(NamedTuple):
+    """A limit of a figure. Without `at_most` and `at_least` it is only shown; an unmeasured figure misses it."""
+
+    sentence: str
+    measured: Spread | None
+    at_most: float | None = None
+    at_least: float | None = None
+
+    @property
+    def met(self) -> bool:
+        if self.measured is None:
+            return self.at_most is None and self.at_least is None
+        low = self.at_least is None or self.measured.median >= self.at_least
+        return low and (self.at_most is None or self.measured.median <= self.at_most)
+
+    @property
+    def full(self) -> str:
+        """The sentence with its limit."""
+        if self.at_most is None and self.at_least is None:
+            return self.sentence
+        how = f"at least {self.at_least:.2f}" if self.at_most is None else f"at most {self.at_most:.2f}"
+        return f"{self.sentence} {how}"
+
+    @property
+    def verdict(self) -> str:
+        if self.at_most is None and self.at_least is None:
+            return ""
+        return "-" if self.measured is None else "met" if self.met else "missed"
+
+
+def rows(thresholds: list[Threshold], heading: str = "threshold") -> str:
+    """Return a table of the limits, the measured values, and whether the medians meet them."""
+    cells = [[one.full, str(one.measured or "not measured"), one.verdict] for one in thresholds]
+    return table([heading, "measured", ""], cells)
+
+
+def missed(thresholds: list[Threshold]) -> list[str]:
+    """Return a message for each threshold that is not met or not measured."""
+    return [
+        f"missed: expected {one.full}, got {one.measured or 'no measurement'}." for one in thresholds if not one.met
+    ]
+
+
+def limits(request: Mapping[str, Any], facts: Facts) -> dict[str, float]:
+    """Return the request's thresholds by name, or the suite's own.
+
+    Raises:
+        UserError: a threshold of a figure that this request does not measure, or `assert` without thresholds.
+    """
+    suite, given, possible = request["suite"], request.get("thresholds"), _measured(request, facts, Results())
+    found = _own_limits(request, facts) if given is None else {str(name): float(limit) for name, limit in given.items()}
+    for name in found:
+        hint = did_you_mean(name, possible) if possible else "it has no thresholds."
+        require(name in possible, f"thresholds.{name}: suite={suite} does not measure {name} here; {hint}")
+    need = f"assert=true: suite={suite} has no default thresholds for this request. Set thresholds."
+    require(bool(found) or not request.get("assert"), need)
+    return found
+
+
+def judge(request: Mapping[str, Any], facts: Facts, results: Results) -> list[Threshold]:
+    """Return the request's thresholds, each with its measured value."""
+    measured = _measured(request, facts, results)
+    return [
+        Threshold(sentence, spread, **{kind: limit})
+        for name, limit in (request.get("thresholds") or {}).items()
+        for sentence, spread, kind in measured[name]
+    ]
+
+
+def _own_limits(request: Mapping[str, Any], facts: Facts) -> dict[str, float]:
+    share = {2: 0.85, 4: 0.80, 8: 0.75}  # efficiency by number of processes
+    counts = {about["processes"] for about in facts.values()}
+    if request["suite"] == "scaling":
+        return {str(n): share[n] for n in sorted(counts) if n in share}
+    if request["suite"] == "parallel":
+        n = max(counts)
+        return {"ddp_scaled": share[n] * n} if n in share else {}
+    if request["suite"] == "precision" and request["accelerator"] == "gpu":  # published for BERT-large
+        return {"16-mixed": 2.3, "16-mixed_memory": 0.6}
+    return {"warm": 0.3, "regional": 0.5, "anew": 0.0} if request["suite"] == "compile" else {}
+
+
+def _measured(request: Mapping[str, Any], facts: Facts, results: Results) -> dict[str, list[Measured]]:
+    """Return what a suite measures by the names of `thresholds`; without `results` the values are None."""
+    suite, found = request["suite"], dict[str, list[Measured]]()
+    if suite == "scaling":
+        for name, about in facts.items():
+            if about["processes"] > 1 and about["mode"] == "weak" and about["sync"]:
+                entry = (f"{name}: efficiency", efficiency(results, facts, name), AT_LEAST)
+                found.setdefault(str(about["processes"]), []).append(entry)
+    if suite in ("parallel", "precision", "compile"):
+        base, *others = facts
+        for name in others:
+            gain = results.ratio(name, base, "samples_per_s")
+            found[name] = [(f"{name}: speed-up over {base}", gain, AT_LEAST)]
+    if suite == "precision":
+        for name in others:
+            mine, theirs = results.spread(name, "peak"), results.spread(base, "peak")  # measured in the first round
+            share = Spread([mine.median / theirs.median]) if mine and theirs else None
+            found[f"{name}_memory"] = [(f"{name}: memory at the peak over {base}'s", share, AT_MOST)]
+    if suite == "compile":
+        regional = results.ratio("regional", "default", "cold_s")
+        found["regional"] = [("regional: cold start over the whole net's", regional, AT_MOST)]
+        found["warm"] = [
+            (f"{name}: warm start over the cold one", results.spread(name, _warm_share), AT_MOST) for name in others
+        ]
+        found["anew"] = [
+            (f"{name}: graph breaks and graphs made after the warm-up", results.spread(name, _late_graphs), AT_MOST)
+            for name in others
+        ]
+    return found
+
+
+def _warm_share(result: Mapping[str, Any]) -> float:
+    return float(result["warm_s"] / result["cold_s"]) if result["cold_s"] else 0.0
+
+
+def _late_graphs(result: Mapping[str, Any]) -> float:
+    return float(result["breaks"] + result["anew"])
+
+
+def scaling_bars(results: Results) -> list[Threshold]:
+    """Return this project's bars for suite=scaling."""
+    pair = "ddp, 2, weak"
+    gain = results.ratio(pair, "ddp, 1, weak", "samples_per_s")
+    bars = [
+        Threshold(
+            f"{name}, 1 process: step time over auto's",
+            results.ratio(f"{name}, 1, weak", "auto, 1, weak", "step_ms"),
+            at_most=1.05,
+        )
+        for name in ("ddp", "fsdp")
+    ]
+    return [
+        *bars,
+        Threshold(f"{pair}: efficiency", gain and Spread([value / 2 for value in gain.values]), at_least=0.90),
+        Threshold(
+            "the same over two processes that sum no gradients: what the machine leaves to ddp",
+            results.ratio(pair, f"{pair}, no sync", "samples_per_s"),
+        ),
+    ]
+
+
+def memory_bars(results: Results) -> list[Threshold]:
+    """Return this project's bars for suite=memory."""
+    deep, none = "auto, 1, sqrt", "auto, 1, none"
+    kept = "parameters and optimizer of a process over the dense ones,"
+    return [
+        *(
+            Threshold(f"{name}, 2: {kept}", results.ratio(f"{name}, 2", "auto, 1", state), at_most=0.60)
+            for name in ("fsdp", "deepspeed_3")
+        ),
+        Threshold(
+            "sqrt, 64 blocks: activations kept for backward over those of none,",
+            results.ratio(deep, none, "activations"),
+            at_most=0.35,
+        ),
+        Threshold(
+            "sqrt, 64 blocks: all but parameters, gradients and optimizer at the peak, over that of none,",
+            results.ratio(deep, none, rest),
+            at_most=0.35,
+        ),
+    ]
+
+
+def overhead_bars(results: Results) -> list[Threshold]:
+    """Return this project's bars for suite=overhead: distillation may cost a forward pass."""
+    share = results.spread("plain", forward_share)
+    limit = {"prune": 1.03, "qat": 1.60, "distill": 1.05 + (share.median if share else 0.0)}
+    return [
+        Threshold(f"{name}: step over the plain one's,", results.ratio(name, "plain", "mean_step_ms"), at_most=most)
+        for name, most in limit.items()
+    ]
+
+
+BARS = {"scaling": scaling_bars, "memory": memory_bars, "overhead": overhead_bars}

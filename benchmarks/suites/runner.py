@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lathe.errors import UserError
 from lathe.files import scratch_prefix, write_atomically
 from lathe.launch.devices import count_processes
 from suites.cases import Case
@@ -32,6 +31,8 @@ def rotate(items: Sequence[T], round_number: int) -> list[T]:
 
 def take_turns(sides: Mapping[str, Callable[[], dict[str, Any]]], rounds: int, quiet: bool = False) -> Results:
     """Call the sides in turns in this process, and return their results. A side that fails has no further turn."""
+    from lathe.receipt.measured import reason  # which imports torch
+
     results = Results({name: [] for name in sides})
     for number in range(rounds):
         for name in rotate([*sides], number):
@@ -50,12 +51,6 @@ def report(text: str, quiet: bool = False) -> None:
     """Print a line of progress."""
     if not quiet:
         print(text, flush=True)
-
-
-def reason(error: BaseException) -> str:
-    """Return the first line of an error, with its class unless it is a UserError."""
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    return line if isinstance(error, UserError) else f"{type(error).__name__}: {line}"
 
 
 class Workers:

@@ -32,9 +32,8 @@ from lathe.measure import plot
 from lathe.runs.build import make_task
 from lathe.training.callbacks_and_loggers import make_callbacks, make_loggers
 from lathe.training.trainer_setup import make_trainer, prepare_model
-from suites.results import Columns, Facts, Results, Spread, full
+from suites.results import Columns, Facts, Results, Spread, Threshold, full
 from suites.runner import report, take_turns
-from suites.thresholds import Threshold
 
 EPOCHS = 3  # timed
 WIDTH, PIXELS, CLASSES, LR = 128, 8, 10, 0.01

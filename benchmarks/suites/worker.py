@@ -22,8 +22,7 @@ from lathe.data.transfer import train_batches
 from lathe.files import write_atomically
 from lathe.launch.error_reporting import explain_error
 from lathe.measure import PeakMemory, SavedActivations, count_parameters, count_state
-from lathe.measure.processes import everyones
-from lathe.measure.resident import peak_resident, reset_peak
+from lathe.measure.processes import everyones, peak_resident, reset_peak
 from lathe.runs import inference
 from lathe.runs.build import make_data, make_task
 from lathe.training.callbacks_and_loggers import make_methods

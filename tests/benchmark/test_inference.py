@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from suites import cases, inference
+from suites.inference import winners
 from support.runs import SMALL, config, new_run
 
 from lathe import export
@@ -182,3 +183,22 @@ def test_integers_are_compared_with_the_net_that_simulates_them(tmp_path: Path) 
     found = compare(RunDir(cfg["paths"]["run_dir"]), "onnx_int8")
     assert found["left_out"] == []
     assert {row["arithmetic"] for row in found["rows"] if row["backend"] == "onnx_int8"} == {"int8"}
+
+
+def row(backend: str, median: float, batch: int = 1, spread: float = 0.0, size: int | None = None) -> dict[str, Any]:
+    times = {"median_ms": median, "p10_ms": median - spread, "p90_ms": median + spread, "n": 9}
+    return {"backend": backend, "batch": batch, "threads": 2, **times, "over_eager": median / 2, "bytes": size}
+
+
+def test_overlapping_ranges_have_no_winner() -> None:
+    rows = [row("eager", 2.0), row("onnx", 1.0, spread=0.1, size=9), row("torchscript", 1.1, spread=0.1, size=9)]
+    (found,) = winners(rows)
+    assert (found["winner"], found["fastest"], found["same"]) == (None, "onnx", ["torchscript"])
+
+
+def test_the_fastest_file_is_named_where_a_module_wins() -> None:
+    rows = [row("compiled_bf16", 0.5, 8), row("onnx", 1.0, 8, size=9), row("eager", 2.0, 8), row("eager", 2.0)]
+    assert [(cell["batch"], cell["winner"], cell["file"]) for cell in winners(rows)] == [
+        (1, "eager", None),
+        (8, "compiled_bf16", "onnx"),
+    ]

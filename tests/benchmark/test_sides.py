@@ -1,5 +1,6 @@
-"""The suites that compare sides in one process, each run once at its smallest size."""
+"""The suites that compare sides in one process and the bars for one GPU, each run once at its smallest size."""
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from suites import cases, int8, loaders, trainer
 from suites.results import Facts, Results
-from support.runs import SMALL, config, new_run
+from support.runs import ROOT, SMALL, config, new_run
 
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
@@ -90,3 +91,13 @@ def test_int8_of_a_finished_run(tmp_path: Path) -> None:
     assert facts["int8, batch 1"]["bytes"] != facts["float32, batch 1"]["bytes"]
     assert sorted(path.name for path in run.path.iterdir()) == before
     assert len(int8.claims(results)) == 4
+
+
+@pytest.mark.slow
+def test_the_bars_of_a_gpu_with_tiny_nets(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--accelerator", "cpu", "--tiny", "--rounds", "1", "--steps", "3", "--warmup", "1"]
+    results = runpy.run_path(str(ROOT / "benchmarks" / "bench_gpu.py"))["main"](words)
+    assert all(rounds[0]["step_ms"] > 0 for rounds in results.values())
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| resnet20")]
+    assert len(rows) == 2
+    assert all(row.endswith(("| met |", "| missed |")) for row in rows)

@@ -1,21 +1,26 @@
-"""The suites' requests and cases: every case composes, and requests that can't be measured are refused."""
+"""Suites of trainings: every case composes, figures are those of arithmetic, and what can't be measured is refused."""
 
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
-from suites import cases
-from support.runs import config
+from suites import cases, runner, worker
+from suites.cases import Case
+from suites.results import TABLES, Facts, Results, judge
+from support.runs import ROOT, config
 
 from lathe.config.validate import check
 from lathe.errors import UserError, refuse
 
 
-def request(*words: str) -> dict[str, Any]:
-    return config(*words, name="benchmark")
-
-
-def plan(*words: str, base: dict[str, Any] | None = None) -> tuple[list[cases.Case], dict[str, Any]]:
-    return cases.plan(request(*words), base)
+def plan(*words: str) -> tuple[list[Case], dict[str, Any]]:
+    return cases.plan(config(*words, name="benchmark"))
 
 
 @pytest.mark.parametrize(
@@ -51,3 +56,134 @@ def test_cases_compose_and_have_names_of_their_own(words: tuple[str, ...]) -> No
 def test_requests_that_cannot_be_measured_are_refused(words: str, message: str) -> None:
     with pytest.raises(UserError, match=f"^{message}"):
         plan(*words.split())
+
+
+def timed(*milliseconds: float, batch: int = 100, **more: Any) -> list[dict[str, Any]]:
+    return [{"step_ms": ms, "samples_per_s": batch / ms * 1e3, **more} for ms in milliseconds]
+
+
+def facts_of(every: list[Case]) -> Facts:
+    return {case.name: {"processes": case.processes, **case.facts} for case in every}
+
+
+def test_every_suite_of_trainings_has_a_table() -> None:
+    counted = dict.fromkeys(("parameters", "gradients", "optimizer", "activations", "peak"), 2**20)
+    figures = {"mean_step_ms": 2.0, "forward_ms": 1.0, "mfu": 0.5, "epoch_s": 1.0, "updates": 3, "metric": "m"}
+    compiled = {"cold_s": 4.0, "warm_s": 1.0, "breaks": 0, "anew": 1}
+    result = {**timed(10.0)[0], **counted, **figures, **compiled, "reached": None}
+    for suite in ("memory", "overhead", "precision", "compile", "parallel"):
+        every, _ = plan(f"suite={suite}", *(["accelerator=cpu"] * (suite != "memory")))
+        results = Results({case.name: [result] for case in every})
+        results[every[-1].name] = [{"error": "no memory left"}]
+        texts, drawing = TABLES[suite](facts_of(every), results)
+        text = "\n".join(texts)
+        assert "no memory left" in text
+        assert all(case.name.split(", ")[0] in text for case in every)
+        ElementTree.fromstring(drawing)
+
+
+def judged(words: str, results: dict[str, Any]) -> dict[str, bool]:
+    every, full = plan(*words.split())
+    return {one.full: one.met for one in judge(full, facts_of(every), Results(results))}
+
+
+def test_efficiency_is_over_one_process_of_the_strategy_or_of_none() -> None:
+    results = {
+        "auto, 1, weak": timed(10.0),
+        "ddp, 1, weak": timed(20.0),
+        "ddp, 2, weak": timed(20.0, batch=200),
+        "ddp, 2, weak, no sync": timed(1.0),
+        "ddp, 2, strong": timed(1.0),
+        "pipeline, 2, weak": timed(12.5, batch=200),
+    }
+    assert judged("suite=scaling strategies=[ddp,pipeline] processes=[1,2]", results) == {
+        "ddp, 2, weak: efficiency at least 0.85": True,
+        "pipeline, 2, weak: efficiency at least 0.85": False,
+    }
+
+
+SMALL = (
+    *("model=mlp", "model.net.width=32", "model.net.depth=3", "optimizer=adamw", "data=synthetic"),
+    *("data.batch_size=16", "data.source.train_size=64", "data.source.val_size=16", "data.source.test_size=16"),
+)
+REQUEST: dict[str, Any] = {
+    **{"rounds": 2, "warmup": 2, "steps": 4, "threads": 1},
+    **{"timeout": 120.0, "accelerator": "cpu", "overrides": []},
+}
+JOB = {"kind": "time", "sync": True, "fresh": True, "forward": False, "warmup": 2, "steps": 4}
+
+
+def case(name: str, *overrides: str, processes: int = 1, **options: Any) -> Case:
+    return Case(name, (*SMALL, f"trainer.devices={processes}", *overrides), processes, **options)
+
+
+def composed(*every: Case, **request: Any) -> dict[str, dict[str, Any]]:
+    return {item.name: config(*cases.overrides_of(item, {**REQUEST, **request})) for item in every}
+
+
+def test_memory_of_one_process_is_that_of_arithmetic(tmp_path: Path) -> None:
+    memory = case("m", kind="memory", fresh=True)
+    cfg = composed(memory, steps=3, warmup=0)["m"]
+    cfg["paths"]["run_dir"] = str(tmp_path)
+    found = worker.measure({**JOB, "cfg": cfg, "kind": "memory", "warmup": 0, "steps": 3})
+    weights = (256 + 1) * 32 + 2 * (32 + 1) * 32 + (32 + 1) * 10
+    assert found["parameters"] == found["gradients"] == 4 * weights
+    assert found["optimizer"] == pytest.approx(2 * 4 * weights, abs=100)  # plus a step count for each tensor
+    assert 4 * 16 * (3 * 32 + 10) <= found["activations"] <= 4 * 16 * (3 * 32 + 2 * 10)  # ReLU's outputs, and the loss
+    assert found["peak"] > found["parameters"] + found["gradients"] + found["optimizer"]
+
+
+def test_times_are_those_of_the_steps_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks: list[float] = []
+
+    def now() -> float:
+        ticks.append(1.0 if not ticks else ticks[-1] + 0.001 * len(ticks))
+        return ticks[-1]
+
+    monkeypatch.setattr(worker.time, "perf_counter", now)
+    cfg = composed(case("t"))["t"]
+    cfg["paths"]["run_dir"] = str(tmp_path)
+    found = worker.measure({**JOB, "cfg": cfg})
+    assert len(ticks) == 5  # two of seven steps are warm-up
+    assert found["step_ms"] == pytest.approx(2.5)  # of 1, 2, 3 and 4 ms
+    assert found["samples_per_s"] == pytest.approx(16 / 0.0025)
+
+
+@pytest.mark.slow
+def test_processes_take_turns_and_a_failure_costs_its_case_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    started = time.monotonic()
+    every = [
+        case("one"),
+        case("two", "strategy=ddp", processes=2),
+        case("two, no sync", "strategy=ddp", processes=2, sync=False),
+        case("refused", "trainer.activation_checkpointing=sqr"),
+        case("dies", "trainer.gradient_clip_algorithm=nothing", processes=2),
+    ]
+    results = runner.run(every, composed(*every), REQUEST)
+    assert [len(rounds) for rounds in results.values()] == [2, 2, 2, 1, 1]
+    for name in ("one", "two", "two, no sync"):
+        assert all(result["step_ms"] > 0 for result in results[name])
+    assert results["two"][0]["grad_sync"] is not None
+    assert results["two, no sync"][0]["grad_sync"] is None
+    assert results["refused"][0]["error"] == "trainer.activation_checkpointing=sqr: did you mean sqrt?"
+    assert "gradient_clip_algorithm" in results["dies"][0]["error"] or "nothing" in results["dies"][0]["error"]
+    assert len(capfd.readouterr().out.strip().splitlines()) == 5
+    assert time.monotonic() - started < 240
+
+
+@pytest.mark.slow
+def test_a_missed_threshold_is_the_exit_code(tmp_path: Path) -> None:
+    words = ["suite=scaling", "experiment=digits_quickstart", "strategies=[ddp]", "rounds=1", "warmup=1", "steps=3"]
+    more = ["assert=true", "thresholds={2: 50}", f"output={tmp_path / 'out'}"]
+    command = [sys.executable, str(ROOT / "scripts" / "benchmark.py"), *words, *more]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    said = done.stderr.strip().splitlines()[-1]
+    # the measured value depends on what else the machine runs
+    assert re.fullmatch(r"Error: missed: expected ddp, 2, weak: efficiency at least 50\.00, got \d+\.\d+\.", said)
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    first = {one["name"]: one["rounds"][0] for one in written["cases"]}
+    assert first["auto, 1, weak"]["peak"] > 0
+    assert "threshold" in (tmp_path / "out" / "results.md").read_text()
+    bars = [sys.executable, str(ROOT / "benchmarks" / "bars.py"), str(tmp_path / "out")]
+    assert "ddp, 2, weak: efficiency at least 0.90" in subprocess.run(bars, capture_output=True, text=True).stdout

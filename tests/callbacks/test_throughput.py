@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lathe.callbacks.throughput import Throughput
-from lathe.measure.resident import peak_resident
+from lathe.measure.processes import peak_resident
 
 RATES = {"samples_per_s", "step_ms", "data_wait", "grad_sync", "mfu"}
 EPOCHS = {"epoch_s", "peak_gpu_bytes", "peak_resident_bytes", "rank_ms_min", "rank_ms_max", "slowest_rank"}

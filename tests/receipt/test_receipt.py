@@ -9,16 +9,25 @@ from typing import Any
 
 import pytest
 import torch
+from support.own_lightning import QUICK
 from support.runs import SMALL, config, new_run
+from torch import nn
 
 from lathe import export, trust
 from lathe.errors import UserError
+from lathe.nets import MLP
 from lathe.receipt import measured, write
+from lathe.receipt.measured import changed_nothing, peak_memory, receipt, scored
+from lathe.receipt.page import findings
 from lathe.runs import inference
 from lathe.runs.rundir import RunDir
+from lathe.tasks import ClassificationTask
 from lathe.training.train import train
-from lathe.verbs.receipt import receipt
 
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:compression.*of the weights"),
+    pytest.mark.filterwarnings("ignore:compression.receipt=quick will be without"),
+]
 SHORT = measured.Effort(repeats=5, warmup=1, seconds=1.0)
 
 
@@ -227,17 +236,15 @@ KINDS = {  # the task, its data, and the sentence about the dense net's answers
 }
 
 
-@pytest.mark.parametrize(("kind", "method"), [("regression", "prune"), ("multi_label", "prune")])
-def test_values_and_labels_have_receipts_too(tmp_path: Path, no_onnx: None, kind: str, method: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_labels_have_receipts_too(tmp_path: Path, no_onnx: None, kind: str) -> None:
     data, words = KINDS[kind]
     trust.allow({"trusted": ["support"]})
     words_of = [*SMALL, *TABLE, f"task={kind}", f"data.train={data}", "data.num_classes=2"]
     cfg = new_run(tmp_path / "dense", *words_of)
     train(cfg)
     dense = cfg["paths"]["run_dir"]
-    cfg = new_run(
-        tmp_path / "small", *words_of, f"compression={method}", f"ckpt_path={dense}", "compression.receipt=none"
-    )
+    cfg = new_run(tmp_path / "small", *words_of, "compression=prune", f"ckpt_path={dense}", "compression.receipt=none")
     result = train(cfg)
     run = RunDir(cfg["paths"]["run_dir"])
     made = write(run, run.config, Path(dense), "quick")
@@ -250,3 +257,152 @@ def test_values_and_labels_have_receipts_too(tmp_path: Path, no_onnx: None, kind
     assert agreement["largest"] > 0
     assert (agreement["share"] is None) == (kind == "regression")
     assert made["warnings"] == []
+
+
+def net() -> MLP:
+    return MLP(channels=1, image_size=4, num_classes=3, width=8, depth=2)
+
+
+def test_methods_that_left_no_trace_are_named() -> None:
+    kinds = {
+        "distill": "distillation",
+        "prune": "masks",
+        "qat": "quantization",
+        "prune_channels": "structure",
+        "ptq_static": "after",
+    }
+    found = changed_nothing(kinds, net())
+    assert [text.split()[0] for text in found] == [f"compression={name}" for name in kinds if name != "distill"]
+    assert all("changed nothing" in text for text in found)
+    masked = net()
+    with torch.no_grad():
+        masked.head.weight[0].zero_()
+    assert changed_nothing({"prune": "masks"}, masked) == []
+
+
+def test_peak_memory_counts_weights_and_the_fullest_moment() -> None:
+    some = nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 2))
+    with torch.no_grad():
+        peak = peak_memory(some, torch.zeros(5, 4))
+    weights = 4 * (400 + 100 + 200 + 2)
+    assert peak == weights + 4 * (20 + 500 + 10)
+
+
+def test_agreement_leaves_out_what_does_not_count() -> None:
+    some = nn.Identity()
+    batches = [(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.tensor([1, -100])), (torch.eye(2), torch.tensor([0, 0]))]
+    metrics, told = scored(ClassificationTask(some), some, batches, torch.neg)
+    assert metrics["accuracy"] == pytest.approx(2 / 3)
+    assert told is not None
+    assert (told.share, told.n, told.largest) == (0.0, 3, 4.0)
+
+
+def row(of: str, backend: str, median: float, **changes: Any) -> dict[str, Any]:
+    made = {"of": of, "backend": backend, "device": "cpu", "batch": 1, "threads": 1, "n": 9}
+    made |= dict.fromkeys(("median_ms", "p10_ms", "p90_ms"), median)
+    for key in ("eager", "bf16", "twin"):
+        made |= {f"over_{key}": 1.0, f"beside_{key}": "same"}
+    return {**made, **changes}
+
+
+def told(**changes: Any) -> str:
+    given = {
+        **{"chosen": {"by": "val/accuracy", "step": 7}, "split": "test", "metric": "accuracy"},
+        **{"figures": [], "files": [], "latency": [], "structure": [], "size": {"sparsity": 0.0}},
+        "compression": {"qat": "quantization"},
+        "energy": {"this": {}, "dense": {}},
+    }
+    return "\n".join(findings({**given, **changes}))
+
+
+def test_integers_that_lose_against_bf16_are_reported() -> None:
+    slow = row("this", "onnx_int8", 2.0, over_bf16=1.4, beside_bf16="slower", over_eager=0.5, beside_eager="faster")
+    text = told(structure=["quantization"], latency=[row("this", "eager", 9.0), slow])
+    assert "onnx_int8 is 1.4x slower than the dense net compiled in bf16, which needs no quantization" in text
+    assert "saves bytes, not time" in text
+    fast = row("this", "onnx_int8", 2.0, over_bf16=0.4, beside_bf16="faster")
+    assert "saves bytes" not in told(structure=["quantization"], latency=[fast])
+
+
+def test_the_verdict_is_one_sentence_in_factors() -> None:
+    quick = {"over_eager": 1 / 2.6, "beside_eager": "faster", "over_twin": 1.9, "beside_twin": "slower"}
+    rows = [row("this", "onnx_int8", 2.0, **quick), row("this", "onnx_int8", 9.0, batch=32, over_eager=0.1)]
+    file = {"of": "this", "target": "onnx_int8", "bytes": 270, "gzipped": 150, "ratio": 0.25, "gzipped_ratio": 0.15}
+    assert told(latency=rows, files=[file]).splitlines()[0] == (
+        "Verdict: onnx_int8 at batch 1 is 2.6x faster than PyTorch eager, 1.9x slower than the dense ONNX file; "
+        "the onnx_int8 file is 4.0x smaller."
+    )
+
+
+MONITOR = ("callbacks.checkpoint.monitor=val_loss", "callbacks.checkpoint.mode=min", "test=false")
+PRUNE = (
+    "compression=prune",
+    "compression.prune.sparsity=0.5",
+    "compression.prune.end=0.5",
+    "compression.prune.start=0",
+)
+
+
+def fit(folder: Path, net: str, kind: str, *words: str) -> RunDir:
+    trust.allow({"trusted": ["support"]})
+    cfg = new_run(folder, *QUICK, *MONITOR, f"model.net={{_target_: support.modules.{net}}}", *words)
+    cfg["data"] = {"_target_": "support.modules.Data", "kind": kind}
+    (Path(cfg["paths"]["run_dir"]) / "config.yaml").write_text(json.dumps(cfg))
+    train(cfg)
+    return RunDir(cfg["paths"]["run_dir"])
+
+
+@pytest.mark.law5
+def test_a_pruned_classifier_beside_the_run_that_it_started_from(tmp_path: Path, no_onnx: None) -> None:
+    """Sizes by arithmetic, the metrics of result.json, and times of both."""
+    dense = fit(tmp_path / "dense", "Classifier", "image")
+    words = (*PRUNE, "compression.prune.head=true", f"ckpt_path={dense.path}")
+    run = fit(tmp_path / "pruned", "Classifier", "image", *words)
+    found: dict[str, Any] = run.receipt
+    parameters = 64 * 32 + 32 + 32 * 4 + 4
+    assert found["size"]["parameters"] == found["dense"]["size"]["parameters"] == parameters
+    assert found["size"]["non_zero"] == pytest.approx(parameters - (64 * 32 + 32 * 4) / 2, abs=40)
+    assert found["size"]["macs"] == 64 * 32 + 32 * 4
+    assert [row["name"] for row in found["layers"]] == ["1", "3"]
+    rows = {(row["of"], row["split"]): row["figures"] for row in found["figures"]}
+    assert rows == {
+        (of, "val"): {"loss": source.result["val_loss"]} for of, source in (("this", run), ("dense", dense))
+    }
+    assert {(row["of"], row["backend"]) for row in found["latency"]} >= {
+        *(("this", "eager"), ("dense", "eager"), ("dense", "compiled_bf16")),
+    }
+    left = ["dense onnx", "this onnx", "metrics of the files, and equal predictions"]
+    assert [row["form"] for row in found["left_out"]] == left
+    assert "Verdict: " in (run.path / "receipt.md").read_text()
+
+
+@pytest.mark.law5
+def test_the_dense_run_may_have_named_no_core(tmp_path: Path, no_onnx: None) -> None:
+    dense = fit(tmp_path / "dense", "Convolutional", "image")
+    words = (*PRUNE, "compression.prune.head=true", "model.core=backbone", f"ckpt_path={dense.path}")
+    found: dict[str, Any] = fit(tmp_path / "pruned", "Convolutional", "image", *words).receipt
+    assert found["size"]["parameters"] == found["dense"]["size"]["parameters"] < dense.result["parameters"]
+    assert found["size"]["non_zero"] < found["dense"]["size"]["non_zero"]
+
+
+@pytest.mark.law5
+def test_a_core_of_several_inputs(tmp_path: Path, no_onnx: None) -> None:
+    """The untrained dense net has no metric."""
+    run = fit(tmp_path, "Recurrent", "sequence", *PRUNE)
+    found: dict[str, Any] = run.receipt
+    assert [row["name"] for row in found["layers"]] == ["head.0", "head.2"]
+    assert [(row["of"], row["figures"]) for row in found["figures"]] == [("this", {"loss": run.result["val_loss"]})]
+    assert found["size"]["macs"] > 0
+    assert {row["batch"] for row in found["latency"] if row["backend"] == "eager"} == {1, 32}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("net", "kind"), [("LanguageModel", "text"), ("Convolutional", "image")])
+@pytest.mark.law5
+def test_files_are_timed_and_weighed(tmp_path: Path, net: str, kind: str) -> None:
+    run = fit(tmp_path, net, kind, "compression=qat", "compression.qat.start=0.3")
+    found: dict[str, Any] = run.receipt
+    assert {row["backend"] for row in found["latency"] if row["of"] == "this"} >= {"eager", "onnx_int8"}
+    files = {(row["of"], row["target"]): row["bytes"] for row in found["files"]}
+    assert set(files) >= {("this", "onnx_int8"), ("this", "weights"), ("dense", "onnx")}
+    assert [row["form"] for row in found["left_out"]] == ["metrics of the files, and equal predictions"]

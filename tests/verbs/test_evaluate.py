@@ -1,4 +1,4 @@
-"""Evaluation of a run from its directory only, on every split."""
+"""A run is tested as it was trained, with a user's own metrics and callbacks, and evaluated from its directory only."""
 
 import json
 import shutil
@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.runs import SMALL, column, config, new_run
+from lightning.pytorch import Callback, LightningModule, Trainer
+from support.runs import SMALL, column, config, new_run, rows
 from torch import Tensor
 
 from lathe import trust
+from lathe.callbacks import EMA
+from lathe.config.metric_names import objective_of
 from lathe.errors import UserError
 from lathe.nets import MLP
 from lathe.runs.checkpoints import load_weights, read_checkpoint
@@ -18,6 +21,7 @@ from lathe.runs.inference import open_data, open_run_net, score
 from lathe.runs.instantiate import instantiate
 from lathe.runs.rundir import RunDir
 from lathe.training.train import train
+from lathe.trust.allowlist import findings
 from lathe.verbs.evaluate import evaluate
 
 
@@ -138,3 +142,89 @@ def test_validation_gives_a_tasks_own_metrics_too(tmp_path: Path) -> None:
     assert metrics["val/loss"] == pytest.approx(found["loss"], rel=1e-5)
     assert metrics["own/batches"] == -(-n // run.config["data"]["batch_size"])
     assert set(evaluate(request(run, "split=test"))) == {"test/accuracy", "test/loss"}
+
+
+GROUP = "task"
+AUROC = "{_target_: torchmetrics.classification.MulticlassAUROC, num_classes: 10}"
+ECE = "{_target_: torchmetrics.classification.MulticlassCalibrationError, num_classes: 10}"
+MARGIN = "{_target_: lathe.tasks.Weighted, weight: 0.1, loss: {_target_: torch.nn.MultiMarginLoss}}"
+LOSS = f"{{a: {{_target_: torch.nn.CrossEntropyLoss}}, b: {MARGIN}}}"
+OWN = (*SMALL, f"+{GROUP}.loss={LOSS}", f"+{GROUP}.metrics=[accuracy,{ECE},{AUROC}]")
+
+
+def test_a_torchmetric_is_monitored_reported_and_evaluated_from_the_run_directory(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *OWN, "callbacks.checkpoint.monitor=val/calibration_error")
+    result = train(cfg)
+    run = Path(cfg["paths"]["run_dir"])
+    values = column(run, "val/calibration_error")
+    assert result["monitor"] == "val/calibration_error"
+    assert result["val/calibration_error"] == pytest.approx(min(values))  # lower is better
+    assert 0.5 < result["test/auroc"] <= 1
+    assert len(column(run, "train/auroc_epoch")) == len(values) == 2
+    assert json.loads((run / "result.json").read_text())["test/auroc"] == result["test/auroc"]
+    assert not list(findings(cfg, [], {}))  # a recipient of the directory may build what it names
+    request = {"run": str(run), "checkpoint": "best", "split": "test", "output": None, "precision": None}
+    found = evaluate({**cfg, "request": request})
+    assert {name: found[name] for name in ("test/auroc", "test/calibration_error", "test/loss")} == pytest.approx(
+        {name: result[name] for name in ("test/auroc", "test/calibration_error", "test/loss")}
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_loss_that_does_not_fit_the_outputs_is_refused_before_data(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="loss=MSELoss does not accept outputs"):
+        train(new_run(tmp_path, *SMALL, f"+{GROUP}.loss={{_target_: torch.nn.MSELoss}}"))
+
+
+def test_a_sweep_knows_which_way_a_torchmetric_goes() -> None:
+    cfg = config(*OWN, "callbacks.checkpoint.monitor=val/auroc")
+    assert objective_of(cfg) == ("val/auroc", False)
+
+
+RUN = (*SMALL, "trainer.limit_train_batches=6", "compression.receipt=none", "callbacks.throughput=null")
+
+
+class Own(Callback):
+    """Count the test's batches, and report the run's step as a metric and to the loggers."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    def on_test_batch_end(self, *args: Any) -> None:
+        self.batches += 1
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert trainer.logger is not None
+        trainer.logger.log_metrics({"test/told": 1.0}, trainer.global_step)
+        pl_module.log_dict({"test/step": float(trainer.global_step), "test/batches": float(self.batches)})
+
+
+class OwnEMA(EMA):
+    """A changed callback of Lathe's: it belongs to the trained net."""
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), *((f"compression={name}",) for name in ("ptq_static", "[prune,qat]"))],
+    ids=" ".join,
+)
+def test_it_is_seen_by_callbacks_and_loggers(words: tuple[str, ...], tmp_path: Path) -> None:
+    own = f"+callbacks.own._target_={__name__}.Own"
+    cfg = new_run(tmp_path, *RUN, own, *words)
+    result = train(cfg)
+    assert result["test/step"] == result["steps"] == 12
+    assert result["test/batches"] == 5  # 297 images by 64
+    *_, last = rows(Path(cfg["paths"]["run_dir"]))
+    assert int(last["step"]) == 12
+    assert float(last["test/told"]) == 1
+    assert {name: float(last[name]) for name in result if name.startswith("test/")} == {
+        name: value for name, value in result.items() if name.startswith("test/")
+    }
+
+
+def test_what_has_acted_on_the_trained_net_is_not_asked_for_another(tmp_path: Path) -> None:
+    averaged = f"+callbacks.own={{_target_: {__name__}.OwnEMA, decay: 0.9}}"
+    assert "test/accuracy" in train(new_run(tmp_path, *RUN, averaged, "compression=prune"))

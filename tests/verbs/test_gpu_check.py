@@ -48,7 +48,8 @@ def test_a_failing_line_never_stops_the_others(monkeypatch: pytest.MonkeyPatch, 
         (log_dir / "train" / "run" / "result.json").write_text("{}")
 
     monkeypatch.setattr(gpu_check, "repeat", ended)
-    monkeypatch.setattr(gpu_check, "found_hardware", lambda accelerator: ("1 x H100", 1))
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H100")
     names = ["onnx", "float32", "ema", "ddp", "evaluate"]
     assert gpu_check.gpu_check(request(only=names, output=str(tmp_path))) == 1
     found = json.loads((tmp_path / "results.json").read_text())

@@ -1,4 +1,4 @@
-"""The learning-rate range test: the rates it sets, the rate it suggests, and that it leaves no run."""
+"""lr_find.py and batch_find.py: the rates and sizes tried and suggested, for every kind of data and model."""
 
 import csv
 import json
@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from support.commands import check, run
 from support.runs import SMALL, config
 
-from lathe.verbs import lr_find as verb
+from lathe.errors import UserError
+from lathe.verbs import batch_find, lr_find
 
 Cli = Callable[..., tuple[int, str]]
 
 
 def found(folder: Path, *words: str) -> dict[str, Any]:
     cfg = config(*SMALL, *words, f"find.output={folder}", name="lr_find")
-    told = verb.lr_find(cfg)
+    told = lr_find.lr_find(cfg)
     assert told is not None
     return told
 
@@ -44,13 +46,13 @@ def test_the_rates_rise_by_equal_ratios_and_the_losses_say_which_train(tmp_path:
 
 def test_groups_keep_their_proportions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    real = verb.Rising.on_before_optimizer_step
+    real = lr_find.Rising.on_before_optimizer_step
 
     def spy(self: Any, trainer: Any, module: Any, optimizer: Any) -> None:
         real(self, trainer, module, optimizer)
         seen.append((self.rates[-1], sorted({group["lr"] for group in optimizer.param_groups})))
 
-    monkeypatch.setattr(verb.Rising, "on_before_optimizer_step", spy)
+    monkeypatch.setattr(lr_find.Rising, "on_before_optimizer_step", spy)
     found(tmp_path, "find.steps=60", "optimizer.layer_decay=0.5", "model.net.depth=2")
     for rate, groups in seen[:3]:
         assert len(groups) > 1
@@ -80,3 +82,130 @@ def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
     )
     assert parts["losses"][:20] == pytest.approx(whole["losses"][:20], rel=1e-5)
     assert len(parts["rates"]) == len(whole["rates"])
+
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*stays as it is", "ignore:.*has no state_dict", "ignore:.*returned `None`"
+)
+OWN = "support.own_loaders"
+LIT = ["model=lightning", "model.net={_target_: support.own_lightning.LitNet, features: 16, classes: 2}"]
+RUN = [word for word in SMALL if not word.startswith(("model", "data"))]
+DATASET = [
+    "data=dataset",
+    "data.train={_target_: support.own_datasets.Pictures, n: 200}",
+    "data.num_classes=2",
+    "data.channels=1",
+    "data.image_size=4",
+    "model=mlp",
+]
+FLOW = [word.replace("Pictures, n: 200", "Flow, n: 200") for word in DATASET]
+FLOW += [f"data.{name}={{_target_: support.own_datasets.Pictures, n: 20}}" for name in ("val", "test")]
+GREY = ["data.channels=1", "data.mean=[0.5]", "data.std=[0.5]"]
+TOKENS = ["model=gpt_nano", "data=synthetic_tokens", "data.source.train_size=2000", "data.length=16", "optimizer=adamw"]
+
+
+def own(name: str, **options: Any) -> list[str]:
+    given = "".join(f", {key}: {value}" for key, value in options.items())
+    return [*LIT, "~data", f"+data={{_target_: {OWN}.{name}{given}}}"]
+
+
+def lit(name: str) -> list[str]:
+    return [word.replace("LitNet", name) for word in own("Sized")]
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run trials in this process; each reports the memory of the whole suite."""
+
+    def tried(cfg: dict[str, Any], size: int, device: str) -> dict[str, Any]:
+        sent: list[dict[str, Any]] = []
+        batch_find._attempt(cfg, size, device, type("Sink", (), {"send": staticmethod(sent.append)})())  # type: ignore[arg-type]
+        if "refused" in sent[0]:
+            raise UserError(sent[0]["refused"])
+        return sent[0]
+
+    monkeypatch.setattr(batch_find, "tried", tried)
+
+
+def batch(folder: Path, *words: str) -> dict[str, Any]:
+    typed = [*RUN, *words, "find.memory=64", f"find.output={folder / 'out'}", "find.steps=2"]
+    return batch_find.batch_find(config(*typed, name="batch_find"))
+
+
+def rate(folder: Path, *words: str) -> dict[str, Any]:
+    told = lr_find.lr_find(config(*RUN, *words, "find.steps=60", f"find.output={folder / 'out'}", name="lr_find"))
+    assert told is not None
+    return told
+
+
+BOUND: dict[str, tuple[list[str], int]] = {
+    "images in memory": (["data=synthetic", "data.source.train_size=200", "data.source.val_size=20", "model=mlp"], 200),
+    "an iterable dataset": ([*FLOW, "data.samples=200"], 200),
+    "own, with a default": (own("Sized"), 200),
+    "own, a stream": (own("Streaming"), 200),
+}
+
+
+@pytest.mark.parametrize("kind", ["images in memory", "an iterable dataset", "own, a stream"])
+def test_every_kind_of_data_has_a_rate(kind: str, tmp_path: Path) -> None:
+    told = rate(tmp_path, *BOUND[kind][0], "find.min_lr=1e-3", "find.max_lr=1")
+    assert told["losses"][0] == pytest.approx(math.log(10 if kind == "images in memory" else 2), rel=0.25)
+    assert told["rates"][:2] == pytest.approx([1e-3, 10 ** (-3 + 3 / 59)])
+    assert 1e-3 < told["suggestion"] < 1
+
+
+@pytest.mark.parametrize("kind", BOUND)
+def test_data_bound_the_batch(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, n = BOUND[kind]
+    told = batch(tmp_path, *words, "find.start=64")
+    tries = json.loads((tmp_path / "out" / "batch_find.json").read_text())["tries"]
+    assert told["bound"] == f"the {n} training samples"
+    assert n - n // 16 - 8 <= told["batch_size"] <= n
+    assert [one["size"] for one in tries if one["size"] > n]
+    assert all(one["fits"] == (one["size"] <= n) for one in tries)
+    plus = "+" if kind in ("own, with a default", "own, a stream") else ""
+    assert f"The largest that fits is {plus}data.batch_size={told['batch_size']};" in capsys.readouterr().out
+
+
+def test_image_folders_and_tokens(tmp_path: Path) -> None:
+    for number in range(30):
+        place = tmp_path / "images" / "train" / str(number % 2) / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), number).save(place)
+    folder = ["data=image_folder", f"data.folder={tmp_path / 'images'}", "data.num_classes=2"]
+    told = batch(tmp_path, *folder, "data.image_size=8", *GREY, "model=mlp", "find.start=4")
+    assert told["bound"].endswith("training samples")
+    told = batch(tmp_path, *TOKENS, "find.start=4", "find.most=8")
+    assert (told["batch_size"], told["bound"]) == (8, "find.most")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Manual", "the module's own rate=0.1 at data.batch_size=32 is 0.2 at 64 (SGD: in proportion"),
+        ("Turns", "No rule is known for the rate of several optimizers"),
+    ],
+)
+def test_own_modules_have_a_batch(name: str, said: str, tmp_path: Path) -> None:
+    told = batch(tmp_path, *lit(name), "find.start=32", "find.most=64")
+    assert (told["batch_size"], told["bound"]) == (64, "find.most")
+    assert told["said"].startswith(said)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["batch_find.json"]
+
+
+def test_a_rate_is_set_on_the_modules_own_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same net with the same optimizer of the group optimizer is the reference."""
+    plain = [*lit("Plain"), "optimizer=sgd", "optimizer.weight_decay=0", "optimizer.nesterov=false"]
+    expected = rate(tmp_path, *plain)
+    assert f"Suggestion: optimizer.lr={expected['suggestion']:g} (now 0.1).\n" in capsys.readouterr().out
+    way = f"{expected['suggestion']:g} (now 0.1).\n"
+    hidden = (
+        f"a rate of {expected['suggestion']:g} (now 0.2) where Plainest.configure_optimizers sets it; as an argument "
+        f"lr of its __init__ it would be a key, model.net.lr={expected['suggestion']:g}.\n"
+    )
+    ways = {"LitNet": f"+model.net.lr={way}", "Plainest": hidden}
+    for name, typed in ways.items():
+        told = rate(tmp_path, *lit(name))
+        assert told["losses"] == pytest.approx(expected["losses"], rel=1e-6)
+        assert told["rates"] == expected["rates"]
+        assert f"Suggestion: {typed}" in capsys.readouterr().out

@@ -12,8 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 from lathe.config.validation import validated
 from lathe.data.steps import reached, steps_before
 from lathe.errors import require
-from lathe.measure.energy import Meter, Rapl
-from lathe.measure.nvml import Gpu, NoNvml, open_gpu
+from lathe.measure.hardware import Gpu, Meter, NoNvml, Rapl, open_gpu
 from lathe.measure.processes import everyones
 
 

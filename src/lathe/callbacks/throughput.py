@@ -19,8 +19,7 @@ from lathe.compression.modes import without_memory
 from lathe.config.types import Count, Positive
 from lathe.config.validation import validated
 from lathe.measure.flops import count_flops, net_input, peak_flops
-from lathe.measure.processes import everyones
-from lathe.measure.resident import peak_resident
+from lathe.measure.processes import everyones, peak_resident
 
 T = TypeVar("T")
 _DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32}

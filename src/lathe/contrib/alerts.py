@@ -30,7 +30,7 @@ from lathe.config.types import OpenShare, Positive
 from lathe.config.validation import validated
 from lathe.data.steps import reached, steps_before
 from lathe.errors import require
-from lathe.measure.nvml import Gpu, NoNvml, open_gpu
+from lathe.measure.hardware import Gpu, NoNvml, open_gpu
 from lathe.measure.shards import local
 
 log = logging.getLogger(__name__)

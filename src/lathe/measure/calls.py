@@ -61,11 +61,7 @@ class Call:
 
     @classmethod
     def load(cls, path: Path | str) -> "Call":
-        """Read what `save` has written, or a tensor, tuple of arguments or dict of keyword arguments.
-
-        Raises:
-            UserError: the file can't be read, or holds something else.
-        """
+        """Read what `save` has written, or a tensor, tuple or dict of arguments; raise UserError for other files."""
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged file raises nearly anything

@@ -42,11 +42,7 @@ ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attent
 
 
 def net_input(batch: Any) -> Tensor:
-    """Return the tensor of a batch that a net takes: the first of a tuple, list or dict, or the batch.
-
-    Raises:
-        TypeError: the batch has no tensor.
-    """
+    """Return the tensor that a net takes: the first of a tuple, list or dict, or the batch; else raise TypeError."""
     if isinstance(batch, Tensor):
         return batch
     items = list(batch.values()) if isinstance(batch, dict) else batch

@@ -1,13 +1,15 @@
-"""Memory of a training process in bytes, counted from existing tensors by storage, not by a formula.
+"""Bytes of a net, and memory of a training process, counted from existing tensors by storage, not by a formula.
 
 A storage counts once, however many tensors view it. A DTensor counts with the shard of this process, DeepSpeed's
 partitions where its optimizer keeps them.
 """
 
+import gzip
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lathe.measure.shards import is_sharded, local
+from lathe.measure.shards import is_sharded, local, whole
 
 _WALKED = ("torch.optim", "torch.amp", "deepspeed", "lathe.optim")  # modules whose objects may hold state
 
@@ -27,11 +29,6 @@ class StateBytes:
     parameters: int
     gradients: int
     optimizer: int
-
-    @property
-    def model(self) -> int:
-        """Return the bytes of parameters and optimizer state, which sharding divides."""
-        return self.parameters + self.optimizer
 
 
 def storages(tensors: Iterable[Tensor]) -> dict[int, torch.UntypedStorage]:
@@ -109,7 +106,7 @@ class SavedActivations:
         self._own = set(storages([*self.net.parameters(), *self.net.buffers(), *self.data]))
         # Registered last, so that it runs after a strategy has gathered the module's parameters.
         self._handles = [module.register_forward_pre_hook(self._note) for module in self.net.modules()]
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, _unpack)
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda kept: kept.tensor)
         self._hooks.__enter__()
         return self
 
@@ -145,10 +142,6 @@ class _Kept:
         self.key = self.storage._cdata
 
 
-def _unpack(kept: _Kept) -> Tensor:
-    return kept.tensor
-
-
 class PeakMemory(TorchDispatchMode):
     """Measures the peak memory of this process's tensors inside `with`, since the last `reset`.
 
@@ -166,7 +159,6 @@ class PeakMemory(TorchDispatchMode):
 
     @property
     def bytes(self) -> int:
-        """Return the bytes in use now."""
         if self.device.type == "cuda":
             return torch.cuda.memory_allocated(self.device)
         total, gone = 0, []
@@ -188,7 +180,6 @@ class PeakMemory(TorchDispatchMode):
         return max(self._peak, self.bytes)
 
     def reset(self) -> None:
-        """Start a new peak."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self._peak = self.bytes
@@ -215,3 +206,50 @@ class PeakMemory(TorchDispatchMode):
             if isinstance(value, Tensor) and value.device.type == self.device.type:
                 for key, storage in storages([value]).items():
                     self._live[key] = weakref.ref(storage)
+
+
+@dataclass(frozen=True)
+class ParamCount:
+    """Counts of a net's parameters; one shared by several modules counts once.
+
+    `total`, `trainable` and `non_zero` are numbers of scalars. `bytes` is the memory of parameters and buffers in their
+    present dtype, not the size of a file.
+    """
+
+    total: int
+    trainable: int
+    non_zero: int
+    bytes: int
+
+    @property
+    def sparsity(self) -> float:
+        """Return the share of parameters that are exactly zero; 0 for a net without parameters."""
+        return 1 - self.non_zero / self.total if self.total else 0.0
+
+
+def count_parameters(net: nn.Module) -> ParamCount:
+    """Count `net`'s parameters; a collective if sharded. Synchronizes the device once per parameter."""
+    parameters = list(net.parameters())
+    return ParamCount(
+        total=sum(p.numel() for p in parameters),
+        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        non_zero=sum(int(whole(p).count_nonzero()) for p in parameters),
+        bytes=sum(t.numel() * t.element_size() for t in [*parameters, *net.buffers()]),
+    )
+
+
+@dataclass(frozen=True)
+class FileSize:
+    """`bytes` on disk and after gzip at level 6; only the latter shows unstructured zeros."""
+
+    bytes: int
+    gzipped: int
+
+
+def file_size(path: Path) -> FileSize:
+    """Return the size of a file, or of all files in a folder, each compressed separately."""
+    if not path.exists():
+        raise FileNotFoundError(path)
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    sizes = [(file.stat().st_size, len(gzip.compress(file.read_bytes(), 6, mtime=0))) for file in files]
+    return FileSize(sum(size for size, _ in sizes), sum(gzipped for _, gzipped in sizes))

@@ -1,7 +1,10 @@
-"""Collectives over the training processes; without a process group there is one process."""
+"""The training processes: collectives over them (without a process group there is one), and the peak memory of each."""
 
+import sys
+from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -27,3 +30,26 @@ def everyones_tensors(tensor: Tensor) -> list[Tensor]:
         each = [torch.empty_like(tensor) for _ in each]
         torch.distributed.all_gather(each, tensor)
     return each
+
+
+def peak_resident() -> int:
+    """Return the peak resident set in bytes; Linux's getrusage would include the forking process."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource  # not on Windows
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def reset_peak(own: Path = Path("/proc/self")) -> bool:
+    """Start a new peak; return False if the system does not support it (Linux does)."""
+    try:
+        (own / "clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True

@@ -2,30 +2,34 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import logging
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from lathe import measure
+from lathe import export, measure
 from lathe.compression import quantization
 from lathe.compression.structure import structure_of
 from lathe.config.compression_plan import methods
-from lathe.config.metric_names import ENERGY, data_keys
+from lathe.config.metric_names import ENERGY, data_keys, on_test, without_split
 from lathe.config.resolve import data_folder_of, differences, set_data_folder
 from lathe.data.checks import undeclared
 from lathe.data.order import IGNORE
 from lathe.errors import UserError, require
-from lathe.export.inputs import as_list
+from lathe.export.inputs import FlatCore, as_list
 from lathe.files import require_plain, scratch, write_atomically
-from lathe.measure import Agreement, AgreementMeter, PeakMemory, count_macs, count_parameters
+from lathe.measure import Agreement, AgreementMeter, PeakMemory, count_macs, count_parameters, interleaved, verdict
+from lathe.measure.calls import Call
 from lathe.receipt import page
-from lathe.receipt.forms import CPU, Form, Input, Module, Target, export_to, on_device, reason, time_forms
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.export_staleness import checkpoint_hash
@@ -33,8 +37,10 @@ from lathe.runs.inference import Forward, is_lightning, open_data, open_run_net,
 from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
+from lathe.tasks.core import EXAMPLE, record_calls
 
-SECTION = "inference"  # the comparison of runtimes that scripts/benchmark.py adds
+CPU = torch.device("cpu")
+Input = Tensor | tuple[Tensor, ...]  # of a net, or of the core of a LightningModule
 
 
 @dataclass(frozen=True)
@@ -55,10 +61,22 @@ class Effort:
     about: str = "60 s"  # time for the whole receipt of a small net
 
 
-FULL = Effort(
-    all_cores=True, compiled=True, targets=("aot_inductor",), repeats=200, warmup=10, seconds=30.0, about="5 min"
-)
-EFFORTS = {"quick": Effort(), "full": FULL}
+EFFORTS = {
+    "quick": Effort(),
+    "full": Effort(
+        all_cores=True, compiled=True, targets=("aot_inductor",), repeats=200, warmup=10, seconds=30.0, about="5 min"
+    ),
+}
+
+
+def receipt(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Measure the requested run (scripts/receipt.py), compare it with the dense net, and return the receipt."""
+    request, run, devices = cfg["request"], RunDir(cfg["paths"]["run_dir"]), cfg["trainer"]["devices"]
+    require(devices in (1, "auto"), f"trainer.devices={devices}: a receipt is measured on one device.")
+    run.checkpoint("best")
+    baseline = Path(request["baseline"]) if request["baseline"] is not None else None
+    with run.locked():
+        return write(run, cfg, baseline, request["effort"])
 
 
 def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) -> dict[str, Any]:
@@ -79,11 +97,7 @@ def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) 
     threads = torch.get_num_threads()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), page.progress(EFFORTS[effort].about) as step:
-            kind = Receipt
-            if is_lightning(run.config):
-                from lathe.receipt import core  # which imports this module
-
-                kind = core.CoreReceipt
+            kind = CoreReceipt if is_lightning(run.config) else Receipt
             found = kind(run, cfg, baseline or _started_from(run), effort, step).measured()
     finally:
         torch.set_num_threads(threads)
@@ -102,7 +116,7 @@ def _started_from(run: RunDir) -> Path | None:
     return next((place for place in places if (place / "config.yaml").is_file() and place.resolve() != own), None)
 
 
-# The comparison of runtimes, and the files
+# The comparison of runtimes that scripts/benchmark.py adds as "inference", and the files
 
 
 def fingerprint(run: RunDir) -> dict[str, Any]:
@@ -113,7 +127,7 @@ def fingerprint(run: RunDir) -> dict[str, Any]:
 def current_comparison(run: RunDir) -> dict[str, Any] | None:
     """Return the comparison of runtimes in the run's receipt if it measured the current weights; else None."""
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
-        section = run.receipt[SECTION]
+        section = run.receipt["inference"]
         if section["checkpoint"] == fingerprint(run):
             return dict(section)
     return None
@@ -134,8 +148,8 @@ def add_comparison(run: RunDir, section: Mapping[str, Any]) -> bool:
 
 def _put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | None) -> None:
     """Write receipt.svg, receipt.md and last receipt.json; `section` replaces the comparison."""
-    found = {key: value for key, value in receipt.items() if key != SECTION}
-    found |= {} if section is None else {SECTION: dict(section)}
+    found = {key: value for key, value in receipt.items() if key != "inference"}
+    found |= {} if section is None else {"inference": dict(section)}
     texts = {
         "receipt.svg": page.figure(found),
         "receipt.md": page.markdown(found),
@@ -143,6 +157,163 @@ def _put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | N
     }
     for name, text in texts.items():
         write_atomically(run.path / name, text)
+
+
+# The forms of a net: eager, compiled, the file of an export target; and their interleaved times
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A form that is ready to run: `call` runs its own batch, `forward` any batch on the CPU."""
+
+    call: Callable[[], Any]
+    forward: Callable[[Tensor], Tensor]
+
+
+class Form:
+    """A net in one runtime: `of` is "this" or "dense", `backend` the runtime, `name` both."""
+
+    def __init__(self, of: str, backend: str, device: torch.device = CPU) -> None:
+        self.of, self.backend, self.device, self.name = of, backend, device, f"{of} {backend}"
+
+    def open(self, x: Input, threads: int) -> Opened:
+        """Prepare it for the batch `x` [batch, ...] on the CPU and this number of threads."""
+        raise NotImplementedError
+
+
+class Module(Form):
+    """The module itself, with `bf16` under autocast; `compiled` is inductor with frozen weights, for one batch size."""
+
+    def __init__(
+        self, of: str, net: nn.Module, device: torch.device = CPU, bf16: bool = False, compiled: bool = False
+    ) -> None:
+        backend = f"compiled_{'bf16' if bf16 else 'fp32'}" if compiled else "eager_bf16" if bf16 else "eager"
+        super().__init__(of, backend, device)
+        self.net, self.compiled = _Autocast(net, device.type) if bf16 else net, compiled
+
+    def open(self, x: Input, threads: int) -> Opened:
+        copied = self.compiled or self.device != CPU
+        net: Callable[..., Tensor] = copy.deepcopy(self.net).to(self.device) if copied else self.net
+        inside = [tensor.to(self.device) for tensor in as_list(x)]
+        if not self.compiled:
+            return Opened(lambda: net(*inside), lambda batch: net(batch.to(self.device)).float().cpu())
+        # Exceeding the recompile limit is an error: torch would silently run eagerly.
+        with warnings.catch_warnings(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            warnings.simplefilter("ignore", DeprecationWarning)  # from inductor's imports
+            net = torch.compile(net, dynamic=False, options={"freezing": True})
+            net(*inside)
+            size = len(inside[0])
+
+        def forward(batch: Tensor) -> Tensor:
+            parts = []
+            for part in batch.split(size):
+                full = torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])])
+                parts.append(net(full.to(self.device))[: len(part)].float().cpu())
+            return torch.cat(parts)
+
+        return Opened(lambda: net(*inside), forward)
+
+
+class _Autocast(nn.Module):
+    """Autocast inside the compiled region: outside, it would slow every call of a small net."""
+
+    def __init__(self, net: nn.Module, device_type: str) -> None:
+        super().__init__()
+        self.net, self.device_type = net, device_type
+
+    def forward(self, *x: Tensor) -> Any:
+        with torch.autocast(self.device_type, torch.bfloat16):
+            return self.net(*x)
+
+
+class Target(Form):
+    """The file of an export target in its own runtime and device, from and to host arrays."""
+
+    def __init__(self, of: str, target: str, path: Path, device: torch.device = CPU) -> None:
+        super().__init__(of, target, device)
+        self.path = path
+
+    def open(self, x: Input, threads: int) -> Opened:
+        run = export.get(self.backend).load(self.path, threads)
+        inside = [tensor.numpy() for tensor in as_list(x)]
+        return Opened(lambda: run(*inside), lambda batch: torch.from_numpy(np.asarray(run(batch.numpy()))).float())
+
+
+def export_to(target: str, net: nn.Module, example: Input, folder: Path, **options: Any) -> Path:
+    """Export `net` to `target` with these options, below `folder`, and return the file."""
+    module = export.get(target, **options)
+    missing = module.available()
+    if missing is not None:
+        raise UserError(missing)
+    path = folder / target / f"model{module.suffix}"
+    path.parent.mkdir(parents=True)
+    quiet = logging.root.manager.disable
+    logging.disable(max(quiet, logging.INFO))  # exporters log every pass over the graph
+    try:
+        module.export(copy.deepcopy(net), example, path)
+    finally:
+        logging.disable(quiet)
+    return path
+
+
+def reason(error: BaseException) -> str:
+    """Return the first line of an error, with its class unless it is a UserError."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    return lines[0] if isinstance(error, UserError) else f"{type(error).__name__}: {lines[0]}"
+
+
+def references(form: Form) -> dict[str, str]:
+    """Return what a row is compared with, by column; the gain over its twin in the same runtime is compression's."""
+    twin = f"dense {page.FLOAT_TWIN.get(form.backend, form.backend)}"
+    return {"eager": "dense eager", "bf16": "dense compiled_bf16", "twin": twin}
+
+
+def time_forms(
+    forms: Sequence[Form],
+    cells: Sequence[tuple[torch.device, int, int]],
+    sample: Callable[[int], Input],
+    limits: tuple[int, int, float],
+    left_out: list[dict[str, str]],
+    beside: Callable[[Form], Mapping[str, str]] = references,
+    check: Callable[[Form, Opened], None] = lambda form, opened: None,
+    step: Callable[[str], None] = lambda text: None,
+) -> list[dict[str, Any]]:
+    """Return a row for each form in each cell: a device, a batch size and a number of threads.
+
+    `sample` makes a batch of a given size; `limits` are repeats, warm-up calls and seconds, as in `interleaved`. Forms
+    that can't be opened, or fail `check`, go to `left_out` with the reason; `step` is called with what is measured
+    next.
+    """
+    rows: list[dict[str, Any]] = []
+    for device, batch, threads in cells:
+        torch.set_num_threads(threads)
+        x, opened = sample(batch), dict[Form, Opened]()
+        for form in (form for form in forms if form.device == device):
+            step(f"{form.name}, batch {batch}")
+            try:
+                ready = form.open(x, threads)
+                ready.call()
+                check(form, ready)
+                opened[form] = ready
+            except Exception as error:  # a failing back end must not hide the others
+                where = f"{form.name}, {device.type}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
+                left_out.append({"form": where, "reason": reason(error)})
+        step(f"timing, batch {batch}")
+        times = interleaved({form.name: ready.call for form, ready in opened.items()}, *limits, device)
+        for form in opened:
+            this = times[form.name]
+            row = {
+                **{"of": form.of, "backend": form.backend, "device": device.type, "batch": batch},
+                "threads": threads if device == CPU else None,
+                **{"median_ms": this.median * 1e3, "p10_ms": this.p10 * 1e3, "p90_ms": this.p90 * 1e3, "n": this.n},
+            }
+            for key, name in beside(form).items():
+                other = times.get(name)
+                row[f"over_{key}"] = this.median / other.median if other else None
+                row[f"beside_{key}"] = verdict(this, other) if other and name != form.name else None
+            rows.append(row)
+        torch.compiler.reset()  # earlier cells' graphs would count towards torch's recompile limit
+    return rows
 
 
 # Measurement
@@ -170,7 +341,6 @@ class Receipt:
         )
 
     def open(self, cfg: dict[str, Any]) -> None:
-        """Open both nets, and the data."""
         self.task, self.cfg = open_run_net(self.run.path)
         self.net: nn.Module = self.task.net
         self.dense, self.notes = self._open_dense(self.baseline)
@@ -209,7 +379,6 @@ class Receipt:
         return self.first[torch.arange(n) % len(self.first)].clone()
 
     def measured(self) -> dict[str, Any]:
-        """Return the whole receipt as plain data."""
         kinds = {name: node["kind"] for name, node in methods(self.cfg.get("compression") or {}).items()}
         sample, cores = self.sample(1), measure.usable_cores()
         size, dense = sizes(self.net, sample), sizes(self.dense.net, sample)
@@ -228,12 +397,17 @@ class Receipt:
             "dense": {"size": dense, "trained": self.baseline is not None},
             "energy": {"this": _energy(self.run), "dense": _energy(RunDir(self.baseline) if self.baseline else None)},
             "layers": layers(self.net, sample),
-            "memory": self._memory(),
+            "memory": [],
             "figure": "receipt.svg",
             "undeclared": self.undeclared,
         }
         cells = []
         for device in self.devices:
+            for of, net in (("this", self.net), ("dense", self.dense.net)):
+                there = net if device == CPU else copy.deepcopy(net).to(device)
+                for batch in self.effort.batches:
+                    peak = peak_memory(there, self.sample(batch))
+                    found["memory"].append({"of": of, "device": device.type, "batch": batch, "bytes": peak})
             threads = (1, cores) if self.effort.all_cores and cores > 1 and device == CPU else (1,)
             cells += [(device, batch, n) for n in threads for batch in self.effort.batches]
         with scratch() as folder:
@@ -252,16 +426,6 @@ class Receipt:
         found["method"] = page.method(found, self.effort.warmup)
         return found
 
-    def _memory(self) -> list[dict[str, Any]]:
-        rows = []
-        for device in self.devices:
-            for of, net in (("this", self.net), ("dense", self.dense.net)):
-                there = net if device == CPU else copy.deepcopy(net).to(device)
-                for batch in self.effort.batches:
-                    peak = peak_memory(there, on_device(self.sample(batch), device))
-                    rows.append({"of": of, "device": device.type, "batch": batch, "bytes": peak})
-        return rows
-
     def _forms(self, folder: Path) -> tuple[list[Form], list[dict[str, Any]]]:
         """Return all forms to be timed, and a row for each file; failed exports are left out."""
         nets, forms = {"this": self.net, "dense": self.dense.net}, list[Form]()
@@ -271,7 +435,7 @@ class Receipt:
             if self.effort.compiled:
                 forms.append(Module("dense", self.dense.net, device, compiled=True))
                 forms += [Module("this", self.net, device, bf16, compiled=True) for bf16 in (False, True)]
-        own = "onnx_int8" if _is_quantized(self.net) else "onnx"
+        own = "onnx_int8" if "quantization" in structure_of(self.net) else "onnx"
         exports = [("dense", target, CPU) for target in ("onnx", "weights")]
         exports += [("this", target, CPU) for target in (own, "weights", *self.effort.targets)]
         if "aot_inductor" in self.effort.targets:  # also compiled for a GPU: timed, but not a file of the receipt
@@ -324,13 +488,76 @@ class Receipt:
         return rows
 
 
+class CoreReceipt(Receipt):
+    """The receipt of a user's LightningModule: size and time of its core, called with the inputs of example.pt.
+
+    Metrics are what its own steps have logged under the monitored name, from result.json of this run and the dense one.
+    """
+
+    def open(self, cfg: dict[str, Any]) -> None:
+        self.task, self.cfg = open_run_net(self.run.path, own=True)
+        file = self.run.path / EXAMPLE
+        if file.is_file():
+            self.call = Call.load(file)
+        else:
+            self.call = record_calls(self.task, open_data(self.cfg, self.task).eval_loader("val"))[0]
+        self.net = self._flat(self.task.core)
+        task, self.notes = self._open_dense(self.baseline)
+        try:
+            # the submodule of the same name: that run may have named another core, or none
+            dense = self._flat(task.net.get_submodule(self.task.core_name))
+            self.dense: Any = SimpleNamespace(net=dense)
+        except (AttributeError, RuntimeError, TypeError, ValueError, UserError) as error:  # of a core with other inputs
+            raise UserError(f"baseline={self.baseline} takes other inputs than this run's core.") from error
+        self.result = self.run.result if self.run.complete else {}
+        given = (self.cfg["callbacks"].get("checkpoint") or {}).get("monitor")
+        self.monitor = str(self.result.get("monitor") or given or "the last step, without callbacks.checkpoint.monitor")
+        self.metric, self.undeclared = without_split(self.monitor), None
+        self.split = "test" if self.cfg["test"] else "val"
+
+    def _flat(self, core: nn.Module) -> nn.Module:
+        """Return the core as a function of tensors; itself where it takes and returns one."""
+        flat = FlatCore(core, self.call.args, self.call.kwargs)
+        flat.find_batch()
+        require(flat.has_batch, "model.core: it takes one batch size alone, and a receipt has several.")
+        self.flat = flat
+        with torch.no_grad():
+            plain = isinstance(self.call.example, Tensor) and isinstance(core(flat.example[0].clone()), Tensor)
+        return core.eval() if plain else flat
+
+    def sample(self, n: int) -> Input:
+        rows = self.flat.rows(self.flat.example, n)
+        return rows if isinstance(self.net, FlatCore) else rows[0]
+
+    def same_outputs(self) -> bool:
+        mine, other = (as_list(net(*as_list(self.sample(1)))) for net in (self.net, self.dense.net))
+        return [one.shape for one in mine] == [one.shape for one in other]
+
+    def _metrics(self, forms: Iterable[Form]) -> list[dict[str, Any]]:
+        dense = RunDir(self.baseline) if self.baseline is not None else None
+        results = {"this": self.result, "dense": dense.result if dense is not None and dense.complete else {}}
+        rows = []
+        for of, result in results.items():
+            for split, name in {"val": self.monitor, "test": on_test(self.monitor)}.items():
+                if isinstance(result.get(name), float) and split in ("val", self.split):
+                    where = {"of": of, "backend": "eager", "split": split}
+                    rows.append({**where, "figures": {self.metric: result[name]}, "agreement": None})
+        self.left_out.append(
+            {
+                "form": "metrics of the files, and equal predictions",
+                "reason": "they need the module's own steps: scripts/export.py compares files and their metric",
+            }
+        )
+        if not any(row["split"] == self.split for row in rows):
+            name = on_test(self.monitor) if self.split == "test" else self.monitor
+            self.left_out.append({"form": f"{self.split}/{self.metric}", "reason": f"result.json has no {name}"})
+        return rows
+
+
 def scored(
     task: Task, forward: Forward, batches: Iterable[Any], reference: Callable[[Tensor], Tensor] | None = None
 ) -> tuple[dict[str, float], Agreement | None]:
-    """Return the metrics of `forward` over `batches`, and its agreement with `reference`.
-
-    Targets of -100 are ignored.
-    """
+    """Return the metrics of `forward`, and its agreement with `reference`; targets of -100 are ignored."""
     meter, targets = AgreementMeter(task.predicts), list[Any]()
 
     def remembered() -> Iterator[Any]:
@@ -356,10 +583,6 @@ def _energy(run: RunDir | None) -> dict[str, float]:
     return {name: result[name] for name in ENERGY if isinstance(result.get(name), float)}
 
 
-def _is_quantized(net: nn.Module) -> bool:
-    return "quantization" in structure_of(net)
-
-
 def _weights(net: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield the maskable weights: those of at least two dimensions."""
     for name, module in net.named_modules():
@@ -369,7 +592,6 @@ def _weights(net: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _zeros(*tensors: Tensor) -> float:
-    """Return the share of zeros in tensors."""
     total = sum(tensor.numel() for tensor in tensors)
     return 1 - sum(int(tensor.detach().count_nonzero()) for tensor in tensors) / total if total else 0.0
 
@@ -399,12 +621,9 @@ def sizes(net: nn.Module, sample: Input) -> dict[str, int]:
 
 
 def layers(net: nn.Module, sample: Input) -> list[dict[str, Any]]:
-    """Return shape, sparsity and MACs of each layer's weight.
-
-    `integer_sparsity` is the share of zeros among the exported integers, including those of rounding.
-    """
+    """Return shape, zeros and MACs of each layer's weight; `integer_sparsity` is of the exported integers."""
     macs = count_macs(net, sample).layers
-    quantized = quantization.quantized_layers(net) if _is_quantized(net) else {}
+    quantized = quantization.quantized_layers(net) if "quantization" in structure_of(net) else {}
     return [
         {
             "name": name.removeprefix("core."),  # of a FlatCore
@@ -421,15 +640,13 @@ def layers(net: nn.Module, sample: Input) -> list[dict[str, Any]]:
 
 
 def peak_memory(net: nn.Module, x: Input) -> int:
-    """Return the peak bytes of tensors in an eager forward pass on `x`, including the net's.
-
-    On a GPU, tensors that existed before are not counted.
-    """
+    """Return the peak bytes of tensors in an eager forward pass, with the net's; on a GPU without earlier ones."""
     device, own = next(net.parameters()).device, [*net.parameters(), *net.buffers()]
     before = 0
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device) - sum(t.numel() * t.element_size() for t in own)
-    with PeakMemory(device, known=[*own, *as_list(x)]) as memory:
+    inputs = [tensor.to(device) for tensor in as_list(x)]
+    with PeakMemory(device, known=[*own, *inputs]) as memory:
         memory.reset()
-        net(*as_list(x))
+        net(*inputs)
         return memory.peak - before

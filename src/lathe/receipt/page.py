@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +9,15 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
-from lathe.measure.latency import CLEAR, MARGIN, Latency
-from lathe.measure.latency import verdict as faster_or_slower
-from lathe.measure.plot import beside, lines, scatter
-from lathe.receipt.forms import FLOAT_TWIN, UNCLEAR, told_verdict
+from lathe.measure.comparison import CLEAR, MARGIN
+from lathe.measure.plot import beside, scatter
 from lathe.runs.rundir import display_path
 
 Row = Mapping[str, Any]
 Receipt = Mapping[str, Any]
 Rows = Sequence[Sequence[str]]
+UNCLEAR = "within noise"
+FLOAT_TWIN = {"onnx_int8": "onnx", "aot_inductor": "compiled_fp32"}  # the dense net's form, if it has another name
 NOTHING = 1e-3  # a smaller share of zeros is not pruning: any net may have a few
 WIDE = 1.5  # p90 / p10 of the same call: above this, other processes disturbed the measurement
 PACKED = 0.9  # a weights file below this share of the exported file is reported
@@ -96,6 +94,12 @@ def shipped(files: Iterable[Row]) -> Row | None:
     """Return the row of the file that ships."""
     own = {row["target"]: row for row in files if row["of"] == "this"}
     return next((own[target] for target in SHIPS if target in own), None)
+
+
+def told_verdict(row: Mapping[str, Any], key: str) -> str:
+    """Return the verdict on a row; "within noise" if medians differ, but their ranges overlap."""
+    found = row[f"beside_{key}"] or ""
+    return UNCLEAR if found == "same" and abs(row[f"over_{key}"] - 1) > MARGIN else str(found)
 
 
 def sped(row: Row, key: str) -> str:
@@ -395,7 +399,6 @@ def figure(receipt: Receipt) -> str:
 
 
 def times(row: Row) -> str:
-    """Return the median of a row with its percentiles."""
     return f"{row['median_ms']:.3f} ({row['p10_ms']:.3f} to {row['p90_ms']:.3f})"
 
 
@@ -416,57 +419,10 @@ def runtime_table(rows: Iterable[Row]) -> tuple[Sequence[str], list[Sequence[str
     ]
 
 
-def winners(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """Return the `fastest` row's name for each batch size and number of threads.
-
-    `winner` is None if others are equal within noise (`same`); `file` is the fastest exported file.
-    """
-    found, cell = [], itemgetter("batch", "threads")
-    for (batch, threads), group in groupby(sorted(rows, key=cell), cell):
-        some = sorted(group, key=lambda row: float(row["median_ms"]))
-        best = some[0]
-        same = [row for row in some[1:] if faster_or_slower(_latency(best), _latency(row)) == "same"]
-        file = next((row for row in some if row["bytes"] is not None), None)
-        names = [f"{row['backend']} ({row['median_ms']:.3f} ms)" for row in (best, *same)]
-        text = f"Batch {batch}, {threads} thread{'s' * (threads > 1)}: "
-        text += f"no winner, {' and '.join(names)} are the same within noise" if same else f"{names[0]} is the fastest"
-        if best["over_eager"] is not None and best["backend"] != "eager":
-            text += f", {best['over_eager']:.2f} of eager's time"
-        if file is not None and file is not best and file not in same:
-            text += f"; of the files, {file['backend']} is the fastest with {file['median_ms']:.3f} ms"
-        found.append(
-            {
-                **{"batch": batch, "threads": threads, "fastest": best["backend"]},
-                "winner": None if same else best["backend"],
-                "same": [row["backend"] for row in same],
-                "file": file["backend"] if file else None,
-                "sentence": f"{text}.",
-            }
-        )
-    return found
-
-
 def runtime_sentences(section: Mapping[str, Any]) -> list[str]:
     """Return the winners, the notes, and what was not measured with the reason."""
     missing = [f"Not measured: {entry['form']}: {entry['reason']}" for entry in section["left_out"]]
     return [*(winner["sentence"] for winner in section["winners"]), *section["notes"], *missing]
-
-
-def runtime_figure(rows: Sequence[Row]) -> str:
-    """Return an SVG of the speed relative to eager by batch size, one plot for each number of threads."""
-    plots = []
-    for threads in sorted({row["threads"] for row in rows}):
-        series: dict[str, list[tuple[float, float]]] = {}
-        for row in sorted(rows, key=itemgetter("batch")):
-            if row["threads"] == threads and row["over_eager"]:
-                series.setdefault(row["backend"], []).append((float(row["batch"]), 1 / row["over_eager"]))
-        title = f"Speed over eager's, {threads} thread{'s' * (threads > 1)}"
-        plots.append(lines(title, "batch", "times eager", series))
-    return beside(plots)
-
-
-def _latency(row: Row) -> Latency:
-    return Latency(row["median_ms"], row["p10_ms"], row["p90_ms"], row["n"])
 
 
 def _number(value: float | None, digits: int = 4) -> str:

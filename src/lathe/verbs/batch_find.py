@@ -5,9 +5,9 @@ import json
 import math
 import multiprocessing
 import re
-import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from lathe import files
 from lathe.data.base import ExactDataModule
 from lathe.data.shared import SharedLoader
 from lathe.errors import UserError, require, user_location
+from lathe.measure.processes import peak_resident
 from lathe.runs.instantiate import locate
 from lathe.training.dry_run import DryRun, learning_rates
 from lathe.training.trainer_setup import device_type
@@ -36,10 +37,7 @@ SQRT = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adafactor", "RMSprop", "LA
 
 
 def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Find the largest batch that fits, and the learning rate for it.
-
-    Prints both, writes all tries to `find.output`, and returns the result. Raises UserError if no batch fits.
-    """
+    """Find the largest batch that fits and the rate for it; print both, write all tries to `find.output`."""
     find, device = cfg["find"], device_type(cfg["trainer"]["accelerator"])
     key, was = size_of(cfg["data"])
     require(
@@ -109,10 +107,7 @@ def size_of(data: dict[str, Any]) -> tuple[str, int | None]:
 
 
 def implied(cfg: dict[str, Any], was: int | None, size: int, own: list[Any] | None = None) -> dict[str, Any]:
-    """Return the learning rate for `size` instead of `was`, None without a rule, and a sentence about it.
-
-    `own` has the class and rate of each optimizer that a user's module makes itself.
-    """
+    """Return the rate for `size` instead of `was` and a sentence; `own` are class and rate of a module's optimizers."""
     options, key = cfg["optimizer"], "optimizer.lr"
     if own is None:
         kind = str((options.get("kind") or {}).get("path") or options.get("_target_")).rpartition(".")[2]
@@ -130,10 +125,7 @@ def implied(cfg: dict[str, Any], was: int | None, size: int, own: list[Any] | No
 
 
 def tried(cfg: dict[str, Any], size: int, device: str) -> Try:
-    """Try a batch of `size` in a separate process.
-
-    Returns whether it `fits`, its `peak` in bytes, the `seconds` of a step, and `bound`, the limit that it exceeds.
-    """
+    """Try a batch in a process: whether it `fits`, its `peak` in bytes, `seconds` of a step, the `bound` exceeded."""
     limit = None if cfg["find"]["memory"] is None else int(cfg["find"]["memory"] * GB)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["lathe.training.train"])
@@ -144,7 +136,8 @@ def tried(cfg: dict[str, Any], size: int, device: str) -> Try:
     peak = 0
     try:
         while not receive.poll(0.02):
-            peak = max(peak, _resident(process.pid) if device == "cpu" else 0)
+            with suppress(psutil.Error):  # it has just ended
+                peak = max(peak, psutil.Process(process.pid).memory_info().rss if device == "cpu" else 0)
             if limit is not None and peak > limit:
                 return {"fits": False, "peak": peak, "bound": "memory"}
         found: Try = receive.recv()
@@ -163,16 +156,15 @@ def tried(cfg: dict[str, Any], size: int, device: str) -> Try:
     return found
 
 
-def _resident(pid: int | None) -> int:
-    try:
-        return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:  # it has just ended
-        return 0
-
-
 def _attempt(cfg: dict[str, Any], size: int, device: str, send: Connection) -> None:
+    """Train `find.steps` optimizer steps with batches of `size`, and send what `tried` returns."""
     try:
-        send.send(measured(cfg, size, device))
+        trial = DryRun({**cfg, "data": {**cfg["data"], "batch_size": size}})
+        clock = Clock(None if isinstance(trial.data, ExactDataModule) else size)
+        optimizers = trial.fit(clock).optimizers
+        own = [[type(one).__name__, max(learning_rates(one), default=None)] for one in optimizers]
+        found = {"fits": True, "peak": _peak(device), "seconds": clock.least}
+        send.send(found | {"own": None if cfg["optimizer"] else own})
     except UserError as error:
         few = re.search(r"(?:cannot be filled from|train_dataloader has) (\d+) (?:training )?samples", str(error))
         bound = {"fits": False, "peak": 0, "bound": f"the {few[1]} training samples"} if few else None
@@ -188,24 +180,12 @@ def _attempt(cfg: dict[str, Any], size: int, device: str, send: Connection) -> N
             send.send({"refused": f"the run that is tried fails: {said:.500}{place}: mend it there."})
 
 
-def measured(cfg: dict[str, Any], size: int, device: str) -> Try:
-    """Train `find.steps` optimizer steps with batches of `size`, and return what `tried` returns."""
-    trial = DryRun({**cfg, "data": {**cfg["data"], "batch_size": size}})
-    clock = Clock(None if isinstance(trial.data, ExactDataModule) else size)
-    trainer = trial.fit(clock)
-    own = (
-        None
-        if cfg["optimizer"]
-        else [[type(one).__name__, max(learning_rates(one), default=None)] for one in trainer.optimizers]
-    )
-    return {"fits": True, "peak": _peak(device), "seconds": clock.least, "own": own}
+def _peak(device: str) -> int:
+    return int(torch.cuda.max_memory_reserved()) if device == "cuda" else peak_resident()
 
 
 class Clock(Callback):
-    """Record the `least` seconds of an optimizer step, without warm-up.
-
-    Raises UserError if the first batch of a user's data ignores `size`.
-    """
+    """Record the `least` seconds of a step; raise UserError if the first batch of a user's data ignores `size`."""
 
     skippable_steps = None  # needs every step
 
@@ -221,7 +201,8 @@ class Clock(Callback):
         if isinstance(loader, SharedLoader):
             given, alone, exact = loader.global_batch_size, loader.n <= loader.global_batch_size, True
         else:
-            given, alone, exact = _samples(batch), trainer.is_last_batch, False
+            sizes = [len(leaf) for leaf in tree_leaves(batch) if torch.is_tensor(leaf) and leaf.ndim]
+            given, alone, exact = (*sizes, LARGEST)[0], trainer.is_last_batch, False
         few = given < size and alone
         require(not few, f"data.batch_size={size} cannot be filled from {given} training samples.")
         name = type(trainer.datamodule).__name__  # type: ignore[attr-defined]  # a connector sets it
@@ -241,19 +222,3 @@ class Clock(Callback):
                 torch.cuda.synchronize()
             now = time.perf_counter()
             self.least, self._last, self._steps = min(self.least, now - self._last), now, trainer.global_step
-
-
-def _samples(batch: Any) -> int:
-    """Return the size of the first dimension of the first tensor of a batch."""
-    sizes = [len(leaf) for leaf in tree_leaves(batch) if torch.is_tensor(leaf) and leaf.ndim]
-    return sizes[0] if sizes else LARGEST
-
-
-def _peak(device: str) -> int:
-    """Return the peak memory of this process in bytes: reserved on the GPU, or resident."""
-    if device == "cuda":
-        return int(torch.cuda.max_memory_reserved())
-    import resource  # not on Windows
-
-    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return used if sys.platform == "darwin" else used * 1024

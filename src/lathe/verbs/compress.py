@@ -73,7 +73,13 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     before = metrics()
     reports: Metrics = {}
     for method in steps:
-        reports |= act_once(method, task.core, datamodule)
+        if isinstance(method, Prune):
+            reports |= prune_once(method, task.core, datamodule)
+        elif isinstance(method, PruneChannels):
+            reports |= remove_channels_once(method, task.core, datamodule)
+        else:
+            method.finalise(task.core, datamodule)
+            reports |= method.report()
     after = metrics()
     steps_done = int(state.get("global_step", 0))  # of a run that has not ended
     unended = {"best_step": steps_done, "steps": steps_done, "seed": config["seed"]}
@@ -136,16 +142,6 @@ def check_request(cfg: dict[str, Any]) -> None:
     require(devices in (1, "auto"), f"trainer.devices={devices}: a run is compressed in one process; leave it 1.")
 
 
-def act_once(method: Any, net: Any, datamodule: Any) -> Metrics:
-    """Apply a method in one step to a trained net, in place, and return its metrics."""
-    if isinstance(method, Prune):
-        return prune_once(method, net, datamodule)
-    if isinstance(method, PruneChannels):
-        return remove_channels_once(method, net, datamodule)
-    method.finalise(net, datamodule)
-    return method.report()
-
-
 def prune_once(method: Prune, net: Any, datamodule: Any) -> Metrics:
     """Mask the weights at the final sparsity in one step, and re-estimate the BatchNorm statistics."""
     require(
@@ -175,12 +171,6 @@ def remove_channels_once(method: PruneChannels, net: Any, datamodule: Any) -> Me
     return {f"prune_channels/{name}_share": share for name, share in shares.items()}
 
 
-def _home(source: RunDir) -> Path:
-    """Return the new run's log directory: that of `source`, or its parent if it was copied out of one."""
-    above = source.path.parent
-    return above.parent if above.name == source.config["name"] else above
-
-
 def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str, Any]) -> RunDir:
     """Create a run next to `source`: its configuration with the new `compression`, and best.ckpt."""
     config = copy.deepcopy(source.config)
@@ -195,7 +185,9 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
     names = list(methods(request["compression"]))
     overrides = [f"run={source.path}", f"checkpoint={request['checkpoint']}", f"compression=[{','.join(names)}]"]
     overrides += [f"name={request['name']}"] if request["name"] else []
-    run = rundir.create(_home(source), config, overrides)
+    above = source.path.parent  # below the log directory, unless the run was copied out of one
+    home = above.parent if above.name == source.config["name"] else above
+    run = rundir.create(home, config, overrides)
     try:
         compression_finalize.write_weights(run.best, net, state)
     except OSError:
@@ -205,7 +197,6 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
 
 
 def show(before: Metrics, after: Metrics, reports: Metrics, run: Path) -> None:
-    """Print the metrics of both nets, the methods' reports, and the new run's directory."""
     table = Table(title="Compressed", title_justify="left")
     for column in ("metric", "before", "after", "change"):
         table.add_column(column, justify="left" if column == "metric" else "right")

@@ -104,14 +104,14 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
         warnings.filterwarnings("ignore", message="Your `test_dataloader`'s sampler has shuffling enabled")
         trainer.test(task.driven, datamodule=datamodule, verbose=False)
     metrics = {re.sub(r"^test(?=[/_])", split, name): float(value) for name, value in trainer.callback_metrics.items()}
-    if trainer.is_global_zero:
-        table = Table(show_header=False)
-        for name, value in sorted(metrics.items()):
-            table.add_row(name, f"{value:.6f}")
-        print(f"{request['run']}, {request['checkpoint']}.ckpt")
-        Console().print(table)
-    if trainer.is_global_zero and request["output"] is not None:
-        # a perplexity may be infinite
+    if not trainer.is_global_zero:
+        return metrics
+    table = Table(show_header=False)
+    for name, value in sorted(metrics.items()):
+        table.add_row(name, f"{value:.6f}")
+    print(f"{request['run']}, {request['checkpoint']}.ckpt")
+    Console().print(table)
+    if request["output"] is not None:  # a perplexity may be infinite
         found = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         text = json.dumps(found, indent=2, sort_keys=True) + "\n"
         write_atomically(followed(Path(request["output"])), text)

@@ -74,11 +74,7 @@ ON_A_RUN = {
 
 @dataclass
 class Line:
-    """A line of the table.
-
-    `outcome` is works, refused (with an error message), failed, timed out or left out; `said` is the measurement or the
-    message.
-    """
+    """A line of the table; `outcome` is works, refused (with an error message), failed, timed out or left out."""
 
     name: str
     command: str
@@ -92,7 +88,15 @@ def gpu_check(request: dict[str, Any]) -> int:
     root, names = project("gpu_check.py"), [*TRAINED, *ON_A_RUN]
     for name in request["only"] or []:
         require(name in names, f"only=[{name}]: {did_you_mean(name, names)}")
-    hardware, devices = found_hardware(request["accelerator"])
+    import torch  # slow: imported after the keys are checked
+
+    hardware, devices = f"the CPU, {os.cpu_count()} cores, torch {torch.__version__}", 2  # processes
+    if request["accelerator"] != "cpu":
+        devices = torch.cuda.device_count()
+        hint = "accelerator=cpu runs the same lines on the CPU (docs/gpu.md)."
+        require(devices > 0, f"no NVIDIA GPU is visible here: {hint}")
+        versions = f"CUDA {torch.version.cuda}, torch {torch.__version__}"
+        hardware = f"{devices} x {torch.cuda.get_device_name()}, {versions}"
     where = request["output"] or f"{request['paths']['log_dir']}/gpu_check/{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     output = Path(where).absolute()
     output.mkdir(parents=True, exist_ok=True)
@@ -106,12 +110,22 @@ def gpu_check(request: dict[str, Any]) -> int:
         elif name in ON_A_RUN and not run:
             line.outcome, line.said = "left out", "no line before it has left a run"
         else:
-            repeat(line, root, output / "runs" / _slug(name), request["timeout"])
-            run = run or str(next((output / "runs" / _slug(name)).glob("*/*/result.json"), Path()).parent)
+            log_dir = output / "runs" / re.sub(r"\W+", "_", name)
+            repeat(line, root, log_dir, request["timeout"])
+            run = run or str(next(log_dir.glob("*/*/result.json"), Path()).parent)
             run = "" if run == "." else run
         print(f"{line.outcome:<9} {name}: {line.said} ({line.seconds:.0f} s)", flush=True)
         lines.append(line)
-    print(f"\n{write(output, lines, hardware, request)}\nWritten to {output}")
+    rows = [["what", "", "measured, or said", "s"], ["---"] * 4]
+    rows += [[line.name, line.outcome, line.said.replace("|", "\\|"), f"{line.seconds:.0f}"] for line in lines]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    commands = "\n".join(f"{line.command}   # {line.name}" for line in lines)
+    text = f"# What works on {hardware}, {time.strftime('%Y-%m-%d')}\n\n{table}\n\n```bash\n{commands}\n```\n"
+    write_atomically(output / "results.md", text)
+    environment = {key: value for key, value in describe_environment().items() if key != "git_diff"}
+    facts = {"request": request, "hardware": hardware, "environment": environment, "lines": list(map(asdict, lines))}
+    write_atomically(output / "results.json", json.dumps(facts, indent=2) + "\n")
+    print(f"\n{table}\nWritten to {output}")
     return int(any(line.outcome in ("failed", "timed out") for line in lines))
 
 
@@ -164,33 +178,3 @@ def judge(code: int, printed: str, log_dir: Path) -> tuple[str, str]:
     result = json.loads(found.read_text()) if found else {}
     units = {"samples_per_s": "samples/s", "tokens_per_s": "tokens/s", "step_ms": "ms a step", "test/loss": "test loss"}
     return "works", ", ".join(f"{result[key]:,.4g} {unit}" for key, unit in units.items() if result.get(key)) or "done"
-
-
-def found_hardware(accelerator: str) -> tuple[str, int]:
-    """Return a description of the hardware, and the number of devices: 2 processes on a CPU."""
-    import torch  # slow: imported after the keys are checked
-
-    versions = f"torch {torch.__version__}"
-    if accelerator == "cpu":
-        return f"the CPU, {os.cpu_count()} cores, {versions}", 2
-    count = torch.cuda.device_count()
-    require(count > 0, "no NVIDIA GPU is visible here: accelerator=cpu runs the same lines on the CPU (docs/gpu.md).")
-    return f"{count} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, {versions}", count
-
-
-def write(output: Path, lines: list[Line], hardware: str, request: dict[str, Any]) -> str:
-    """Write results.md and results.json into `output`, and return the table."""
-    rows = [["what", "", "measured, or said", "s"], ["---"] * 4]
-    rows += [[line.name, line.outcome, line.said.replace("|", "\\|"), f"{line.seconds:.0f}"] for line in lines]
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    commands = "\n".join(f"{line.command}   # {line.name}" for line in lines)
-    text = f"# What works on {hardware}, {time.strftime('%Y-%m-%d')}\n\n{table}\n\n```bash\n{commands}\n```\n"
-    write_atomically(output / "results.md", text)
-    environment = {key: value for key, value in describe_environment().items() if key != "git_diff"}
-    facts = {"request": request, "hardware": hardware, "environment": environment, "lines": list(map(asdict, lines))}
-    write_atomically(output / "results.json", json.dumps(facts, indent=2) + "\n")
-    return table
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"\W+", "_", name)

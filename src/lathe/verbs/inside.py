@@ -14,8 +14,28 @@ from lathe.training.train import train
 
 def train_inside(cfg: dict[str, Any]) -> dict[str, Any]:
     """Run `train`, then restore torch's settings and random states, and end its process group."""
-    with same_numbers(), _settings(), _loaders():
-        return train(cfg)
+    strict, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    tuned, exact = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    kind, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    try:
+        with same_numbers():
+            return train(cfg)
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=warn)
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = tuned, exact
+        torch.set_default_dtype(kind)
+        torch.set_float32_matmul_precision(precision)
+        if not several and torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        # Lightning 2.6 leaves its patches of torch's loaders after an error; with them, later loaders that pass
+        # `batch_size` by position fail.
+        for base in (DataLoader, BatchSampler):
+            for loader in get_all_subclasses(base) | {base}:
+                for method in ("__init__", "__setattr__", "__delattr__"):
+                    if f"__old{method}" in vars(loader):
+                        setattr(loader, method, vars(loader)[f"__old{method}"])
+                        delattr(loader, f"__old{method}")
 
 
 @contextmanager
@@ -26,37 +46,3 @@ def same_numbers() -> Iterator[None]:
         yield
     finally:
         _set_rng_states(states)
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
-    strict, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    tuned, exact = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
-    kind, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
-    several = torch.distributed.is_available() and torch.distributed.is_initialized()
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(strict, warn_only=warn)
-        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = tuned, exact
-        torch.set_default_dtype(kind)
-        torch.set_float32_matmul_precision(precision)
-        if not several and torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-
-
-@contextmanager
-def _loaders() -> Iterator[None]:
-    """Remove Lightning 2.6's patches of torch's loaders, which it leaves after an error.
-
-    With them, later loaders that pass `batch_size` by position fail.
-    """
-    try:
-        yield
-    finally:
-        for base in (DataLoader, BatchSampler):
-            for kind in get_all_subclasses(base) | {base}:
-                for method in ("__init__", "__setattr__", "__delattr__"):
-                    if f"__old{method}" in vars(kind):
-                        setattr(kind, method, vars(kind)[f"__old{method}"])
-                        delattr(kind, f"__old{method}")

@@ -11,13 +11,13 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lathe import files
 from lathe.config.override_parsing import as_typed
-from lathe.errors import UserError, require
+from lathe.errors import require
 from lathe.verbs.report.assemble import direction_of
 from lathe.verbs.reproduce import project, run_to_end
 from lathe.verbs.runs.reader import Run, find_runs
@@ -57,10 +57,19 @@ def judge(request: dict[str, Any]) -> int:
     sides = [Side(name, request) for name in SIDES]
     pairs: list[tuple[float, float]] = []
     found, way = None, "max"
-    for seed in itertools.islice(_seeds(sides, request["seed"]), request["budget"]):
+    fixed = [set(side.runs) for side in sides if not side.trains]
+    seeds = sorted(set.intersection(*fixed)) if fixed else itertools.count(request["seed"])
+    for seed in itertools.islice(seeds, request["budget"]):
         runs = [side.run(seed) for side in reversed(sides)][::-1]  # a mistake in the candidate costs no training
-        way = direction_of(_metric(runs[0], request["metric"]), runs, request["direction"])
-        values = [_value(run, request["metric"]) for run in runs]
+        metric = request["metric"] or runs[0].objective[0]
+        way = direction_of(metric, runs, request["direction"])
+        values = []
+        for run in runs:
+            name, best = run.objective
+            value = best if request["metric"] in (None, name, "objective") else run.metrics.get(metric)
+            have = ", ".join(dict.fromkeys([name, *run.metrics]))
+            require(value is not None, f"metric={metric}: {run.label} has no such number; it has {have}.")
+            values.append(value or 0.0)
         pairs.append((values[0], values[1]))
         differences = [(b - a) * (1 if way == "max" else -1) for a, b in pairs]
         said = f"seed {seed}: baseline {values[0]:.6g}, candidate {values[1]:.6g}, evidence {evidence(differences):.3g}"
@@ -72,7 +81,7 @@ def judge(request: dict[str, Any]) -> int:
     baseline, candidate = (statistics.fmean(values) for values in zip(*pairs, strict=True))
     answer = {
         "verdict": found or "not told apart",
-        "metric": _metric(runs[0], request["metric"]),
+        "metric": metric,
         "direction": way,
         "pairs": len(pairs),
         "baseline": baseline,
@@ -115,7 +124,9 @@ class Side:
         if seed not in self.runs:
             words = [*self.words, *QUIET, f"name={self.name}", f"seed={seed}"]
             command = [str(self.root / "train.py"), *words, f"paths.log_dir={as_typed(str(self.log_dir))}"]
-            _train(command, f"{self.key}, seed {seed}")
+            code, said = run_to_end(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            lines = said.strip().splitlines() or [f"exit code {code}"]
+            require(not code, f"{self.key}, seed {seed}: {lines[-1].removeprefix('Error: ')}")
             self.runs = self._trained()
         return self.runs[seed]
 
@@ -123,30 +134,3 @@ class Side:
 def _complete(runs: Sequence[Run]) -> dict[Any, Run]:
     """Return the complete runs by their seeds."""
     return {run.seed: run for run in runs if run.state == "complete"}
-
-
-def _seeds(sides: Sequence[Side], first: int) -> Iterator[int]:
-    """Return the seeds that both sides have or can train."""
-    fixed = [set(side.runs) for side in sides if not side.trains]
-    return iter(sorted(set.intersection(*fixed))) if fixed else itertools.count(first)
-
-
-def _train(command: list[str], where: str) -> None:
-    """Train in a subprocess; raise UserError with its last line if it fails."""
-    code, said = run_to_end(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    if code:
-        lines = said.strip().splitlines() or [f"exit code {code}"]
-        raise UserError(f"{where}: {lines[-1].removeprefix('Error: ')}")
-
-
-def _metric(run: Run, asked: str | None) -> str:
-    return asked or run.objective[0]
-
-
-def _value(run: Run, asked: str | None) -> float:
-    name, best = run.objective
-    value = best if asked in (None, name, "objective") else run.metrics.get(str(asked))
-    have = ", ".join(dict.fromkeys([name, *run.metrics]))
-    if value is None:
-        raise UserError(f"metric={asked}: {run.label} has no such number; it has {have}.")
-    return value

@@ -42,7 +42,21 @@ def lr_find(cfg: dict[str, Any]) -> dict[str, Any] | None:
     if not trainer.is_global_zero:
         return None
     found = suggest(rising.rates, rising.losses)
-    write(Path(find["output"]), found)
+    rows = list(zip(found["rates"], found["losses"], found["smoothed"], strict=True))
+    shown = [row for row in rows if row[1] <= 2 * rows[0][1]]
+    series = {name: [(row[0], row[at]) for row in shown] for at, name in ((1, "loss"), (2, "smoothed"))}
+    marks = {f"suggested: {found['suggestion']:g}": found["suggestion"]}
+    title, x_name = "Learning-rate range test", "learning rate (log scale)"
+    kept = {key: found[key] for key in ("suggestion", "steepest", "lowest", "diverged")}
+    texts = {
+        "lr_find.csv": files.csv_text(["lr", "loss", "smoothed"], rows),
+        "lr_find.svg": lines(title, x_name, "training loss", series, marks=marks, log_x=True),
+        "lr_find.json": json.dumps(kept, indent=2) + "\n",
+    }
+    folder = Path(find["output"])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        files.write_atomically(folder / name, text)
     beyond, rates = found["diverged"], found["rates"]
     grew = f"undone at {beyond:.2g}" if beyond else f"not undone up to {rates[-1]:.2g}: raise find.max_lr to see where"
     print(
@@ -148,21 +162,6 @@ def suggest(rates: list[float], losses: list[float]) -> dict[str, Any]:
         "losses": losses[:count],
         "smoothed": smooth,
     }
-
-
-def write(folder: Path, found: dict[str, Any]) -> None:
-    """Write lr_find.csv, lr_find.svg and lr_find.json."""
-    rows = list(zip(found["rates"], found["losses"], found["smoothed"], strict=True))
-    folder.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(folder / "lr_find.csv", files.csv_text(["lr", "loss", "smoothed"], rows))
-    shown = [row for row in rows if row[1] <= 2 * rows[0][1]]
-    series = {name: [(row[0], row[at]) for row in shown] for at, name in ((1, "loss"), (2, "smoothed"))}
-    marks = {f"suggested: {found['suggestion']:g}": found["suggestion"]}
-    title = "Learning-rate range test"
-    plot = lines(title, "learning rate (log scale)", "training loss", series, marks=marks, log_x=True)
-    files.write_atomically(folder / "lr_find.svg", plot)
-    kept = {key: found[key] for key in ("suggestion", "steepest", "lowest", "diverged")}
-    files.write_atomically(folder / "lr_find.json", json.dumps(kept, indent=2) + "\n")
 
 
 def override(cfg: dict[str, Any], module: LightningModule, now: float, rate: float) -> str:

@@ -1,7 +1,4 @@
-"""Profile a training step and an inference batch of a run: parts, operators, modules and memory.
-
-The command is `python scripts/profile.py`. It writes profile.json, profile.html and traces.
-"""
+"""Profile a training step and an inference batch of a run: parts, operators, modules and memory."""
 
 import json
 import time
@@ -149,7 +146,8 @@ def inference(
                 forward(kept[0])
             memory = timeline.summary()
     name = "inference.trace.json"
-    write_trace(done, folder / name)
+    with whole(folder / name) as temporary:
+        done.export_chrome_trace(str(temporary))
     modules = [] if compiled else module_times(done.events(), net, device.type == "cuda", steps)
     return {
         "batch": len(tensors[0]),
@@ -245,10 +243,7 @@ class PartTimes(Callback):
 
 
 def median_step(found: list[dict[str, float]]) -> dict[str, float]:
-    """Return the milliseconds of each part, in order, and of the whole `step`, of the step of median time.
-
-    Medians of each part would not add up to a step.
-    """
+    """Return the ms of each part and of the `step` of median time; medians of parts would not add up to a step."""
     times = sorted(found, key=lambda step: sum(step.values()))[(len(found) - 1) // 2]
     parts = {part: 1e3 * times[part] for part in PARTS if part in times}
     return {**parts, "step": sum(parts.values())}
@@ -282,14 +277,9 @@ class Recorder(TorchProfiler):
         self.operators = operators_of(done, device, steps, FRAMES)
         if self.by_module:
             self.modules = module_times(done.events(), self.net, device == "cuda", steps)
-        self.trace = write_trace(done, self.folder / self.file)
-
-
-def write_trace(done: torch_profile, path: Path) -> Path:
-    """Write the trace for https://ui.perfetto.dev, atomically."""
-    with whole(path) as temporary:
-        done.export_chrome_trace(str(temporary))
-    return path
+        self.trace = self.folder / self.file
+        with whole(self.trace) as temporary:
+            done.export_chrome_trace(str(temporary))
 
 
 class ModuleTime(NamedTuple):
@@ -337,7 +327,12 @@ def module_times(events: Any, net: nn.Module, on_gpu: bool, steps: int) -> list[
     backward: dict[str, float] = defaultdict(float)
     numbers: dict[int, str] = {}
     for event in events:
-        owner, in_backward = _owner(event)
+        parent, owner, in_backward = event.cpu_parent, None, False  # owner: the module that contains the event
+        while parent is not None:
+            in_backward |= parent.name.startswith(BACKWARD)
+            if owner is None and parent.name.startswith(MARK):
+                owner = parent.name
+            parent = parent.cpu_parent
         if in_backward:
             continue
         if event.name.startswith(MARK):
@@ -354,18 +349,6 @@ def module_times(events: Any, net: nn.Module, on_gpu: bool, steps: int) -> list[
         ModuleTime(name.removeprefix(MARK), kinds[name], max(0.0, forward[name]), backward[name]) for name in forward
     ]
     return sorted(found, key=lambda one: -(one.forward + one.backward))
-
-
-def _owner(event: Any) -> tuple[str | None, bool]:
-    """Return the module that contains an event, and whether the event is in the backward pass."""
-    parent, owner = event.cpu_parent, None
-    while parent is not None:
-        if parent.name.startswith(BACKWARD):
-            return None, True
-        if owner is None and parent.name.startswith(MARK):
-            owner = parent.name
-        parent = parent.cpu_parent
-    return owner, False
 
 
 # memory
@@ -398,10 +381,7 @@ class Timeline(PeakMemory):
 
 
 class StepMemory(Callback):
-    """Measure batch `batch` of the fit: bytes of the peak, of persistent tensors and of activations.
-
-    On a GPU the allocator's snapshot is written to `folder`, for https://pytorch.org/memory_viz.
-    """
+    """Measure batch `batch` of the fit: bytes of the peak, of persistent tensors and of activations."""
 
     skippable_steps = None  # needs every step
 
@@ -449,7 +429,6 @@ class StepMemory(Callback):
 
 
 def page_of(report: Mapping[str, Any]) -> str:
-    """Return the page of profile.json."""
     facts = [
         str(report["run"]),
         f"{report['checkpoint']}.ckpt",
@@ -483,11 +462,9 @@ def _sections(name: str, found: Mapping[str, Any]) -> Iterator[str]:
             modules.append((m["name"], m["kind"], f"{m['forward']:.3f}", f"{m['backward']:.3f}", f"{both:.3f}"))
         caption = "Time of each, without the modules in it, while the profiler records."
         yield section(f"Modules of {name.lower()}", caption, table(head, modules, texts=2))
-    if found["memory"]:
-        yield _memory_section(name, found["memory"])
-
-
-def _memory_section(name: str, memory: Mapping[str, Any]) -> str:
+    memory = found["memory"]
+    if not memory:
+        return
     tensors = {
         "peak": "the most at a moment",
         "parameters": "parameters and buffers",
@@ -496,16 +473,16 @@ def _memory_section(name: str, memory: Mapping[str, Any]) -> str:
         "activations": "what the forward pass keeps for the backward pass, at most",
     }
     rows = [(text, f"{memory[key] / 2**20:.2f}") for key, text in tensors.items() if key in memory]
-    parts = [html_page.table(("tensors", "MiB"), rows)]
+    contents = [table(("tensors", "MiB"), rows)]
     caption = [f"The peak is at {memory['at']}."] if memory["at"] else []
     if "snapshot" in memory:
         caption.append(f"The allocator's record, for pytorch.org/memory_viz: {memory['snapshot']}.")
     if "timeline" in memory:
         points = [(float(index), size / 2**20) for index, size in memory["timeline"]]
         drawn = lines("Tensors in memory", "operation", "MiB", {"tensors": points})
-        parts.append(html_page.figure(drawn, "Memory of all tensors after each operation, in the order of calls."))
-    row = f'<div class="row">{"".join(parts)}</div>'
-    return html_page.section(f"Memory of {name.lower()}", " ".join(caption), row)
+        contents.append(figure(drawn, "Memory of all tensors after each operation, in the order of calls."))
+    row = f'<div class="row">{"".join(contents)}</div>'
+    yield section(f"Memory of {name.lower()}", " ".join(caption), row)
 
 
 def show(report: dict[str, Any], folder: Path, top_k: int) -> None:

@@ -38,10 +38,14 @@ def reproduce(request: dict[str, Any]) -> int:
     """Repeat the run with its recorded code, compare weights and metrics, and return the exit code."""
     trusted, output = list(request.get("trusted") or []), request["output"]
     run = rundir.open_run(request["run"], "run", trusted)
-    check(run, f"run={request['run']}")
+    where = f"run={request['run']}"
+    require(run.complete, f"{where} is not complete, so there is nothing to compare with: resume={run.path} ends it.")
+    read_lines(run.path / "metrics.csv")  # reports damage before training
+    for key, path in _started_from(run.config):
+        require(os.path.exists(path), f"{where} needs {key}={path}, which is not there any more: put it back.")
     check_output(output)  # before training
     checkpoints(run)
-    with recorded_code(run.environment, request["code"], f"run={request['run']}") as code:
+    with recorded_code(run.environment, request["code"], where) as code:
         print(f"The code is {code.said}.", flush=True)
         again = begin(run, request, code)
         train(again, code, trusted, run.environment)
@@ -50,14 +54,6 @@ def reproduce(request: dict[str, Any]) -> int:
     if output is not None:
         files.write_atomically(files.followed(Path(output)), json.dumps(found, indent=2) + "\n")
     return 0 if found["reproduced"] else DIFFERENT
-
-
-def check(run: RunDir, where: str) -> None:
-    """Raise UserError for a run that can't be compared or repeated."""
-    require(run.complete, f"{where} is not complete, so there is nothing to compare with: resume={run.path} ends it.")
-    read_lines(run.path / "metrics.csv")  # reports damage before training
-    for key, path in _started_from(run.config):
-        require(os.path.exists(path), f"{where} needs {key}={path}, which is not there any more: put it back.")
 
 
 def _started_from(config: dict[str, Any]) -> list[tuple[str, str]]:
@@ -94,10 +90,7 @@ def project(script: str) -> Path:
 
 @contextmanager
 def recorded_code(environment: dict[str, Any], choice: str, where: str) -> Iterator[Code]:
-    """Yield the recorded code in a temporary checkout, or with `choice` current the present code.
-
-    Raises UserError, with `where` as its beginning, if the code is not recorded or not available.
-    """
+    """Yield the recorded code in a temporary checkout, or the present one; raise UserError if it is not available."""
     root, here = project("reproduce.py"), describe_environment()
     commit, diff = str(environment.get("git_commit") or ""), str(environment.get("git_diff") or "")
     same = bool(commit) and (commit, diff) == (here["git_commit"], here["git_diff"] or "")
@@ -122,19 +115,15 @@ def recorded_code(environment: dict[str, Any], choice: str, where: str) -> Itera
                 require(done.returncode == 0, f"{where}: its diff can't be applied: {_reason(done)}; {CURRENT}")
             prefix = _git(root, "rev-parse", "--show-prefix").stdout.decode().strip()
             said = f"commit {commit[:12]}{changed}, as recorded, in a temporary folder"
-            yield Code(tree / prefix, commit, diff, said, _unknown_to_git(root))
+            listed = _git(root, "ls-files", "--others", "--exclude-standard", "--", "src", "configs", "train.py")
+            names = [os.fsdecode(name) for name in listed.stdout.splitlines()]
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            what = "is not known to git, so it was recorded nowhere and the run is made without it"
+            notes = (f"{names[0]}{more} {what}",) if names else ()
+            yield Code(tree / prefix, commit, diff, said, notes)
         finally:
             _git(root, "worktree", "remove", "--force", str(tree))
             _git(root, "worktree", "prune")
-
-
-def _unknown_to_git(root: Path) -> tuple[str, ...]:
-    """Return a note on files that git does not know."""
-    listed = _git(root, "ls-files", "--others", "--exclude-standard", "--", "src", "configs", "train.py")
-    names = [os.fsdecode(name) for name in listed.stdout.splitlines()]
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    what = "is not known to git, so it was recorded nowhere and the run is made without it"
-    return (f"{names[0]}{more} {what}",) if names else ()
 
 
 def _git(folder: Path, *arguments: str, given: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
@@ -214,10 +203,17 @@ def compare(run: RunDir, again: RunDir, code: Code) -> dict[str, Any]:
     mine, theirs = checkpoints(run), checkpoints(again)
     weights: dict[str, dict[str, Any]] = {}
     for name in sorted(mine | theirs):
-        if name in mine and name in theirs:
-            weights[name] = _compare_tensors(mine[name], theirs[name])
-        else:
+        if name not in mine or name not in theirs:
             weights[name] = {"missing": str((again if name in mine else run).path)}
+            continue
+        gaps, keys = [], mine[name].keys() | theirs[name].keys()
+        for key in keys:
+            a, b = mine[name].get(key), theirs[name].get(key)
+            if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+                gaps.append(float("inf"))
+            elif (apart := ~((a == b) | ((a != a) & (b != b)))).any():  # NaN equals NaN
+                gaps.append(float((a.double() - b.double())[apart].abs().nan_to_num(nan=float("inf")).max()))
+        weights[name] = {"tensors": len(keys), "differ": len(gaps), "largest": max(gaps, default=0.0)}
     metrics = {
         key: (run.result.get(key), again.result.get(key))
         for key in sorted(run.result | again.result)
@@ -239,22 +235,6 @@ def compare(run: RunDir, again: RunDir, code: Code) -> dict[str, Any]:
         "environment": environment,
         "notes": notes if weights else [*notes, "no checkpoint is left of the run: only its metrics were compared"],
     }
-
-
-def _compare_tensors(mine: dict[str, "Tensor"], theirs: dict[str, "Tensor"]) -> dict[str, Any]:
-    """Return the numbers of tensors and of different ones, and the largest difference; NaN equals NaN."""
-    import torch
-
-    gaps = []
-    for name in mine.keys() | theirs.keys():
-        a, b = mine.get(name), theirs.get(name)
-        if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
-            gaps.append(float("inf"))
-        elif not torch.equal(a, b):
-            apart = ~((a == b) | ((a != a) & (b != b)))
-            if apart.any():
-                gaps.append(float((a.double() - b.double())[apart].abs().nan_to_num(nan=float("inf")).max()))
-    return {"tensors": len(mine.keys() | theirs.keys()), "differ": len(gaps), "largest": max(gaps, default=0.0)}
 
 
 def first_difference(run: RunDir, again: RunDir) -> dict[str, Any] | None:
@@ -290,7 +270,6 @@ def reasons(run: RunDir, moved: bool) -> list[str]:
 
 
 def comparison_text(found: dict[str, Any]) -> str:
-    """Return the comparison as text."""
     title = "Reproduced: weights and metrics are the same bit for bit." if found["reproduced"] else "Not reproduced."
     lines = [title, f"run          {found['run']}", f"again        {found['again']}", f"code         {found['code']}"]
     for name, part in found["weights"].items():

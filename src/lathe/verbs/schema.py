@@ -7,7 +7,9 @@ configuration has, and `own`, the options that `build_optimizer` does not pass o
 import importlib
 import inspect
 import json
+import pkgutil
 import re
+import types
 import typing
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -46,11 +48,13 @@ class Schema:
         self.found = read_entries(folder, self.files)
         self.comments = comments(self.found)
         self.built = classes_by_key(self.found)
-        self.parts = dict(_components(self.found, packages))
+        self.parts: dict[str, Any] = {}
+        for name, part in _components(self.found, packages):
+            if callable(part):
+                self.parts.setdefault(name, part)
         self.components = {name: self._parameters(name, part) for name, part in self.parts.items()}
 
     def build(self) -> Json:
-        """Return the whole schema."""
         defs = dict(DEFS)
         known = "|".join(map(name_pattern, self.components))
         defs["own"] = {
@@ -61,7 +65,8 @@ class Schema:
         }
         defs |= {name: self._component(name) for name in self.components}
         train = typing.get_type_hints(commands.Train, include_extras=True)
-        groups = {key: hint for key, hint in train.items() if _is_section(hint)} | {"target": commands.ExportTarget}
+        groups = {key: hint for key, hint in train.items() if any(map(is_typeddict, _arms(_bare(hint))))}
+        groups["target"] = commands.ExportTarget
         for command, tree in commands.COMMANDS.items():
             said = self.comments | comments([item for item in self.found if item.file == f"configs/{command}.yaml"])
             defs[f"{command}.yaml"] = self._section(tree, "", groups, said, command=True)
@@ -83,7 +88,9 @@ class Schema:
         given = {*GIVEN, "start_step"} if "logger" in groups else GIVEN
         schemas = {key: value for key, value in parameter_schemas(part).items() if key not in given}
         for group in groups & commands.FACTS.keys():
-            schemas |= _fields(commands.Plateau if name == PLATEAU else commands.FACTS[group])
+            tree = commands.Plateau if name == PLATEAU else commands.FACTS[group]
+            hints = typing.get_type_hints(tree, include_extras=True)
+            schemas |= {key: schema_of(_bare(hint)) for key, hint in hints.items()}
         if name == "lightning.Trainer":
             schemas = {key: value for key, value in schemas.items() if key not in FILLED_IN}
         return schemas
@@ -104,21 +111,18 @@ class Schema:
             tree["needs"] = sorted(commands.Trainer.__required_keys__)
         if name == BUILDER:  # options of any optimizer; null leaves one out
             options: dict[str, list[Json]] = {}
-            for kind in self.optimizers():
-                for key, value in self.components[kind].items():
-                    options.setdefault(key, []).append(value)
+            from torch.optim import Optimizer
+
+            for kind, part in self.parts.items():
+                if inspect.isclass(part) and issubclass(part, Optimizer):
+                    for key, value in self.components[kind].items():
+                        options.setdefault(key, []).append(value)
             for key in sorted(options.keys() - properties.keys()):
                 value = {"anyOf": [one for value in options[key] for one in kinds(value)]}
                 properties[key] = self._described(self.comments.get((name, key)), in_file(value, ()))
             tree = {"type": "object", "properties": properties, "own": list(self.components[name])}
             tree["anyOf"] = [{"propertyNames": {"enum": list(properties)}}, {"required": ["_target_"]}]
         return tree
-
-    def optimizers(self) -> list[str]:
-        """Return the names of the optimizers among the components."""
-        from torch.optim import Optimizer
-
-        return [name for name, part in self.parts.items() if inspect.isclass(part) and issubclass(part, Optimizer)]
 
     def _built_at(self, key: str) -> list[str]:
         """Return the components that the files build at a key, or in a list at that key."""
@@ -138,8 +142,17 @@ class Schema:
             else:
                 properties[name] = self._value(hint, below, groups, said)
         if tree in (commands.Target, commands.ExportTarget):
-            properties |= _targets(self.folder)
-        if not _has_more(tree):
+            from lathe.export import TARGETS, get
+
+            for name in TARGETS:
+                if not (self.folder / "target" / f"{name}.yaml").exists():
+                    continue
+                properties[name] = {}  # a user's own is checked by its constructor
+                if name not in own_targets():
+                    options = {key: in_file(value, ()) for key, value in parameter_schemas(type(get(name))).items()}
+                    closed = {"type": "object", "properties": options, "additionalProperties": False}
+                    properties[name] = {"anyOf": [closed, NULL]}
+        if getattr(tree, "__pydantic_config__", {}).get("extra") != "allow":
             tree = {"type": "object", "properties": properties, "additionalProperties": False, "needs": needs}
             return {key: value for key, value in tree.items() if value != []}
         inner = {path.rpartition(".")[2]: path for path in self.built if path.rpartition(".")[0] == key}
@@ -194,13 +207,8 @@ def name_pattern(name: str) -> str:
 
 
 def _components(found: list[Entry], packages: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """Yield the canonical name and the class or function of each component once."""
-    done: set[str] = set()
-
-    def new(name: str, part: Any) -> Iterator[tuple[str, Any]]:
-        if name not in done and callable(part):
-            done.add(name)
-            yield name, part
+    """Yield the canonical name and the class or function of each component, the same one perhaps several times."""
+    import torch
 
     for room in ROOMS:
         module = importlib.import_module(f"lathe.{room}")
@@ -208,57 +216,22 @@ def _components(found: list[Entry], packages: Iterable[str]) -> Iterator[tuple[s
             part = getattr(module, name)
             function = part.__init__ if inspect.isclass(part) else part
             if getattr(function, "is_validated", False):
-                yield from new(f"lathe.{room}.{name}", part)
-    yield from _torch_optimizers(new)
-    targets = [item for item in found if item.name == "_target_" or item.key.endswith(".kind.path")]
-    for item in targets:
-        if item.value.partition(".")[0] in OUR_ROOTS:  # a user's are read from `packages`
-            yield from new(canonical(item.value), _import(item.value))
-    for package in packages:
-        for path, part in _public(package):
-            yield from new(path, part)
-
-
-def _torch_optimizers(new: Any) -> Iterator[tuple[str, Any]]:
-    import torch
-
+                yield f"lathe.{room}.{name}", part
     for name, kind in vars(torch.optim).items():
         if inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer:
-            yield from new(f"torch.optim.{name}", kind)
-    yield from new(PLATEAU, torch.optim.lr_scheduler.ReduceLROnPlateau)
-
-
-def _import(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def _public(package: str) -> Iterator[tuple[str, Any]]:
-    """Yield the classes and functions that the modules of a user's package define."""
-    import pkgutil
-
-    root = importlib.import_module(package)
-    names = [package, *(one.name for one in pkgutil.walk_packages(getattr(root, "__path__", ()), f"{package}."))]
-    for name in names:
-        for key, part in vars(importlib.import_module(name)).items():
-            if not key.startswith("_") and callable(part) and getattr(part, "__module__", "") == name:
-                yield f"{name}.{key}", part
-
-
-def _targets(folder: Path) -> dict[str, Json]:
-    """Return the options of each export target, from its constructor; {} for a user's own."""
-    from lathe.export import TARGETS, get
-
-    found: dict[str, Json] = {}
-    for name in TARGETS:
-        if not (folder / "target" / f"{name}.yaml").exists():
-            continue
-        if name in own_targets():  # checked by its own constructor
-            found[name] = {}
-            continue
-        tree = {key: in_file(value, ()) for key, value in parameter_schemas(type(get(name))).items()}
-        found[name] = {"anyOf": [{"type": "object", "properties": tree, "additionalProperties": False}, NULL]}
-    return found
+            yield f"torch.optim.{name}", kind
+    yield PLATEAU, torch.optim.lr_scheduler.ReduceLROnPlateau
+    for item in found:
+        is_target = item.name == "_target_" or item.key.endswith(".kind.path")
+        if is_target and item.value.partition(".")[0] in OUR_ROOTS:  # a user's are read from `packages`
+            where, _, name = item.value.rpartition(".")
+            yield canonical(item.value), getattr(importlib.import_module(where), name)
+    for package in packages:
+        path = getattr(importlib.import_module(package), "__path__", ())
+        for name in (package, *(one.name for one in pkgutil.walk_packages(path, f"{package}."))):
+            for key, part in vars(importlib.import_module(name)).items():
+                if not key.startswith("_") and callable(part) and getattr(part, "__module__", "") == name:
+                    yield f"{name}.{key}", part
 
 
 def _bare(hint: Any) -> Any:
@@ -268,28 +241,13 @@ def _bare(hint: Any) -> Any:
 
 
 def _arms(hint: Any) -> list[Any]:
-    import types
-
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return list(typing.get_args(hint)) if is_union else [hint]
-
-
-def _is_section(hint: Any) -> bool:
-    return any(is_typeddict(arm) for arm in _arms(_bare(hint)))
-
-
-def _has_more(tree: Any) -> bool:
-    return getattr(tree, "__pydantic_config__", {}).get("extra") == "allow"
 
 
 def _inherits(tree: Any, base: Any) -> bool:
     """Return whether a TypedDict inherits from another, which Python does not record."""
     return tree is base or any(_inherits(one, base) for one in getattr(tree, "__orig_bases__", ()) if one is not tree)
-
-
-def _fields(tree: Any) -> dict[str, Json]:
-    hints = typing.get_type_hints(tree, include_extras=True)
-    return {key: schema_of(_bare(hint)) for key, hint in hints.items()}
 
 
 def _file(name: str) -> Json:

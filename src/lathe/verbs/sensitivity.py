@@ -11,18 +11,7 @@ from rich.progress import Progress
 from rich.table import Table
 from torch import nn
 
-from lathe.compression.pruning.sensitivity import (
-    KINDS,
-    Allocation,
-    Option,
-    allocate,
-    changed,
-    layers,
-    monotone,
-    quantized_bytes,
-    scan,
-    sparse_bytes,
-)
+from lathe.compression.pruning import sensitivity as search
 from lathe.compression.quantization.layers import quantized_class
 from lathe.compression.structure import structure_of
 from lathe.data.transfer import train_batches
@@ -47,7 +36,14 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     kind = request["allocate"]
     require(budget is None or bool(tried[kind]), f"budget={budget} with allocate={kind} needs values to choose from.")
     require(latency is None or budget is not None, f"latency={latency} needs a budget in the unit of its times.")
-    times = None if latency is None else _read_latency(latency)
+    times: dict[str, dict[str, float]] | None = None
+    if latency is not None:
+        try:
+            table = json.loads(Path(latency).read_text())
+            times = {name: {f"{float(key):g}": float(time) for key, time in row.items()} for name, row in table.items()}
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            form = "JSON of the form {layer: {value: seconds}}"
+            raise UserError(f"latency={latency} can't be read as {form}: {error}") from error
     task, _ = inference.open_run_net(run.path, "run", request["checkpoint"])
     require(
         "quantization" not in structure_of(task.net),
@@ -56,12 +52,12 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     metrics = task.reported
     metric = request["metric"]
     require(metric in metrics, f"metric={metric}: the task reports no such metric; {did_you_mean(metric, metrics)}")
-    chosen = layers(task.net, request["layers"])
+    chosen = search.layers(task.net, request["layers"])
     bench = _Bench(task, cfg, request)
     baseline, reference = bench.score(), bench.score_changed("", {})
     with Progress(transient=True, disable=not cfg["trainer"]["enable_progress_bar"]) as bar:
         row = bar.add_task("layers", total=len(chosen) * sum(map(len, tried.values())))
-        found = scan(
+        found = search.scan(
             task.net,
             chosen,
             sparsities=tried["sparsity"],
@@ -98,16 +94,6 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def _read_latency(path: str) -> dict[str, dict[str, float]]:
-    try:
-        table = json.loads(Path(path).read_text())
-        return {name: {f"{float(value):g}": float(time) for value, time in row.items()} for name, row in table.items()}
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise UserError(
-            f"latency={path} can't be read as JSON of the form {{layer: {{value: seconds}}}}: {error}"
-        ) from error
-
-
 class _Bench:
     """The net, validation batches and training inputs, on one device."""
 
@@ -126,19 +112,16 @@ class _Bench:
 
     def score_changed(self, kind: str, values: dict[str, float]) -> dict[str, float]:
         """Return the metrics with these layers changed, and batch statistics estimated again."""
-        with changed(self.net, {name: (kind, value) for name, value in values.items()}, self.inputs):
+        with search.changed(self.net, {name: (kind, value) for name, value in values.items()}, self.inputs):
             return self.score()
 
 
 def _choose(
     bench: _Bench, request: dict[str, Any], report: dict[str, Any], times: dict[str, dict[str, float]] | None
 ) -> dict[str, Any]:
-    """Choose a value per layer under the budget, and measure the net with these, and with one value for all layers.
-
-    `times` has the cost of each layer by value; None: bytes.
-    """
+    """Choose a value per layer under the budget (by `times`, or bytes); measure it, and one value for all layers."""
     kind, metric, reference = request["allocate"], report["metric"], report["reference"]
-    dense = sum(quantized_bytes(layer["shape"], 32) for layer in report["layers"].values())
+    dense = sum(search.quantized_bytes(layer["shape"], 32) for layer in report["layers"].values())
     budget, said = float(request["budget"]), f"budget={request['budget']}"
     if times is None and budget <= 1:
         budget *= dense
@@ -147,19 +130,21 @@ def _choose(
     def cost(name: str, value: float) -> float:
         shape = report["layers"][name]["shape"]
         if times is None:
-            return quantized_bytes(shape, int(value)) if kind == "bits" else sparse_bytes(shape, value)
+            return search.quantized_bytes(shape, int(value)) if kind == "bits" else search.sparse_bytes(shape, value)
         time = times.get(name, {}).get(f"{value:g}")
         if time is None:
             raise UserError(f"latency has no time for {name} at {kind} {value:g}: add it, or narrow what is tried.")
         return time
 
     sign = 1.0 if metric in bench.task.minimised else -1.0
-    options: dict[str, list[Option]] = {}
+    options: dict[str, list[search.Option]] = {}
     for name, layer in report["layers"].items():
-        losses = monotone({value: sign * (row[metric] - reference[metric]) for value, row in layer[kind].items()})
+        losses = search.monotone(
+            {value: sign * (row[metric] - reference[metric]) for value, row in layer[kind].items()}
+        )
         losses |= {0.0: 0.0} if kind == "sparsity" else {}
-        options[name] = [Option(value, cost(name, value), loss) for value, loss in losses.items()]
-    best = allocate(options, budget, said)
+        options[name] = [search.Option(value, cost(name, value), loss) for value, loss in losses.items()]
+    best = search.allocate(options, budget, said)
     tried = [option.value for option in next(iter(options.values()))]
     common = {value: sum(cost(name, value) for name in options) for value in tried}
     fitting = {value: total for value, total in common.items() if total <= budget}
@@ -181,11 +166,8 @@ def _choose(
     }
 
 
-def _override(best: Allocation, net: nn.Module) -> str | None:
-    """Return the overrides that train with the chosen bits; None without any.
-
-    Layers that share a chosen weight, such as a tied head, are included. Quotes protect the braces from the shell.
-    """
+def _override(best: search.Allocation, net: nn.Module) -> str | None:
+    """Return the overrides that train with the bits, also of layers that share a weight (a tied head), or None."""
     bits = {id(net.get_submodule(name).get_parameter("weight")): value for name, value in best.values.items()}
     weights = {
         name: id(getattr(m, "weight", None)) for name, m in net.named_modules() if quantized_class(m) is not None
@@ -199,7 +181,7 @@ def _override(best: Allocation, net: nn.Module) -> str | None:
 
 def _show(report: dict[str, Any], folder: Path) -> None:
     console, metric, base = Console(), report["metric"], report["reference"][report["metric"]]
-    for kind in KINDS:
+    for kind in search.KINDS:
         layers = {name: layer for name, layer in report["layers"].items() if layer[kind]}
         if layers:
             values = list(next(iter(layers.values()))[kind])

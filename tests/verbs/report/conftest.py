@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.browser import Tabs, open_browser
 
-from lathe.verbs.report.page import write_page
+from lathe.verbs.report.page import page
 
 Show = Callable[..., Any]
 
@@ -34,7 +34,7 @@ def show(tabs: Tabs, tmp_path: Path) -> Iterator[Show]:
         def opened(data: dict[str, Any], plots: bool = True, **media: str) -> Any:
             script = "" if plots else "window.IntersectionObserver = class { observe() {} }"
             tab = held.enter_context(tabs.tab(script, strict=True))
-            write_page(data, tmp_path / "report.html")
+            (tmp_path / "report.html").write_text(page(data), encoding="utf-8")
             tab.emulate_media(**media)
             tab.goto((tmp_path / "report.html").as_uri())
             tab.locator("html[data-ready]").wait_for(state="attached")

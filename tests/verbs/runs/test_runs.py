@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import yaml
-from support.commands import run
 from support.run_folders import Cli, edit, refused, run_dirs
 from support.runs import SMALL
 
@@ -121,10 +120,12 @@ def test_what_a_stranger_wrote_is_shown_and_not_obeyed(logs: Path, cli: Cli, cap
     (a / "config.yaml").write_text("name: [torn")
     (a / "result.json").write_text("{")
     assert names(listed(cli, capfd)) == ["aaaaaa", "bbbbbb", "cccccc"]
-    done = run(cwd=logs.parent, script="scripts/runs.py")
-    assert "?[2Jx" in done.stdout.splitlines()[0]
-    assert "?[2Jx" in done.stdout.splitlines()[2]
-    assert "\x1b" not in done.stdout
+    capfd.readouterr()
+    assert cli(script="scripts/runs.py")[0] == 0
+    printed = capfd.readouterr().out
+    assert "?[2Jx" in printed.splitlines()[0]
+    assert "?[2Jx" in printed.splitlines()[2]
+    assert "\x1b" not in printed
 
 
 def test_tags_are_where_a_continued_run_and_a_report_look(

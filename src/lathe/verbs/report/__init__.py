@@ -12,7 +12,8 @@ from lathe.files import write_atomically
 from lathe.runs.run_discovery import is_run
 from lathe.verbs.report.assemble import Report, assemble
 from lathe.verbs.report.groups import Differences
-from lathe.verbs.report.page import page_data, write_page
+from lathe.verbs.report.page import page as as_html
+from lathe.verbs.report.page import page_data
 from lathe.verbs.report.tables import groups_csv, latex, markdown, runs_csv, say, show, terminal
 from lathe.verbs.runs.other_tools import find_all_runs
 from lathe.verbs.runs.reader import paths_of
@@ -33,16 +34,15 @@ def report(request: Mapping[str, Any]) -> Report:
     told = assemble(request)
     folder = _folder(request["output"], [request["runs"]] if isinstance(request["runs"], str) else request["runs"])
     texts = {name: make(told) for kind in formats if kind in TEXTS for name, make in TEXTS[kind].items()}
-    if formats:
+    if "html" in formats:
+        texts["report.html"] = as_html(page_data(told, folder))
+    if texts:
         folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         write_atomically(folder / name, text)
-    if "html" in formats:
-        write_page(page_data(told, folder), folder / "report.html")
     show(told)
-    names = [*texts, *(["report.html"] if "html" in formats else [])]
-    if names:
-        say(terminal(), f"Written: {', '.join(os.path.relpath(folder / name) for name in names)}")
+    if texts:
+        say(terminal(), f"Written: {', '.join(os.path.relpath(folder / name) for name in texts)}")
     return told
 
 

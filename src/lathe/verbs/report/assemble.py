@@ -28,6 +28,7 @@ from lathe.verbs.report.groups import (
     ABSENT,
     Differences,
     Group,
+    Interval,
     Pair,
     find_baseline,
     make_groups,
@@ -35,7 +36,6 @@ from lathe.verbs.report.groups import (
     titles,
     without_noise,
 )
-from lathe.verbs.report.statistics import Interval
 from lathe.verbs.runs.other_tools import find_all_runs
 from lathe.verbs.runs.reader import Run, finite, many, printable
 
@@ -78,7 +78,6 @@ class Report:
 
     @property
     def factors(self) -> list[str]:
-        """The keys that distinguish the groups."""
         return list(self.groups[0].factors)
 
     @cached_property
@@ -111,12 +110,24 @@ def assemble(request: Mapping[str, Any]) -> Report:
     differences = Differences([run for run in runs if run.leaves])
     groups = make_groups(runs, differences, by)
     directions = {metric: direction_of(metric, runs, request["direction"]) for metric in wanted}
-    search = _search_options(runs)
+    search: dict[str, Any] | None = None
+    sweeps = {run.file and run.file.parent.parent for run in runs}
+    if len(sweeps) == 1 and (sweep := sweeps.pop()) is not None:  # all runs are jobs of one sweep, perhaps a search
+        with suppress(UserError, OSError):
+            facts = RunDir(sweep).plain("sweep.yaml")
+            options = facts.get("sweep") if isinstance(facts, dict) else None
+            search = options if isinstance(options, dict) and isinstance(options.get("space"), dict) else None
     baseline = groups[find_baseline(groups, request["baseline"])]
     if search is not None or all(len(group.units) < 2 for group in groups):
-        groups.sort(key=lambda group: _rank(group, wanted[0], directions[wanted[0]]))
+        sign = -1 if directions[wanted[0]] == "max" else 1  # best mean first, then no metric, then no complete run
+        means = {id(group): group.mean_of(wanted[0]) for group in groups}
+        groups.sort(key=lambda one: (not one.units, means[id(one)] is None, sign * (means[id(one)] or 0.0)))
     if search is not None and request["baseline"] is None:
         baseline = groups[0]
+    columns, known = _list(request["columns"]), [*groups[0].factors, *COLUMNS]
+    for name in columns or ():
+        hint = did_you_mean(name, known, f"there are {', '.join(known)}.")
+        require(name in [*known, *titles([*groups[0].factors])], f"columns=[{name}]: no table has this column; {hint}")
     guessed = _doubts(runs, wanted, asked, request["direction"])
     return Report(
         title=", ".join(named or []),
@@ -130,7 +141,7 @@ def assemble(request: Mapping[str, Any]) -> Report:
         how=Interval(request["interval"], request["confidence"], request["seed"]),
         notes=[*guessed, *([] if search is None else [_search_note(runs, search, wanted[0])])],
         search=search is not None,
-        columns=_columns(_list(request["columns"]), list(groups[0].factors)),
+        columns=columns,
     )
 
 
@@ -143,20 +154,6 @@ def check_tasks(runs: Sequence[Run], by: Sequence[str] | None) -> None:
         f"runs: these are of {len(tasks)} tasks ({printable(listed)}), whose metrics are no measure of each other: "
         "name runs of one, or compare them all the same with by=task._target_.",
     )
-
-
-def _columns(asked: list[str] | None, factors: list[str]) -> list[str] | None:
-    for name in asked or ():
-        known = [*factors, *COLUMNS]
-        hint = did_you_mean(name, known, f"there are {', '.join(known)}.")
-        require(name in known or name in titles(factors), f"columns=[{name}]: no table has this column; {hint}")
-    return asked
-
-
-def _rank(group: Group, metric: str, direction: str) -> tuple[bool, bool, float]:
-    """Return a sort key: best mean first, then no metric, then no complete run."""
-    mean = group.mean_of(metric)
-    return not group.units, mean is None, (mean or 0.0) * (-1 if direction == "max" else 1)
 
 
 def _list(value: Any) -> list[str] | None:
@@ -242,7 +239,6 @@ FRONT = 8  # trials that are listed by number
 
 
 def counts(runs: Sequence[Run]) -> dict[str, int]:
-    """Return the number of runs in each state."""
     found = Counter(run.state for run in runs)
     return {state: found[state] for state in STATES}
 
@@ -262,7 +258,12 @@ def _caveats(
 ) -> Iterator[str]:
     """Yield a sentence for each reason why the runs are less comparable than they seem."""
     runs = [run for run in runs if run.state == "complete"]
-    commits = Counter(map(_commit, (run.environment for run in runs if run.environment)))
+    commits = Counter[tuple[str, str]]()  # with the uncommitted diff, which distinguishes states of one commit
+    for run in runs:
+        if run.environment:
+            commit, change = run.environment.get("git_commit"), str(run.environment.get("git_diff") or "")
+            name = f"{str(commit)[:7] if commit else 'no commit'}{' and changes' if change else ''}"
+            commits[printable(name), change] += 1
     if len(commits) > 1:
         listed = ", ".join(f"{name}: {count}" for (name, _), count in commits.most_common(5))
         yield f"The runs are of {len(commits)} states of the code ({listed})."
@@ -304,25 +305,8 @@ def _caveats(
             )
 
 
-def _commit(environment: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the commit as displayed, and the uncommitted diff, which distinguishes states of one commit."""
-    commit, change = environment.get("git_commit"), str(environment.get("git_diff") or "")
-    return printable(f"{str(commit)[:7] if commit else 'no commit'}{' and changes' if change else ''}"), change
-
-
 def _have(count: int) -> str:
     return "has" if count == 1 else "have"
-
-
-def _search_options(runs: Sequence[Run]) -> dict[str, Any] | None:
-    """Return `sweep` of the one search whose jobs all runs are; None otherwise."""
-    folders = {run.sweep for run in runs}
-    folder = folders.pop() if len(folders) == 1 else None
-    with suppress(UserError, OSError):
-        facts = None if folder is None else RunDir(folder).plain("sweep.yaml")
-        options = facts.get("sweep") if isinstance(facts, dict) else None
-        return options if isinstance(options, dict) and isinstance(options.get("space"), dict) else None
-    return None
 
 
 def _search_note(runs: Sequence[Run], options: Mapping[str, Any], metric: str) -> str:
@@ -339,7 +323,12 @@ def _search_note(runs: Sequence[Run], options: Mapping[str, Any], metric: str) -
     )
     order, trials = f"rows are ordered by {metric}", _objectives(runs, len(names))
     signs = [1 if way == "max" else -1 for way in ways]
-    best = _front({trial: [s * v for s, v in zip(signs, values, strict=True)] for trial, values in trials.items()})
+    signed = {trial: [s * v for s, v in zip(signs, values, strict=True)] for trial, values in trials.items()}
+
+    def is_beaten(own: Sequence[float]) -> bool:
+        return any(a != own and all(x >= y for x, y in zip(a, own, strict=True)) for a in signed.values())
+
+    best = [trial for trial, own in signed.items() if not is_beaten(own)]  # the Pareto front
     if not best:
         return f"A search by {said}, of which no trial is complete; {order}."
     if len(names) > 1:
@@ -371,13 +360,3 @@ def _objectives(runs: Sequence[Run], count: int) -> dict[Any, list[float]]:
     most = max(map(len, found.values()), default=0)
     whole = {trial: rows for trial, rows in found.items() if len(rows) == most and not math.isnan(sum(map(sum, rows)))}
     return {trial: [fmean(column) for column in zip(*rows, strict=True)] for trial, rows in whole.items()}
-
-
-def _front(trials: Mapping[Any, Sequence[float]]) -> list[Any]:
-    """Return the Pareto front of values to maximize; with one objective the first of the best."""
-
-    def beats(a: Sequence[float], b: Sequence[float]) -> bool:
-        return a != b and all(x >= y for x, y in zip(a, b, strict=True))
-
-    best = [trial for trial, own in trials.items() if not any(beats(other, own) for other in trials.values())]
-    return best[:1] if best and len(trials[best[0]]) == 1 else best

@@ -1,10 +1,14 @@
-"""Group runs by the keys in which they differ, over seeds and folds, and compare the groups."""
+"""Group runs by the keys in which they differ, over seeds and folds, and compare the groups.
+
+Means, intervals and paired tests are those of scipy.stats, which only a report imports.
+"""
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from lathe.config.help import default_choices
@@ -13,7 +17,6 @@ from lathe.config.override_parsing import key_of, short_names, value_of
 from lathe.config.values import shown
 from lathe.errors import UserError, did_you_mean, require
 from lathe.runs.rundir import NOT_THE_EXPERIMENT
-from lathe.verbs.report.statistics import FEW, Interval, Paired, Summary, compare, corrected, summarise
 from lathe.verbs.runs.reader import SEEDS, Run, finite, many, printable
 
 ABSENT = "absent"  # the value of a key that a run lacks
@@ -113,7 +116,8 @@ class Differences:
     @cached_property
     def usual(self) -> dict[str, Any]:
         """The most common value of each key that differs; the first of several."""
-        return {key: factor.values[_most_common(factor.codes)] for key, factor in self._found.items()}
+        common = {key: Counter(factor.codes).most_common(1)[0][0] for key, factor in self._found.items()}
+        return {key: factor.values[factor.codes.index(common[key])] for key, factor in self._found.items()}
 
     @cached_property
     def factors(self) -> list[Factor]:
@@ -174,7 +178,10 @@ class Differences:
             is_group = "." not in group and "/" not in group and group not in self.known
             if not is_group or not (own or group in RECIPES):
                 continue
-            choices = Factor(group, tuple(_choice(run, group, recipes) for run in self.runs))
+            default = "null" if group in RECIPES else None if recipes else default_choices().get(group)
+            chosen = [[value_of(word) for word in run.overrides if key_of(word) == group] for run in self.runs]
+            # the default without one; None if a recipe may have changed it
+            choices = Factor(group, tuple(words[-1].strip("'\"") if words else default for words in chosen))
             classes = [factor for factor in own if factor.key.endswith("_target_")]
             follows = None not in choices.values and not self._splits([*self._found.values()], choices)
             if follows and len(set(choices.values)) > 1 and not any(self._splits([choices], one) for one in classes):
@@ -182,19 +189,92 @@ class Differences:
         return found
 
 
-def _most_common(codes: Sequence[str]) -> int:
-    """Return the index of the first of the most common."""
-    return codes.index(Counter(codes).most_common(1)[0][0])
+# statistics
+
+RESAMPLES = 10_000  # of the bootstrap
+ROUNDING = 1e-12  # relative: smaller differences are floating-point errors
+FEW = 5  # with fewer numbers an interval is reported as wide
 
 
-def _choice(run: Run, group: str, recipes: bool) -> str | None:
-    """Return a run's choice of a group, or the default; None if a recipe may have changed it."""
-    typed = [value_of(word) for word in run.overrides if key_of(word) == group]
-    if typed:
-        return typed[-1].strip("'\"")
-    if group in RECIPES:
-        return "null"
-    return None if recipes else default_choices().get(group)
+@dataclass(frozen=True)
+class Interval:
+    """Settings of intervals: `kind` is t (normal errors) or bootstrap (percentiles)."""
+
+    kind: str = "t"
+    confidence: float = 0.95
+    seed: int = 0
+
+    @property
+    def percent(self) -> str:
+        return f"{100 * self.confidence:g} %"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A summary of n numbers; `std` divides by n - 1, `why` is a caveat on the interval."""
+
+    n: int
+    mean: float | None
+    std: float | None
+    interval: tuple[float, float] | None
+    why: str | None
+
+
+@dataclass(frozen=True)
+class Paired:
+    """The mean difference over `n` pairs, its interval, and Student's p, also corrected for all comparisons."""
+
+    n: int
+    difference: float | None
+    interval: tuple[float, float] | None
+    p: float | None
+    p_holm: float | None = None
+    p_bh: float | None = None
+
+
+@lru_cache(maxsize=100_000)  # every file of a report needs it, and a bootstrap is slow
+def summarise(values: tuple[float, ...], how: Interval, share: bool = False) -> Summary:
+    """Return the mean of independent numbers, with its interval, which for a `share` ends at 0 and 1."""
+    n = len(values)
+    if n < 2:
+        return Summary(n, values[0] if values else None, None, None, "n = 1: no interval" if n else "no complete run")
+    mean, std = statistics.fmean(values), statistics.stdev(values)
+    if std <= ROUNDING * max(map(abs, values)):
+        return Summary(n, mean, 0.0, None, f"all {n} values are equal: no interval")
+    import numpy as np
+    from scipy import stats
+
+    if how.kind == "t":
+        found = stats.ttest_1samp(values, 0.0).confidence_interval(how.confidence)
+    else:
+        options: dict[str, Any] = {"n_resamples": RESAMPLES, "method": "percentile", "rng": how.seed}
+        test = stats.bootstrap((np.asarray(values),), np.mean, confidence_level=how.confidence, **options)
+        found = test.confidence_interval
+    low, high = float(found.low), float(found.high)
+    if share and min(values) >= 0 and max(values) <= 1:
+        low, high = max(low, 0.0), min(high, 1.0)
+    wide = "wide" if how.kind == "t" else "narrower than it should be"
+    return Summary(n, mean, std, (low, high), f"n = {n}: the interval is {wide}" if n < FEW else None)
+
+
+def compare(a: Sequence[float], b: Sequence[float], how: Interval) -> Paired:
+    """Return the paired difference `a` - `b`."""
+    from scipy import stats
+
+    told = summarise(tuple(mine - theirs for mine, theirs in zip(a, b, strict=True)), how)
+    p = None if told.interval is None else float(stats.ttest_rel(a, b).pvalue)
+    return Paired(told.n, told.mean, told.interval, p)
+
+
+def corrected(values: Sequence[float]) -> list[tuple[float, float]]:
+    """Return each p corrected for the number of comparisons: by Holm (1979), and by Benjamini and Hochberg (1995)."""
+    from scipy import stats
+
+    n, highest = len(values), 0.0
+    holm = [0.0] * n
+    for rank, at in enumerate(sorted(range(n), key=lambda at: values[at])):
+        holm[at] = highest = max(highest, min(1.0, (n - rank) * values[at]))
+    return list(zip(holm, map(float, stats.false_discovery_control(values)), strict=True)) if n else []
 
 
 # groups
@@ -224,7 +304,6 @@ class Group:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """The values as overrides spell them."""
         return {key: value_text(value) for key, value in self.brief.items()}
 
     @cached_property
@@ -253,12 +332,10 @@ class Group:
 
     @property
     def steps(self) -> float | None:
-        """The mean number of optimizer steps of its units."""
         return _mean([finite(run.result.get("steps")) for run in self.units.values()])
 
     @cached_property
     def cost(self) -> dict[str, float | None]:
-        """The mean of each cost in the receipts of its units."""
         costs = [cost_of(run.receipt) for run in self.units.values()]
         return {name: _mean([cost[name] for cost in costs]) for name in COSTS}
 
@@ -269,23 +346,21 @@ class Group:
         configurations: dict[Unit, list[Run]] = {}
         for unit, run in units.items():
             configurations.setdefault(unit[len(SEEDS) :], []).append(run)
-        return list(filter(None, map(_command, configurations.values())))  # other tools have none
+        commands = []
+        for some in configurations.values():
+            seeds = {code(run.seed): run.seed for run in some}.values()
+            folds = {code(run.fold): run.fold for run in some}.values()
+            commands.append(some[0].command(sorted(seeds, key=_rank), sorted(folds, key=_rank)))
+        return list(filter(None, commands))  # other tools have none
 
     @property
     def command(self) -> str:
-        """The commands as one shell line."""
         return " && ".join(self.commands)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
-
-
-def _command(runs: Sequence[Run]) -> str:
-    seeds = {code(run.seed): run.seed for run in runs}.values()
-    folds = {code(run.fold): run.fold for run in runs}.values()
-    return runs[0].command(sorted(seeds, key=_rank), sorted(folds, key=_rank))
 
 
 def _rank(value: Any) -> tuple[int, float, str]:
@@ -297,10 +372,7 @@ def _rank(value: Any) -> tuple[int, float, str]:
 
 
 def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str] | None) -> list[Group]:
-    """Return the groups of the runs, sorted by their values.
-
-    Runs without a configuration, a sweep's failed jobs, join the group that their overrides name.
-    """
+    """Return the groups, sorted by their values; a sweep's failed jobs join the group that their overrides name."""
     factors = differences.factors if by is None else differences.chosen(by)
     others = [] if by is None else differences.others(factors)
     confounders = [] if by is None else differences.confounders(factors)
@@ -362,7 +434,12 @@ def find_baseline(groups: Sequence[Group], asked: Any) -> int:
     values, the one with the fewest commas: `default` rather than `[default,ema]`).
     """
     if asked is None:
-        common = {key: _usual(groups, key) for key in groups[0].factors}
+        common = {}
+        for key in groups[0].factors:
+            tally = Counter[str]()
+            for group in groups:
+                tally[code(group.factors[key])] += len(group.units)
+            common[key] = max(tally, key=lambda value: (tally[value], -value.count(",")))
         like = [sum(common[key] == code(value) for key, value in group.factors.items()) for group in groups]
         ranks = [(bool(group.units), count) for group, count in zip(groups, like, strict=True)]
         return ranks.index(max(ranks))
@@ -370,27 +447,18 @@ def find_baseline(groups: Sequence[Group], asked: Any) -> int:
     labels = [group.label for group in groups]
     if text in labels:
         return labels.index(text)
-    fitting = [at for at, group in enumerate(groups) if all(_holds(group, word.strip()) for word in text.split(","))]
+
+    def holds(group: Group, word: str) -> bool:
+        key, equals, value = word.rpartition("=")
+        named = [name for name in group.factors if not equals or key == name or name.endswith(f".{key}")]
+        return any(value in group.spellings(name) for name in named)
+
+    fitting = [at for at, group in enumerate(groups) if all(holds(group, word.strip()) for word in text.split(","))]
     if len(fitting) != 1:
         several = f"{len(fitting)} groups have it: {'; '.join(labels[at] for at in fitting[:4])}."
         hint = several if fitting else did_you_mean(text, labels, f"such as {labels[0]}.")
         raise UserError(f"baseline={text}: it must name one group; {hint}")
     return fitting[0]
-
-
-def _usual(groups: Sequence[Group], key: str) -> str:
-    counts = Counter[str]()
-    for group in groups:
-        counts[code(group.factors[key])] += len(group.units)
-    return max(counts, key=lambda value: (counts[value], -value.count(",")))
-
-
-def _holds(group: Group, word: str) -> bool:
-    key, equals, value = word.rpartition("=")
-    return any(
-        value in group.spellings(name) and (not equals or key == name or name.endswith(f".{key}"))
-        for name in group.factors
-    )
 
 
 @dataclass(frozen=True)
@@ -420,7 +488,15 @@ def make_pairs(groups: Sequence[Group], baseline: int, metric: str, direction: s
                     f"{many(len(mine), 'run')} here and {len(shared)} of {len(theirs)} of the baseline are in the "
                     "difference"
                 )
-            says += _confounder_note(group, groups[baseline])
+            others = groups[baseline].confounders
+            unlike = [
+                f"{key} ({value_text(value)} against {value_text(others[key])})"
+                for key, value in group.confounders.items()
+                if code(value) != code(others[key])
+            ]
+            more = [f"{len(unlike) - MOST_KEYS} more keys"] if len(unlike) > MOST_KEYS else []
+            if unlike:
+                says.append(f"differs as well, and may be the reason: {', '.join([*unlike[:MOST_KEYS], *more])}")
         else:
             says = ["no complete run on one side: nothing to compare"]
         pairs.append(Pair(at, baseline, told, "; ".join(says)))
@@ -451,11 +527,3 @@ def _unpaired(group: Group, mine: Sequence[Unit], theirs: Sequence[Unit]) -> str
         f"the same seeds, but {' and '.join(group.mixed)} mixed in the groups and never alike on both sides: nothing "
         f"to pair; group by it as well, by=[{','.join([*group.factors, *group.mixed])}]"
     )
-
-
-def _confounder_note(group: Group, baseline: Group) -> list[str]:
-    """Return a caveat that names the other keys in which two groups differ."""
-    pairs = [(key, value, baseline.confounders[key]) for key, value in group.confounders.items()]
-    said = [f"{key} ({value_text(a)} against {value_text(b)})" for key, a, b in pairs if code(a) != code(b)]
-    more = [f"{len(said) - MOST_KEYS} more keys"] if len(said) > MOST_KEYS else []
-    return [f"differs as well, and may be the reason: {', '.join([*said[:MOST_KEYS], *more])}"] if said else []

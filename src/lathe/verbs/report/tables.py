@@ -87,7 +87,9 @@ def _cells(report: Report, metric: str, group: Group, pair: Pair | None, is_best
     costs = {"steps": group.steps, "seconds": group.mean_of("seconds"), "parameters": group.mean_of("parameters")}
     for name, value in (costs | group.cost).items():
         title = {"macs": "MACs", "latency_ms": "latency (ms)"}.get(name, name)
-        text = three_digits(value) if name in ("seconds", "latency_ms") else number(value)
+        text = number(value)
+        if value is not None and name in ("seconds", "latency_ms"):
+            text = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
         yield Cell(name, title, text, {name: value})
 
 
@@ -120,13 +122,7 @@ def number(value: float | None) -> str:
 
 
 def span(interval: Sequence[float] | None) -> str:
-    """Format an interval."""
     return "" if interval is None else f"[{number(interval[0])}, {number(interval[1])}]"
-
-
-def three_digits(value: float | None) -> str:
-    """Format a time with three digits."""
-    return "" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def remarks(report: Report, metric: str, kept: Sequence[int] | None = None) -> Iterator[str]:
@@ -181,7 +177,6 @@ def headline(report: Report) -> str:
 
 
 def better(report: Report, metric: str) -> str:
-    """Describe the direction of a metric."""
     return "higher is better" if report.directions[metric] == "max" else "lower is better"
 
 
@@ -211,7 +206,6 @@ def _bullets(lines: Iterable[str]) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """Escape text for Markdown."""
     return re.sub(r"([\\`*_<>\[\]|])", r"\\\1", text)
 
 
@@ -239,7 +233,6 @@ def latex(report: Report) -> str:
 
 
 def latex_text(text: str) -> str:
-    """Escape text for LaTeX."""
     return "".join(LATEX.get(letter, letter) for letter in text).replace("±", r"$\pm$")
 
 

@@ -4,11 +4,13 @@ import fnmatch
 import json
 import math
 import operator
+import os
 import re
 import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,11 +24,12 @@ from lathe.config.override_parsing import key_of, short_names
 from lathe.config.resolve import flatten
 from lathe.config.values import shown
 from lathe.errors import UserError, collect_errors, did_you_mean, refuse, require
-from lathe.runs.run_status import STATES
-from lathe.runs.rundir import open_run
-from lathe.verbs.runs import change
+from lathe.runs.run_discovery import read_jobs, subfolders
+from lathe.runs.run_status import STATES, seconds_since_write
+from lathe.runs.rundir import open_run, point_latest
 from lathe.verbs.runs.reader import (
     Run,
+    age_text,
     check_output,
     differing_environments,
     find_runs,
@@ -65,21 +68,23 @@ ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+NAMED = 10  # runs that are listed before they are removed
 LISTED = tuple(state for state in STATES if state != "gone")  # a `gone` run has no row
 
 
 def runs(request: dict[str, Any]) -> None:
-    """List the selected runs, or compare, tag, archive or delete them.
-
-    Raises UserError, before anything is changed, for an invalid request or one that would damage a run.
-    """
+    """List runs, or compare, tag, archive or delete them; raise UserError before anything is changed."""
     given = {"tag": request["tag"] or request["untag"]} | {
         key: request[key] for key in ("compare", "archive", "delete")
     }
     asked = [name for name, value in given.items() if value]
     require(len(asked) < 2, f"{' and '.join(asked)} are one thing each: give one of them at a time.")
     action = asked[0] if asked else "the list"
-    refuse(_unused(request, action))
+    refuse(
+        f"{key}={shown(request[key])} is for {' and '.join(actions)}, and {action} does not use it: leave it out."
+        for key, (default, actions) in OPTIONS.items()
+        if request[key] != default and action not in actions
+    )
     suffixes = (".json",) if action == "compare" else (".csv", ".json")
     collect_errors(
         lambda: conditions(request["where"]),
@@ -115,19 +120,11 @@ def runs(request: dict[str, Any]) -> None:
     if not selected:
         print("No run is chosen by these words: nothing was changed.")
     elif action == "tag":
-        change.tag(selected, log_dir, request["tag"], request["untag"])
+        tag(selected, log_dir, request["tag"], request["untag"])
     elif action == "archive":
-        change.archive(selected, log_dir, request["archive"])
+        archive(selected, log_dir, request["archive"])
     else:
-        change.delete(selected, log_dir, request["delete"], request["yes"])
-
-
-def _unused(request: dict[str, Any], action: str) -> Iterator[str]:
-    """Yield an error for each option that was given and that this action does not use."""
-    for key, (default, actions) in OPTIONS.items():
-        if request[key] != default and action not in actions:
-            used_by = " and ".join(actions)
-            yield f"{key}={shown(request[key])} is for {used_by}, and {action} does not use it: leave it out."
+        delete(selected, log_dir, request["delete"], request["yes"])
 
 
 def show_list(request: dict[str, Any], found: Sequence[Run]) -> None:
@@ -136,7 +133,17 @@ def show_list(request: dict[str, Any], found: Sequence[Run]) -> None:
     last = found if request["limit"] is None else found[-request["limit"] :]
     if last:
         print(table(last, request["columns"]))
-        print("\n".join(_summary(found, last)))
+        words = [word for word in last[0].overrides if _is_setting(word) and all(word in run.overrides for run in last)]
+        if words:
+            print(printable(f"Overrides of {'every' if len(last) > 1 else 'this'} run: {' '.join(words)}"))
+        states = Counter(run.state for run in found)
+        counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
+        more = f"; the last {len(last)} shown, limit=null shows all" if len(last) < len(found) else ""
+        jobs = sum(run.path is None for run in found)
+        without = f" {jobs} of them {'is a job' if jobs == 1 else 'are jobs'} without a run directory." if jobs else ""
+        print(f"{many(len(found), 'run')} ({counts}), {size_text(sum(run.size for run in found))}{more}.{without}")
+        if unread := unreadable(found):
+            print(unread)
     else:
         print(f"No run below {request['paths']['log_dir']} is chosen by these words.")
     if request["output"] is not None:
@@ -158,11 +165,12 @@ def rows(runs: Sequence[Run], columns: Sequence[str] | None) -> list[dict[str, A
 
 
 def table(runs: Sequence[Run], columns: Sequence[str] | None) -> str:
-    """Return a line for each run: state, metric, and differing overrides or the requested `columns`.
-
-    A star marks the best value.
-    """
-    found, differ = rows(runs, columns), _differing(runs) if columns is None else {}
+    """Return a line for each run: state, metric (a star marks the best), differing overrides or `columns`."""
+    found, differ = rows(runs, columns), dict[str, list[Any]]()
+    if columns is None:  # the overrides that differ, the most frequent first
+        typed = Counter(key for run in runs for key in dict.fromkeys(map(key_of, filter(_is_setting, run.overrides))))
+        values = {key: [run.value(key) for run in runs] for key, _ in typed.most_common()}
+        differ = {key: some for key, some in values.items() if any(value != some[0] for value in some)}
     for at, row in enumerate(found):
         row |= {key: values[at] for key, values in differ.items() if key not in row}
     metrics = {row.get("metric") for row in found} - {"", None}
@@ -187,31 +195,8 @@ def table(runs: Sequence[Run], columns: Sequence[str] | None) -> str:
     return "\n".join(line if width is None or len(line) <= width else f"{line[: width - 3]}..." for line in lines)
 
 
-def _differing(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the values of each override that differs between runs, the most frequent first."""
-    typed = Counter(key for run in runs for key in {key_of(word): None for word in run.overrides} if _is_setting(key))
-    values = {key: [run.value(key) for run in runs] for key, _ in typed.most_common()}
-    return {key: some for key, some in values.items() if any(value != some[0] for value in some)}
-
-
 def _is_setting(word: str) -> bool:
     return key_of(word).partition(".")[0] not in NOT_SHOWN
-
-
-def _summary(runs: Sequence[Run], last: Sequence[Run]) -> Iterator[str]:
-    """Yield the overrides that all shown runs share, the number of runs by state, and unreadable runs."""
-    words = [word for word in last[0].overrides if _is_setting(word) and all(word in run.overrides for run in last)]
-    if words:
-        yield printable(f"Overrides of {'every' if len(last) > 1 else 'this'} run: {' '.join(words)}")
-    states = Counter(run.state for run in runs)
-    counts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-    more = f"; the last {len(last)} shown, limit=null shows all" if len(last) < len(runs) else ""
-    jobs = sum(run.path is None for run in runs)
-    without = f" {jobs} of them {'is a job' if jobs == 1 else 'are jobs'} without a run directory." if jobs else ""
-    yield f"{many(len(runs), 'run')} ({counts}), {size_text(sum(run.size for run in runs))}{more}.{without}"
-    unread = change.unreadable(runs)
-    if unread:
-        yield unread
 
 
 def _cell(row: dict[str, Any], key: str) -> str:
@@ -224,7 +209,6 @@ def _cell(row: dict[str, Any], key: str) -> str:
 
 
 def write_rows(output: str, found: Any) -> None:
-    """Write rows as CSV, or anything as JSON, by the suffix of `output`."""
     if Path(output).suffix == ".json":
         text = json.dumps(found, indent=2) + "\n"
     else:
@@ -247,12 +231,17 @@ class Condition:
     text: str
 
     def holds(self, run: Run) -> bool:
-        """Return whether the run fulfils the condition."""
         found = run.value(self.key)
         if self.sign in ORDERS:
             return is_number(found) and ORDERS[self.sign](found, float(_read(self.value)))
         items = found if isinstance(found, list) and not self.value.startswith("[") else [found]
-        return any(_same(item, self.value) for item in items) == (self.sign == "=")
+        return any(self._is_value(item) for item in items) == (self.sign == "=")
+
+    def _is_value(self, found: Any) -> bool:
+        value = _read(self.value)
+        if found is None or isinstance(found, (bool, list, dict)) or (is_number(found) and is_number(value)):
+            return bool(found == value)
+        return fnmatch.fnmatchcase(str(found), self.value)
 
 
 def conditions(where: Sequence[str]) -> list[Condition]:
@@ -318,19 +307,151 @@ def begun_since(since: str) -> datetime:
         ) from error
 
 
-def _same(found: Any, wanted: str) -> bool:
-    value = _read(wanted)
-    if found is None or isinstance(found, (bool, list, dict)) or (is_number(found) and is_number(value)):
-        return bool(found == value)
-    return fnmatch.fnmatchcase(str(found), wanted)
-
-
 def _read(text: str) -> Any:
     try:
         found = yaml.safe_load(text)
         return float(found) if isinstance(found, str) else found  # 1e-3 is a string in YAML 1.1
     except (yaml.YAMLError, ValueError):
         return text
+
+
+# tag, archive and delete, each run under its lock, which excludes training processes
+
+
+def tag(runs: Sequence[Run], log_dir: Path, words: Sequence[str], without: Sequence[str]) -> None:
+    """Add and remove tags in config.yaml (for a resumed run) and in result.json; change none if one can't be."""
+    refuse([*_not_changeable(runs, log_dir), *(run.status.unread for run in runs if run.status.unread is not None)])
+    changed = 0
+    for run in runs:
+        with run.directory.locked():
+            config, directory = run.directory.plain("config.yaml"), run.directory
+            result = directory.result if directory.complete else {}
+            found = (config.get("tags") or []) + (result.get("tags") or [])
+            tags = [word for word in dict.fromkeys((*found, *words)) if word not in without]
+            if tags == (config.get("tags") or []) and (not result or tags == (result.get("tags") or [])):
+                continue
+            changed += 1
+            directory.save_config({**config, "tags": tags}, signed=directory.signed)
+            if result:
+                others = {key: value for key, value in result.items() if key != "tags"}
+                directory.finish(others | ({"tags": tags} if tags else {}))
+    print(f"{changed} of {many(len(runs), 'run')} changed.")
+
+
+def archive(runs: Sequence[Run], log_dir: Path, folder: str) -> None:
+    """Move runs to `<folder>/<name>/<run>`; raise UserError, and move none, if one can't be moved."""
+    goal = Path(folder).resolve()
+    places = [(run, goal / run.name / run.path.name) for run in runs if run.path is not None]
+    taken = [f"archive={folder}: {place} is there already." for _, place in places if os.path.lexists(place)]
+    refuse([*_not_changeable(runs, log_dir), *_needed(runs, log_dir), *taken])
+    for run, place in places:
+        assert run.path is not None
+        with run.directory.locked():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            files.move(run.path, place)
+        with suppress(OSError):
+            run.path.parent.rmdir()
+        for sweep in subfolders(log_dir / "sweeps"):
+            for path, job in read_jobs(sweep):
+                if isinstance(job.get("run_dir"), str) and os.path.realpath(job["run_dir"]) == str(run.path):
+                    files.write_atomically(path, json.dumps({**job, "run_dir": str(place)}, indent=2) + "\n")
+        print(f"{run.where} -> {place}")
+    _mend_latest(log_dir)
+    print(f"{many(len(runs), 'run')} moved; python scripts/runs.py runs={folder} lists them.")
+
+
+def delete(runs: Sequence[Run], log_dir: Path, state: str, sure: bool) -> None:
+    """Remove the runs in this state, after confirmation; keep unreadable ones, whose state is not certain."""
+    runs = [run for run in runs if run.state == state]
+    lost = unreadable(runs)
+    if lost:
+        print(f"{lost} They are not removed: look at them, and remove them by hand.")
+    gone = [run for run in runs if run.path is not None and run.status.unread is None]
+    if not gone:
+        print(f"No run directory is {state}: nothing was removed.")
+        return
+    refuse([*_not_changeable(gone, log_dir), *_needed(gone, log_dir)])
+    for run in gone[:NAMED]:
+        assert run.path is not None
+        age = age_text(seconds_since_write(run.path))
+        print(
+            printable(f"{run.where}  {size_text(run.size)}  last written {age} ago  {' '.join(run.overrides)}").rstrip()
+        )
+    if len(gone) > NAMED:
+        print(f"and {len(gone) - NAMED} more")
+    if not sure:
+        what = f"{many(len(gone), f'{state} run')}, {size_text(sum(run.size for run in gone))}"
+        terminal = sys.stdin.isatty()
+        require(terminal, f"delete={state} asks before it removes {what}, without a terminal: add yes=true.")
+        require(input(f"Remove {what}? [y/N] ").strip().lower() in ("y", "yes"), "nothing was removed.")
+    count = sum(_delete(run, state) for run in gone)
+    _mend_latest(log_dir)
+    print(f"{count} of {many(len(gone), 'run')} removed.")
+    require(count == len(gone), f"delete={state}: {many(len(gone) - count, 'run')} stayed, for the reasons above.")
+
+
+def _delete(run: Run, state: str) -> bool:
+    """Remove a run, unless its state has changed since it was listed."""
+    assert run.path is not None
+    try:
+        with run.directory.locked():
+            if run.directory.complete != (state in ("complete", "pruned")):
+                print(f"{run.where} is {Run(run.entry).state} by now: it stays.")
+                return False
+            files.remove(run.path)
+    except (UserError, OSError) as error:  # another process or user has it
+        print(f"{error} It stays.")
+        return False
+    with suppress(OSError):
+        run.path.parent.rmdir()
+    return True
+
+
+def unreadable(runs: Sequence[Run]) -> str | None:
+    """Return a message that names runs which can't be read; None if there are none."""
+    said = [run.status.unread.rstrip(".") for run in runs if run.status.unread is not None]
+    more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    return printable(f"{many(len(said), 'run')} can't be read: {'; '.join(said[:NAMED])}{more}.") if said else None
+
+
+def _not_changeable(runs: Sequence[Run], log_dir: Path) -> Iterator[str]:
+    """Yield an error for each run that may not be changed."""
+    for run in runs:
+        if run.path is None:
+            yield f"{run.where} is a job without a run directory: add where=[state!={run.state}]."
+        elif not run.path.is_relative_to(log_dir):
+            yield (
+                f"{run.where} is not below paths.log_dir={log_dir}, and nothing else is changed: say where it lies, "
+                f"paths.log_dir={run.path.parent.parent}."
+            )
+        elif run.state == "running" or run.busy:
+            yield f"{run.where} is running: leave it out (where=[state!=running]), or wait for its end."
+
+
+def _needed(runs: Sequence[Run], log_dir: Path) -> Iterator[str]:
+    """Yield an error for each run that an incomplete run names, for example as a teacher."""
+    names = {run.path.name: run for run in runs if run.path is not None}
+    for other in find_runs(None, log_dir):
+        if other.path is None or other.directory.complete or other.path.name in names:
+            continue
+        with suppress(OSError):
+            text = (other.path / "config.yaml").read_text(errors="replace")
+            for name, run in names.items():
+                if name in text:
+                    yield f"{run.where} is needed by {other.where}, which names it and is not complete: leave it there."
+
+
+def _mend_latest(log_dir: Path) -> None:
+    """Point a dangling logs/latest to the newest run, or remove it."""
+    latest = log_dir / "latest"
+    if not latest.is_symlink() or latest.exists():
+        return
+    left = sorted((run for run in find_runs(None, log_dir) if run.path is not None), key=lambda run: run.started)
+    if left:
+        point_latest(log_dir, left[-1].directory.path)
+        print(f"{latest.name} leads to {left[-1].where} now.")
+    else:
+        latest.unlink()
 
 
 # comparison of two runs
@@ -376,10 +497,8 @@ def compare(words: Sequence[str], columns: Sequence[str] | None, points: int) ->
 
 def common_points(a: Path, b: Path, points: int) -> dict[str, list[tuple[int, float, float]]]:
     """Return (step, value, value) of each metric that two runs have logged, at up to `points` of the common steps."""
-    mine, theirs = (
-        {name: dict(zip(*curve, strict=True)) for name, curve in read_curves(path / "metrics.csv", _metrics).items()}
-        for path in (a, b)
-    )
+    read = [read_curves(path / "metrics.csv", lambda names: list(filter(is_curve, names))) for path in (a, b)]
+    mine, theirs = ({name: dict(zip(*curve, strict=True)) for name, curve in found.items()} for found in read)
     found = {}
     for name in mine:
         steps = sorted(mine[name].keys() & theirs.get(name, {}).keys())
@@ -390,12 +509,7 @@ def common_points(a: Path, b: Path, points: int) -> dict[str, list[tuple[int, fl
     return found
 
 
-def _metrics(names: Sequence[str]) -> list[str]:
-    return [name for name in names if is_curve(name)]
-
-
 def comparison_text(found: dict[str, Any]) -> str:
-    """Return the comparison as text."""
     lines = []
     for name, path, typed, complete in zip("ab", found["runs"], found["typed"], found["complete"], strict=True):
         lines.append(printable(f"{name}: {path}{'' if complete else ' (not complete)'}  {' '.join(typed)}").rstrip())

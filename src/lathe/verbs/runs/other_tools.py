@@ -10,7 +10,7 @@ import math
 import os
 import sqlite3
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,9 +58,6 @@ class Record:
                 values.append(number)
 
 
-Reader = Callable[[Path], Record]
-
-
 class OtherRun(Run):
     """A run of another tool, at `where`; its metrics are the last finite values of its curves."""
 
@@ -100,10 +97,7 @@ def _last(values: Sequence[float]) -> float | None:
 
 
 def find_all_runs(named: str | Sequence[str]) -> list[Run]:
-    """Return the runs at or below paths or patterns, as `find_runs` does; of other tools where Lathe has none.
-
-    Raises UserError for a path without runs, or if the package that reads its files is not installed.
-    """
+    """Return the runs at or below paths or patterns, as `find_runs`; of other tools where Lathe has none."""
     words, others, own = [named] if isinstance(named, str) else named, list[Run](), list[str]()
     for word in words:
         paths = [path for path in paths_of(word) if path.is_file() or not (is_sweep(path) or any(runs_below(path)))]
@@ -126,33 +120,28 @@ def runs_of_tools(path: Path) -> Iterator[Run]:
         folder = Path(root)
         folders[:] = sorted(name for name in folders if name[0] != ".")  # .trash is MLflow's
         databases = [folder / name for name in sorted(names) if Path(name).suffix in DATABASES]
-        reader = _reader_of(folder)
+        reader: Callable[[Path], Record] | None = None
+        if any(folder.glob("run-*.wandb")):
+            reader = _wandb
+        elif (folder / "metrics.csv").is_file():
+            reader = _lightning
+        elif any(folder.glob(EVENTS)):
+            reader = _tensorboard
+        elif (folder / "meta.yaml").is_file() and (folder / "metrics").is_dir():
+            reader = _mlflow
         if reader is not None:
-            yield OtherRun(folder, folder.relative_to(path.parent).as_posix(), _read(reader, folder))
+            try:
+                record = reader(folder)
+            except ModuleNotFoundError as error:
+                raise UserError(f"runs: {folder} needs the package {error.name}: pip install {error.name}.") from error
+            except Exception as error:  # a damaged or hostile file may raise anything
+                said = " ".join(str(error).split())[:200]
+                record = Record(state="failed", sentence=f"its files can't be read: {said}")
+            yield OtherRun(folder, folder.relative_to(path.parent).as_posix(), record)
         for file in databases if reader is None else ():
             yield from _mlflow_database(file)
         if reader is not None or databases:
             folders.clear()
-
-
-def _reader_of(folder: Path) -> Reader | None:
-    """Return what reads a folder as one run; None if it is not one."""
-    if any(folder.glob("run-*.wandb")):
-        return _wandb
-    if (folder / "metrics.csv").is_file():
-        return _lightning
-    if any(folder.glob(EVENTS)):
-        return _tensorboard
-    return _mlflow if (folder / "meta.yaml").is_file() and (folder / "metrics").is_dir() else None
-
-
-def _read(reader: Reader, folder: Path) -> Record:
-    try:
-        return reader(folder)
-    except ModuleNotFoundError as error:
-        raise UserError(f"runs: {folder} needs the package {error.name}: pip install {error.name}.") from error
-    except Exception as error:  # a damaged or hostile file may raise anything
-        return Record(state="failed", sentence=f"its files can't be read: {' '.join(str(error).split())[:200]}")
 
 
 def _checked(path: Path, largest: int = LARGEST) -> Path:
@@ -309,35 +298,30 @@ def _files_below(folder: Path) -> Iterator[tuple[str, Path]]:
 
 def _mlflow_database(path: Path) -> Iterator[Run]:
     """Yield the runs of an MLflow database; none if it is not one."""
+    runs, labels = dict[str, Record](), dict[str, str]()
     with closing(sqlite3.connect(f"{_checked(path).absolute().as_uri()}?mode=ro", uri=True)) as base:
         try:
             base.execute("PRAGMA trusted_schema = OFF")
             tables = {name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if not {"runs", "params", "metrics"} <= tables:  # a view could compute without end
                 return
-            records = _database_records(base)
+            for run, name, status in base.execute(
+                "SELECT run_uuid, name, status FROM runs WHERE lifecycle_stage = 'active' ORDER BY start_time"
+            ):
+                runs[run] = Record(state=MLFLOW_STATES.get(str(status), "unfinished"))
+                labels[run] = f"{name or 'run'} {str(run)[:8]}"
+            for run, key, text in base.execute("SELECT run_uuid, key, value FROM params ORDER BY key"):
+                if run in runs:
+                    runs[run].config[str(key)] = _value(str(text))
+            for run, key, step, value, is_nan in base.execute(
+                "SELECT run_uuid, key, step, value, is_nan FROM metrics ORDER BY key, step, timestamp"
+            ):
+                if run in runs:
+                    runs[run].add(str(key), step, math.nan if is_nan else value)
         except sqlite3.DatabaseError as error:
             raise UserError(f"runs={path}: it can't be read as an MLflow database: {error}") from error
-    for label, record in records:
-        yield OtherRun(path, label, record)
-
-
-def _database_records(base: sqlite3.Connection) -> list[tuple[str, Record]]:
-    runs, labels = dict[str, Record](), dict[str, str]()
-    for run, name, status in base.execute(
-        "SELECT run_uuid, name, status FROM runs WHERE lifecycle_stage = 'active' ORDER BY start_time"
-    ):
-        runs[run] = Record(state=MLFLOW_STATES.get(str(status), "unfinished"))
-        labels[run] = f"{name or 'run'} {str(run)[:8]}"
-    for run, key, text in base.execute("SELECT run_uuid, key, value FROM params ORDER BY key"):
-        if run in runs:
-            runs[run].config[str(key)] = _value(str(text))
-    for run, key, step, value, is_nan in base.execute(
-        "SELECT run_uuid, key, step, value, is_nan FROM metrics ORDER BY key, step, timestamp"
-    ):
-        if run in runs:
-            runs[run].add(str(key), step, math.nan if is_nan else value)
-    return [(labels[run], record) for run, record in runs.items()]
+    for run, record in runs.items():
+        yield OtherRun(path, labels[run], record)
 
 
 # a table
@@ -354,16 +338,15 @@ def _table(path: Path) -> Iterator[Run]:
         require("run" in row and "step" in row, f"runs={path}: a table needs the columns run and step.")
         groups.setdefault(row.pop("run"), []).append(row)
     names = list(dict.fromkeys(name for rows in groups.values() for row in rows for name in row if name != "step"))
-    metrics = {name for name in names if _is_metric(name, groups)}
+    metrics = set[str]()
+    for name in names:
+        changes = any(len({row[name] for row in rows if row.get(name)}) > 1 for rows in groups.values())
+        named = split_of(name) is not None or lower_is_better(name) or "acc" in name.lower()
+        if named or (changes and name not in ("seed", *SEEDS)):
+            metrics.add(name)
     for label, rows in groups.items():
         record = Record({name: _value(rows[-1].get(name, "")) for name in names if name not in metrics})
         for row in rows:
             for name in metrics & row.keys():
                 record.add(name, row["step"], row[name])
         yield OtherRun(path, label, record)
-
-
-def _is_metric(name: str, groups: Mapping[str, Sequence[Mapping[str, str]]]) -> bool:
-    named = split_of(name) is not None or lower_is_better(name) or "acc" in name.lower()
-    changes = any(len({row[name] for row in rows if row.get(name)}) > 1 for rows in groups.values())
-    return named or (changes and name not in ("seed", *SEEDS))

@@ -30,14 +30,8 @@ from lathe.runs.rundir import RunDir, display_path, suggest_folder
 UNITS = ("B", "kB", "MB", "GB", "TB")
 COLUMNS = ("name", "date", "state", "seed", "tags", "objective", "steps", "size")  # besides metrics and keys
 SEEDS = ("seed", "data.fold")
-COUNTS = (
-    "seed",
-    "steps",
-    "epochs",
-    "best_step",
-    "devices",
-    "pruned",
-)  # numbers of result.json that don't measure the model
+# numbers of result.json that don't measure the model
+COUNTS = ("seed", "steps", "epochs", "best_step", "devices", "pruned")
 WITHOUT_RUNS = ("latest", "benchmark", "slurm")  # folders below log_dir
 LARGEST = 1e150  # squares of larger numbers may overflow
 
@@ -77,13 +71,7 @@ class Run:
 
     @property
     def number(self) -> int | None:
-        """The number of its job in the sweep."""
         return self.job["number"] if isinstance(self.job.get("number"), int) else None
-
-    @property
-    def sweep(self) -> Path | None:
-        """The directory of its sweep."""
-        return None if self.file is None else self.file.parent.parent
 
     @cached_property
     def started(self) -> datetime:
@@ -96,7 +84,6 @@ class Run:
 
     @property
     def date(self) -> str:
-        """The start in local time, as 2026-11-20 18:00:00."""
         return f"{self.started.astimezone():%Y-%m-%d %H:%M:%S}"
 
     @cached_property
@@ -171,23 +158,19 @@ class Run:
 
     @cached_property
     def tags(self) -> list[str]:
-        """The tags."""
         found = self.result.get("tags", []) if self.result else self.config.get("tags")
         return [str(word) for word in found] if isinstance(found, list) else []
 
     @property
     def seed(self) -> Any:
-        """The seed."""
         return self.setting("seed")
 
     @property
     def fold(self) -> Any:
-        """The fold of a cross-validation."""
         return self.setting("data.fold")
 
     @cached_property
     def objective(self) -> tuple[str, float | None]:
-        """The name and the value of the objective."""
         return objective_name(self.result, self.overrides), finite(
             self.result.get("objective", self.job.get("objective"))
         )
@@ -195,12 +178,19 @@ class Run:
     @cached_property
     def steps(self) -> int | None:
         """The number of optimizer steps that are recorded."""
-        found = self.result.get("steps")
-        return found if isinstance(found, int) else _last_step(self.directory.path / "metrics.csv")
+        if isinstance(self.result.get("steps"), int):
+            return int(self.result["steps"])
+        errors, path = (OSError, ValueError, IndexError, StopIteration, csv.Error), self.directory.path / "metrics.csv"
+        with suppress(*errors), open_plain(path, "rb") as file:  # its last line, without reading the others
+            at = next(csv.reader([file.readline(65536).decode("utf-8-sig")])).index("step")
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 65536))
+            lines = [line for line in file.read().rstrip(b"\0").decode(errors="replace").splitlines() if line.strip()]
+            return int(next(csv.reader([lines[-1]]))[at])
+        return None
 
     @cached_property
     def size(self) -> int:
-        """Bytes of all its files."""
         return _bytes_in(str(self.path)) if self.path is not None else 0
 
     def setting(self, key: str) -> Any:
@@ -216,7 +206,6 @@ class Run:
         return self.result[key] if key in self.result else self.setting(key)
 
     def keys(self) -> set[str]:
-        """Return every key that `value` accepts."""
         return {*COLUMNS, *self.result, *self.leaves, *map(key_of, self.overrides)}
 
     def curves(self, choose: Callable[[Sequence[str]], Sequence[str]]) -> dict[str, "Curve"]:
@@ -244,7 +233,14 @@ def find_runs(named: str | Sequence[str] | None, log_dir: Path | None = None) ->
         entries = list(runs_below(log_dir, WITHOUT_RUNS))
     else:
         words = [named] if isinstance(named, str) else named
-        entries = [entry for word in words for path in paths_of(word) for entry in _entries(path, word)]
+        entries = []
+        for word in words:
+            for folder in paths_of(word):
+                below = list(runs_below(folder))
+                each = "(each has a config.yaml and an environment.json)"
+                hint = f"it has no run directory {each}; logs/<name> holds the runs of a name."
+                require(bool(below) or is_sweep(folder), f"runs={word}: {hint}")
+                entries += below
     found: dict[Path, RunEntry] = {}
     for entry in entries:
         first = found.setdefault((entry.path or entry.file or Path()).resolve(), entry)
@@ -274,24 +270,11 @@ def paths_of(word: str) -> list[Path]:
     return paths
 
 
-def _entries(folder: Path, word: str) -> list[RunEntry]:
-    entries = list(runs_below(folder))
-    require(
-        bool(entries) or is_sweep(folder),
-        f"runs={word}: it has no run directory (each has a config.yaml and an environment.json); "
-        "logs/<name> holds the runs of a name.",
-    )
-    return entries
-
-
 Curve = tuple[list[int], list[float]]
 
 
 def read_curves(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -> dict[str, Curve]:
-    """Return steps and values of the columns of a metrics.csv that `choose` takes of its head.
-
-    Skips what is not a number, and ends at a line that can't be read.
-    """
+    """Return the columns of a metrics.csv that `choose` takes: its numbers, up to a line that can't be read."""
     found: dict[str, Curve] = {}
     with suppress(OSError, UnicodeDecodeError, csv.Error), open_plain(path, newline="", encoding="utf-8-sig") as file:
         lines = csv.reader(file)
@@ -310,17 +293,6 @@ def read_curves(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) ->
     return found
 
 
-def _last_step(path: Path) -> int | None:
-    """Return the step of the last line of a metrics.csv, without reading the others."""
-    with suppress(OSError, ValueError, IndexError, StopIteration, csv.Error), open_plain(path, "rb") as file:
-        at = next(csv.reader([file.readline(65536).decode("utf-8-sig")])).index("step")
-        file.seek(0, os.SEEK_END)
-        file.seek(max(0, file.tell() - 65536))
-        lines = [line for line in file.read().rstrip(b"\0").decode(errors="replace").splitlines() if line.strip()]
-        return int(next(csv.reader([lines[-1]]))[at])
-    return None
-
-
 def _bytes_in(folder: str) -> int:
     total = 0
     with suppress(OSError), os.scandir(folder) as entries:
@@ -333,7 +305,7 @@ def _bytes_in(folder: str) -> int:
 
 def differing_environments(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """Return the differing entries of two environment.json by name; a diff is given by length and SHA-256."""
-    mine, theirs = dict(_facts(a)), dict(_facts(b))
+    mine, theirs = map(dict, map(_facts, (a, b)))
     pairs = {key: (mine.get(key, "absent"), theirs.get(key, "absent")) for key in mine | theirs}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
@@ -368,7 +340,6 @@ def printable(text: str) -> str:
 
 
 def many(count: int, noun: str) -> str:
-    """Return a count with its noun."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 

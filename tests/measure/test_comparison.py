@@ -1,13 +1,13 @@
-"""Calls, their order in rounds, and the metrics. Calls advance a simulated clock, so that nothing depends on the
-machine.
-"""
+"""Latency by a clock that the test advances, and agreement by hand."""
 
+import math
 from collections.abc import Callable
 
 import pytest
+import torch
 
-from lathe.measure import latency
-from lathe.measure.latency import Latency, interleaved, verdict
+from lathe.measure import comparison as latency
+from lathe.measure.comparison import Agreement, AgreementMeter, Latency, interleaved, verdict
 
 
 class Clock:
@@ -57,3 +57,22 @@ def test_a_slow_start_and_a_slow_first_call_of_a_turn_do_not_count(monkeypatch: 
 )
 def test_verdicts(this: tuple[float, float, float], other: tuple[float, float, float], word: str) -> None:
     assert verdict(Latency(*this, 10), Latency(*other, 10)) == word
+
+
+def test_labels_agree_one_by_one_and_values_are_no_predictions() -> None:
+    outputs, reference = torch.tensor([[1.0, -2.0], [3.0, -1.0]]), torch.tensor([[2.0, 0.5], [3.0, -4.0]])
+    meter = AgreementMeter("labels")
+    meter.add(outputs, reference)
+    meter.add(outputs, reference, torch.tensor([[True, False], [False, False]]))
+    assert meter.result == Agreement(0.8, 3.0, 5)
+    meter = AgreementMeter("values")
+    meter.add(outputs, reference)
+    meter.add(outputs[:, 0], reference[:, 0])
+    assert meter.result == Agreement(None, 3.0, 6)
+
+
+def test_a_net_that_answers_nan_does_not_agree() -> None:
+    meter = AgreementMeter()
+    meter.add(torch.tensor([[float("nan"), 1.0]]), torch.tensor([[2.0, 1.0]]))
+    meter.add(torch.tensor([[2.0, 1.0]]), torch.tensor([[2.0, 1.0]]))
+    assert math.isnan(meter.result.largest)
