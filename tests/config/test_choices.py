@@ -26,7 +26,7 @@ from lathe.config.validate import check
 from lathe.errors import UserError
 from lathe.export import TARGETS, get
 from lathe.optim.build import factory_of
-from lathe.optim.plan import build_scheduler, check_plan, plan_of
+from lathe.tasks.scheduler import build_scheduler, check_plan, plan_of
 from lathe.runs.build import make_schedule, make_task
 from lathe.runs.instantiate import instantiate
 from lathe.tasks import ClassificationTask
