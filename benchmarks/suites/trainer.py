@@ -30,8 +30,7 @@ from lathe.files import scratch
 from lathe.launch.api import compose
 from lathe.measure import plot
 from lathe.runs.build import make_task
-from lathe.training.callbacks_and_loggers import make_callbacks, make_loggers
-from lathe.training.trainer_setup import make_trainer, prepare_model
+from lathe.training.trainer_setup import make_callbacks, make_loggers, make_trainer, prepare_model
 from suites.results import Columns, Facts, Results, Spread, Threshold, full
 from suites.runner import report, take_turns
 

@@ -25,8 +25,7 @@ from lathe.measure import PeakMemory, SavedActivations, count_parameters, count_
 from lathe.measure.processes import everyones, peak_resident, reset_peak
 from lathe.runs import inference
 from lathe.runs.build import make_data, make_task
-from lathe.training.callbacks_and_loggers import make_methods
-from lathe.training.trainer_setup import configure_logging, device_type, make_trainer, prepare_model
+from lathe.training.trainer_setup import configure_logging, device_type, make_methods, make_trainer, prepare_model
 from suites.runner import POLL
 
 

@@ -26,11 +26,11 @@ from lathe.config.validate import check
 from lathe.errors import UserError
 from lathe.export import TARGETS, get
 from lathe.optim.build import factory_of
-from lathe.optim.plan import build_scheduler, check_plan, plan_of
 from lathe.runs.build import make_schedule, make_task
 from lathe.runs.instantiate import instantiate
 from lathe.tasks import ClassificationTask
-from lathe.training.callbacks_and_loggers import make_methods
+from lathe.tasks.scheduler import build_scheduler, check_plan, plan_of
+from lathe.training.trainer_setup import make_methods
 
 NOT_TRAINING = ("target", "hydra", "sweep")
 TOGETHER = {  # groups whose choices are composed at once

@@ -11,7 +11,7 @@ from support.typed import Command
 from lathe.launch import launcher as launching
 from lathe.launch.external_launch import ExternalLaunch
 from lathe.runs.rundir import RunDir
-from lathe.training.summary import proposals
+from lathe.training.final_evaluation import proposals
 
 
 def test_a_file_of_the_users_own_that_changed_is_named_on_resume_and_evaluate(command: Command, broken: RunDir) -> None:

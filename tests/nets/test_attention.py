@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lathe.errors import UserError
-from lathe.nets.attention import Attention, TransformerBlock, block_plan
+from lathe.nets.transformer import Attention, TransformerBlock, block_plan
 
 
 def share(layer: nn.Linear, rank: int, of: int, word: str) -> None:

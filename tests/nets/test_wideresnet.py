@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from lathe.errors import UserError
 from lathe.nets import WideResNet
-from lathe.nets.wideresnet import PreActivationBlock
+from lathe.nets.resnet import PreActivationBlock
 
 
 @pytest.mark.parametrize(("out_channels", "stride"), [(4, 1), (6, 1), (6, 2)])

@@ -27,7 +27,7 @@ def with_scheduler(name: str, *keys: str) -> dict[str, Any]:
 
 def curve(cfg: dict[str, Any], steps: int, total: int) -> list[float]:
     """Return the learning rate of each of `steps` optimizer steps of a run of `total`."""
-    from lathe.optim.plan import build_scheduler, wants_length
+    from lathe.tasks.scheduler import build_scheduler, wants_length
 
     task = make_task(cfg)
     optimizer = task._make_optimizer(task.net)

@@ -13,7 +13,7 @@ from lathe.errors import UserError
 from lathe.nets import ViT
 from lathe.optim import build_optimizer
 from lathe.optim.build import layer_numbers
-from lathe.optim.plan import build_scheduler
+from lathe.tasks.scheduler import build_scheduler
 from lathe.training.train import train
 
 

@@ -12,7 +12,7 @@ from lathe import trust
 from lathe.runs.rerun_command import run_command, script_path
 from lathe.runs.rundir import RunDir, open_run
 from lathe.training.run_start import RunStart
-from lathe.training.summary import proposals
+from lathe.training.final_evaluation import proposals
 
 CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"
 OWN = f"+callbacks.mc={{_target_: {CHECKPOINT}, monitor: val/loss}}"

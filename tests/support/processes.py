@@ -27,7 +27,7 @@ TESTS = Path(__file__).resolve().parents[1]
 PRELOADED = [
     "pytest",
     "lathe.training.train",
-    "lathe.training.callbacks_and_loggers",
+    "lathe.training.trainer_setup",
     "lathe.callbacks",
     "lathe.compression",
     "lathe.data",

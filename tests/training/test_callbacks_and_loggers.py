@@ -17,10 +17,9 @@ from lathe.errors import UserError
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir
-from lathe.training.callbacks_and_loggers import make_callbacks, make_loggers, make_methods
 from lathe.training.compression_finalize import finalize_compression
 from lathe.training.train import train
-from lathe.training.trainer_setup import make_trainer
+from lathe.training.trainer_setup import make_callbacks, make_loggers, make_methods, make_trainer
 
 OWN = "task._target_=support.own_parts.Logging"
 STOP = "callbacks=[default,early_stopping]"

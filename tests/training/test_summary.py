@@ -11,7 +11,7 @@ from support.runs import config, new_run
 from lathe.config.resolve import differences
 from lathe.launch.error_reporting import report_errors
 from lathe.runs.rundir import RunDir
-from lathe.training.summary import print_next, print_summary, proposals
+from lathe.training.final_evaluation import print_next, print_summary, proposals
 
 TRAINED = {"parameters": 1234567, "seconds": 12.345, "samples_per_s": 43210.9}
 RESULT = {"test/accuracy": 0.98765, "test/loss": 0.05, "val/accuracy": 0.5, **TRAINED}

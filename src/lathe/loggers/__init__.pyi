@@ -1,9 +1,9 @@
 from .csv_logger import CSVLogger as CSVLogger
 from .csv_logger import Discard as Discard
 from .csv_logger import csv as csv
-from .facts import main_facts as main_facts
-from .facts import run_facts as run_facts
 from .run_log import ended_on_error as ended_on_error
+from .run_log import main_facts as main_facts
+from .run_log import run_facts as run_facts
 from .run_log import run_log as run_log
 from .services import comet as comet
 from .services import log_facts as log_facts

@@ -114,7 +114,12 @@ class CSVLogger(Logger):
         self._begun = False
         self._closed: list[dict[str, str]] = []  # earlier lines that are not on disk
         self._saved = -math.inf
-        self._kept = self._look()
+        self._kept: Lines | None = None  # of a resumed run
+        if getattr(rank_zero_only, "rank", 0) == 0:
+            if start_step:
+                self._kept = read_lines(path)
+            else:
+                require_plain(path)
 
     @property
     def name(self) -> str:
@@ -158,14 +163,6 @@ class CSVLogger(Logger):
         rows = [] if self._kept is None else self._kept.rows
         self._kept = None
         self._rewrite([row for row in rows if int(row["step"]) <= self._start_step])
-
-    @rank_zero_only
-    def _look(self) -> Lines | None:
-        """Return the lines of a resumed run; None for a new run."""
-        if self._start_step:
-            return read_lines(self._path)
-        require_plain(self._path)
-        return None
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:

@@ -1,47 +1,111 @@
-"""run.log: the records of `logging` and the warnings of a run."""
+"""What a run records of itself: facts for loggers and run.log, both without secrets."""
 
 import logging
 import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from lathe.config.override_parsing import key_of
 from lathe.errors import UserError
 from lathe.files import open_plain
-from lathe.loggers.facts import HIDDEN, LOGIN, secrets_in
 
 NAME = "run.log"
+# groups whose choices describe a run, the most important first
+GROUPS = [
+    *("experiment", "model", "data", "task", "optimizer", "scheduler", "compression"),
+    *("strategy", "precision", "compile", "performance", "trainer", "callbacks", "debug"),
+]
+ALWAYS = ("seed", "optimizer.lr", "data.batch_size", "trainer.max_epochs")  # also without an override
+WHERE = ("paths", "launch", "logger")  # keys of the directory and the launch
+HIDDEN = "hidden"
+LEFT_OUT = ("hydra", "resume", "trusted")  # keys of the command, not of the run
+SECRET = {"token", "password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey"}
+SECRET_KEYS = ("api_key", "access_key", "private_key", "secret_key", "auth_key")
+ADDRESS = re.compile(r"callbacks\.[^.]+\.url")  # the address is a secret
+LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+SHORTEST = 6  # least characters of a secret in the environment: shorter values are words like "true"
 
 
-class _Plain(logging.Formatter):
-    """Format a record as text, with secrets hidden."""
+def run_facts(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return a configuration's `leaves` without the command's keys, and with secrets hidden.
 
-    def __init__(self, hidden: set[str]) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
-        words = sorted(map(re.escape, hidden), key=len, reverse=True)
+    Secrets are the values of keys named like one (token, password, api_key), the values of environment variables with
+    such a name, addresses that callbacks post to, and logins in addresses.
+    """
+    secrets = secrets_in({}, environment)
+    return {key: _shown(key, value, secrets) for key, value in leaves.items() if key.partition(".")[0] not in LEFT_OUT}
+
+
+def main_facts(facts: Mapping[str, Any], choices: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
+    """Return the `facts` in which runs differ: group choices, `ALWAYS`, overrides, and the run directory.
+
+    A group whose node was written out in full is "custom".
+    """
+    words = {key_of(word): word.partition("=")[2] for word in typed}
+    chosen = {group: str(words.get(group, choices.get(group) or "null")) for group in GROUPS}
+    keys = [key for key in words if key not in GROUPS and key.partition(".")[0] not in WHERE]
+    return {
+        **{group: "custom" if "{" in value else value for group, value in chosen.items() if value != "null"},
+        **{key: facts[key] for key in ALWAYS if key in facts},
+        **{leaf: facts[leaf] for key in keys for leaf in facts if leaf == key or leaf.startswith(f"{key}.")},
+        "run_dir": facts.get("paths.run_dir"),
+    }
+
+
+def secrets_in(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> set[str]:
+    """Return the values that `run_facts` hides, except logins in addresses."""
+    typed = [str(value) for key, value in leaves.items() if value is not None and _hidden(key)]
+    values = [*typed, *(value for name, value in environment.items() if _secret(name))]
+    return {value for value in values if len(value) >= SHORTEST}
+
+
+def _hidden(key: str) -> bool:
+    return _secret(key.rpartition(".")[2]) or ADDRESS.fullmatch(key) is not None
+
+
+def _secret(name: str) -> bool:
+    word = name.lower().replace("-", "_")
+    return bool(set(word.split("_")) & SECRET) or any(key in word for key in SECRET_KEYS)
+
+
+def _shown(key: str, value: Any, secrets: set[str]) -> Any:
+    if value is not None and _hidden(key):
+        return HIDDEN
+    if isinstance(value, str):
+        return HIDDEN if value in secrets else LOGIN.sub(HIDDEN, value)
+    if isinstance(value, (list, tuple)):
+        return [_shown(key, item, secrets) for item in value]
+    if isinstance(value, dict):
+        return {name: _shown(str(name), item, secrets) for name, item in value.items()}
+    return value
+
+
+class _LogFile(logging.FileHandler):
+    """Append to a plain file, with secrets hidden; report a write error once."""
+
+    def __init__(self, path: Path, secrets: set[str]) -> None:
+        super().__init__(path, encoding="utf-8")
+        self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        words = sorted(map(re.escape, secrets), key=len, reverse=True)
         self.hidden = re.compile("|".join([LOGIN.pattern, *words]))
+        self.has_failed = False
 
     def format(self, record: logging.LogRecord) -> str:
         return self.hidden.sub(HIDDEN, super().format(record))
-
-
-class _Appended(logging.FileHandler):
-    """Append to a file, which must be a plain one; report a write error once."""
-
-    told = False
 
     def _open(self) -> Any:
         return open_plain(Path(self.baseFilename), "a", encoding="utf-8")
 
     def handleError(self, record: logging.LogRecord) -> None:
-        if not self.told:
-            self.told = True
+        if not self.has_failed:
+            self.has_failed = True
             print(f"Note: {self.baseFilename} can't be written ({sys.exception()}): it ends here.", file=sys.stderr)
 
     def close(self) -> None:
@@ -59,8 +123,7 @@ def run_log(run_dir: Path, leaves: Mapping[str, Any], environment: Mapping[str, 
     if getattr(rank_zero_only, "rank", 0) != 0:
         yield
         return
-    file = _Appended(run_dir / NAME, encoding="utf-8")
-    file.setFormatter(_Plain(secrets_in(leaves, environment)))
+    file = _LogFile(run_dir / NAME, secrets_in(leaves, environment))
     root = logging.getLogger()
     names = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.profilers")
     silent = [logging.getLogger(name) for name in names]

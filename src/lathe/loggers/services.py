@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 from lathe.config.types import Name
 from lathe.config.validation import validated
 from lathe.errors import UserError
-from lathe.loggers.facts import LOGIN
+from lathe.loggers.run_log import LOGIN
 
 CHUNK = 100  # parameters in one MLflow request
 PREFIX = "result/"  # result/val/accuracy is the best epoch's, val/accuracy that of every epoch
@@ -175,21 +175,18 @@ def log_facts(
         _to_mlflow(logger, {**main, **facts}, tags)
     elif isinstance(logger, TensorBoardLogger):
         if start_step == 0:  # a resumed run's files have them already
-            _to_tensorboard(logger, main, metric)
+            from torch.utils.tensorboard.summary import hparams
+
+            plain = {
+                key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in main.items()
+            }
+            for summary in hparams(plain, dict.fromkeys(filter(None, (metric, "result/objective")), 0.0)):
+                logger.experiment._get_file_writer().add_summary(summary)
     else:
         logger.log_hyperparams({**main, "config": dict(facts)})
         if isinstance(logger, WandbLogger) and tags:
             experiment: Any = logger.experiment
             experiment.tags = tuple(dict.fromkeys((*(experiment.tags or ()), *tags)))
-
-
-def _to_tensorboard(logger: TensorBoardLogger, facts: Mapping[str, Any], metric: str | None) -> None:
-    from torch.utils.tensorboard.summary import hparams
-
-    plain = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in facts.items()}
-    writer = logger.experiment._get_file_writer()
-    for summary in hparams(plain, dict.fromkeys(filter(None, (metric, "result/objective")), 0.0)):
-        writer.add_summary(summary)
 
 
 def _to_mlflow(logger: MLFlowLogger, facts: Mapping[str, Any], tags: Sequence[str]) -> None:
@@ -229,23 +226,19 @@ def log_result(logger: Logger, result: Mapping[str, Any], best: Path) -> None:
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
     if isinstance(logger, WandbLogger):
-        _to_wandb(logger, numbers, best)
+        import wandb
+
+        run: Any = logger.experiment
+        run.summary.update(numbers)
+        if getattr(logger, "ships_model", False) and best.exists():
+            model = wandb.Artifact(f"{run.id}-best", type="model", metadata=numbers)
+            (model.add_dir if best.is_dir() else model.add_file)(str(best), name=best.name)
+            run.log_artifact(model, aliases=["best", "latest"])
+        run.finish()
         return
     logger.log_metrics(numbers, step=int(result["steps"]))
     if not isinstance(logger, MLFlowLogger):  # its run has already ended
         logger.finalize("success")
-
-
-def _to_wandb(logger: WandbLogger, numbers: dict[str, float], best: Path) -> None:
-    import wandb
-
-    run: Any = logger.experiment
-    run.summary.update(numbers)
-    if getattr(logger, "ships_model", False) and best.exists():
-        model = wandb.Artifact(f"{run.id}-best", type="model", metadata=numbers)
-        (model.add_dir if best.is_dir() else model.add_file)(str(best), name=best.name)
-        run.log_artifact(model, aliases=["best", "latest"])
-    run.finish()
 
 
 @rank_zero_only

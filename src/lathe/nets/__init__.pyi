@@ -1,11 +1,11 @@
 from .airbench import Airbench as Airbench
 from .blocks import Blocks as Blocks
 from .blocks import blocks_of as blocks_of
-from .gpt import GPT as GPT
 from .mlp import MLP as MLP
 from .mlp import DeepMLP as DeepMLP
 from .resnet import CifarResNet as CifarResNet
 from .resnet import ResNet as ResNet
+from .resnet import WideResNet as WideResNet
 from .timm_nets import timm_net as timm_net
-from .vit import ViT as ViT
-from .wideresnet import WideResNet as WideResNet
+from .transformer import GPT as GPT
+from .transformer import ViT as ViT

@@ -1,14 +1,9 @@
 """The repeated units of a net, which strategies shard, cut, compile or recompute; residual sums."""
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from itertools import pairwise
-from types import TracebackType
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 
 class Add(nn.Module):
@@ -32,9 +27,9 @@ class Blocks(nn.ModuleList):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.in_segments and self.training and torch.is_grad_enabled()):
             return run(list(self), x)
-        for segment in segments(own_blocks(self)):
-            x = recomputed(segment, lambda x, segment=segment: run(segment, x), x)
-        return x
+        from lathe.nets.recompute import run_in_segments  # for trainer.activation_checkpointing=sqrt only
+
+        return run_in_segments(own_blocks(self), x)
 
 
 def blocks_of(net: nn.Module) -> list[nn.Module]:
@@ -60,60 +55,8 @@ def own_blocks(blocks: Sequence[nn.Module] | nn.ModuleList) -> list[nn.Module]:
     return [block for block in blocks if not isinstance(block, nn.Identity)]
 
 
-def segments(blocks: Sequence[nn.Module]) -> list[list[nn.Module]]:
-    """Cut n blocks into round(sqrt(n)) consecutive segments whose lengths differ by at most one."""
-    count = round(len(blocks) ** 0.5)
-    edges = [index * len(blocks) // count for index in range(count + 1)] if count else []
-    return [list(blocks[start:end]) for start, end in pairwise(edges)]
-
-
 def run(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
     """Call each block on the output of the one before, with hooks."""
     for block in blocks:
         x = block(x)
     return x
-
-
-def recomputed(blocks: Sequence[nn.Module], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return `function(*args, **kwargs)` without storing activations: the backward pass calls it again.
-
-    The first argument is copied for each call, because a block may write into it. The second call uses the random
-    numbers, autocast and buffers of `blocks` of the first: otherwise a BatchNorm would count each batch twice.
-    """
-
-    def copied(x: Any, *rest: Any, **kwargs: Any) -> Any:
-        return function(x.clone() if isinstance(x, Tensor) else x, *rest, **kwargs)
-
-    if torch.compiler.is_compiling() or not any(True for block in blocks for _ in block.buffers()):
-        # a compiler recomputes within its graph, which has the update of a buffer once
-        return checkpoint(copied, *args, use_reentrant=False, **kwargs)
-
-    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        return nullcontext(), _BuffersOf(blocks)
-
-    return checkpoint(copied, *args, use_reentrant=False, context_fn=contexts, **kwargs)
-
-
-class _BuffersOf(AbstractContextManager[None]):
-    """In this context, modules use copies of their buffers as of construction; afterwards their own again."""
-
-    def __init__(self, blocks: Sequence[nn.Module]) -> None:
-        modules = dict.fromkeys(module for block in blocks for module in block.modules())
-        self.was = [
-            (module, name, buffer.detach().clone())
-            for module in modules
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-        self.own: list[tuple[nn.Module, str, Tensor | None]] = []
-
-    def __enter__(self) -> None:
-        self.own = [(module, name, module._buffers[name]) for module, name, _ in self.was]
-        for module, name, buffer in self.was:
-            module._buffers[name] = buffer.clone()  # a graph with retain_graph may be recomputed again
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for module, name, buffer in self.own:
-            module._buffers[name] = buffer

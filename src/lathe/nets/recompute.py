@@ -7,14 +7,18 @@ from the host. Losses and gradients are the same; a step costs up to one more fo
 
 import functools
 import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
 
 from lathe.errors import ArgumentError, did_you_mean
-from lathe.nets.blocks import Blocks, blocks_of, own_blocks, recomputed, repeated_children
+from lathe.nets.blocks import Blocks, blocks_of, own_blocks, repeated_children, run
 
 KEY = "activation_checkpointing"
 WORDS = ("none", "blocks", "every_2", "sqrt", "offload")  # every_<n> takes any n
@@ -47,13 +51,16 @@ def apply(net: nn.Module, how: str | None) -> None:
     chain = getattr(net, "blocks", None)
     if word == "sqrt" and not isinstance(chain, Blocks):
         raise ArgumentError(f"{KEY}=sqrt requires {name}.blocks to be a lathe.nets.Blocks. Use {KEY}=blocks.")
-    for block in blocks:
-        _keep(block)
+    for block in blocks:  # undo earlier calls
+        patched = block.__dict__.get("forward")
+        if isinstance(patched, functools.partial) and patched.func is _forward:
+            del block.forward
+            if patched.args[1] is not None:
+                block.forward = patched.args[1]
     if isinstance(chain, Blocks):
         chain.in_segments = word == "sqrt"
-    function = _offloaded if word == OFFLOAD else _forward
     for block in blocks[::every] if every is not None else []:
-        block.forward = functools.partial(function, block, block.__dict__.get("forward"))
+        block.forward = functools.partial(_forward, block, block.__dict__.get("forward"), word == OFFLOAD)
 
 
 def check_device(how: str | None, device_type: str) -> None:
@@ -74,8 +81,8 @@ def _every(word: str) -> int | None:
     raise ArgumentError(f"{KEY}={word}: {hint}")
 
 
-def _forward(block: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a block with recomputation, in place of `block.forward` and within the block's hooks.
+def _forward(block: nn.Module, own: Any, offloads: bool, *args: Any, **kwargs: Any) -> Any:
+    """Run a block with recomputation or offloading, in place of `block.forward` and within the block's hooks.
 
     `own` is the object's own forward, or None if its class has it. A partial of a module-level function survives
     deepcopy, pickle and a change of class (as by fully_shard), but a closure over the old `forward` does not.
@@ -83,25 +90,10 @@ def _forward(block: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
     forward = functools.partial(type(block).forward, block) if own is None else own
     if not (block.training and torch.is_grad_enabled()):
         return forward(*args, **kwargs)
-    return recomputed([block], forward, *args, **kwargs)
-
-
-def _offloaded(block: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run a block as `_forward`, with its activations offloaded."""
-    forward = functools.partial(type(block).forward, block) if own is None else own
-    if not (block.training and torch.is_grad_enabled()):
-        return forward(*args, **kwargs)
+    if not offloads:
+        return recomputed([block], forward, *args, **kwargs)
     with Offloaded(block):
         return forward(*args, **kwargs)
-
-
-def _keep(block: nn.Module) -> None:
-    """Undo `apply` for a block."""
-    patched = block.__dict__.get("forward")
-    if isinstance(patched, functools.partial) and patched.func in (_forward, _offloaded):
-        del block.forward
-        if patched.args[1] is not None:
-            block.forward = patched.args[1]
 
 
 class Offloaded(save_on_cpu):
@@ -130,3 +122,57 @@ class Offloaded(save_on_cpu):
 def _place(tensor: Tensor) -> int:
     """Return the address of a tensor's storage, which its views share."""
     return tensor.untyped_storage().data_ptr()
+
+
+def run_in_segments(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """Run a chain of n blocks in round(sqrt(n)) segments of nearly equal lengths, and store only their inputs."""
+    count = round(len(blocks) ** 0.5)
+    for index in range(count):
+        segment = blocks[index * len(blocks) // count : (index + 1) * len(blocks) // count]
+        x = recomputed(segment, lambda x, segment=segment: run(segment, x), x)
+    return x
+
+
+def recomputed(blocks: Sequence[nn.Module], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return `function(*args, **kwargs)` without storing activations: the backward pass calls it again.
+
+    The first argument is copied for each call, because a block may write into it. The second call uses the random
+    numbers, autocast and buffers of `blocks` of the first: otherwise a BatchNorm would count each batch twice.
+    """
+
+    def copied(x: Any, *rest: Any, **kwargs: Any) -> Any:
+        return function(x.clone() if isinstance(x, Tensor) else x, *rest, **kwargs)
+
+    if torch.compiler.is_compiling() or not any(True for block in blocks for _ in block.buffers()):
+        # a compiler recomputes within its graph, which has the update of a buffer once
+        return checkpoint(copied, *args, use_reentrant=False, **kwargs)
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _BuffersOf(blocks)
+
+    return checkpoint(copied, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+class _BuffersOf(AbstractContextManager[None]):
+    """In this context, modules use copies of their buffers as of construction; afterwards their own again."""
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        modules = dict.fromkeys(module for block in blocks for module in block.modules())
+        self.was = [
+            (module, name, buffer.detach().clone())
+            for module in modules
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self.own: list[tuple[nn.Module, str, Tensor | None]] = []
+
+    def __enter__(self) -> None:
+        self.own = [(module, name, module._buffers[name]) for module, name, _ in self.was]
+        for module, name, buffer in self.was:
+            module._buffers[name] = buffer.clone()  # a graph with retain_graph may be recomputed again
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for module, name, buffer in self.own:
+            module._buffers[name] = buffer

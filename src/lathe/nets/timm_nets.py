@@ -73,8 +73,11 @@ def timm_net(
         net: nn.Module = timm.create_model(name, in_chans=in_channels, num_classes=num_classes, **options)
     except (TypeError, *UNFIT) as error:  # an option that the net lacks, an unknown tag, or a size
         raise _unfit(name, in_channels, image_size, error) from None  # the message contains the cause
-    if "img_size" in options:
-        _check_patches(net, name, options["img_size"])
+    for part in net.children() if "img_size" in options else ():  # patches could leave out pixels at the edges
+        side = getattr(part, "patch_size", None)
+        side = side[0] if isinstance(side, tuple) else side
+        if isinstance(side, int) and options["img_size"] % side:
+            raise ArgumentError(f"patch_size={side} of {name} does not divide the image size {image_size}.")
     named = find_blocks(net)
     if named and not hasattr(net, "blocks"):
         net.__dict__["blocks"] = named  # a plain list: names of parameters stay timm's
@@ -82,16 +85,6 @@ def timm_net(
         add_parts(net, (2, in_channels, image_size, image_size))
         _try(net, name, torch.empty(2, in_channels, image_size, image_size, device="meta"), num_classes)
     return net
-
-
-def _check_patches(net: nn.Module, name: str, size: int) -> None:
-    """Raise ArgumentError if patches would leave out pixels at the images' edges."""
-    for sides in [getattr(module, "patch_size", None) for module in net.children()]:
-        side = sides[0] if isinstance(sides, tuple) else sides
-        if isinstance(side, int) and size % side:
-            raise ArgumentError(
-                f"patch_size={side} of {name} does not divide the {size} pixels of an image's side: set one that does."
-            )
 
 
 def _unfit(name: str, channels: int, size: int | None, error: Exception) -> ArgumentError:
@@ -140,14 +133,11 @@ def find_blocks(net: nn.Module) -> list[nn.Module]:
             return [unit for name in numbered for unit in _units(parts[name])]
     if isinstance(parts.get("features"), nn.Sequential):
         children = list(parts["features"].children())
-        nested = [number for number, child in enumerate(children) if any(_weighs(part) for part in child.children())]
+        grown = [any(list(part.parameters()) for part in child.children()) for child in children]
+        nested = [number for number, has_units in enumerate(grown) if has_units]
         if nested and nested == list(range(nested[0], nested[-1] + 1)):
             return [children[number] for number in nested]
     return []
-
-
-def _weighs(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())
 
 
 def _units(stage: nn.Module) -> list[nn.Module]:

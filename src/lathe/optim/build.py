@@ -21,31 +21,19 @@ from lathe.errors import ArgumentError, UserError, did_you_mean
 _NORM = re.compile(r"Norm(\dd)?$")
 
 
-def norm_names(net: nn.Module) -> set[str]:
-    """Return the names of the parameters of normalisation layers (classes `...Norm`, `...Norm1d` to `3d`)."""
-    return {
-        f"{path}.{name}" if path else name
-        for path, module in net.named_modules()
-        if _NORM.search(type(module).__name__)
-        for name, _ in module.named_parameters(recurse=False)
-    }
-
-
-def bias_names(net: nn.Module) -> set[str]:
-    """Return the names of the parameters that end in `bias` (an attention's `in_proj_bias` too)."""
-    return {name for name, _ in net.named_parameters() if name.endswith("bias")}
-
-
 def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str]:
     """Return names of parameters that any rule matches: `norm`, `bias`, or a pattern (`*`, `?`, `[...]`)."""
     names = [name for name, _ in net.named_parameters()]
     found: set[str] = set()
     for rule in rules:
-        if rule in ("norm", "bias"):
-            found |= norm_names(net) if rule == "norm" else bias_names(net)
-            continue
-        matched = {name for name in names if fnmatchcase(name, str(rule))}
-        if not matched:
+        if rule == "norm":  # layers of classes `...Norm`, `...Norm1d` to `3d`
+            norms = {path for path, module in net.named_modules() if _NORM.search(type(module).__name__)}
+            matched = {name for name in names if name.rpartition(".")[0] in norms}
+        elif rule == "bias":  # an attention's `in_proj_bias` too
+            matched = {name for name in names if name.endswith("bias")}
+        else:
+            matched = {name for name in names if fnmatchcase(name, str(rule))}
+        if not matched and rule not in ("norm", "bias"):
             like = f"parameters are named like {names[0]}." if names else "it has none."
             hint = did_you_mean(rule, ["norm", "bias", *names], like)
             raise ArgumentError(f"{key}: the pattern {rule!r} matches no parameter of {type(net).__name__}; {hint}")
@@ -152,33 +140,6 @@ def parameter_groups(
 
 
 @validated
-def scaled_lr(
-    lr: Positive,
-    *,
-    scale_lr: Literal["none", "linear", "sqrt"],
-    batch_size: Count | None,
-    reference_batch_size: Count | None,
-) -> float:
-    """Return `lr`, tuned at `reference_batch_size`, scaled to the global `batch_size`.
-
-    `linear` multiplies by the ratio of the batches (Goyal et al. 2017, arXiv:1706.02677, for SGD), `sqrt` by its square
-    root (Malladi et al. 2022, arXiv:2205.10287, for Adam), `none` by 1. `batch_size` is None for data that declare no
-    batch size. Raises ArgumentError if the rule needs a batch size that is None.
-    """
-    if scale_lr == "none":
-        return lr
-    if batch_size is None:
-        raise ArgumentError(f"scale_lr={scale_lr} needs batch_size, the global batch of this run: set it, or use none.")
-    if reference_batch_size is None:
-        raise ArgumentError(
-            f"scale_lr={scale_lr} needs reference_batch_size, the global batch that lr is meant for: set it, or use "
-            "none."
-        )
-    ratio = batch_size / reference_batch_size
-    return lr * (ratio if scale_lr == "linear" else math.sqrt(ratio))
-
-
-@validated
 def build_optimizer(
     net: nn.Module,
     *,
@@ -202,8 +163,12 @@ def build_optimizer(
     arXiv:2106.08254): the head has the full rate, the stem the lowest. `lr_scale` multiplies the rate of the parameters
     that a rule such as `norm`, `bias` or `head.*` matches; the last matching rule counts.
 
-    Raises ArgumentError if `kind` is not an optimizer's class, its step needs a closure, it refuses its options, or as
-    `scaled_lr`; UserError as `parameter_groups` and `layer_numbers`.
+    `scale_lr` scales `lr`, tuned at `reference_batch_size`, to the global `batch_size`: `linear` by the ratio of the
+    batches (Goyal et al. 2017, arXiv:1706.02677, for SGD), `sqrt` by its square root (Malladi et al. 2022,
+    arXiv:2205.10287, for Adam).
+
+    Raises ArgumentError if `kind` is not an optimizer's class, its step needs a closure, it refuses its options, or
+    `scale_lr` lacks a number; UserError as `parameter_groups` and `layer_numbers`.
     """
     name = getattr(kind, "__name__", kind)
     if not _is_optimizer(kind):
@@ -211,10 +176,13 @@ def build_optimizer(
     closure = inspect.signature(kind.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         raise ArgumentError(f"kind={name} computes the loss several times in a step. Choose another.")
-    if scale_lr != "none" and lr is None:
-        raise ArgumentError(f"scale_lr={scale_lr} needs lr, the rate at reference_batch_size: set it, or use none.")
-    if lr is not None:
-        lr = scaled_lr(lr, scale_lr=scale_lr, batch_size=batch_size, reference_batch_size=reference_batch_size)
+    if scale_lr != "none":
+        needs = {"lr": lr, "batch_size": batch_size, "reference_batch_size": reference_batch_size}
+        missing = next((key for key, value in needs.items() if value is None), None)
+        if lr is None or batch_size is None or reference_batch_size is None:
+            raise ArgumentError(f"scale_lr={scale_lr} requires {missing}: set it, or use none.")
+        ratio = batch_size / reference_batch_size
+        lr *= ratio if scale_lr == "linear" else math.sqrt(ratio)
     # Hydra passes lists as OmegaConf nodes, with which a checkpoint would not open with weights_only
     plain: dict[str, Any] = {
         key: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
@@ -307,11 +275,8 @@ def with_kernels(factory: Any, parameters: Iterable[nn.Parameter], unscales_late
     ):
         if name in takes and fits and set(devices) <= set(there):
             how = "one kernel" if name == "fused" else "one call for each operation"
-            line = f" took {name}: {kind.__name__} updates all weights of {_listed(devices)} in {how}."
+            listed = " and ".join({"cpu": "the CPU", "cuda": "the GPU"}.get(device, device) for device in devices)
+            line = f" took {name}: {kind.__name__} updates all weights of {listed} in {how}."
             return partial(factory, **{name: True}), line
     why = "the net is spread over processes" if not fits else f"{kind.__name__} has no such kernels"
     return factory, f": the optimizer's step stays as it is, since {why}."
-
-
-def _listed(devices: list[str]) -> str:
-    return " and ".join({"cpu": "the CPU", "cuda": "the GPU"}.get(name, name) for name in devices)

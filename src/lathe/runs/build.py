@@ -19,10 +19,10 @@ from lathe.data.base import ExactDataModule
 from lathe.errors import UserError, require, under
 from lathe.nets.init import apply_init
 from lathe.optim.build import factory_of, freeze, try_on
-from lathe.optim.plan import KEYS, check_plan, plan_of
 from lathe.runs.instantiate import describe_class, instantiate, instantiate_as, locate
 from lathe.tasks import Task
 from lathe.tasks.checkpoint_types import print_left_out
+from lathe.tasks.scheduler import KEYS, check_plan, plan_of
 
 OLD, NEW = "pytorch_lightning", "lightning.pytorch"  # names of one package
 

@@ -15,7 +15,7 @@ from lathe.config.types import Name, NonNegative, ShareBelowOne, SomeNames
 from lathe.config.validation import validated
 from lathe.data.order import IGNORE
 from lathe.errors import ArgumentError, UserError
-from lathe.tasks.metric_sums import stacked
+from lathe.tasks.base import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 MAX_LOGITS = 2**14  # of a batch whose sums are deferred
@@ -71,27 +71,15 @@ class ClassificationTask(SupervisedTask):
         self._deferrable: torch.Size | None = None  # shape of logits whose sums may be deferred
 
     def check_outputs(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
-        """Compare logits, class weights and metrics with the number of classes.
-
-        Raises:
-            UserError: they do not fit `num_classes`.
-        """
-        wanted = facts.get("num_classes")
-        found = None if outputs is None else outputs.shape[-1]
-        if not isinstance(wanted, int):
-            return
-        if found is not None and found != wanted:
+        super().check_outputs(outputs, facts)
+        classes = facts.get("num_classes")
+        if self._weights is not None and isinstance(classes, int) and len(self._weights) != classes:
             raise UserError(
-                f"data.num_classes={wanted}, but the net returns {found} logits: leave model.net.num_classes to follow "
-                "the data."
-            )
-        if self._weights is not None and len(self._weights) != wanted:
-            raise UserError(
-                f"task.class_weights: expected a weight for each of data.num_classes={wanted}, got "
+                f"task.class_weights: expected a weight for each of data.num_classes={classes}, got "
                 f"{len(self._weights)}."
             )
-        if "top5_accuracy" in self.metrics and wanted <= 5:
-            raise UserError(f"task.metrics=top5_accuracy is always 1 with data.num_classes={wanted}: leave it out.")
+        if "top5_accuracy" in self.metrics and isinstance(classes, int) and classes <= 5:
+            raise UserError(f"task.metrics=top5_accuracy is always 1 with data.num_classes={classes}: leave it out.")
 
     def dummy_targets(self, rows: int, width: int) -> Tensor:
         return torch.arange(rows) % width

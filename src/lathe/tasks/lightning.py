@@ -1,9 +1,21 @@
-"""A user's LightningModule as a task: the Trainer runs it as it is."""
+"""A user's LightningModule as a task: the Trainer runs it as it is.
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+The module's own step turns a batch into the core's arguments. `record` runs it up to that call.
+"""
 
+import inspect
+import os
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.core.optimizer import _configure_optimizers
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -11,18 +23,23 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
+from torch.utils._pytree import tree_leaves
 
+from lathe.compression.modes import uncompiled
 from lathe.compression.structure import structure_of
 from lathe.config.validation import validated
-from lathe.errors import UserError, require
-from lathe.tasks.base import Task
+from lathe.data.transfer import stand_in
+from lathe.errors import UserError, is_user_file, require, user_location
+from lathe.measure.calls import Call, unknown
+from lathe.tasks.base import Task, gather_logs, gather_objects, restore_logs
 from lathe.tasks.checkpoint_types import name_of, print_left_out
-from lathe.tasks.core import ExampleRecorder, core_of, find_core
-from lathe.tasks.metric_sync import gather_logs, restore_logs, synchronise_module
-from lathe.tasks.scheduler import KEY, check_lengths, make_optimizers
+from lathe.tasks.core import EXAMPLE, core_name, core_of, find_core, record_calls
+from lathe.tasks.scheduler import KEY, NEVER, make_optimizers
 
 GRADIENTS = "gradients"  # in a checkpoint of a module with manual optimization, by the names of their parameters
+# methods of a module that do nothing while a call is recorded
+SILENT = ("log", "log_dict", "manual_backward", "toggle_optimizer", "untoggle_optimizer", "clip_gradients")
 
 
 class LightningTask(Task):
@@ -54,18 +71,21 @@ class LightningTask(Task):
         example: str | None = None,
     ) -> None:
         super().__init__(net, optimizer, scheduler)
-        module = check_module(net)
-        if is_overridden("configure_model", module):
-            module.configure_model()  # Lightning calls it again, which does nothing by its contract
-        lazy = next((name for name, value in module.named_parameters() if is_lazy(value)), None)
-        if lazy is not None:
-            raise UserError(
-                f"model.net: {lazy} of {name_of(module)} has no shape before the first batch: pass its size."
-            )
-        print_left_out(module, "model.net")
-        self.chosen, self.example = find_core(module, core), example
+        key = f"model.net: {name_of(net)}"
+        other = any(kind.__module__.startswith("pytorch_lightning.") for kind in type(net).__mro__)
+        require(not other, f"{key} derives from pytorch_lightning's LightningModule. Import lightning.pytorch.")
+        if not isinstance(net, LightningModule):
+            raise UserError(f"{key} is not a LightningModule. Choose another task, such as task=classification.")
+        require(not isinstance(net, Task), f"{key} is a task. Use task={{_target_: {name_of(net)}}}.")
+        require(is_overridden("training_step", net), f"{key} has no training_step.")
+        if is_overridden("configure_model", net):
+            net.configure_model()  # Lightning calls it again, which does nothing by its contract
+        lazy = next((name for name, value in net.named_parameters() if is_lazy(value)), None)
+        require(lazy is None, f"{key}: {lazy} has no shape before the first batch: pass its size.")
+        print_left_out(net, "model.net")
+        self.chosen, self.example = find_core(net, core), example
         self.named_core = core is not None
-        vars(module)["lathe_task"] = self  # not as a submodule
+        vars(net)["lathe_task"] = self  # not as a submodule
 
     @property
     def core(self) -> nn.Module:
@@ -106,10 +126,9 @@ class LightningTask(Task):
             self.driven.configure_optimizers = self._configure  # type: ignore[method-assign]
 
     def check_run(self, cfg: Mapping[str, Any]) -> None:
-        name = name_of(self.driven)
         require(
             not cfg["test"] or is_overridden("test_step", self.driven),
-            f"test=true: {name} has no test_step. Write one, or add test=false.",
+            f"test=true: {name_of(self.driven)} has no test_step. Write one, or add test=false.",
         )
 
     def _configure(self) -> Any:
@@ -124,10 +143,9 @@ class LightningTask(Task):
             return 1
 
     def own_callbacks(self) -> list[Callback]:
-        module = self.driven
-        log = LogCheckpoint([name for name, _ in module.named_parameters()])
-        found: list[Callback] = [log, ExampleRecorder()]
-        return found if module.automatic_optimization else [*found, GradientCheckpoint()]
+        names = [name for name, _ in self.driven.named_parameters()]
+        found: list[Callback] = [LogCheckpoint(names), ExampleRecorder()]
+        return found if self.driven.automatic_optimization else [*found, GradientCheckpoint()]
 
 
 class LogCheckpoint(Callback):
@@ -265,24 +283,219 @@ class GradientCheckpoint(Callback):
         self._hooks = []
 
 
-def check_module(net: Any) -> LightningModule:
-    """Return `net`, a LightningModule that can train.
+def check_lengths(trainer: Trainer) -> None:
+    """Raise UserError if the run is longer than torch's OneCycleLR, which raises after its last step."""
+    if not trainer.lightning_module.automatic_optimization:
+        return
+    for config in trainer.lr_scheduler_configs:
+        if not isinstance(config.scheduler, OneCycleLR):
+            continue
+        left = config.scheduler.total_steps - config.scheduler.last_epoch
+        if config.interval == "epoch":
+            end, done = trainer.max_epochs, trainer.current_epoch
+        else:
+            end, done = int(min(trainer.estimated_stepping_batches, NEVER)), trainer.global_step
+        if end is None or not 0 <= end < NEVER or (end - done) // config.frequency <= left:
+            continue
+        unit = "epochs" if config.interval == "epoch" else "steps"
+        raise UserError(
+            f"OneCycleLR ends after {left} more {unit}, and this run takes {end - done}. Use "
+            "total_steps=self.trainer.estimated_stepping_batches, or a shorter run."
+        )
+
+
+def synchronise_module(trainer: Trainer, module: LightningModule) -> None:
+    """Make ranks of a user's LightningModule agree: schedulers that wait for a metric step by rank 0's, since without
+    `sync_dist` each rank has its own; and `all_gather` refuses tensors of unequal shapes in evaluation, where ranks'
+    last batches may differ by one sample, instead of aborting in torch.
 
     Raises:
-        UserError: it is not one.
+        UserError: when ranks gather tensors of unequal shapes.
     """
-    name = name_of(net)
-    if any(kind.__module__.startswith("pytorch_lightning.") for kind in type(net).__mro__):
+    if trainer.world_size == 1 or "all_gather" in vars(module):
+        return
+    gather, step = module.all_gather, module.lr_scheduler_step
+
+    def checked_gather(data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        if group is None and not module.training:
+            own = [list(leaf.shape) for leaf in tree_leaves(data) if isinstance(leaf, Tensor)]
+            shapes = gather_objects(own, trainer)
+            if any(other != shapes[0] for other in shapes):
+                shown = "; ".join(f"rank {rank}: {shape}" for rank, shape in enumerate(shapes[:4]))
+                raise UserError(
+                    f"{type(module).__name__}.all_gather: tensors differ in shape between ranks ({shown}), as each "
+                    "sample is evaluated once. Reduce first, or use torchmetrics or self.log(..., sync_dist=True)."
+                )
+        return gather(data, group, sync_grads)
+
+    def synchronised_step(scheduler: Any, metric: Any) -> None:
+        step(scheduler, None if metric is None else trainer.strategy.broadcast(float(metric)))
+
+    module.all_gather = checked_gather  # type: ignore[method-assign]
+    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        module.lr_scheduler_step = synchronised_step  # type: ignore[method-assign]
+
+
+class _Recorded(BaseException):
+    """Ends a user's step at the call of the core; no `except Exception` of the step catches it."""
+
+
+def record(module: LightningModule, batches: Iterable[Any], split: str) -> list[Call]:
+    """Return the core's arguments in the module's step on each batch, as `lathe.tasks.core.record_calls` does."""
+    validates = split != "train" and is_overridden("validation_step", module)
+    step = module.validation_step if validates else module.training_step
+    with _outside_of_a_loop(module):
+        return [_record(module, step, batch, index) for index, batch in enumerate(batches)]
+
+
+def _record(module: LightningModule, step: Callable[..., Any], batch: Any, index: int) -> Call:
+    core, found, where = core_of(module), list[Call](), ""
+
+    def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        nonlocal where
+        found.append(Call(args, kwargs))
+        frame: Any = sys._getframe(1)
+        while frame is not None and not is_user_file(frame.f_code.co_filename):
+            frame = frame.f_back
+        where = f" ({frame.f_code.co_filename}:{frame.f_lineno})" if frame is not None else ""
+        raise _Recorded
+
+    handle = core.register_forward_pre_hook(keep, prepend=True, with_kwargs=True)
+    place = f"{type(module).__name__}.{step.__name__}"
+    names = list(inspect.signature(step).parameters)
+    takes = 2 if any(name.startswith("*") for name in names) else max(len(names), 1)
+    try:
+        step(*[batch, index, 0][:takes])  # batch, batch_idx and dataloader_idx
+    except _Recorded:
+        pass
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160]
         raise UserError(
-            f"model.net: {name} derives from pytorch_lightning's LightningModule. Import lightning.pytorch instead."
-        )
-    if not isinstance(net, LightningModule):
+            f"model.core: {place} raises {type(error).__name__} before it calls the core{user_location(error)}: "
+            f"{reason}. Name a submodule that it calls earlier, or give model.example."
+        ) from error
+    finally:
+        handle.remove()
+    if not found:
+        lines = f"{inspect.getsourcefile(step)}:{inspect.getsourcelines(step)[1]}"
+        children = ", ".join(name for name, part in module.named_children() if any(True for _ in part.parameters()))
         raise UserError(
-            f"model.net: {name} is not a LightningModule, as task=lightning requires. Choose another task, such as "
-            "task=classification."
+            f"model.core={core_name(module) or 'null'}: {place} ({lines}) does not call {type(core).__name__} as a "
+            f"module. Name the submodule that it calls: {children}."
         )
-    if isinstance(net, Task):
-        raise UserError(f"model.net: {name} is a task. Use task={{_target_: {name}}}.")
-    if not is_overridden("training_step", net):
-        raise UserError(f"model.net: {name} has no training_step.")
-    return net
+    bad = unknown([list(found[0].args), found[0].kwargs])
+    require(
+        bad is None,
+        f"model.core: {place} passes a {name_of(bad)} to the core{where}. Name a submodule that takes tensors and "
+        "plain values.",
+    )
+    return found[0].map(torch.Tensor.detach)
+
+
+class _Idle:
+    """An optimizer that makes no step."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def _outside_of_a_loop(module: LightningModule) -> Iterator[None]:
+    """Let steps of `module` run in eval mode, without gradients, logs and updates; restore modes and random states."""
+    idle: list[_Idle] = []
+
+    def optimizers(*_: Any, **__: Any) -> Any:
+        if not idle:
+            made = module.trainer.optimizers or _configure_optimizers(cast(Any, module.configure_optimizers()))[0]
+            idle.extend(map(_Idle, made))
+        return idle[0] if len(idle) == 1 else idle
+
+    before, modes = dict(vars(module)), [(part, part.training) for part in module.modules()]
+    devices = sorted({p.device.index for p in module.parameters() if p.device.type == "cuda"})
+    replaced: dict[str, Any] = dict.fromkeys(SILENT, lambda *_, **__: None) | {"optimizers": optimizers}
+    python, numpy, without = random.getstate(), np.random.get_state(), module._trainer is None
+    with torch.random.fork_rng(devices=devices), torch.no_grad(), uncompiled(module):
+        if without:
+            module.trainer = stand_in()
+        vars(module).update(replaced)
+        module.eval()
+        try:
+            yield
+        finally:
+            for name in replaced:
+                vars(module).pop(name, None)
+                if name in before:
+                    vars(module)[name] = before[name]
+            if without:
+                module.trainer = None
+            for part, training in modes:
+                part.training = training
+            random.setstate(python)
+            np.random.set_state(numpy)
+
+
+class ExampleRecorder(Callback):
+    """Write the arguments of the core's first call to `example.pt` in the run directory, for export, predict and serve.
+
+    The call is that of a step of the run itself: nothing runs twice. A compiled core gets no hook, which would be
+    compiled too; there the first batch is recorded.
+    """
+
+    def __init__(self) -> None:
+        self._hook: Any = None
+        self._records = False
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._watch(trainer, pl_module)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._watch(trainer, pl_module)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._records:
+            self._records = False
+            with suppress(UserError):  # export records a call, or says why it can't
+                self._write(record_calls(pl_module, [batch], split="train")[0], trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._remove()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+        self._hook = None
+
+    def _watch(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        core = core_of(pl_module)
+        if not trainer.is_global_zero or self._hook is not None or Path(trainer.default_root_dir, EXAMPLE).exists():
+            return
+        if core._compiled_call_impl is not None:
+            self._records = True
+            return
+
+        def write(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if "forward" not in vars(core):  # DDP calls the whole module with a step in the place of its forward
+                self._remove()
+                if unknown([list(args), kwargs]) is None:
+                    self._write(Call(args, kwargs), trainer)
+
+        self._hook = core.register_forward_pre_hook(write, with_kwargs=True)
+
+    @staticmethod
+    def _write(call: Call, trainer: Trainer) -> None:
+        path = Path(trainer.default_root_dir, EXAMPLE)
+        part = path.with_name(f".{EXAMPLE}.{os.getpid()}")
+        call.save(part)
+        part.replace(path)

@@ -14,7 +14,7 @@ from lathe.config.types import Name, NonNegative, SomeNames
 from lathe.config.validation import validated
 from lathe.data.order import IGNORE
 from lathe.errors import ArgumentError, UserError
-from lathe.tasks.metric_sums import stacked
+from lathe.tasks.base import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 
@@ -49,18 +49,8 @@ class MultiLabelTask(SupervisedTask):
         self._pos_weight = None if pos_weight is None else torch.tensor(list(pos_weight))
 
     def check_outputs(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
-        """Compare logits and weights with the number of labels.
-
-        Raises:
-            UserError: they do not fit `num_classes`.
-        """
-        wanted = facts.get("num_classes")
+        super().check_outputs(outputs, facts)
         found = None if outputs is None else outputs.shape[-1]
-        if isinstance(wanted, int) and found is not None and found != wanted:
-            raise UserError(
-                f"data.num_classes={wanted}, but the net returns {found} logits: leave model.net.num_classes to follow "
-                "the data."
-            )
         if self._pos_weight is not None and found is not None and len(self._pos_weight) != found:
             raise UserError(
                 f"task.pos_weight: expected a weight for each of the net's {found} logits, got {len(self._pos_weight)}."
@@ -70,11 +60,6 @@ class MultiLabelTask(SupervisedTask):
         return ((torch.arange(rows)[:, None] + torch.arange(width)) % 2).float()
 
     def cast_for_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return logits in float32 at least.
-
-        Raises:
-            UserError: their shape differs from the targets'.
-        """
         if outputs.shape != targets.shape:
             raise UserError(
                 f"The net returns {list(outputs.shape)} for labels {list(targets.shape)}: expected [batch, labels]."

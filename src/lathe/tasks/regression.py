@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lathe.config.types import Name, SomeNames
 from lathe.config.validation import validated
 from lathe.errors import UserError
-from lathe.tasks.metric_sums import stacked
+from lathe.tasks.base import stacked
 from lathe.tasks.supervised import SupervisedTask
 
 
@@ -51,15 +51,10 @@ class RegressionTask(SupervisedTask):
         return ([*sums, "mse"] if rooted and "mse" not in sums else sums), (("rmse",) if rooted else ())
 
     def dummy_targets(self, rows: int, width: int) -> Tensor:
-        values = torch.linspace(-1, 1, rows * width).view(rows, width)
-        return values.squeeze(1)
+        return torch.linspace(-1, 1, rows * width).view(rows, width).squeeze(1)
 
     def cast_for_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Outputs in the shape of the targets, in float32 at least.
-
-        Raises:
-            UserError: they have another.
-        """
+        """Return outputs in the shape of the targets, in float32 at least."""
         outputs = super().cast_for_loss(outputs, targets)
         if outputs.shape != targets.shape:
             if outputs.dim() != targets.dim() + 1 or outputs.shape != (*targets.shape, 1):

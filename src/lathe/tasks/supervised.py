@@ -14,9 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.compression.modes import evaluated
 from lathe.errors import UserError
-from lathe.nets.init import apply_init
 from lathe.tasks.base import Task
-from lathe.tasks.loss import OwnLoss
 
 MAX_ROWS = 2048  # of a trial batch
 
@@ -52,15 +50,20 @@ class SupervisedTask(Task):
         metrics: Any = None,
     ) -> None:
         super().__init__(net, optimizer, scheduler)
-        apply_init(net, init)
-        self._loss = None if loss is None else OwnLoss(loss)
+        self._loss: Any = None  # an `OwnLoss`
         self._named: list[str] | None = None  # sums that `metrics` asks for
-        if metrics is not None:
-            self._choose(metrics)
+        if init is not None:
+            from lathe.nets.init import apply_init
 
-    def _choose(self, metrics: Any) -> None:
-        from lathe.tasks.torchmetrics_adapter import Meters, chosen  # most runs take the task's own
+            apply_init(net, init)
+        if loss is None and metrics is None:
+            return
+        from lathe.tasks.loss_and_metrics import Meters, OwnLoss, chosen  # most runs take the task's own
 
+        if loss is not None:
+            self._loss = OwnLoss(loss)
+        if metrics is None:
+            return
         sums, objects = chosen(metrics, self.known)
         self._named, self.computed = self.sums_of(sums)
         self.metrics = ("loss", *self._named)
@@ -69,7 +72,8 @@ class SupervisedTask(Task):
         ways = {name: metric.higher_is_better for name, metric in objects.items()}
         self.minimised = (*self.minimised, *(name for name, higher in ways.items() if higher is False))
         self.undirected = tuple(name for name, higher in ways.items() if higher is None)
-        self.monitor = monitored(self.monitor, self.reported)
+        if self.monitor.partition("/")[2] not in self.reported:
+            self.monitor = f"val/{[*self.reported[1:], 'loss'][0]}"
 
     def sums_of(self, names: list[str]) -> tuple[list[str], tuple[str, ...]]:
         """Return the sums that these of `known` need, and the metrics computed from their means."""
@@ -89,7 +93,10 @@ class SupervisedTask(Task):
         Raises:
             UserError: they do not fit.
         """
-        outputs = self._dry_forward(facts)
+        sizes, outputs = _image_size(facts), None
+        with suppress(Exception), evaluated(self.net):  # a net for other images: the first batch raises
+            outputs = self.net(torch.zeros(1, *sizes)) if sizes else None
+        outputs = outputs if isinstance(outputs, Tensor) else None
         self.check_outputs(outputs, facts)
         width = facts.get("num_classes") if outputs is None else outputs.shape[-1]
         if self.meters is not None and isinstance(width, int):
@@ -114,7 +121,7 @@ class SupervisedTask(Task):
         sizes = _image_size(facts)
         for mode in (False, True)[: 1 + train] if sizes and self.takes_pairs else ():
             answer: Any = torch.empty(0)
-            with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():  # as in `_answer`
+            with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():  # the first batch raises
                 answer = copy.deepcopy(self.net).train(mode)(torch.zeros(2, *sizes))
             if not isinstance(answer, Tensor):
                 hook = functools.partial(logits_of, classes=facts.get("num_classes"))
@@ -122,19 +129,14 @@ class SupervisedTask(Task):
                 self.net.register_forward_hook(hook)
                 return
 
-    def _dry_forward(self, facts: Mapping[str, Any]) -> Any:
-        sizes = _image_size(facts)
-        if not sizes:
-            return None
-        try:
-            with evaluated(self.net):
-                answer = self.net(torch.zeros(1, *sizes))
-        except Exception:
-            return None  # a net for other images or another device: the first batch raises
-        return answer if isinstance(answer, Tensor) else None
-
     def check_outputs(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
         """Raise UserError if the outputs of one image do not fit what the data declares."""
+        classes, found = facts.get("num_classes"), None if outputs is None else outputs.shape[-1]
+        if self.predicts != "values" and isinstance(classes, int) and found not in (None, classes):
+            raise UserError(
+                f"data.num_classes={classes}, but the net returns {found} logits: leave model.net.num_classes to "
+                "follow the data."
+            )
 
     def dummy_targets(self, rows: int, width: int) -> Tensor:
         """Return targets like the data's, for outputs [rows, width]."""
@@ -147,10 +149,6 @@ class SupervisedTask(Task):
     def counted(self, targets: Tensor) -> Tensor | None:
         """Return the rows that count, and do not only fill up a batch: bool [batch]; None for all."""
         return None
-
-    def scored(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return predictions and targets of the counted rows, for torchmetrics."""
-        raise NotImplementedError
 
     def _counting(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         rows = None if self.training else self.counted(targets)
@@ -175,8 +173,8 @@ class SupervisedTask(Task):
 
 
 def _image_size(facts: Mapping[str, Any]) -> list[int]:
-    sizes = [facts.get(name) for name in ("channels", "image_size", "image_size")]
-    return [size for size in sizes if isinstance(size, int)] if all(isinstance(size, int) for size in sizes) else []
+    sizes: list[Any] = [facts.get(name) for name in ("channels", "image_size", "image_size")]
+    return sizes if all(isinstance(size, int) for size in sizes) else []
 
 
 def logits_of(net: nn.Module, args: Any, outputs: Any, classes: Any = None) -> Tensor:
@@ -195,8 +193,3 @@ def logits_of(net: nn.Module, args: Any, outputs: Any, classes: Any = None) -> T
             f"model.net: {type(net).__name__} returns a {type(outputs).__name__}. Return logits, or a dict with logits."
         )
     return found
-
-
-def monitored(own: str, reported: tuple[str, ...]) -> str:
-    """Return the task's own monitor if it is reported, else the first metric after the loss, or the loss."""
-    return own if own.partition("/")[2] in reported else f"val/{[*reported[1:], 'loss'][0]}"

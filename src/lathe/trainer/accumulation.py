@@ -7,7 +7,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from lightning.pytorch.loops.optimization.automatic import ClosureResult, _AutomaticOptimization
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from lightning.pytorch.utilities.data import _extract_batch_size
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -45,16 +44,13 @@ class AccumulationWindow:
     def create(cls, loop: Any) -> "AccumulationWindow | None":
         """Return None where each step is one batch of equal size on all replicas."""
         trainer = loop.trainer
-        module, several = trainer.lightning_module, trainer.accumulate_grad_batches > 1
-        if hasattr(module, "step_counts"):
-            module.step_counts = None
-        uneven = not getattr(trainer.train_dataloader, "even", False)
+        several, uneven = trainer.accumulate_grad_batches > 1, not getattr(trainer.train_dataloader, "even", False)
         if several and uneven and isinstance(trainer.strategy, DeepSpeedStrategy):
             rank_zero_warn(
                 "strategy=deepspeed: accumulated batches count equally. Use strategy=fsdp if they are uneven."
             )
         uneven = uneven and trainer.world_size > 1
-        return cls(loop, uneven) if module.automatic_optimization and (several or uneven) else None
+        return cls(loop, uneven) if several or uneven else None
 
     def weigh(self, loss: Tensor | None, batch: Any) -> Tensor | None:
         """Return the batch's part of the step's loss, right before its backward pass.
@@ -84,11 +80,16 @@ class AccumulationWindow:
 
     def _count(self, batch: Any) -> Tensor:
         counts = getattr(self.module, "step_counts", None)
-        if not counts:
-            return torch.full_like(self.weight, _batch_length(batch))
-        count: Tensor = torch.stack(counts).sum(dtype=self.dtype)
-        counts.clear()
-        return count
+        if counts:
+            count: Tensor = torch.stack(counts).sum(dtype=self.dtype)
+            counts.clear()
+            return count
+        try:
+            lengths = {length for length in _extract_batch_size(batch) if length is not None}
+        except RecursionError:
+            lengths = set()
+        # where tensors differ in length, batches count equally
+        return torch.full_like(self.weight, lengths.pop() if len(lengths) == 1 else 1)
 
     def mean_wait(self) -> float:
         """Return the mean seconds since the last call that a sum over replicas took, mostly waiting for a slower rank.
@@ -128,39 +129,5 @@ class AccumulationWindow:
             torch._foreach_mul_(gradients, scale.to(device))
 
 
-class Optimization(_AutomaticOptimization):
-    """Lightning's optimization, with the loss weighted by `AccumulationWindow` and the compiled step of a task."""
-
-    def run(self, optimizer: Any, batch_idx: int, kwargs: Any) -> Any:
-        module, step = self.trainer.lightning_module, self.optim_progress.optimizer.step
-        compiled = vars(module).get("whole_step")
-        if compiled is None:
-            return super().run(optimizer, batch_idx, kwargs)
-        if not self.trainer.global_step:  # the optimizer makes its state in an eager step
-            with torch.compiler.set_stance("force_eager"):
-                return super().run(optimizer, batch_idx, kwargs)
-        step.increment_ready()
-        outputs = {"loss": compiled(kwargs["batch"])}
-        self.optim_progress.optimizer.zero_grad.increment_by(1)
-        step.increment_completed()
-        return outputs
-
-    def _training_step(self, kwargs: Any) -> ClosureResult:
-        result: ClosureResult = super()._training_step(kwargs)
-        window = self.trainer.fit_loop.epoch_loop.window  # type: ignore[attr-defined]
-        if window is not None:
-            result.closure_loss = window.weigh(result.closure_loss, kwargs["batch"])
-        return result
-
-
 def _positive(count: Tensor) -> Tensor:
     return count.clamp(min=1e-6)  # a window without a counted sample has gradient 0
-
-
-def _batch_length(batch: Any) -> int:
-    """Return the number of samples; 1 where tensors differ in length, so that batches count equally."""
-    try:
-        lengths = {length for length in _extract_batch_size(batch) if length is not None}
-    except RecursionError:
-        return 1
-    return lengths.pop() if len(lengths) == 1 else 1

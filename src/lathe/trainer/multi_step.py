@@ -9,11 +9,9 @@ after the group. Every other step is Lightning's own.
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule
 from lightning.pytorch.callbacks import DeviceStatsMonitor, LearningRateMonitor
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
@@ -30,7 +28,6 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from lathe.data.steps import steps_before
 from lathe.data.transfer import HOOKS as TRANSFER_HOOKS
 from lathe.optim.short import short_schedule, short_step, short_zero_grad
-from lathe.tasks.module_protocol import foreign_hook
 
 # hooks that `every_step` may name
 EVERY_STEP = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step", "on_train_batch_end")
@@ -47,17 +44,6 @@ PRECISION_STEP = ("pre_backward", "backward", "post_backward", "optimizer_step",
 Limit = Callable[[Any], float]
 
 
-@dataclass
-class Part:
-    """What a callback or the module declares; the functions of a row are None where it can't defer one."""
-
-    limit: Limit
-    can_defer: Callable[[Any], bool] | None = None
-    row_at_start: Callable[[Any], dict[str, Any] | None] | None = None
-    row: Callable[[Any], dict[str, Any] | None] | None = None
-    complete: Callable[[Any], None] | None = None
-
-
 class MultiStep:
     """Makes groups of steps of an epoch."""
 
@@ -66,7 +52,7 @@ class MultiStep:
         self.loop, self.fetcher, self.trainer, self.module = loop, fetcher, trainer, trainer.lightning_module
         self.stopped = False  # whether the last group ended because a stop was requested
         self._step_seconds = MAX_SECONDS / 2
-        self._parts: list[Part] = []
+        self._limits: list[tuple[Limit, Any]] = []  # with the callback or module if it can defer a row, else None
         self._rows: list[tuple[int, dict[str, Any]]] = []  # deferred, with their steps
         self._observers: list[Callable[..., None]] = []
         self._hooks: dict[str, list[Callable[..., Any]]] = {name: [] for name in EVERY_STEP}
@@ -111,23 +97,29 @@ class MultiStep:
         if not module.standard_step or any(name in vars(module) for name in STEP_METHODS):
             _report_single_steps(f"{type(module).__name__}.training_step", type(module))
             return False
-        if (hook := foreign_hook(module)) is not None:
+        if (hook := module.own_hook()) is not None:
             _report_single_steps(hook, hook)
             return False
         own = [name for name in HOOKS if _overrides(module, name, LightningModule)]
-        parts = [(one, names) for one in trainer.callbacks if (names := _overridden(one))]
-        for part, names in [*parts, (module, own)]:
-            limit = declared_limit(part, names)
+        parts = [
+            (one, [name for name in HOOKS if _overrides(one, name, Callback) and callable(getattr(one, name))])
+            for one in trainer.callbacks
+        ]
+        for part, names in [*(part for part in parts if part[1]), (module, own)]:
+            every_step = getattr(part, "every_step", ())
+            others = set(names).difference(every_step)
+            limit: Limit | None = _until_logged if type(part) in LOGGED_STEPS_ONLY else None
+            if limit is None and set(every_step) <= set(EVERY_STEP) and _declares(part, "skippable_steps", others):
+                limit = part.skippable_steps
             if limit is None:
                 stated = getattr(part, "skippable_steps", part) is None
                 if not stated and not type(part).__module__.startswith("lightning."):  # not for a user to change
                     _report_single_steps(f"{type(part).__name__}.{names[0]}", type(part))
                 return False
-            functions = ("can_defer_log", "deferred_row_at_start", "deferred_row", "complete_deferred_rows")
             # Several processes would have to reduce their metrics at the same steps.
             defers = trainer.world_size == 1 and _declares(part, "can_defer_log", ["skippable_steps"])
-            self._parts.append(Part(limit, *(getattr(part, name, None) for name in functions if defers)))
-            for name in getattr(part, "every_step", ()):
+            self._limits.append((limit, part if defers else None))
+            for name in every_step:
                 self._hooks[name].append(getattr(part, name))
             if (observer := getattr(part, "on_skipped_steps", None)) is not None:
                 self._observers.append(observer)
@@ -150,7 +142,7 @@ class MultiStep:
             self._write_rows()
         return done
 
-    def _next_group(self, most: float, seconds: float) -> tuple[int, list[Part]]:
+    def _next_group(self, most: float, seconds: float) -> tuple[int, list[Any]]:
         """Return how many of the next `most` steps can be grouped within `seconds`, and who logs the last of them."""
         fetcher, loop = self.fetcher, self.loop
         most = min(most, MAX_STEPS, fetcher.length - fetcher.fetched - 1)
@@ -159,10 +151,10 @@ class MultiStep:
         most = min(most, max(1, int(seconds / self._step_seconds)))
         if loop.max_steps >= 0:
             most = min(most, loop.max_steps - loop.global_step - 1)
-        until_row, logging = math.inf, list[Part]()
-        for part in self._parts:
-            skips = part.limit(self.trainer)
-            if part.can_defer is None or not part.can_defer(self.trainer):
+        until_row, logging = math.inf, list[Any]()
+        for limit, part in self._limits:
+            skips = limit(self.trainer)
+            if part is None or not part.can_defer_log(self.trainer):
                 most = min(most, skips)
             elif skips < until_row:
                 until_row, logging = skips, [part]
@@ -172,7 +164,7 @@ class MultiStep:
             return int(until_row) + 1, logging
         return max(0, int(most)), []
 
-    def _run_group(self, count: int, logging: list[Part]) -> int:
+    def _run_group(self, count: int, logging: list[Any]) -> int:
         """Make `count` steps and return how many were made; `logging` defer a row of the last one."""
         trainer, module, optimizer = self.trainer, self.module, self.optimizer
         signals, compiled, window = trainer._signal_connector, vars(module).get("whole_step"), self.loop.window
@@ -195,7 +187,7 @@ class MultiStep:
                 for hook in start:
                     hook(trainer, module, batch, index)
                 if done + 1 == count:
-                    self._add_rows(trainer.global_step + 1, (part.row_at_start for part in logging))
+                    self._add_rows(trainer.global_step + 1, logging, "deferred_row_at_start")
                 stepped.total.ready += 1
                 stepped.current.ready += 1
                 if compiled is not None:
@@ -210,7 +202,13 @@ class MultiStep:
                     loss.backward()
                     for hook in before_step:
                         hook(trainer, module, optimizer)
-                    self._clip()
+                    if trainer.gradient_clip_val:
+                        self.precision._clip_gradients(
+                            module,
+                            optimizer,
+                            trainer.gradient_clip_val,
+                            gradient_clip_algorithm=trainer.gradient_clip_algorithm,
+                        )
                     update()
                 stepped.total.completed += 1
                 stepped.current.completed += 1
@@ -230,7 +228,7 @@ class MultiStep:
         for observer in self._observers:
             observer(trainer, module, batches, waited)
         if done == count:
-            self._add_rows(trainer.global_step, (part.row for part in logging))
+            self._add_rows(trainer.global_step, logging, "deferred_row")
         return done
 
     def _next_batch(self) -> Any:
@@ -244,16 +242,13 @@ class MultiStep:
         self.iterator._idx += 1
         fetcher.fetched += 1
         fetcher.done = fetcher.fetched >= fetcher.length
-        if self.transfers or not _is_on(batch, self.strategy.root_device):
+        parts = batch if type(batch) in (tuple, list) else (batch,)
+        device = self.strategy.root_device
+        if self.transfers or not all(type(part) is Tensor and part.device == device for part in parts):
             batch = self.precision.convert_input(batch)
             batch = self.module._on_before_batch_transfer(batch, dataloader_idx=0)
             batch = call._call_strategy_hook(self.trainer, "batch_to_device", batch, dataloader_idx=0)
         return batch
-
-    def _clip(self) -> None:
-        value, how = self.trainer.gradient_clip_val, self.trainer.gradient_clip_algorithm
-        if value:
-            self.precision._clip_gradients(self.module, self.optimizer, value, gradient_clip_algorithm=how)
 
     def _step_schedules(self, index: int) -> None:
         progress = self.loop.scheduler_progress
@@ -280,8 +275,8 @@ class MultiStep:
             zeroed.started += done
             zeroed.completed += done
 
-    def _add_rows(self, step: int, functions: Iterable[Any]) -> None:
-        rows = (function(self.trainer) for function in functions if function is not None)
+    def _add_rows(self, step: int, parts: list[Any], function: str) -> None:
+        rows = [getattr(part, function)(self.trainer) for part in parts if hasattr(part, function)]
         self._rows += [(step, row) for row in rows if row is not None]
 
     def _write_rows(self) -> None:
@@ -289,9 +284,9 @@ class MultiStep:
         if not self._rows:
             return
         rows, self._rows = self._rows, []
-        for part in self._parts:
-            if part.complete is not None:
-                part.complete(self.trainer)
+        for _, part in self._limits:
+            if hasattr(part, "complete_deferred_rows"):
+                part.complete_deferred_rows(self.trainer)
         by_step = dict[int, dict[str, Any]]()
         for step, row in rows:
             by_step.setdefault(step, {}).update(row)
@@ -306,15 +301,8 @@ def ranks_agree_on_stops(trainer: Any) -> bool:
     return any(getattr(callback, "stops_all", False) for callback in trainer.callbacks)
 
 
-def declared_limit(part: Any, hooks: Iterable[str]) -> Limit | None:
-    """Return `part.skippable_steps` if it speaks for these overridden hooks; None if every step needs them."""
-    if type(part) in LOGGED_STEPS_ONLY:
-        return lambda trainer: steps_before(trainer, trainer.log_every_n_steps)
-    every_step = getattr(part, "every_step", ())
-    if set(every_step) <= set(EVERY_STEP) and _declares(part, "skippable_steps", set(hooks).difference(every_step)):
-        limit: Limit = part.skippable_steps
-        return limit
-    return None
+def _until_logged(trainer: Any) -> float:
+    return steps_before(trainer, trainer.log_every_n_steps)
 
 
 def _declares(part: Any, name: str, others: Iterable[str]) -> bool:
@@ -332,16 +320,6 @@ def _declares(part: Any, name: str, others: Iterable[str]) -> bool:
 
 def _overrides(owner: Any, name: str, base: type) -> bool:
     return name in vars(owner) or getattr(type(owner), name) is not getattr(base, name)
-
-
-def _overridden(callback: Any) -> list[str]:
-    return [name for name in HOOKS if _overrides(callback, name, Callback) and callable(getattr(callback, name))]
-
-
-def _is_on(batch: Any, device: torch.device) -> bool:
-    """Return whether the batch is tensors on the device and nothing else."""
-    parts = batch if type(batch) in (tuple, list) else (batch,)
-    return all(type(part) is Tensor and part.device == device for part in parts)
 
 
 def _has_one_sized_loader(fetcher: _DataFetcher) -> bool:

@@ -78,15 +78,21 @@ class PlateauResume:
     steps are owed and the metrics for them, and the resumed run takes them first.
     """
 
-    def __init__(self, loop: Any) -> None:
+    def __init__(self, loop: Any, state: dict[str, Any] | None) -> None:
+        """Begin with the `state` of a checkpoint, and take the steps of an epoch that the run does not end again."""
         self.loop, self.trainer = loop, loop.trainer
-        self.restore(None)
+        self._restored = state is not None  # whether the checkpoint has all this
+        state = state or {"owed": [], "epoch": -1, "values": {}, "stepped": {}}
+        self._owed: list[int] = list(state["owed"])  # indices of the schedulers with a step to take
+        self._values: dict[str, float] = dict(state["values"])  # metrics for the owed steps
+        # epoch, or epoch and batch, of each scheduler's last step
+        self._stepped: dict[int, list[int]] = dict(state["stepped"])
+        if self.trainer.current_epoch > state["epoch"]:
+            self.step_owed()
 
-    def state(self) -> dict[str, Any] | None:
-        """Return what a checkpoint holds; None without such a scheduler."""
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint holds."""
         configs = self._configs()
-        if not configs:
-            return None
         values = {config.monitor: self.value(config.monitor) for config in configs.values()}
         return {
             "owed": [index for index, config in configs.items() if index in self._owed or self._is_due(index, config)],
@@ -94,16 +100,6 @@ class PlateauResume:
             "values": {name: float(value) for name, value in values.items() if value is not None},
             "stepped": dict(self._stepped),
         }
-
-    def restore(self, state: dict[str, Any] | None) -> None:
-        """Load what `state` returned."""
-        self._restored = state is not None  # whether the checkpoint has all this
-        state = state or {"owed": [], "epoch": -1, "values": {}, "stepped": {}}
-        self._owed: list[int] = list(state["owed"])  # indices of the schedulers with a step to take
-        self._epoch: int = state["epoch"]  # of the checkpoint
-        self._values: dict[str, float] = dict(state["values"])  # metrics for the owed steps
-        # epoch, or epoch and batch, of each scheduler's last step
-        self._stepped: dict[int, list[int]] = dict(state["stepped"])
 
     def value(self, monitor: str) -> Any:
         """Return a metric as reported last, by this process or before the checkpoint; None if it never was."""
@@ -122,11 +118,6 @@ class PlateauResume:
                 self._stepped[index] = self._place(interval)
                 self._owed = [owed for owed in self._owed if owed != index]
 
-    def begin_epoch(self) -> None:
-        """Take the steps of an epoch that a resumed run does not end again."""
-        if self.trainer.current_epoch > self._epoch:
-            self.step_owed()
-
     def step_owed(self) -> None:
         """Take the owed steps, before the next batch, but for those whose metric the checkpoint did not know either."""
         owed, self._owed = self._owed, []
@@ -138,8 +129,7 @@ class PlateauResume:
                 self.loop.scheduler_progress.increment_completed()
 
     def _configs(self) -> dict[int, Any]:
-        configs = self.trainer.lr_scheduler_configs if self.trainer.lightning_module.automatic_optimization else []
-        return {index: config for index, config in enumerate(configs) if config.reduce_on_plateau}
+        return {index: one for index, one in enumerate(self.trainer.lr_scheduler_configs) if one.reduce_on_plateau}
 
     def _place(self, interval: str) -> list[int]:
         epoch = self.trainer.current_epoch

@@ -1,24 +1,23 @@
 """Lightning's Trainer with loops of our own: several optimizer steps per call, exact logging and exact resume."""
 
-from functools import cached_property
 from math import inf
 from typing import Any, Literal
 
 import lightning.pytorch
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.loops import _FitLoop, _Loop
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.loops.optimization.automatic import ClosureResult, _AutomaticOptimization
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from lathe.errors import UserError, require
-from lathe.trainer.accumulation import AccumulationWindow, Optimization
 from lathe.trainer.log_connector import LogConnector, LoggedResults
 from lathe.trainer.multi_step import MultiStep, has_plain_step, ranks_agree_on_stops
-from lathe.trainer.schedule_resume import PlateauResume
 
 # settings of the Trainer that a callback may change for the rest of the run
 SETTINGS = (
@@ -91,8 +90,9 @@ class FitLoop(_FitLoop):
 
     def on_run_start(self) -> None:
         super().on_run_start()
-        module = self.trainer.lightning_module
+        module, loop = self.trainer.lightning_module, self.epoch_loop
         call_train_overrides(module)
+        loop.plateaus = None
         self._at_start = self._state()
         changes, self._changes = self._changes or {}, None
         for name, value in changes.get("trainer", {}).items():
@@ -101,7 +101,11 @@ class FitLoop(_FitLoop):
             parameter.requires_grad_(changes.get("requires_grad", {}).get(name, parameter.requires_grad))
         for name, part in module.named_modules():
             part.training = changes.get("training", {}).get(name, part.training)
-        self.epoch_loop.plateaus.begin_epoch()
+        if module.automatic_optimization and any(one.reduce_on_plateau for one in self.trainer.lr_scheduler_configs):
+            from lathe.trainer.schedule_resume import PlateauResume  # for a user's LightningModule
+
+            loop.plateaus = PlateauResume(loop, loop.plateau_state)
+        loop.plateau_state = None
 
     def advance(self) -> None:
         """Train on an epoch; ask a loader without a batch again, as some reset only when read beyond their end.
@@ -167,7 +171,9 @@ class EpochLoop(_TrainingEpochLoop):
     ) -> None:
         super().__init__(trainer, min_steps, max_steps)
         self.steps_per_call = steps_per_call
-        self.window: AccumulationWindow | None = None
+        self.window: Any = None  # an `AccumulationWindow`
+        self.plateaus: Any = None  # a `PlateauResume`
+        self.plateau_state: dict[str, Any] | None = None  # of a checkpoint
         self.automatic_optimization = Optimization(trainer)
         self.val_loop = EvaluationLoop(
             trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=False
@@ -175,11 +181,6 @@ class EpochLoop(_TrainingEpochLoop):
         self._results = LoggedResults(training=True)
         self._steps: MultiStep | None = None
         self._warned = False
-
-    @cached_property
-    def plateaus(self) -> PlateauResume:
-        """Steps that schedulers with a metric still have to take after a resume."""
-        return PlateauResume(self)
 
     @property
     def in_batch(self) -> bool:
@@ -214,7 +215,8 @@ class EpochLoop(_TrainingEpochLoop):
                 f"a step, so steps have at most {batches}."
             )
         self._warned = True
-        compiled = vars(trainer.lightning_module).get("whole_step")
+        module = trainer.lightning_module
+        compiled = vars(module).get("whole_step")
         if compiled is not None:
             require(
                 has_plain_step(trainer) and accumulate == 1,
@@ -222,14 +224,20 @@ class EpochLoop(_TrainingEpochLoop):
                 "call. Use compile.scope=net.",
             )
             compiled.bind(trainer)
-        self.window = AccumulationWindow.create(self)
+        self.window = None
+        if hasattr(module, "step_counts"):
+            module.step_counts = None
+        if module.automatic_optimization and (accumulate > 1 or trainer.world_size > 1):
+            from lathe.trainer.accumulation import AccumulationWindow
+
+            self.window = AccumulationWindow.create(self)
         self._steps = MultiStep.create(self, data_fetcher)
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
         """Make groups of steps where no hook needs them, then the step after which Lightning has something to do."""
         resumed = self._restarting or self._loaded_from_state_dict or self._resuming_from_checkpoint
         repeats = self.val_loop.restarted_mid_evaluation or self.restarted_on_last  # only ends the last batch again
-        if not (self._restarting and repeats and self._should_check_val_fx(data_fetcher)):
+        if self.plateaus is not None and not (self._restarting and repeats and self._should_check_val_fx(data_fetcher)):
             self.plateaus.step_owed()
         if self._steps is not None and not resumed:
             self._steps.run_groups(self._batches_left() - 1)
@@ -245,25 +253,24 @@ class EpochLoop(_TrainingEpochLoop):
         super().on_advance_end(data_fetcher)
         fit_loop: Any = self.trainer.fit_loop
         fit_loop.forget_early_stop()
-        if fit_loop._restarting and self.plateaus.can_step_at_epoch_end():
+        if fit_loop._restarting and self.plateaus is not None and self.plateaus.can_step_at_epoch_end():
             fit_loop._restarting = False  # while it is True, Lightning steps no plateau at the epoch's end
 
     def _update_learning_rates(self, interval: str, update_plateau_schedulers: bool) -> None:
         super()._update_learning_rates(interval, update_plateau_schedulers)
-        if update_plateau_schedulers:
+        if update_plateau_schedulers and self.plateaus is not None:
             self.plateaus.note_stepped(interval)
 
     def _get_monitor_value(self, key: str) -> Any:
-        return self.plateaus.value(key)
+        return super()._get_monitor_value(key) if self.plateaus is None else self.plateaus.value(key)
 
     def on_save_checkpoint(self) -> dict[str, Any]:
         state: dict[str, Any] = super().on_save_checkpoint()
-        plateaus = self.plateaus.state()
-        return state if plateaus is None else {**state, "plateaus": plateaus}
+        return state if self.plateaus is None else {**state, "plateaus": self.plateaus.state()}
 
     def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
         super().on_load_checkpoint(state_dict)
-        self.plateaus.restore(state_dict.get("plateaus"))
+        self.plateau_state = state_dict.get("plateaus")
 
     def _batches_left(self) -> float:
         """Count the batches to the next validation inside the epoch, or to the next return to Lightning."""
@@ -280,6 +287,31 @@ class EpochLoop(_TrainingEpochLoop):
             return most
         done = self.total_batch_idx if trainer.check_val_every_n_epoch is None else self.batch_idx
         return min(most, every - (done + 1) % every)
+
+
+class Optimization(_AutomaticOptimization):
+    """Lightning's optimization, with the loss weighted by `AccumulationWindow` and the compiled step of a task."""
+
+    def run(self, optimizer: Any, batch_idx: int, kwargs: Any) -> Any:
+        module, step = self.trainer.lightning_module, self.optim_progress.optimizer.step
+        compiled = vars(module).get("whole_step")
+        if compiled is None:
+            return super().run(optimizer, batch_idx, kwargs)
+        if not self.trainer.global_step:  # the optimizer makes its state in an eager step
+            with torch.compiler.set_stance("force_eager"):
+                return super().run(optimizer, batch_idx, kwargs)
+        step.increment_ready()
+        outputs = {"loss": compiled(kwargs["batch"])}
+        self.optim_progress.optimizer.zero_grad.increment_by(1)
+        step.increment_completed()
+        return outputs
+
+    def _training_step(self, kwargs: Any) -> ClosureResult:
+        result: ClosureResult = super()._training_step(kwargs)
+        window = self.trainer.fit_loop.epoch_loop.window  # type: ignore[attr-defined]
+        if window is not None:
+            result.closure_loss = window.weigh(result.closure_loss, kwargs["batch"])
+        return result
 
 
 class EvaluationLoop(_EvaluationLoop):

@@ -23,7 +23,6 @@ from lathe.callbacks.ownership import is_users
 from lathe.data.base import ExactDataModule
 from lathe.errors import UserError, require
 from lathe.tasks.checkpoint_types import check_checkpoint, readable_hyper_parameters, without_numpy
-from lathe.trainer.schedule_resume import replan
 
 # no options, or options that don't change the result of a step
 SAME_STEP = ("params", "name", "fused", "foreach", "capturable", "differentiable")
@@ -62,22 +61,27 @@ class CheckpointRestore(_CheckpointConnector):
         super().restore_datamodule()
 
     def restore_optimizers(self) -> None:
-        if self._loaded_checkpoint:
-            states, own = self._loaded_checkpoint["optimizer_states"], self.trainer.optimizers
-            self._check_count("optimizer_states", len(states), len(own))
-            for optimizer, state in zip(own, states, strict=True):
-                fresh = optimizer.state_dict()
-                for group, saved in zip(fresh.get("param_groups", ()), state["param_groups"], strict=False):
-                    if "name" in group:  # plain Lightning has none, and optimizers may use it
-                        saved.setdefault("name", group["name"])
+        if not self._loaded_checkpoint:
+            return
+        states, own = self._loaded_checkpoint["optimizer_states"], self.trainer.optimizers
+        self._check_count("optimizer_states", len(states), len(own))
+        for optimizer, state in zip(own, states, strict=True):
+            fresh = optimizer.state_dict()
+            for group, saved in zip(fresh.get("param_groups", ()), state["param_groups"], strict=False):
+                if "name" in group:  # plain Lightning has none, and optimizers may use it
+                    saved.setdefault("name", group["name"])
+            if not self._is_own():
                 self._warn_other_options(fresh, state)
         super().restore_optimizers()
 
     def restore_lr_schedulers(self) -> None:
+        if not self._loaded_checkpoint:
+            return
+        from lathe.trainer.schedule_resume import replan
+
         configs = self.trainer.lr_scheduler_configs
         fresh = [config.scheduler.state_dict() for config in configs]
-        if self._loaded_checkpoint:
-            self._check_count("lr_schedulers", len(self._loaded_checkpoint["lr_schedulers"]), len(configs))
+        self._check_count("lr_schedulers", len(self._loaded_checkpoint["lr_schedulers"]), len(configs))
         super().restore_lr_schedulers()
         for config, state in zip(configs, fresh, strict=True):
             lengths = replan(config.scheduler, state)
@@ -95,8 +99,6 @@ class CheckpointRestore(_CheckpointConnector):
 
     def _warn_other_options(self, own: dict[str, Any], saved: dict[str, Any]) -> None:
         """Warn about options of the optimizer in which another run's checkpoint replaces those of config.yaml."""
-        if self._is_own():
-            return
         changed: dict[str, str] = {}
         for mine, theirs in zip(own.get("param_groups", ()), saved["param_groups"], strict=False):
             for name, value in mine.items():
@@ -140,11 +142,8 @@ def data_changes(datamodule: Any, checkpoint: dict[str, Any]) -> str | None:
         return None  # another class may save something else under that name
     before, now = saved.get("sizes") or {}, getattr(datamodule, "sizes", None) or {}
     found = [f"{name} {before[name]} -> {now[name]}" for name in now if before.get(name, now[name]) != now[name]]
-    found += (
-        [f"data.seed {saved['seed']} -> {datamodule.seed}"]
-        if saved.get("seed", datamodule.seed) != datamodule.seed
-        else []
-    )
+    if saved.get("seed", datamodule.seed) != datamodule.seed:
+        found.append(f"data.seed {saved['seed']} -> {datamodule.seed}")
     return ", ".join(found) or None
 
 

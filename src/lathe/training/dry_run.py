@@ -13,7 +13,7 @@ from lathe.callbacks import FrozenStatistics
 from lathe.errors import require
 from lathe.runs.build import make_data, make_task
 from lathe.tasks import Task
-from lathe.training.checks import check_loaders, explain_lightning_errors
+from lathe.training.run_start import check_loaders, explain_lightning_errors
 from lathe.training.trainer_setup import configure_logging, make_trainer, prepare_model, to_double
 from lathe.training.weight_loading import initialise
 

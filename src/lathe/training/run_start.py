@@ -1,29 +1,91 @@
-"""The beginning of training, and its end by Ctrl-C or a signal with the command that resumes the run."""
+"""The beginning of training: checks before it, Lightning's errors under our keys, and an end by Ctrl-C or a signal."""
 
+import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.utilities.exceptions import SIGTERMException
+import lightning
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lathe import loggers
+from lathe import data, loggers
 from lathe.callbacks import Preemption
+from lathe.callbacks.ownership import is_users
 from lathe.config.compression_plan import methods
 from lathe.config.resolve import flatten
-from lathe.errors import Stopped
+from lathe.config.schema import with_keys
+from lathe.data.base import ExactDataModule
+from lathe.errors import Stopped, UserError, did_you_mean, require
 from lathe.loggers import CSVLogger, main_facts, run_facts
 from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir, point_latest
 from lathe.training.trainer_setup import OWN_CHECKPOINTS, describe_device
 
+COUNTS = ("parameters", "best_step", "epochs", "steps", "seed", "devices", "seconds")
+LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 SAME_PRESS_S = 1.0  # seconds within which a second Ctrl-C counts as the first
+
+
+def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule, module: LightningModule) -> None:
+    """Raise UserError before training if a loader is missing, which Lightning notices when it needs it, or not read."""
+    is_ours = isinstance(datamodule, ExactDataModule)
+    owner = module if not is_ours and isinstance(datamodule, data.ModuleDataModule) else datamodule
+    name = f"data: {type(owner).__name__} has no"
+    require(is_overridden("train_dataloader", owner), f"{name} train_dataloader: write one.")
+    require(
+        not cfg["test"] or is_overridden("test_dataloader", owner),
+        f"{name} test_dataloader: write one, or add test=false.",
+    )
+    unread = [hook for hook in LOADERS if owner is not module and is_overridden(hook, module)]
+    require(
+        not unread,
+        f"data: {type(module).__name__}.{unread[0] if unread else ''} is not used. Add data=module, or move it to a "
+        "LightningDataModule, data={_target_: mine.Data}.",
+    )
+
+
+def check_metric_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -> None:
+    """Compare the monitors and the objective with the metrics that the task declares and the run adds.
+
+    A user's task or callback may log any name. Early stopping then looks for it after the first validation.
+    """
+    declared: list[str] = list(getattr(task, "metric_names", []))
+    any_name = getattr(task, "logs_more", True) or any(map(is_users, callbacks))
+    for callback in callbacks:
+        if isinstance(monitor := getattr(callback, "monitor", None), str):
+            kind = type(callback).__name__
+            nodes = {name: node for name, node in cfg["callbacks"].items() if isinstance(node, dict)}
+            same = [name for name, node in nodes.items() if str(node.get("_target_")).rpartition(".")[2] == kind]
+            same.sort(key=lambda name: nodes[name].get("monitor") != monitor)
+            key = f"callbacks.{same[0] if same else kind}.monitor={monitor}"
+            known = [name for name in declared if not name.startswith("test/")]
+            require(not monitor.startswith("test/"), f"{key}: the test split is evaluated after training; monitor val.")
+            is_known = any_name or monitor in known
+            require(is_known, f"{key}: the task reports no such metric; {did_you_mean(monitor, known)}")
+            waits = isinstance(callback, EarlyStopping) and not callback._check_on_train_epoch_end
+            require(
+                not waits or cfg["trainer"]["limit_val_batches"] != 0,
+                f"{key} is looked at after a validation, and trainer.limit_val_batches=0 leaves them out: drop one.",
+            )
+    objective = cfg["objective"]
+    if objective is None:
+        return
+    needs_test = not cfg["test"] and objective.startswith("test/")
+    require(not needs_test, f"objective={objective} needs the test that test=false leaves out.")
+    added = [name for one in callbacks if hasattr(one, "result_names") for name in one.result_names(task)]
+    known = [*declared, *COUNTS, *added]
+    of_method = objective.partition("/")[0] in methods(cfg.get("compression") or {})  # its reports depend on the net
+    is_known = any_name or of_method or objective in known
+    require(is_known, f"objective={objective}: the run reports no such metric; {did_you_mean(objective, known)}")
 
 
 class RunStart(Callback):
@@ -131,3 +193,24 @@ def _follows_interrupt(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__context__
     return error is not None
+
+
+@contextmanager
+def explain_lightning_errors(trainer: Trainer, has_begun: Callable[[], bool]) -> Iterator[None]:
+    """Raise UserError if Lightning refuses the run: before training has begun, or when it verifies a component."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError, AttributeError, MisconfigurationException) as error:
+        if str(error).startswith("Early stopping conditioned on metric"):
+            raise UserError(f"callbacks.early_stopping: {' '.join(str(error).split())}") from error
+        frames = traceback.extract_tb(error.__traceback__)
+        verifies = frames[-1].name.startswith("_verify_")
+        if frames[-1].name == "__getattr__":  # of a module: its caller asked for a missing attribute
+            frames.pop()
+        theirs = bool(frames) and Path(frames[-1].filename).is_relative_to(Path(lightning.__file__).parent)
+        if (has_begun() and not verifies) or not theirs:
+            raise
+        message = with_keys(str(error))
+        if getattr(trainer, "overfit_batches", 0):  # from which Lightning sets these limits
+            message = re.sub(r"trainer\.limit_(?:train|val)_batches", "trainer.overfit_batches", message)
+        raise UserError(f"Lightning refuses this run: {message}") from error

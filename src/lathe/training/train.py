@@ -7,28 +7,35 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningDataModule, seed_everything
-from lightning.pytorch.callbacks import Callback, EarlyStopping, Timer
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-import lathe.loggers
-from lathe.callbacks import TrialReport, WallTime, skip_empty_hooks
-from lathe.compression import Compression
+from lathe.callbacks import WallTime, skip_empty_hooks
 from lathe.compression.structure import apply_structure
 from lathe.config.resolve import flatten
-from lathe.loggers import CSVLogger, ended_on_error, run_log
+from lathe.loggers import ended_on_error, run_log
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint
-from lathe.runs.instantiate import locate
 from lathe.runs.rundir import RunDir
 from lathe.tasks import Task
 from lathe.trainer import Trainer
-from lathe.training import summary
-from lathe.training.callbacks_and_loggers import make_callbacks, make_loggers, trial_report
-from lathe.training.checks import check_loaders, check_metric_names, explain_lightning_errors
-from lathe.training.final_evaluation import add_objective, evaluate_best
-from lathe.training.run_start import RunStart, interruptible
-from lathe.training.trainer_setup import configure_logging, make_trainer, prepare_model, to_double
+from lathe.training.final_evaluation import add_objective, evaluate_best, report_result
+from lathe.training.run_start import (
+    RunStart,
+    check_loaders,
+    check_metric_names,
+    explain_lightning_errors,
+    interruptible,
+)
+from lathe.training.trainer_setup import (
+    configure_logging,
+    make_callbacks,
+    make_loggers,
+    make_trainer,
+    prepare_model,
+    to_double,
+    trial_report,
+)
 
 
 def train(cfg: dict[str, Any]) -> dict[str, Any]:
@@ -64,7 +71,10 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
             with explain_lightning_errors(trainer, lambda: start.begun):
                 trainer.fit(task.driven, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
             start.on_train_start(trainer, task.driven)  # not called in a run of no steps
-            return finalize(cfg, run, trainer, task, data, callbacks, loggers, parameters, wall_time)
+            result = {"parameters": parameters, **evaluate_best(cfg, run, trainer, task, data, callbacks)}
+            result = add_objective(cfg, {**result, "seconds": wall_time.seconds})
+            report_result(cfg, run, trainer, result, callbacks, loggers)
+            return result
 
 
 def load_last(run: RunDir, task: Task) -> dict[str, Any] | None:
@@ -103,69 +113,3 @@ def warn_no_checkpoints(cfg: dict[str, Any], trainer: Trainer) -> None:
             "No checkpoint callback: this run can't be resumed or evaluated. "
             f"callbacks=[default,{','.join(names)}] keeps one."
         )
-
-
-def warn_no_steps(callbacks: list[Callback], trainer: Trainer) -> None:
-    """Warn about compression methods that had no optimizer step to act on."""
-    if trainer.global_step > 0:
-        return
-    names = [type(one).__name__ for one in callbacks if isinstance(one, Compression) and not one.ready(trainer)]
-    if names:
-        rank_zero_warn(f"compression: no optimizer step was made, so {' and '.join(names)} had nothing to do.")
-
-
-def end_reason(cfg: dict[str, Any], trainer: Trainer) -> str:
-    """Return why training ended before its last epoch, such as `stopped by early_stopping at epoch 3 of 8`, or ""."""
-    step, last = trainer.global_step, trainer.max_epochs
-    done: int = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
-    if step == 0 or done == last:
-        return ""
-    at = f"at epoch {done}" + (f" of {last}" if last not in (None, -1) else "")
-    if step == trainer.max_steps:
-        return f"trainer.max_steps={step} reached {at}"
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
-        is_early = isinstance(callback, EarlyStopping) and callback.stopping_reason_message is not None
-        if is_early and callback.stopped_epoch == done - 1:
-            names = [name for name, node in cfg["callbacks"].items() if locate(node) is type(callback)]
-            return f"stopped by {names[0] if names else type(callback).__name__} {at}"
-        remaining = callback.time_remaining() if isinstance(callback, Timer) else None
-        if remaining is not None and remaining <= 0:
-            return f"trainer.max_time={cfg['trainer']['max_time']} reached {at}"
-    return f"stopped {at}"
-
-
-def finalize(
-    cfg: dict[str, Any],
-    run: RunDir,
-    trainer: Trainer,
-    task: Task,
-    data: LightningDataModule,
-    callbacks: list[Callback],
-    loggers: list[Logger],
-    parameters: int,
-    wall_time: WallTime,
-) -> dict[str, Any]:
-    """Test the best checkpoint, log and write the result, print the summary, and measure the receipt."""
-    warn_no_steps(callbacks, trainer)
-    ended = end_reason(cfg, trainer)
-    pruned = next((one.pruned for one in callbacks if isinstance(one, TrialReport)), None)
-    if pruned is not None:  # a run that its search has ended is not tested
-        cfg = {**cfg, "test": False}
-    result = {"parameters": parameters, **evaluate_best(cfg, run, trainer, task, data, callbacks)}
-    result |= {"seconds": wall_time.seconds} if pruned is None else {"seconds": wall_time.seconds, "pruned": pruned}
-    result = add_objective(cfg, result)
-    pages = [page for callback in callbacks if (page := getattr(callback, "page", None)) is not None]
-    for logger in (one for one in loggers if not isinstance(one, CSVLogger)):  # the run directory has it all
-        for page in pages:
-            lathe.loggers.log_page(logger, page)
-        lathe.loggers.log_result(logger, result, run.best)
-    if trainer.is_global_zero:
-        run.finish(result)
-        summary.print_summary(result, run, ended=ended)
-        is_compressed = any(isinstance(callback, Compression) for callback in callbacks)
-        if is_compressed and pruned is None and cfg["compression"]["receipt"] != "none":
-            from lathe.training.compression_finalize import write_receipt
-
-            write_receipt(run, cfg)
-        summary.print_next(run, summary.proposals(run, cfg, result))
-    return result

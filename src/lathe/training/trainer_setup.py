@@ -1,31 +1,44 @@
-"""Builds the Trainer of a resolved configuration, and prepares the net for it."""
+"""Builds callbacks, compression methods, loggers and the Trainer of a configuration, and prepares the net for it."""
 
+import inspect
 import logging
 import os
 import re
 import warnings
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
-from lightning.pytorch.callbacks import Callback, ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    LearningRateFinder,
+    ModelPruning,
+    ModelSummary,
+    ProgressBar,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 from torch import nn
 
+import lathe.callbacks
 from lathe import strategies
-from lathe.callbacks import AtomicCheckpointIO
+from lathe.callbacks import AtomicCheckpointIO, ExactResume, TrialReport
 from lathe.compression import Compression
-from lathe.config.compression_plan import methods
+from lathe.config.compression_plan import methods, windows
+from lathe.config.schema import canonical
 from lathe.data.transfer import tell_no_effect
-from lathe.errors import UserError, under
+from lathe.errors import UserError, require, under
 from lathe.runs.checkpoints import read_checkpoint
-from lathe.runs.instantiate import instantiate, instantiate_as
+from lathe.runs.instantiate import instantiate, instantiate_as, locate
 from lathe.tasks import Task
 from lathe.trainer import Trainer
 from lathe.training.checkpoint_restore import CheckpointRestore
@@ -41,6 +54,20 @@ LATHE_TRAINER_KEYS = (
     "fused_optimizer",
 )
 OWN_CHECKPOINTS = "checkpoints/own"  # of a user's ModelCheckpoint, whose last.ckpt must not replace the run's
+
+
+# Lightning's callbacks that don't work in a run, and what does
+REFUSED: dict[type[Callback], str] = {
+    LearningRateFinder: "it trains inside the run with settings of its own: use scripts/lr_find.py",
+    BatchSizeFinder: "it trains inside the run with settings of its own: use scripts/batch_find.py",
+    StochasticWeightAveraging: "it averages after the last checkpoint is written: use callbacks=[default,ema]",
+}
+# keys of `trainer` for callbacks, which Lightning would add itself where one was left out
+TRAINER_SWITCHES: dict[str, tuple[str, type]] = {
+    "checkpoint": ("enable_checkpointing", CheckpointBase),
+    "progress_bar": ("enable_progress_bar", ProgressBar),
+    "model_summary": ("enable_model_summary", ModelSummary),
+}
 
 
 class _Printer(logging.Handler):
@@ -66,6 +93,119 @@ def configure_logging() -> None:
         warnings.filterwarnings("ignore", message=message)
 
 
+def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
+    """Build the callbacks that every run needs, the compression methods, and those of `callbacks`."""
+    trainer = cfg["trainer"]
+    skipped = {name for name, (switch, _) in TRAINER_SWITCHES.items() if not trainer[switch]}
+    if trainer["fast_dev_run"]:
+        skipped.add("checkpoint")
+    nodes = {name: node for name, node in cfg["callbacks"].items() if node is not None and name not in skipped}
+    built: dict[str, Callback] = {}
+    seen: dict[str, str] = {}  # by place in a checkpoint
+    for name, node in nodes.items():
+        node = _with_metric(name, node, nodes.get("checkpoint"), task)
+        built[name] = instantiate_as(node, f"callbacks.{name}", Callback)
+        for kind, reason in REFUSED.items():
+            require(not isinstance(built[name], kind), f"callbacks.{name}: {kind.__name__}: {reason}.")
+        if isinstance(built[name], ModelPruning):
+            rank_zero_warn(f"callbacks.{name}: ModelPruning saves no masks. Use compression=prune.")
+        place = "a progress bar" if isinstance(built[name], ProgressBar) else built[name].state_key
+        other = seen.setdefault(place, name)
+        require(other == name, f"callbacks.{other} and callbacks.{name} are both {place}: leave one of them out.")
+    frozen = [lathe.callbacks.FrozenStatistics()] if cfg.get("freeze") else []
+    return [ExactResume(cfg["seed"]), *task.own_callbacks(), *frozen, *make_methods(cfg), *built.values()]
+
+
+def _with_metric(name: str, node: Any, checkpoint: Any, task: Task) -> Any:
+    """Return a callback's node with a metric for `monitor: auto`, and its direction for `mode: auto`.
+
+    The metric is that of the checkpoint callback, if it names one, else the task's.
+    """
+    if not isinstance(node, dict):
+        return node
+    monitor, mode = node.get("monitor"), node.get("mode")
+    if monitor == "auto":
+        is_named = isinstance(checkpoint, dict) and checkpoint.get("monitor") not in ("auto", None)
+        monitor = checkpoint["monitor"] if is_named else _task_monitor(name, node, task)
+        mode = checkpoint.get("mode", "auto") if is_named and mode == "auto" else mode
+        node = {**node, "monitor": monitor}
+    if mode == "auto":
+        metric = str(monitor).rpartition("/")[2]
+        is_known = monitor is None or monitor in task.metric_names or not task.logs_more
+        require(
+            is_known and metric not in task.undirected,
+            f"callbacks.{name}.mode=auto: nothing says whether a higher {monitor} is better: set callbacks.{name}.mode "
+            "to max or min.",
+        )
+        mode = "min" if metric in task.minimised else "max"
+    return node if mode is None else {**node, "mode": mode}
+
+
+def _task_monitor(name: str, node: dict[str, Any], task: Task) -> str | None:
+    """Return the task's metric; None for the checkpoint callback of a task that declares no metrics."""
+    if task.monitor:
+        return task.monitor
+    start = f"callbacks.{name}.monitor=auto: {type(task.driven).__name__} declares no metrics"
+    is_checkpoint = canonical(str(node.get("_target_"))) == "lathe.callbacks.Checkpoint"
+    require(is_checkpoint, f"{start}. Name one: callbacks.{name}.monitor=val_loss callbacks.{name}.mode=min.")
+    rank_zero_only(print)(f"{start}, so best.ckpt is the last epoch.")
+    return None
+
+
+def make_methods(cfg: dict[str, Any]) -> list[Compression]:
+    """Build the compression methods in their order, each with its window of the run."""
+    group = cfg.get("compression") or {}
+    shares = windows(group)
+    built: list[Compression] = []
+    for name, node in methods(group).items():
+        node = {key: value for key, value in node.items() if key != "kind"}
+        method: Compression = instantiate_as(node, f"compression.{name}", Compression)
+        method.window = shares[name]
+        if hasattr(method, "open_run"):
+            from lathe.runs.inference import open_core  # for teachers only
+
+            method.open_run = partial(open_core, key=f"compression.{name}.teacher")
+        built.append(method)
+    return built
+
+
+def make_loggers(cfg: dict[str, Any], run_dir: Path, start_step: int) -> list[Logger]:
+    """Build the loggers of `logger`, and last that of metrics.csv, which every run has.
+
+    `start_step` is the optimizer step at which this process begins. A task's `self.logger` is the first.
+    """
+    nodes = {name: node for name, node in cfg["logger"].items() if node is not None}
+    csv = nodes.pop("csv", {"_target_": "lathe.loggers.csv"})
+    loggers: list[Logger] = []
+    for name, node in [*nodes.items(), ("csv", csv)]:
+        kind = locate(node)
+        if not inspect.isclass(kind):
+            loggers.append(instantiate_as(node, f"logger.{name}", Logger, run_dir, start_step))
+            continue
+        takes_folder = "save_dir" in inspect.signature(kind).parameters
+        node = {"save_dir": str(run_dir), **node} if takes_folder else node
+        loggers.append(instantiate_as(node, f"logger.{name}", Logger))
+    return loggers
+
+
+def trial_report(cfg: dict[str, Any], task: Task, sweep: dict[str, Any] | None) -> TrialReport | None:
+    """Build the callback that reports validations to a search; None for a run that is not part of one.
+
+    `sweep` has the sweep's folder and the job's number.
+    """
+    if sweep is None or sweep.get("job") is None:
+        return None
+    from lathe.runs.optuna_study import trial_of
+
+    trial, _, options = trial_of(Path(sweep["folder"]), sweep["job"])
+    monitor = cfg["objective"] or cfg["callbacks"].get("checkpoint", {}).get("monitor")
+    monitor = task.monitor if monitor in (None, "auto") else monitor
+    compares_runs = options.get("pruner", "none") != "none" and options.get("repeats") is None
+    if not compares_runs or monitor is None:
+        return None
+    return TrialReport(trial if getattr(rank_zero_only, "rank", 0) == 0 else None, monitor)
+
+
 def make_trainer(
     cfg: dict[str, Any], directory: Path, callbacks: list[Callback], loggers: list[Logger] | None = None
 ) -> Trainer:
@@ -74,12 +214,7 @@ def make_trainer(
     device = device_type(options["accelerator"])
     if not options.get("gradient_clip_val") and options.get("gradient_clip_algorithm") == "norm":
         options["gradient_clip_algorithm"] = None  # Lightning refuses a module's own clipping with any other value
-    kinds = {
-        "enable_checkpointing": CheckpointBase,
-        "enable_progress_bar": ProgressBar,
-        "enable_model_summary": ModelSummary,
-    }
-    for key, kind in kinds.items():  # Lightning would add its own for a callback that was left out
+    for key, kind in TRAINER_SWITCHES.values():
         options[key] = any(isinstance(callback, kind) for callback in callbacks)
     if options.get("devices") == -1 and device == "cpu":
         options["devices"] = "auto"  # Lightning takes -1 for GPUs only

@@ -36,7 +36,17 @@ def initialise(cfg: dict[str, Any], task: Task) -> Path | None:
         path = open_run(path, "ckpt_path").checkpoint("best" if only_weights else "last")
     if not only_weights:
         state = read_checkpoint(path, "ckpt_path")
-        _check_trainer_state(cfg, state, path)
+        require("optimizer_states" in state, f"ckpt_path={path} holds only weights: use ckpt_mode=weights.")
+        require(
+            "ema" not in state or "ema" in cfg["callbacks"],
+            f"ckpt_path={path} holds averaged weights; ckpt_mode=trainer needs raw ones: add callbacks=[default,ema].",
+        )
+        early = [name for name, node in methods(cfg.get("compression") or {}).items() if node["kind"] == "quantization"]
+        require(
+            not early or "structure" in state,
+            f"ckpt_mode=trainer takes the optimizer of a net without compression={','.join(early)}. Use "
+            "ckpt_mode=weights.",
+        )
         apply_structure(task.core, state.get("structure", {}))
         return path
     state = read_weights(path, "ckpt_path")
@@ -84,20 +94,6 @@ def checkpoint_path(cfg: dict[str, Any]) -> Path:
     return path
 
 
-def _check_trainer_state(cfg: dict[str, Any], state: dict[str, Any], path: Path) -> None:
-    """Raise UserError if ckpt_mode=trainer can't continue from a checkpoint."""
-    require("optimizer_states" in state, f"ckpt_path={path} holds only weights: use ckpt_mode=weights.")
-    require(
-        "ema" not in state or "ema" in cfg["callbacks"],
-        f"ckpt_path={path} holds averaged weights, but ckpt_mode=trainer needs raw ones: add callbacks=[default,ema].",
-    )
-    early = [name for name, node in methods(cfg.get("compression") or {}).items() if node["kind"] == "quantization"]
-    require(
-        not early or "structure" in state,
-        f"ckpt_mode=trainer takes the optimizer of a net without compression={','.join(early)}: use ckpt_mode=weights.",
-    )
-
-
 def warn_lost_compression(cfg: dict[str, Any], net: nn.Module, key: str) -> None:
     """Warn if training would undo the compression of the initial net, which comes from `key`."""
     from lathe.compression.pruning.masks import zero_share
@@ -123,7 +119,16 @@ def read_weights(path: Path, key: str) -> dict[str, Any]:
     These are a .safetensors file, or a state dict that torch saved, at the top or under a name such as model.
     """
     if path.suffix == ".safetensors":
-        return {"state_dict": _read_safetensors(path, key)}
+        require(path.is_file(), f"{key}={path}: there is no such file.")
+        missing = uninstalled("export", "safetensors")
+        require(missing is None, f"{key}={path}: {missing}")
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return {"state_dict": dict(load_file(path))}
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UserError(f"{key}={path} can't be read as safetensors ({error}): take another.") from error
     if not path.is_file():
         return read_checkpoint(path, key)  # a sharded folder, or missing
     state = read_plain(path, key)
@@ -134,21 +139,8 @@ def read_weights(path: Path, key: str) -> dict[str, Any]:
     found = {name: value for name, value in weights.items() if isinstance(name, str) and plain_tensor(value)}
     require(bool(found), f"{key}={path} holds no weights: expected names with tensors, as net.state_dict() has them.")
     others = sorted(str(name) for name in weights.keys() - found.keys())
-    require(not others, f"{key}={path} holds {', '.join(others[:3])}, which is no tensor: expected a state dict.")
+    require(not others, f"{key}={path} holds {', '.join(others[:3])}, not a tensor: expected a state dict.")
     return {"state_dict": found}
-
-
-def _read_safetensors(path: Path, key: str) -> dict[str, Tensor]:
-    require(path.is_file(), f"{key}={path}: there is no such file.")
-    missing = uninstalled("export", "safetensors")
-    require(missing is None, f"{key}={path}: {missing}")
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return dict(load_file(path))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise UserError(f"{key}={path} can't be read as safetensors ({error}): take another.") from error
 
 
 def rename_weights(weights: Mapping[str, Tensor], table: Mapping[str, str | None], key: str) -> dict[str, Tensor]:
@@ -200,7 +192,7 @@ def load_pretrained(net: nn.Module, model: Mapping[str, Any]) -> list[str]:
     from lathe.nets.timm_nets import is_timm, take_timm_weights  # few runs need timm
 
     source, digest, channels = model["pretrained"], model.get("sha256"), model["net"].get("in_channels", 3)
-    key = f"model.pretrained={str(source).lower() if isinstance(source, bool) else source}"
+    key = f"model.pretrained={'true' if source is True else source}"
     require(
         is_timm(net),
         f"{key} is for model=timm, and {type(net).__name__} is none of timm's nets: use ckpt_path=<file> "

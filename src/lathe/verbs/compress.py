@@ -26,9 +26,8 @@ from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rerun_command import run_command
 from lathe.runs.rundir import RunDir
 from lathe.tasks.core import is_foreign
-from lathe.training import compression_finalize, summary
-from lathe.training.callbacks_and_loggers import make_methods
-from lathe.training.trainer_setup import configure_logging, make_trainer
+from lathe.training import compression_finalize, final_evaluation
+from lathe.training.trainer_setup import configure_logging, make_methods, make_trainer
 
 Metrics = dict[str, float]
 BATCHES = 15  # training batches for the new BatchNorm statistics
@@ -109,7 +108,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
         except BaseException:  # also a signal: the run itself is complete
             print(f"{run_command('scripts/receipt.py', 'run', run.path)} measures the receipt.", flush=True)
             raise
-    summary.print_next(run, summary.proposals_after_compress(run, run.config))
+    final_evaluation.print_next(run, final_evaluation.proposals_after_compress(run, run.config))
     return result
 
 

@@ -1,0 +1,340 @@
+"""A user's loss and torchmetrics in a task.
+
+A loss is a callable `(outputs, targets) -> scalar`, or several by name, whose sum is trained on. Of torchmetrics there
+is a clone per split, updated with every batch, read and reset at the end of an epoch.
+"""
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor, nn
+from torchmetrics import Metric
+from torchmetrics.aggregation import BaseAggregator
+
+from lathe.config.validation import validated
+from lathe.errors import ArgumentError, UserError, did_you_mean, user_location
+from lathe.tasks.base import SPLITS, gather_objects, load_metric_state, metric_state
+
+CALL_ERRORS = (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError)  # of wrong shapes and types
+PREFIXES = {"classes": "Multiclass", "labels": "Multilabel"}  # of torchmetrics, by what a task predicts
+
+
+class Weighted(nn.Module):
+    """`weight` times a loss, which is a callable `(outputs, targets) -> scalar`."""
+
+    @validated
+    def __init__(self, weight: float, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.weight, self.loss = weight, loss
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.weight * self.loss(outputs, targets)
+
+
+class OwnLoss:
+    """The terms of a loss, on the outputs' device and in their dtype. It is not a submodule of the task: what a loss
+    holds, such as class weights, comes from the configuration and not from a checkpoint.
+
+    Raises:
+        ArgumentError: a term is not callable, or has trainable parameters, which no optimizer would update.
+    """
+
+    def __init__(self, given: Any) -> None:
+        self.terms: dict[str, Any] = dict(given.items()) if isinstance(given, Mapping) else {"loss": given}
+        self._place: tuple[torch.device, torch.dtype] | None = None
+        self._checked = False
+        if not self.terms:
+            raise ArgumentError("loss={}: expected a loss, or several by name.")
+        for name, term in self.terms.items():
+            key = f"loss.{name}" if isinstance(given, Mapping) else "loss"
+            if not callable(term) or isinstance(term, type):
+                raise ArgumentError(
+                    f"{key}={named(term)}: expected a callable (outputs, targets) -> scalar, such as "
+                    "{_target_: torch.nn.CrossEntropyLoss}."
+                )
+            if isinstance(term, nn.Module) and any(p.requires_grad for p in term.parameters()):
+                raise ArgumentError(
+                    f"{key}={named(term)} has trainable parameters, which no optimizer updates: freeze them, or put "
+                    "them into the net."
+                )
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Return the terms, each 0-dim.
+
+        Raises:
+            UserError: one raises or does not return a scalar, or is not finite in the first call with a gradient.
+        """
+        self._move(outputs)
+        found = {name: self._term(name, outputs, targets) for name in self.terms}
+        if not self._checked and torch.is_grad_enabled():
+            self._checked = True
+            for name, value in found.items():
+                if not bool(torch.isfinite(value)):
+                    raise UserError(
+                        f"{self._key(name)} is {float(value)} at the first step, for outputs {shape(outputs)} from "
+                        f"{float(outputs.min()):.4g} to {float(outputs.max()):.4g}. Check the loss, the targets and "
+                        "the scale of the net's outputs."
+                    )
+        return found
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Try the terms on outputs like the net's and targets like the data's.
+
+        Raises:
+            UserError: one raises or does not return a scalar, or none depends on the outputs.
+        """
+        with torch.enable_grad():
+            outputs = outputs.detach().requires_grad_()
+            self._move(outputs)
+            found = {name: self._term(name, outputs, targets) for name in self.terms}
+        if not any(value.requires_grad for value in found.values()):
+            raise UserError(
+                f"{self._key(next(iter(found)))} has no gradient with respect to the outputs: compute it without "
+                "detach(), item() or argmax()."
+            )
+
+    def divided(self) -> list[str]:
+        """Return the names of losses whose mean depends on how samples are divided among batches."""
+        return [
+            type(part).__name__
+            for term in self.terms.values()
+            if isinstance(term, nn.Module)
+            for part in term.modules()
+            if isinstance(part, (nn.CrossEntropyLoss, nn.NLLLoss))
+            and part.weight is not None
+            and part.reduction == "mean"
+        ]
+
+    def _term(self, name: str, outputs: Tensor, targets: Tensor) -> Tensor:
+        try:
+            value = self.terms[name](outputs, targets)
+        except torch.OutOfMemoryError:
+            raise
+        except CALL_ERRORS as error:
+            given = f"outputs {shape(outputs)} and targets {shape(targets)}"
+            raise UserError(f"{self._key(name)} does not accept {given}: {_reason(error)}") from error
+        if not isinstance(value, Tensor) or value.dim():
+            raise UserError(f"{self._key(name)} returns {_what(value)}: expected a scalar, such as the mean.")
+        return value
+
+    def _key(self, name: str) -> str:
+        return f"task.loss{'' if name == 'loss' else f'.{name}'}={named(self.terms[name])}"
+
+    def _move(self, outputs: Tensor) -> None:
+        place = (outputs.device, outputs.dtype)
+        if place != self._place:
+            self._place = place
+            for term in self.terms.values():
+                if isinstance(term, nn.Module):
+                    term.to(*place)
+
+
+def chosen(given: Any, known: Sequence[str]) -> tuple[list[str], dict[str, Metric]]:
+    """Return what `metrics` asks for: names of `known`, and torchmetrics by name.
+
+    Raises:
+        ArgumentError: an unknown name, a name used twice, or an object that is not a torchmetric.
+    """
+    if isinstance(given, (str, Metric)) or not isinstance(given, (Mapping, Sequence)):
+        raise ArgumentError(f"metrics={named(given)}: expected a list of names and torchmetrics, or these by name.")
+
+    def default_name(item: Any) -> str:
+        """Return a metric's own name; that of MulticlassF1Score is f1_score."""
+        plain = re.sub(r"^(Binary|Multiclass|Multilabel)(?=.)", "", type(item).__name__)
+        snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", plain).lower()
+        return item if isinstance(item, str) else snake
+
+    pairs = given.items() if isinstance(given, Mapping) else ((default_name(item), item) for item in given)
+    sums: list[str] = []
+    objects: dict[str, Metric] = {}
+    for name, item in pairs:
+        if name in sums or name in objects or name == "loss":
+            raise ArgumentError(f"metrics: two are called {name}. Give names: task.metrics={{mine: ..., other: ...}}.")
+        if isinstance(item, str):
+            if item not in known:
+                raise ArgumentError(
+                    f"metrics={item}: the task has no such metric; {did_you_mean(item, known)}; use _target_ for a "
+                    "torchmetric."
+                )
+            if item != name:
+                raise ArgumentError(f"metrics.{name}={item}: the task's own metrics keep their names. Use {item}.")
+            sums.append(item)
+            continue
+        if not isinstance(item, Metric) or isinstance(item, BaseAggregator):
+            raise ArgumentError(
+                f"metrics.{name}={named(item)}: expected a torchmetric of predictions and targets, such as "
+                "torchmetrics.classification.MulticlassAUROC."
+            )
+        objects[name] = item
+    return sums, objects
+
+
+class Meters(nn.Module):
+    """Torchmetrics by name, a set for each split. They move with the task, keep their dtype, and add nothing to its
+    `state_dict`: a checkpoint keeps their states with the other metrics in progress, for each rank.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        super().__init__()
+        self.names = tuple(metrics)
+        # a metric of two classes takes the probability of the second
+        self._binary = [type(metric).__name__.startswith("Binary") for metric in metrics.values()]
+        for split in SPLITS:
+            clones = [metric.clone() for metric in metrics.values()]
+            for clone in clones:
+                clone.reset()
+                for module in clone.modules():
+                    module._non_persistent_buffers_set.update(module._buffers)
+                    if isinstance(module, Metric):
+                        module.persistent(False)
+                        module.sync_on_compute = False  # `_merge` does it
+            self.add_module(f"{split}_metrics", nn.ModuleList(clones))
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Meters":
+        device = fn(torch.empty(0, dtype=torch.int64)).device  # integers move and are never cast
+        for split in SPLITS:
+            for metric in self._of(split):
+                metric._apply(lambda tensor: tensor.to(device))
+        return self
+
+    def _of(self, split: str) -> Any:
+        return getattr(self, f"{split}_metrics")
+
+    def fresh(self) -> "Meters":
+        """Return the same metrics, reset, on the same device."""
+        return Meters(dict(zip(self.names, self._of("train"), strict=True)))
+
+    @torch.no_grad()
+    def update(self, split: str, predictions: Tensor, targets: Tensor) -> None:
+        """Add a batch, whose rows all count.
+
+        Raises:
+            UserError: a metric does not accept it.
+        """
+        if not len(targets):
+            return
+        for name, metric, binary in zip(self.names, self._of(split), self._binary, strict=True):
+            second = binary and predictions.dim() == 2 and predictions.shape[1] == 2 and targets.dim() == 1
+            given = predictions[:, 1] if second else predictions
+            try:
+                metric.update(given, targets)
+            except torch.OutOfMemoryError:
+                raise
+            except CALL_ERRORS as error:
+                raise UserError(
+                    f"task.metrics.{name}: {named(metric)} does not accept predictions {shape(given)} and targets "
+                    f"{shape(targets)}: {_reason(error)}"
+                ) from error
+
+    @torch.no_grad()
+    def take(self, split: str, trainer: Trainer | None = None) -> dict[str, float]:
+        """Return the metrics of a split over all processes, if it had samples, and reset them; a collective.
+
+        Raises:
+            UserError: a metric can't be computed, or is not a scalar.
+        """
+        metrics = self._of(split)
+        if trainer is not None and trainer.world_size > 1:
+            _merge(metrics, trainer)
+        found = {}
+        for name, metric in zip(self.names, metrics, strict=True):
+            if metric.update_count:
+                key = f"task.metrics.{name}: {named(metric)}"
+                try:
+                    value = metric.compute()
+                except CALL_ERRORS as error:
+                    raise UserError(f"{key} can't be computed: {_reason(error)}") from error
+                if not isinstance(value, Tensor) or value.numel() != 1:
+                    way = " (average=macro returns one)" if hasattr(metric, "average") else ""
+                    raise UserError(f"{key} returns {_what(value)}: expected a scalar{way}.")
+                found[name] = float(value)
+            metric.reset()
+        return found
+
+    def check_kinds(self, predicts: str, width: int) -> None:
+        """Raise UserError for a metric of another kind than the task's `width` classes or labels."""
+        prefix = PREFIXES.get(predicts)
+        if prefix is None:
+            return
+        for name, metric in zip(self.names, self._of("train"), strict=True):
+            kind = type(metric).__name__
+            given = next((one for one in ("Binary", *PREFIXES.values()) if kind.startswith(one)), prefix)
+            if given == prefix or (given == "Binary" and (predicts == "labels" or width == 2)):
+                continue
+            raise UserError(
+                f"task.metrics.{name}: {kind} does not fit {width} {predicts}. Use torchmetrics.classification."
+                f"{prefix}{kind.removeprefix(given)}."
+            )
+
+    def check(self, predictions: Tensor, targets: Tensor) -> None:
+        """Try the metrics on predictions and targets like the task's.
+
+        Raises:
+            UserError: one does not accept them, or does not return a scalar.
+        """
+        trial = self.fresh()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about these random samples
+            trial.update("val", predictions, targets)
+            trial.take("val")
+
+
+def _merge(metrics: Sequence[Metric], trainer: Trainer) -> None:
+    """Merge the states of all processes, in the order of ranks. Ranks that share a replica's samples (tensor
+    parallelism) count once, ranks without outputs (all stages of a pipeline but the last) do not count.
+    """
+    sharing = trainer.distributed_sampler_kwargs
+    replica = sharing["rank"] if sharing else trainer.global_rank
+    mine = [[metric_state(part) for part in _parts(metric)] for metric in metrics]
+    each = gather_objects((replica, mine), trainer)
+    for number, metric in enumerate(metrics):
+        rows: dict[int, list[dict[str, Any]]] = {}
+        for rank, states in each:
+            if states[number][0]["count"]:
+                rows.setdefault(rank, states[number])
+        for part, states in zip(_parts(metric), zip(*rows.values(), strict=True), strict=bool(rows)):
+            load_metric_state(part, states[0] if len(states) == 1 else _reduce_states(part, states))
+
+
+def _parts(metric: Metric) -> list[Metric]:
+    """Return a metric and the metrics inside it."""
+    return [module for module in metric.modules() if isinstance(module, Metric)]
+
+
+def _reduce_states(metric: Metric, states: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    reductions: dict[str, Any] = dict(metric._reductions)
+    for name, reduction in reductions.items():
+        found = [state["values"][name] for state in states]
+        if isinstance(found[0], list):
+            values[name] = [part for parts in found for part in parts]
+        else:
+            stacked = torch.stack(found)
+            values[name] = stacked if reduction is None else reduction(stacked)
+    return {"count": sum(state["count"] for state in states), "values": values}
+
+
+def named(part: Any) -> str:
+    """Return a loss or a metric as a user writes it."""
+    if isinstance(part, (str, int, float, type(None))):
+        return str(part)
+    part = getattr(part, "func", part)  # of a node with _partial_
+    kind = part if hasattr(part, "__name__") else type(part)
+    return str(kind.__name__)
+
+
+def shape(tensor: Tensor) -> str:
+    """Return a tensor's shape and dtype as text."""
+    return f"[{', '.join(map(str, tensor.shape))}] of {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def _what(value: Any) -> str:
+    return f"a tensor {shape(value)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _reason(error: Exception) -> str:
+    return f"{' '.join(str(error).split())[:300]}{user_location(error)}"
