@@ -2,8 +2,8 @@
 
 import csv
 import os
-import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -16,7 +16,6 @@ SPLIT_FOLDERS = {"training": "train", "valid": "val", "validation": "val", "test
     name: name for name in SPLITS
 }
 LISTS = (".txt", ".csv")  # suffixes of lists of files
-_IGNORED = "__MACOSX"  # left by an archive
 _NAME = {"type": "string", "minLength": 1}
 
 
@@ -98,10 +97,9 @@ def subfolders(folder: Path) -> list[str]:
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.name != _IGNORED and entry.is_dir()
-    except OSError:  # a link that leads to itself
-        return False
+    with suppress(OSError):  # a link that leads to itself
+        return entry.name != "__MACOSX" and entry.is_dir()  # left by an archive
+    return False
 
 
 def read_list(path: Path) -> tuple[tuple[str, str], ...]:
@@ -113,22 +111,28 @@ def read_list(path: Path) -> tuple[tuple[str, str], ...]:
     Raises:
         UserError: the list can't be read, or has a file twice or outside the folder.
     """
+    where = f"data.source: the list {path}"
+    require(not path.exists() or path.is_file(), f"{where} is no file: give one with a path on each line.")
     try:
         found = path.stat()
-    except OSError as error:
-        raise UserError(f"data.source: the list {path} can't be read ({error.strerror}): give one that can.") from error
-    require(stat.S_ISREG(found.st_mode), f"data.source: the list {path} is no file: give one with a path on each line.")
-    return _read_list(path, (found.st_mtime_ns, found.st_size))
+        return _read_list(path, where, (found.st_mtime_ns, found.st_size))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{where} can't be read ({error}): give one with a path on each line.") from error
 
 
 @lru_cache(maxsize=8)
-def _read_list(path: Path, _: tuple[int, int]) -> tuple[tuple[str, str], ...]:
-    where = f"data.source: the list {path}"
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = _rows(file, where) if path.suffix.lower() == ".csv" else [(line.strip("\r\n"), "") for line in file]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UserError(f"{where} can't be read ({error}): write a path on each line.") from error
+def _read_list(path: Path, where: str, _: tuple[int, int]) -> tuple[tuple[str, str], ...]:
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        if path.suffix.lower() == ".csv":
+            reader = csv.DictReader(file, skipinitialspace=True)
+            reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]
+            is_known = {"path"} <= set(columns) <= {"path", "label"}
+            require(is_known, f"{where} has the columns {', '.join(columns)}. Name them path, or path and label.")
+            rows = [(str(row["path"] or "").strip(), str(row.get("label") or "").strip()) for row in reader]
+            is_labelled = "label" not in columns or all(label for _, label in rows)
+            require(is_labelled, f"{where} has a line without a label: give each file one.")
+        else:
+            rows = [(line.strip("\r\n"), "") for line in file]
     files: dict[str, str] = {}
     for name, label in [row for row in rows if row[0].strip()]:
         place = PurePosixPath(name)
@@ -140,14 +144,3 @@ def _read_list(path: Path, _: tuple[int, int]) -> tuple[tuple[str, str], ...]:
         files[str(place)] = label
     require(bool(files), f"{where} has no files: write a path on each line.")
     return tuple(files.items())
-
-
-def _rows(file: Any, where: str) -> list[tuple[str, str]]:
-    reader = csv.DictReader(file, skipinitialspace=True)
-    reader.fieldnames = columns = [name.strip() for name in reader.fieldnames or ()]
-    is_known = {"path"} <= set(columns) <= {"path", "label"}
-    require(is_known, f"{where} has the columns {', '.join(columns)}. Name them path, or path and label.")
-    rows = [[str(row.get(column) or "").strip() for column in ("path", "label")] for row in reader]
-    is_labelled = "label" not in columns or all(label for _, label in rows)
-    require(is_labelled, f"{where} has a line without a label: give each file one.")
-    return [(name, label) for name, label in rows]

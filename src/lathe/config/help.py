@@ -61,9 +61,10 @@ def help_text(typed: Sequence[str] = ()) -> str:
     folder, verb = configuration_folder(), Path(sys.argv[0]).stem
     keys = [word for word in typed if "=" not in word and not word.startswith("-")]
     if folder is not None and keys:
-        from lathe.config.help_key import explain_keys  # it composes, which takes longer
+        from lathe.config.help_key import KeyHelp  # it composes, which takes longer
 
-        return explain_keys(folder, verb, keys, [word for word in typed if "=" in word])
+        page = KeyHelp(folder, verb, [word for word in typed if "=" in word])
+        return "\n\n".join(map(page.explain, keys))
     title = (sys.modules["__main__"].__doc__ or "").strip()
     if folder is None:
         return title

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
+from lathe.config.help_key import Entry, classes_by_key, comments, files_of, group_comments, read_entries
 from lathe.config.schema import (
     BUILDER,
     GLOBAL,
@@ -17,7 +18,6 @@ from lathe.config.schema import (
     training_commands,
 )
 from lathe.config.values import NODE, NULL, Json, expected, kinds, shown
-from lathe.config.yaml_comments import Entry, classes_by_key, comments, files_of, group_comments, read_entries
 
 NOTE = "<!-- Written by `python scripts/schema.py` from signatures and the comments in configs/. -->"
 # An example and the guide of each group.

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from lathe import files
 from lathe.errors import UserError, refuse, require
-from lathe.runs.run_discovery import read_jobs, subfolders
-from lathe.runs.run_status import seconds_since_write
+from lathe.runs.run_discovery import read_jobs, seconds_since_write, subfolders
 from lathe.runs.rundir import point_latest
 from lathe.verbs.runs.reader import Run, age_text, find_runs, many, printable, size_text
 

@@ -22,7 +22,7 @@ from lathe.config.override_parsing import key_of, short_names
 from lathe.config.resolve import flatten
 from lathe.config.values import shown
 from lathe.errors import UserError, collect_errors, did_you_mean, refuse, require
-from lathe.runs.run_status import STATES
+from lathe.runs.run_discovery import STATES
 from lathe.runs.rundir import open_run
 from lathe.verbs.runs import change
 from lathe.verbs.runs.reader import (
